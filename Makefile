@@ -1,0 +1,60 @@
+# Every target makes its own .venv where it must; each can be the first command ever typed here.
+# Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS.
+
+PYTHON ?= python3
+RANKS ?= 2
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: help bench bench-gpu test test-gpu abi sanitize lint format clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+bench: $(VENV)/.installed $(VENV)/.group-bench ## time pynccl beside torch.distributed (RANKS=2)
+	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)
+
+bench-gpu: $(VENV)/.installed $(VENV)/.group-bench ## the same on the GPUs of this machine
+	$(PY) -m benchmarks.collectives --ranks $(RANKS) --provider cuda $(ARGS)
+
+test: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need no GPU
+	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need a GPU
+	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+
+abi: $(VENV)/.group-abi ## hold csrc/abi against real nccl.h files and libraries
+	$(PY) tests/abi/run.py --cache $(VENV)/abi
+
+sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer and AddressSanitizer
+	$(PY) tests/stress/run.py
+
+lint: $(VENV)/.installed $(VENV)/.group-lint $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
+	$(VENV)/bin/mypy
+	$(VENV)/bin/stubtest pynccl._C
+
+format: $(VENV)/.group-lint ## rewrite the sources in the house style
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/clang-format -i $$(git ls-files '*.h' '*.cpp')
+
+clean: ## remove all that was built
+	rm -rf $(VENV) build dist benchmarks/out *.egg-info pynccl/lib pynccl/_C*.so
+
+$(VENV)/.created: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt --upgrade pip
+	@touch $@
+
+$(VENV)/.group-%: $(VENV)/.created pyproject.toml
+	$(PIP) install -c constraints.txt --group $*
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.group-build $(SOURCES)
+	$(PIP) install -c constraints.txt --no-build-isolation --config-settings cmake.define.PYNCCL_WERROR=ON -e .
+	@touch $@

@@ -1,0 +1,104 @@
+// One rank of a communicator: owns the ncclComm_t, issues operations on it, and closes it. Arguments are checked above;
+// what is checked here is the communicator itself.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/library.h"
+#include "core/operation.h"
+
+namespace pynccl {
+
+class Communicator {
+ public:
+  struct Options {
+    ncclConfig_t config;                 // strings in it must outlive the creation
+    std::optional<double> init_timeout;  // seconds; none: as long as the library waits
+    int device = -1;                     // below 0: the thread's current device
+  };
+
+  // A communicator that is yet to be made: create() or a group's end makes it.
+  Communicator(std::shared_ptr<Library> library, const Options& options);
+  virtual ~Communicator();  // aborts what was not closed, silently
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // The two ways to make one, each in two steps so that a group can make several in one thread: begin calls NCCL,
+  // finish waits (unless the user asked for a non-blocking communicator) and reads rank and size.
+  void begin_init(int nranks, const ncclUniqueId& id, int rank);
+  void begin_split(Communicator& parent, int color, int key);
+  void finish();
+
+  // All ranks of one communicator in this process, each from the factory.
+  using Factory = std::shared_ptr<Communicator> (*)(std::shared_ptr<Library>, const Options&);
+  static std::vector<std::shared_ptr<Communicator>> init_all(std::shared_ptr<Library> library,
+                                                             const std::vector<int>& devices,
+                                                             Factory make);
+
+  void issue(const Operation& operation);
+  // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken what was issued.
+  void settle() {
+    if (polled_) [[unlikely]] poll(std::nullopt, "ncclGroupEnd");
+  }
+
+  void finalize();
+  void close();  // finalizes and destroys; does nothing when closed already
+  void abort();  // from any thread; does nothing when closed already
+
+  ncclResult_t async_error() const;
+
+  Library& library() const { return *library_; }
+  const std::shared_ptr<Library>& shared_library() const { return library_; }
+  ncclComm_t handle() const;  // throws std::invalid_argument unless open
+  bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
+  bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
+  // Asked of NCCL once. A communicator that the user polls may not know before it is ready.
+  int rank() { return identified().rank_; }
+  int nranks() { return identified().nranks_; }
+  int device() { return identified().device_; }
+
+ private:
+  enum class State { kPending, kOpen, kClosed };
+
+  void check(ncclResult_t result, const char* function, int line);
+  void poll(std::optional<double> seconds, const char* function);
+  Communicator& identified() {
+    if (device_ < 0 && !closed()) [[unlikely]] read_identity();
+    return *this;
+  }
+  void read_identity();
+  void exchange_blocks(const Operation& operation, int nranks);
+
+  std::shared_ptr<Library> library_;
+  Options options_;
+  std::atomic<State> state_ = State::kPending;
+  std::atomic<ncclComm_t> comm_ = nullptr;
+  ncclComm_t created_ = nullptr;  // where NCCL writes while the communicator is being made
+  bool polled_ = false;           // NCCL's non-blocking mode, used by us to keep a deadline
+  int rank_ = -1;
+  int nranks_ = 0;
+  int device_ = -1;
+  const char* creator_ = "ncclCommInitRankConfig";
+};
+
+// A group of NCCL calls on one library: open from construction to end(). A group that is left without end() is closed
+// as well, and what its calls answered is lost: it exists for exceptions on the way.
+class GroupScope {
+ public:
+  explicit GroupScope(Library& library);
+  ~GroupScope();
+  GroupScope(const GroupScope&) = delete;
+  GroupScope& operator=(const GroupScope&) = delete;
+  void end();
+
+ private:
+  Library& library_;
+  bool open_ = true;
+};
+
+std::size_t element_size(ncclDataType_t dtype);  // bytes
+
+}  // namespace pynccl

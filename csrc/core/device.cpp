@@ -1,0 +1,37 @@
+#include "core/device.h"
+
+namespace pynccl {
+
+DeviceScope::DeviceScope(const Library& library, int device) : library_(library) {
+  DRIVER_CHECK(library, CtxGetCurrent, (&previous_));
+  if (previous_) {
+    DRIVER_CHECK(library, CtxGetDevice, (&device_));
+    if (device < 0 || device == device_) return;
+  }
+  device_ = device < 0 ? 0 : device;
+  const int count = device_count(library);
+  if (device_ >= count)
+    throw std::invalid_argument("device: " + std::to_string(device_) + " does not exist; there are " +
+                                std::to_string(count) + " devices");
+  CUdevice ordinal = 0;
+  CUcontext context = nullptr;
+  DRIVER_CHECK(library, DeviceGet, (&ordinal, device_));
+  // Retained for the life of the process, as the CUDA runtime does: releasing it would reset the
+  // device under whoever else uses it.
+  DRIVER_CHECK(library, DevicePrimaryCtxRetain, (&context, ordinal));
+  DRIVER_CHECK(library, CtxSetCurrent, (context));
+  changed_ = true;
+}
+
+DeviceScope::~DeviceScope() {
+  // A thread that had no context keeps the one it was given: NCCL's own threads find it there.
+  if (changed_ && previous_) library_.driver().CtxSetCurrent(previous_);
+}
+
+int device_count(const Library& library) {
+  int count = 0;
+  DRIVER_CHECK(library, DeviceGetCount, (&count));
+  return count;
+}
+
+}  // namespace pynccl

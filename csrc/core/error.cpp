@@ -1,0 +1,47 @@
+#include "core/error.h"
+
+#include <cstring>
+
+#include "core/library.h"
+
+namespace pynccl {
+namespace {
+
+// The last path component: a message names the source file, not where it was built.
+const char* basename(const char* path) {
+  const char* slash = std::strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
+std::string where(const char* file, int line) {
+  return std::string(" [") + basename(file) + ":" + std::to_string(line) + "]";
+}
+
+}  // namespace
+
+void throw_nccl(const Library& library, ncclResult_t result, const char* function, ncclComm_t comm,
+                int rank, const char* file, int line) {
+  const NcclTable& nccl = library.nccl_table();
+  std::string text = std::string(function) + " failed";
+  if (rank >= 0) text += " on rank " + std::to_string(rank);
+  if (nccl.ncclGetErrorString) text += std::string(": ") + nccl.ncclGetErrorString(result);
+  if (nccl.ncclGetLastError) {
+    const char* last = nccl.ncclGetLastError(comm);
+    if (last && *last) text += std::string(": ") + last;
+  }
+  throw NcclFailure(result, function, rank, text + where(file, line));
+}
+
+void throw_driver(const Library& library, CUresult result, const char* function, const char* file,
+                  int line) {
+  std::string text = std::string(function) + " failed";
+  const char* name = nullptr;
+  const char* meaning = nullptr;
+  if (library.driver().GetErrorName(result, &name) == CUDA_SUCCESS && name)
+    text += std::string(": ") + name;
+  if (library.driver().GetErrorString(result, &meaning) == CUDA_SUCCESS && meaning)
+    text += std::string(" (") + meaning + ")";
+  throw DriverFailure(result, function, text + where(file, line));
+}
+
+}  // namespace pynccl

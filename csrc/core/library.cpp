@@ -1,0 +1,175 @@
+#include "core/library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+
+namespace pynccl {
+namespace {
+
+struct EntryFact {
+  const char* name;
+  int since;
+  std::size_t offset;  // of the entry in NcclTable
+};
+
+constexpr EntryFact kEntries[] = {
+#define FUNCTION(since, result, name, ...) {#name, since, offsetof(NcclTable, name)},
+#include "abi/c_params.inc"
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+};
+
+template <class Function>
+void resolve(Function& entry, void* handle, const char* symbol) {
+  entry = reinterpret_cast<Function>(dlsym(handle, symbol));
+}
+
+void* open_or_throw(const char* path) {
+  // RTLD_LOCAL: two NCCLs can be loaded side by side and neither answers for the other's symbols.
+  void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!handle) throw LibraryNotFound(dlerror());
+  return handle;
+}
+
+std::string path_of(void* handle) {
+  link_map* map = nullptr;
+  if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map && *map->l_name) return map->l_name;
+  return {};
+}
+
+// Cuts a versioned struct to what a library knows: its fields in order, then the result.
+template <class Config>
+class Fit {
+ public:
+  Fit(const Config& config, const Library& library) : config_(config), library_(library) {}
+
+  template <class Field>
+  void field(int since, Field Config::* member, std::size_t offset, const char* name) {
+    if (library_.version() >= since) return;
+    size_ = std::min(size_, offset);
+    if (config_.*member != Config().*member)
+      throw std::invalid_argument(std::string(name) + " needs NCCL " + version_text(since) +
+                                  "; the loaded " + library_.path() + " is " +
+                                  version_text(library_.version()));
+  }
+
+  Config result() const {
+    Config fitted = config_;
+    fitted.size = (size_ + alignof(Config) - 1) / alignof(Config) * alignof(Config);
+    fitted.version = static_cast<unsigned>(std::min(library_.version(), kVersion));
+    return fitted;
+  }
+
+ private:
+  const Config& config_;
+  const Library& library_;
+  std::size_t size_ = sizeof(Config);
+};
+
+}  // namespace
+
+std::shared_ptr<Library> Library::open(const std::string& path) {
+  static std::mutex mutex;
+  static auto& libraries = *new std::map<std::string, std::shared_ptr<Library>>;  // never destroyed
+  const std::lock_guard lock(mutex);
+  void* handle = open_or_throw(path.c_str());
+  const std::string file = path_of(handle);
+  auto& library = libraries[file];
+  if (!library) library.reset(new Library(file, handle));
+  return library;
+}
+
+Library::Library(std::string path, void* handle) : path_(std::move(path)), handle_(handle) {
+#define FUNCTION(since, result, name, ...) resolve(nccl_.name, handle_, #name);
+#include "abi/c_params.inc"
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+  if (!nccl_.ncclGetVersion || nccl_.ncclGetVersion(&version_) != ncclSuccess)
+    throw LibraryNotFound(path_ + " is not NCCL: it has no working ncclGetVersion");
+  if (version_ < kOldestVersion)
+    throw LibraryNotFound(path_ + " is NCCL " + version_text(version_) + "; pynccl needs " +
+                          version_text(kOldestVersion) + " or newer");
+  if (dlsym(handle_, "hostStreamCreateWithPriority")) memory_ = Memory::kHost;
+}
+
+void Library::load_driver() const {
+  std::call_once(driver_once_, [this] {
+    const bool own = memory_ == Memory::kHost;
+    void* handle = own ? handle_ : open_or_throw("libcuda.so.1");
+    driver_path_ = path_of(handle);
+    const char* missing = nullptr;
+#define FUNCTION(symbol, result, name, ...)                     \
+  resolve(driver_.name, handle, own ? "host" #name : #symbol);  \
+  if (!driver_.name) missing = own ? "host" #name : #symbol;
+#include "abi/c_params.inc"
+#include "abi/driver_functions.inc"
+#include "abi/undef.inc"
+    if (missing) throw LibraryNotFound(driver_path_ + " has no " + missing);
+    const CUresult result = driver_.Init(0);
+    if (result != CUDA_SUCCESS) {
+      const char* name = nullptr;
+      driver_.GetErrorName(result, &name);
+      throw LibraryNotFound(driver_path_ + ": cuInit failed: " + (name ? name : "unknown error"));
+    }
+    driver_ready_.store(true, std::memory_order_release);
+  });
+}
+
+void Library::throw_missing(const void* entry) const {
+  const auto offset = static_cast<std::size_t>(static_cast<const char*>(entry) -
+                                               reinterpret_cast<const char*>(&nccl_));
+  const auto* fact = std::find_if(std::begin(kEntries), std::end(kEntries),
+                                  [&](const EntryFact& e) { return e.offset == offset; });
+  throw MissingFunction(std::string(fact->name) + " is in NCCL since " + version_text(fact->since) +
+                        "; the loaded " + path_ + " (version " + version_text(version_) +
+                        ") does not have it");
+}
+
+ncclConfig_t Library::fit(const ncclConfig_t& config) const {
+  Fit fit(config, *this);
+#define FIELD(since, type, name, attribute) \
+  fit.field(since, &ncclConfig_t::name, offsetof(ncclConfig_t, name), "config." #attribute);
+#include "abi/config_fields.inc"
+#undef FIELD
+  return fit.result();
+}
+
+ncclCollConfig_t Library::fit(const ncclCollConfig_t& config) const {
+  Fit fit(config, *this);
+#define FIELD(since, type, name) \
+  fit.field(since, &ncclCollConfig_t::name, offsetof(ncclCollConfig_t, name), "config." #name);
+#include "abi/coll_config_fields.inc"
+#undef FIELD
+  return fit.result();
+}
+
+std::string version_text(int version) {
+  const int major = version >= 10000 ? version / 10000 : version / 1000;
+  const int minor = version >= 10000 ? version / 100 % 100 : version / 100 % 10;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
+}
+
+std::string loaded_path(std::string_view soname) {
+  struct Search {
+    std::string_view soname;
+    std::string found;
+  } search{soname, {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        auto& s = *static_cast<Search*>(data);
+        const std::string_view path = info->dlpi_name ? info->dlpi_name : "";
+        const auto slash = path.rfind('/');
+        const auto file = slash == std::string_view::npos ? path : path.substr(slash + 1);
+        if (!file.starts_with(s.soname)) return 0;
+        s.found = path;
+        return 1;
+      },
+      &search);
+  return search.found;
+}
+
+}  // namespace pynccl

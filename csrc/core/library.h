@@ -1,0 +1,82 @@
+// A loaded NCCL: its table of functions, and the table of stream calls that goes with its memory. libnccl.so.2 brings
+// libcuda.so.1 along; a library that exports its own stream calls (libhostnccl.so does) is its own driver. Nothing
+// above this class asks which of the two it is.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "core/error.h"
+#include "core/table.h"
+
+namespace pynccl {
+
+enum class Memory { kHost, kDevice };
+
+class Library {
+ public:
+  // Loads the library at path (a file, or a SONAME for the dynamic linker to find). Throws LibraryNotFound.
+  // A library stays loaded for the life of the process; the same file gives the same Library.
+  static std::shared_ptr<Library> open(const std::string& path);
+
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  const std::string& path() const { return path_; }
+  int version() const { return version_; }  // as ncclGetVersion gives it: 23203 is 2.32.3
+  Memory memory() const { return memory_; }
+
+  const NcclTable& nccl_table() const { return nccl_; }
+
+  // One entry of the table; throws MissingFunction where this library does not have it.
+  template <auto Member>
+  auto nccl() const {
+    const auto function = nccl_.*Member;
+    if (!function) [[unlikely]] throw_missing(reinterpret_cast<const void*>(&(nccl_.*Member)));
+    return function;
+  }
+
+  // The stream calls. Throws LibraryNotFound where there is no driver.
+  const DriverTable& driver() const {
+    if (!driver_ready_.load(std::memory_order_acquire)) [[unlikely]] load_driver();
+    return driver_;
+  }
+  // The file that the stream calls come from. Throws as driver() does.
+  const std::string& driver_path() const {
+    driver();
+    return driver_path_;
+  }
+
+  // A copy of a struct as this library's nccl.h declares it: its size, its version. Throws
+  // std::invalid_argument where a field is set that this library does not have yet.
+  ncclConfig_t fit(const ncclConfig_t& config) const;
+  ncclCollConfig_t fit(const ncclCollConfig_t& config) const;
+
+ private:
+  Library(std::string path, void* handle);
+
+  [[noreturn]] void throw_missing(const void* entry) const;
+  void load_driver() const;
+
+  std::string path_;
+  void* handle_;
+  NcclTable nccl_;
+  int version_ = 0;
+  Memory memory_ = Memory::kDevice;
+  mutable std::once_flag driver_once_;
+  mutable std::atomic<bool> driver_ready_ = false;
+  mutable DriverTable driver_;
+  mutable std::string driver_path_;
+};
+
+// "2.32.3" for 23203 (and "2.8.4" for 2804, as NCCL counted before 2.9).
+std::string version_text(int version);
+
+// The file of a library that is already loaded in this process under the given SONAME prefix, or "".
+std::string loaded_path(std::string_view soname);
+
+}  // namespace pynccl

@@ -1,0 +1,35 @@
+// One collective or point-to-point operation with all its arguments, checked and ready to be issued: what a direct call,
+// a group and a recorded sequence have in common.
+#pragma once
+
+#include "core/table.h"
+
+namespace pynccl {
+
+enum class OperationKind : unsigned char {
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kSend,
+  kRecv,
+};
+
+class Communicator;
+
+struct Operation {
+  OperationKind kind;
+  ncclDataType_t dtype;
+  ncclRedOp_t op;  // of the reductions
+  int peer;        // the root of the rooted collectives, the other side of send and recv
+  const void* sendbuff;
+  void* recvbuff;
+  std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
+  cudaStream_t stream;
+};
+
+}  // namespace pynccl

@@ -1,0 +1,375 @@
+// NCCL's C API: each function checks its arguments and hands over to the engine. Declared from the
+// list of entry points, so that a wrong signature does not compile; each is also exported under its
+// profiling name, with a p in front.
+#include <vector>
+
+#include "hostnccl/arguments.h"
+#include "hostnccl/init.h"
+#include "hostnccl/later.h"
+#include "hostnccl/memory.h"
+#include "hostnccl/thread.h"
+
+using namespace pynccl::abi;
+using namespace hostnccl;
+
+#include "abi/c_params.inc"
+#define FUNCTION(since, result, name, ...) \
+  HOSTNCCL_IF_HERE(name, extern "C" [[gnu::visibility("default")]] result name(__VA_ARGS__);)
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+
+namespace {
+
+// An error within a group is also the group's: ncclGroupEnd returns it and starts nothing.
+template <typename Body>
+ncclResult_t checked(Body&& body) noexcept {
+  return guarded([&body] {
+    try {
+      return body();
+    } catch (...) {
+      Group& group = Group::of_this_thread();
+      if (group.active()) group.note_failure(current_error());
+      throw;
+    }
+  });
+}
+
+ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
+                  const ncclConfig_t* config) {
+  *non_null(comm, "comm") = nullptr;
+  check_world(nranks, rank);
+  if (ids < 1) fail(ncclInvalidArgument, "nId=%d is not positive", ids);
+  non_null(id, "commIds");
+  for (int i = 1; i < ids; ++i) meeting_name(id[i]);
+  const Settings settings = read_config(config);
+  return Group::of_this_thread().submit(init_job(comm, nranks, rank, *id, settings));
+}
+
+// Takes the handle of a communicator away; from here on only those inside still use it.
+Ref<Communicator> take(ncclComm_t handle, const char* function) {
+  Ref<Communicator> comm = open_comm(handle);
+  if (Group::of_this_thread().uses(comm)) {
+    fail(ncclInvalidUsage, "%s on a communicator that the open group still uses", function);
+  }
+  if (!communicators().close(comm)) {
+    fail(ncclInvalidArgument, "comm=%p is no longer a communicator", static_cast<void*>(handle));
+  }
+  return comm;
+}
+
+ncclResult_t finalize(const Ref<Communicator>& comm) {
+  comm->check_usable();
+  if (Group::of_this_thread().uses(comm)) {
+    fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group still uses");
+  }
+  comm->start_finalizing();
+  if (comm->settings().blocking) {
+    comm->finalize();
+    return ncclSuccess;
+  }
+  comm->begin_job();
+  try {
+    start_thread([comm] {
+      guarded([&comm] {
+        comm->finalize();
+        return ncclSuccess;
+      });
+      comm->end();
+    });
+  } catch (...) {
+    comm->end();
+    throw;
+  }
+  return ncclInProgress;
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  return guarded([=] {
+    *non_null(version, "version") = kVersion;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
+  return guarded([=] {
+    *non_null(uniqueId, "uniqueId") = make_unique_id();
+    return ncclSuccess;
+  });
+}
+
+const char* ncclGetErrorString(ncclResult_t result) { return result_text(result); }
+
+const char* ncclGetLastError(ncclComm_t handle) {
+  guarded([=] {
+    const Ref<Communicator> comm = communicators().find(handle);
+    const std::optional<std::string> text = comm ? comm->error_text() : std::nullopt;
+    if (text) remember_error(*text);
+    return ncclSuccess;
+  });
+  return last_error();
+}
+
+// NCCL reads its debug settings again; this engine prints nothing and so has none.
+void ncclResetDebugInit() {}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
+  return checked([&] { return init(comm, nranks, rank, 1, &commId, nullptr); });
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
+                                    ncclConfig_t* config) {
+  return checked([&] { return init(comm, nranks, rank, 1, &commId, config); });
+}
+
+// The first id is the one used: a machine has no need of several meeting places.
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
+                                      ncclUniqueId* commIds, ncclConfig_t* config) {
+  return checked([&] { return init(newcomm, nranks, myrank, nId, commIds, config); });
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
+  return checked([&] {
+    non_null(comm, "comm");
+    if (ndev < 1 || ndev > kMaxRanks) {
+      fail(ncclInvalidArgument, "ndev=%d is not in [1, %d]", ndev, kMaxRanks);
+    }
+    for (int i = 0; i < ndev && devlist != nullptr; ++i) {
+      if (devlist[i] != 0) {
+        fail(ncclInvalidArgument, "devlist[%d]=%d: hostnccl has the one device 0", i, devlist[i]);
+      }
+    }
+    const ncclUniqueId id = make_unique_id();
+    Group& group = Group::of_this_thread();
+    group.start();
+    for (int rank = 0; rank < ndev; ++rank) {
+      group.submit(init_job(comm + rank, ndev, rank, id, Settings()));
+    }
+    return group.end();
+  });
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  return checked([&] { return finalize(open_comm(comm)); });
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  return checked([&] {
+    if (comm == nullptr) return ncclSuccess;
+    take(comm, "ncclCommDestroy")->destroy();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  return checked([&] {
+    if (comm == nullptr) return ncclSuccess;
+    take(comm, "ncclCommAbort")->abort();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
+                           ncclConfig_t* config) {
+  return checked([&] {
+    *non_null(newcomm, "newcomm") = nullptr;
+    const Ref<Communicator> parent = usable_comm(comm);
+    if (color < 0 && color != kSplitNoColor) {
+      fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
+    }
+    const Settings settings = read_config(config, parent->settings());
+    return Group::of_this_thread().submit(split_job(newcomm, parent, color, key, settings));
+  });
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
+  return guarded([=] {
+    *non_null(asyncError, "asyncError") = open_comm(comm)->async_error();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  return guarded([=] {
+    *non_null(count, "count") = ready_comm(comm)->nranks();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
+  return guarded([=] {
+    ready_comm(comm);
+    *non_null(device, "device") = 0;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  return guarded([=] {
+    *non_null(rank, "rank") = ready_comm(comm)->rank();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
+  return guarded([=] {
+    *non_null(ptr, "ptr") = allocate_memory(size);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclMemFree(void* ptr) {
+  return guarded([=] {
+    if (ptr != nullptr) free_memory(ptr);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t, void** handle) {
+  return guarded([=] {
+    const Ref<Communicator> registrar = usable_comm(comm);
+    non_null(buff, "buff");
+    *non_null(handle, "handle") = registrar->registrations().add();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
+  return guarded([=] {
+    if (!ready_comm(comm)->registrations().remove(handle)) {
+      fail(ncclInvalidArgument, "handle=%p is not one that ncclCommRegister gave for this comm",
+           handle);
+    }
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
+                                      ncclScalarResidence_t residence, ncclComm_t comm) {
+  return guarded([=] {
+    non_null(op, "op");
+    const Ref<Communicator> owner = usable_comm(comm);
+    non_null(scalar, "scalar");
+    check_dtype(datatype);
+    Multiplier multiplier;
+    if (residence == ncclScalarDevice) {
+      multiplier.from = Multiplier::From::Address;
+      multiplier.address = scalar;
+    } else if (residence == ncclScalarHostImmediate) {
+      multiplier.from = Multiplier::From::Value;
+      multiplier.value = load_scalar(scalar, datatype);
+    } else {
+      fail(ncclInvalidArgument, "residence=%u is not one of ncclScalarResidence_t",
+           static_cast<unsigned>(residence));
+    }
+    *op = owner->red_ops().add(multiplier, datatype);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+  return guarded([=] {
+    ready_comm(comm)->red_ops().remove(op);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
+                           ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::AllReduce, {sendbuff, recvbuff, count, datatype, op}, comm, stream);
+  });
+}
+
+ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::Reduce, {sendbuff, recvbuff, count, datatype, op, root}, comm, stream);
+  });
+}
+
+ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
+                           ncclDataType_t datatype, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::Broadcast, {sendbuff, recvbuff, count, datatype, ncclSum, root}, comm,
+                stream);
+  });
+}
+
+ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
+                       cudaStream_t stream) {
+  return ncclBroadcast(buff, buff, count, datatype, root, comm, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
+                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::ReduceScatter, {sendbuff, recvbuff, recvcount, datatype, op}, comm, stream);
+  });
+}
+
+ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
+                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::AllGather, {sendbuff, recvbuff, sendcount, datatype}, comm, stream);
+  });
+}
+
+ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count,
+                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
+  return checked(
+      [&] { return call(Kind::AlltoAll, {sendbuff, recvbuff, count, datatype}, comm, stream); });
+}
+
+ncclResult_t ncclGather(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
+                        int root, ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::Gather, {sendbuff, recvbuff, count, datatype, ncclSum, root}, comm, stream);
+  });
+}
+
+ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count,
+                         ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::Scatter, {sendbuff, recvbuff, count, datatype, ncclSum, root}, comm, stream);
+  });
+}
+
+ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::Send, {sendbuff, nullptr, count, datatype, ncclSum, peer}, comm, stream);
+  });
+}
+
+ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    return call(Kind::Recv, {nullptr, recvbuff, count, datatype, ncclSum, peer}, comm, stream);
+  });
+}
+
+ncclResult_t ncclGroupStart() {
+  return guarded([] {
+    Group::of_this_thread().start();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclGroupEnd() {
+  return guarded([] { return Group::of_this_thread().end(); });
+}
+
+}  // extern "C"
+
+#define FUNCTION(since, result, name, ...) \
+  HOSTNCCL_IF_HERE(                        \
+      name, extern "C" [[gnu::visibility("default"), gnu::alias(#name)]] decltype(name) p##name;)
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"

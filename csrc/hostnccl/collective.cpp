@@ -1,0 +1,81 @@
+#include "hostnccl/collective.h"
+
+#include <cstring>
+
+#include "hostnccl/collective_paths.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr size_t kDirectBytes = size_t{16} << 10;  // from here on a copy less is worth a step more
+
+Task run_alone(Communicator& comm, const Operation& operation) {
+  const Call call(comm, operation);
+  const Descriptor own = describe(operation);
+  if (call.shape.reduces) {
+    comm.sources()[0] = operation.send;
+    comm.scalars()[0] = own.scalar;
+    call.reduce_into(operation.recv, operation.count);
+  } else {
+    call.copy_own_block(0, operation.block_bytes());
+  }
+  co_return;
+}
+
+}  // namespace
+
+Call::Call(Communicator& communicator, const Operation& called)
+    : comm(communicator),
+      world(communicator.world()),
+      operation(called),
+      shape(shape_of(called.kind)),
+      rank(communicator.rank()),
+      nranks(communicator.nranks()),
+      element(element_size(called.dtype)) {}
+
+size_t Call::offset_in_send(int destination) const {
+  return shape.block_per_destination ? static_cast<size_t>(destination) * operation.block_bytes()
+                                     : 0;
+}
+
+size_t Call::offset_in_recv(int source) const {
+  return shape.reduces || shape.only_root_sends
+             ? 0
+             : static_cast<size_t>(source) * operation.block_bytes();
+}
+
+const char* Call::own_block() const {
+  return static_cast<const char*>(operation.send) + offset_in_send(rank);
+}
+
+void Call::meet(int peer, const Descriptor& own) const {
+  const Descriptor& other = comm.descriptor_of(peer);
+  if (!same_call(other, own)) {
+    fail(abi::ncclInvalidUsage, "the ranks make different calls: %s calls %s, %s calls %s",
+         world.name_of(rank).c_str(), to_text(own).c_str(), world.name_of(peer).c_str(),
+         to_text(other).c_str());
+  }
+  comm.scalars()[static_cast<size_t>(peer)] = other.scalar;
+}
+
+void Call::copy_own_block(size_t from, size_t bytes) const {
+  char* to = recv_at(offset_in_recv(rank) + from);
+  const char* source = own_block() + from;
+  if (to != source) std::memcpy(to, source, bytes);
+}
+
+void Call::reduce_into(void* to, size_t count) const {
+  const bool multiplies = operation.multiplier.from != Multiplier::From::None;
+  reduce(to, comm.sources(), multiplies ? comm.scalars() : nullptr, nranks, count, operation.dtype,
+         operation.reduce);
+}
+
+Task run_collective(Communicator& comm, const Operation& operation) {
+  if (comm.nranks() == 1) return run_alone(comm, operation);
+  const Call call(comm, operation);
+  const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
+  return comm.world().direct() && contribution >= kDirectBytes ? run_direct(comm, operation)
+                                                               : run_in_rounds(comm, operation);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,47 @@
+// The two ways in which a collective's data travels, and what both need to know of a call. Which
+// one is taken follows from what all ranks agree on, so all take the same.
+#pragma once
+
+#include "hostnccl/communicator.h"
+#include "hostnccl/operation.h"
+#include "hostnccl/task.h"
+
+namespace hostnccl {
+
+// Everybody's role in one collective call.
+struct Call {
+  Communicator& comm;
+  World& world;
+  const Operation& operation;
+  const Shape& shape;
+  const int rank;
+  const int nranks;
+  const size_t element;  // bytes
+
+  Call(Communicator& communicator, const Operation& called);
+
+  bool sends() const { return !shape.only_root_sends || rank == operation.root; }
+  bool receives() const { return !shape.only_root_receives || rank == operation.root; }
+  bool takes_from(int peer) const { return !shape.only_root_sends || peer == operation.root; }
+  bool gives_to(int peer) const { return !shape.only_root_receives || peer == operation.root; }
+  int blocks() const { return shape.block_per_destination ? nranks : 1; }  // in a contribution
+
+  // Byte offsets of a block: in its source's send buffer, in this rank's receive buffer.
+  size_t offset_in_send(int destination) const;
+  size_t offset_in_recv(int source) const;
+  const char* own_block() const;  // what this rank sends to itself
+  char* recv_at(size_t offset) const { return static_cast<char*>(operation.recv) + offset; }
+
+  // After peer has published its call: throws if it is another call than ours.
+  void meet(int peer, const Descriptor& own) const;
+  void copy_own_block(size_t from, size_t bytes) const;
+  void reduce_into(void* to, size_t count) const;  // of comm.sources()
+};
+
+// Through the slots of the lanes, in rounds of what fits into a slot.
+Task run_in_rounds(Communicator& comm, const Operation& operation);
+
+// Straight out of the other ranks' buffers.
+Task run_direct(Communicator& comm, const Operation& operation);
+
+}  // namespace hostnccl

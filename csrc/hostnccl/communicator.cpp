@@ -1,0 +1,218 @@
+#include "hostnccl/communicator.h"
+
+#include <thread>
+
+namespace hostnccl {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kPoll = std::chrono::milliseconds(1);
+
+}  // namespace
+
+HandleTable<Communicator>& communicators() {
+  static HandleTable<Communicator>& table = *new HandleTable<Communicator>;
+  return table;
+}
+
+void Communicator::initialize(int nranks, int rank, const MeetingName& name) {
+  rank_ = rank;
+  nranks_ = nranks;
+  try {
+    meet(name);
+  } catch (...) {
+    const Error error = current_error();
+    fail(error);
+    throw Error(error.code(), own_error().text());
+  }
+}
+
+void Communicator::meet(const MeetingName& name) {
+  const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_);
+  {
+    const std::lock_guard lock(mutex_);
+    rendezvous_ = rendezvous;
+    if (aborted_) rendezvous->cancel();
+  }
+  const std::shared_ptr<World> world = rendezvous->meet(name);
+  try {
+    world->enter(rank_);
+    step_together(*world, 1);
+    world->probe(rank_);
+    step_together(*world, 2);
+    world->settle();
+  } catch (...) {
+    world->fail(current_error());
+    world->leave(rank_, Presence::Aborted);
+    throw;
+  }
+  stage_ = 2;
+  sources_.resize(static_cast<size_t>(nranks_));
+  scalars_.resize(static_cast<size_t>(nranks_));
+  const std::lock_guard lock(mutex_);
+  rendezvous_.reset();
+  world_ = world;
+  phase_ = Phase::Ready;
+}
+
+// Until every rank of a world that is being set up has come to a stage.
+void Communicator::step_together(World& world, uint32_t stage) {
+  Patience patience(world.crowded());
+  auto looked = Clock::now();
+  for (int peer = 0; peer < nranks_; ++peer) {
+    const Wanted wanted{&world.lane(peer).stage, stage};
+    patience.renew();
+    while (!wanted.arrived()) {
+      if (patience.wait()) continue;
+      sleep_on(wanted, kLook);
+      if (wanted.arrived()) break;
+      if (aborted_) {
+        hostnccl::fail(abi::ncclRemoteError, "%s aborted the initialisation of its communicator",
+                       world.name_of(rank_).c_str());
+      }
+      if (world.failed()) throw world.failure();
+      const bool look = Clock::now() - looked > 4 * kLook;
+      if (look) looked = Clock::now();
+      world.check_owner(peer, wanted, look);
+    }
+  }
+}
+
+void Communicator::start_finalizing() {
+  Phase ready = Phase::Ready;
+  if (!phase_.compare_exchange_strong(ready, Phase::Finalizing)) {
+    hostnccl::fail(abi::ncclInvalidUsage,
+                   "ncclCommFinalize was called before on this communicator");
+  }
+}
+
+void Communicator::finalize() {
+  drain();
+  if (async_error() > abi::ncclSuccess && async_error() != abi::ncclInProgress) throw own_error();
+  phase_ = Phase::Finalized;
+}
+
+// Until everything that has been issued is done, or will never be because of an error.
+void Communicator::drain() {
+  const Wanted last{&completed_, issued_.load()};
+  while (!last.arrived()) {
+    if (aborted_ || error_code_ != abi::ncclSuccess || world_->failed()) break;
+    sleep_on(last, kLook);
+  }
+}
+
+void Communicator::wait_until_idle() const {
+  while (running_.load(std::memory_order_acquire) != 0) std::this_thread::sleep_for(kPoll);
+}
+
+void Communicator::destroy() {
+  if (generation_ != fork_generation()) return;  // the world is the parent's
+  if (phase_ == Phase::Initializing) return abort();
+  drain();
+  wait_until_idle();
+  world_->leave(rank_, Presence::Left);
+}
+
+void Communicator::abort() {
+  if (generation_ != fork_generation()) return;
+  std::shared_ptr<World> world;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_code_ == abi::ncclSuccess) {
+      error_text_ = "the communicator was aborted by ncclCommAbort";
+      error_code_ = abi::ncclInvalidUsage;
+    }
+    aborted_ = true;
+    if (rendezvous_ != nullptr) rendezvous_->cancel();
+    world = world_;
+  }
+  if (world != nullptr && in_flight()) {
+    world->fail(Error(abi::ncclRemoteError,
+                      world->name_of(rank_) + " aborted its communicator during an operation"));
+  }
+  wait_until_idle();
+  if (world_ != nullptr) world_->leave(rank_, Presence::Aborted);
+}
+
+void Communicator::check_known() const {
+  if (generation_ != fork_generation()) {
+    hostnccl::fail(abi::ncclInvalidUsage,
+                   "comm was made before this process was forked from its parent; a child must "
+                   "make its own");
+  }
+}
+
+void Communicator::check_ready() const {
+  check_known();
+  if (phase_.load(std::memory_order_acquire) != Phase::Initializing) return;
+  if (error_code_ != abi::ncclSuccess) throw own_error();
+  hostnccl::fail(abi::ncclInvalidArgument,
+                 "comm is not initialised yet: wait until ncclCommGetAsyncError says ncclSuccess");
+}
+
+void Communicator::check_usable() const {
+  check_ready();
+  if (error_code_.load(std::memory_order_acquire) != abi::ncclSuccess || world_->failed()) {
+    throw own_error();
+  }
+  if (phase_.load(std::memory_order_acquire) != Phase::Ready) {
+    hostnccl::fail(abi::ncclInvalidUsage, "comm was finalized by ncclCommFinalize");
+  }
+}
+
+Error Communicator::own_error() const {
+  const std::string label = settings_.name.empty() ? "" : "communicator " + settings_.name + ": ";
+  const std::lock_guard lock(mutex_);
+  if (error_code_ != abi::ncclSuccess) return Error(error_code_, label + error_text_);
+  const Error failure = world_->failure();
+  return Error(failure.code(), label + failure.text());
+}
+
+abi::ncclResult_t Communicator::async_error() const {
+  const abi::ncclResult_t code = error_code_.load(std::memory_order_acquire);
+  if (code != abi::ncclSuccess) return code;
+  const Phase phase = phase_.load(std::memory_order_acquire);
+  if (phase == Phase::Initializing) return abi::ncclInProgress;
+  if (world_->failed()) return own_error().code();
+  return phase == Phase::Finalizing ? abi::ncclInProgress : abi::ncclSuccess;
+}
+
+std::optional<std::string> Communicator::error_text() const {
+  const abi::ncclResult_t code = async_error();
+  if (code == abi::ncclInProgress) {
+    const std::lock_guard lock(mutex_);
+    if (rendezvous_ != nullptr) return "initialisation in progress: " + rendezvous_->progress();
+    return std::nullopt;
+  }
+  if (code != abi::ncclSuccess) return own_error().text();
+  return std::nullopt;
+}
+
+void Communicator::fail(const Error& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (error_code_ == abi::ncclSuccess) {
+    error_text_ = error.text();
+    error_code_ = error.code();
+  }
+  if (world_ != nullptr) world_->fail(error);
+}
+
+void Communicator::begin() {
+  running_.fetch_add(1, std::memory_order_acq_rel);
+  if (!aborted_.load() && error_code_ == abi::ncclSuccess && !world_->failed()) return;
+  end();
+  throw own_error();
+}
+
+void Communicator::check_wait(const Blocked& blocked, bool look_for_life) const {
+  if (aborted_.load(std::memory_order_acquire)) throw own_error();
+  if (world_->failed()) throw world_->failure();
+  world_->check_owner(blocked.owner, blocked.wanted, look_for_life);
+}
+
+void* Communicator::scratch(int peer, size_t bytes) {
+  if (scratch_.empty()) scratch_.resize(bytes * static_cast<size_t>(nranks_));
+  return scratch_.data() + bytes * static_cast<size_t>(peer);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,68 @@
+// The one thing that anybody here ever waits for: a 32-bit word that only goes up reaching a
+// target. A Counter lives in shared or private memory; whoever raises it wakes sleepers by futex,
+// and pays a system call only when there are any.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hostnccl {
+
+using Clock = std::chrono::steady_clock;
+
+class Counter {
+ public:
+  uint32_t load() const { return value_.load(std::memory_order_acquire); }
+  uint32_t own() const { return value_.load(std::memory_order_relaxed); }  // for its only writer
+
+  bool reached(uint32_t target) const {
+    return static_cast<int32_t>(load() - target) >= 0;  // right across the wrap
+  }
+
+  // Sequentially consistent on both sides: either the writer sees the waiter, or the waiter, which
+  // looks at the value once more before it sleeps, sees the value.
+  void raise(uint32_t value) {
+    value_.store(value, std::memory_order_seq_cst);
+    if (waiters_.load(std::memory_order_seq_cst) != 0) wake();
+  }
+
+  void wake();
+
+ private:
+  friend class Sleep;
+  std::atomic<uint32_t> value_{0};
+  std::atomic<uint32_t> waiters_{0};
+};
+static_assert(sizeof(Counter) == 8 && std::atomic<uint32_t>::is_always_lock_free);
+
+struct Wanted {
+  Counter* counter = nullptr;
+  uint32_t target = 0;
+  bool arrived() const { return counter->reached(target); }
+};
+
+// Sleeps until one of the words has moved, or for about the ceiling; may wake early.
+void sleep_on(const Wanted* wanted, size_t count, std::chrono::nanoseconds ceiling);
+
+inline void sleep_on(const Wanted& wanted, std::chrono::nanoseconds ceiling) {
+  sleep_on(&wanted, 1, ceiling);
+}
+
+// How long to stay awake before sleeping: spins, with a CPU to itself; else yields a few times.
+class Patience {
+ public:
+  explicit Patience(bool crowded) : crowded_(crowded) {}
+  void renew() { rounds_ = 0; }
+  bool wait();  // a moment; false when it is time to sleep
+
+ private:
+  bool crowded_;
+  uint32_t rounds_ = 0;
+  Clock::time_point began_;
+};
+
+int usable_cpus();  // that this process may run on
+
+}  // namespace hostnccl

@@ -1,0 +1,136 @@
+#include "hostnccl/dispatch.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+
+#include "hostnccl/event.h"
+#include "hostnccl/group.h"
+#include "hostnccl/launch.h"
+
+namespace hostnccl {
+namespace {
+
+using Streams = std::vector<Ref<Stream>>;
+
+// This thread's own launch is kept for its memory.
+Launch& launch_of_this_thread() {
+  thread_local Launch launch;
+  launch.clear();
+  return launch;
+}
+
+void run_here(Launch& launch) {
+  const std::optional<Error> error = launch.run();
+  launch.clear();
+  if (error) throw *error;
+}
+
+void run_on(const Ref<Stream>& stream, std::shared_ptr<Launch> launch) {
+  Stream::enqueue(stream, [launch = std::move(launch), stream = stream.get()] {
+    if (launch->run()) stream->note_failure();
+  });
+}
+
+std::shared_ptr<Event::Record> record_on(const Ref<Stream>& stream) {
+  Event event(false);
+  event.record(stream);
+  return event.last();
+}
+
+void run_between(const Streams& streams, std::shared_ptr<Launch> launch) {
+  for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[0], record_on(streams[i]));
+  run_on(streams[0], std::move(launch));
+  if (streams.size() == 1) return;
+  const auto done = record_on(streams[0]);
+  for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[i], done);
+}
+
+// A launch to be, with the streams that its operations are on.
+struct Component {
+  std::shared_ptr<Launch> launch;  // none: it is part of the calling thread's
+  Streams streams;
+  bool in_calling_thread = false;
+
+  void add(const Ref<Stream>& stream) {
+    if (!stream) {
+      in_calling_thread = true;
+    } else if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+      streams.push_back(stream);
+    }
+  }
+  Launch& own_launch() {
+    if (!launch) launch = std::make_shared<Launch>();
+    return *launch;
+  }
+};
+
+// For each item the number of an item that stands for its component.
+std::vector<size_t> connect(const std::vector<Item>& items) {
+  std::vector<size_t> parent(items.size());
+  std::iota(parent.begin(), parent.end(), size_t{0});
+  const auto root = [&parent](size_t i) {
+    while (parent[i] != i) i = parent[i] = parent[parent[i]];
+    return i;
+  };
+  std::map<const void*, size_t> first_with;  // of a communicator or a stream
+  for (size_t i = 0; i < items.size(); ++i) {
+    const void* comm = items[i].comm.get();
+    const void* stream = items[i].stream.get();  // null: the calling thread, a stream like others
+    for (const void* shared : {comm, stream}) {
+      parent[root(i)] = root(first_with.try_emplace(shared, i).first->second);
+    }
+  }
+  for (size_t i = 0; i < items.size(); ++i) parent[i] = root(i);
+  return parent;
+}
+
+}  // namespace
+
+void dispatch(const Item& item) {
+  if (item.stream) {
+    auto launch = std::make_shared<Launch>();
+    launch->add(item.comm, item.operation);
+    launch->take_tickets();
+    run_on(item.stream, std::move(launch));
+    return;
+  }
+  Launch& launch = launch_of_this_thread();
+  launch.add(item.comm, item.operation);
+  launch.take_tickets();
+  run_here(launch);
+}
+
+void dispatch(const std::vector<Item>& items) {
+  Launch& here = launch_of_this_thread();
+  const auto has_stream = [](const Item& item) { return static_cast<bool>(item.stream); };
+  if (std::none_of(items.begin(), items.end(), has_stream)) {
+    for (const Item& item : items) here.add(item.comm, item.operation);
+    here.take_tickets();
+    return run_here(here);
+  }
+
+  const std::vector<size_t> component_of = connect(items);
+  std::vector<Component> components(items.size());
+  for (size_t i = 0; i < items.size(); ++i) components[component_of[i]].add(items[i].stream);
+  for (size_t i = 0; i < items.size(); ++i) {
+    Component& component = components[component_of[i]];
+    Launch& launch = component.in_calling_thread ? here : component.own_launch();
+    launch.add(items[i].comm, items[i].operation);
+  }
+  here.take_tickets();
+  for (Component& component : components) {
+    if (component.launch) component.launch->take_tickets();
+  }
+  for (Component& component : components) {
+    if (component.launch) run_between(component.streams, component.launch);
+  }
+  for (Component& component : components) {
+    if (!component.in_calling_thread) continue;
+    for (const Ref<Stream>& stream : component.streams) record_on(stream)->wait();
+  }
+  run_here(here);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,17 @@
+// Brings operations to the threads that run them: the calling thread, or those of their streams.
+#pragma once
+
+#include <vector>
+
+namespace hostnccl {
+
+struct Item;
+
+void dispatch(const Item& item);
+
+// The items of a group. What shares a communicator or a stream is one launch. A launch on several
+// streams runs on one of them, between events; a launch that touches the calling thread runs there,
+// after what its other streams were given before.
+void dispatch(const std::vector<Item>& items);
+
+}  // namespace hostnccl

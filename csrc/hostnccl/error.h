@@ -1,0 +1,55 @@
+// Failure inside the engine: a result code and a text, thrown as Error and turned back into an
+// ncclResult_t by guarded(), the one guard at the C edge. The text of a thread's last failure stays
+// readable through ncclGetLastError.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "abi/nccl_types.h"
+
+namespace hostnccl {
+
+namespace abi = pynccl::abi;
+
+class Error : public std::exception {
+ public:
+  Error(abi::ncclResult_t code, std::string text) : code_(code), text_(std::move(text)) {}
+  abi::ncclResult_t code() const { return code_; }
+  const std::string& text() const { return text_; }
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  abi::ncclResult_t code_;
+  std::string text_;
+};
+
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(abi::ncclResult_t code, const char* pattern, ...);
+
+// Throws ncclSystemError with the text of errno.
+[[noreturn, gnu::format(printf, 1, 2)]] void fail_errno(const char* pattern, ...);
+
+// Any exception as an Error; called in a catch block.
+Error current_error() noexcept;
+
+void remember_error(const std::string& text) noexcept;  // as this thread's last
+const char* last_error() noexcept;
+
+// Runs body, which returns an ncclResult_t; nothing it throws gets out.
+template <typename Body>
+abi::ncclResult_t guarded(Body&& body) noexcept {
+  try {
+    return body();
+  } catch (...) {
+    const Error error = current_error();
+    remember_error(error.text());
+    return error.code();
+  }
+}
+
+const char* result_text(abi::ncclResult_t result);
+
+}  // namespace hostnccl

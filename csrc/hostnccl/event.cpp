@@ -1,0 +1,45 @@
+#include "hostnccl/event.h"
+
+namespace hostnccl {
+
+HandleTable<Event>& events() {
+  static HandleTable<Event>& table = *new HandleTable<Event>;
+  return table;
+}
+
+void Event::Record::complete() {
+  time_ = Clock::now();
+  done_.raise(1);
+}
+
+void Event::Record::wait() {
+  const Wanted wanted{&done_, 1};
+  while (!wanted.arrived()) sleep_on(wanted, std::chrono::seconds(1));
+}
+
+void Event::record(const Ref<Stream>& stream) {
+  const auto record = std::make_shared<Record>();
+  if (stream) {
+    Stream::enqueue(stream, [record] { record->complete(); });
+  } else {
+    record->complete();
+  }
+  const std::lock_guard lock(mutex_);
+  last_ = record;
+}
+
+std::shared_ptr<Event::Record> Event::last() const {
+  const std::lock_guard lock(mutex_);
+  return last_;
+}
+
+void wait_for(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record) {
+  if (record == nullptr || record->done()) return;
+  if (stream) {
+    Stream::enqueue(stream, [record] { record->wait(); });
+  } else {
+    record->wait();
+  }
+}
+
+}  // namespace hostnccl

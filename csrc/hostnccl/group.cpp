@@ -1,0 +1,101 @@
+#include "hostnccl/group.h"
+
+#include <map>
+
+#include "hostnccl/dispatch.h"
+
+namespace hostnccl {
+
+Group& Group::of_this_thread() {
+  thread_local Group group;
+  return group;
+}
+
+void Group::note_failure(const Error& error) {
+  if (!failure_) failure_ = error;
+}
+
+bool Group::uses(const Ref<Communicator>& comm) const {
+  for (const Item& item : items_) {
+    if (item.comm == comm) return true;
+  }
+  for (const Job& job : jobs_) {
+    if (job.comm == comm || job.parent == comm) return true;
+  }
+  return false;
+}
+
+abi::ncclResult_t Group::submit(Item item) {
+  if (active()) {
+    items_.push_back(std::move(item));
+    return abi::ncclSuccess;
+  }
+  if (!is_collective(item.operation.kind) && item.operation.root == item.comm->rank()) {
+    fail(abi::ncclInvalidUsage,
+         "rank %d sends to or receives from itself: both must be called in one group",
+         item.comm->rank());
+  }
+  dispatch(item);
+  return abi::ncclSuccess;
+}
+
+abi::ncclResult_t Group::submit(Job job) {
+  if (!active()) return run_jobs(&job, 1);
+  const bool blocking = job.blocking;
+  jobs_.push_back(std::move(job));
+  return blocking ? abi::ncclSuccess : abi::ncclInProgress;
+}
+
+abi::ncclResult_t Group::end() {
+  if (depth_ == 0) {
+    fail(abi::ncclInvalidUsage, "ncclGroupEnd without an ncclGroupStart in this thread");
+  }
+  if (--depth_ != 0) return abi::ncclSuccess;
+  try {
+    check();
+    const abi::ncclResult_t result = start_all();
+    clear();
+    return result;
+  } catch (...) {
+    const Error error = current_error();
+    for (Job& job : jobs_) job.give_up();
+    clear();
+    throw error;
+  }
+}
+
+void Group::clear() {
+  failure_.reset();
+  items_.clear();
+  jobs_.clear();
+}
+
+// Every send to oneself needs its receive: nobody else could bring it.
+void Group::check() const {
+  if (failure_) throw *failure_;
+  std::map<Communicator*, int> open;
+  for (const Item& item : items_) {
+    const Kind kind = item.operation.kind;
+    if (is_collective(kind) || item.operation.root != item.comm->rank()) continue;
+    open[item.comm.get()] += kind == Kind::Send ? 1 : -1;
+  }
+  for (const auto& [comm, difference] : open) {
+    if (difference == 0) continue;
+    fail(abi::ncclInvalidUsage, "rank %d has %d more %s itself than %s in this group", comm->rank(),
+         std::abs(difference), difference > 0 ? "sends to" : "receives from",
+         difference > 0 ? "receives" : "sends");
+  }
+}
+
+abi::ncclResult_t Group::start_all() {
+  abi::ncclResult_t result = abi::ncclSuccess;
+  if (!jobs_.empty()) {
+    std::vector<Job> jobs;
+    jobs.swap(jobs_);
+    result = run_jobs(jobs.data(), jobs.size());
+  }
+  if (!items_.empty()) dispatch(items_);
+  return result;
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,48 @@
+// What this thread has called since its ncclGroupStart, and how it is started: communicators to be
+// made each in a thread of their own, operations in launches, one for each set of communicators
+// that share streams.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "hostnccl/communicator.h"
+#include "hostnccl/init.h"
+#include "hostnccl/launch.h"
+#include "hostnccl/stream.h"
+
+namespace hostnccl {
+
+// An operation on its stream; none: the calling thread.
+struct Item {
+  Ref<Communicator> comm;
+  Operation operation;
+  Ref<Stream> stream;
+};
+
+class Group {
+ public:
+  static Group& of_this_thread();
+
+  bool active() const { return depth_ != 0; }
+  void start() { ++depth_; }
+  abi::ncclResult_t end();
+  void note_failure(const Error& error);
+  bool uses(const Ref<Communicator>& comm) const;
+
+  // Started at once outside of a group, else at its end.
+  abi::ncclResult_t submit(Item item);
+  abi::ncclResult_t submit(Job job);
+
+ private:
+  void clear();
+  void check() const;
+  abi::ncclResult_t start_all();
+
+  int depth_ = 0;
+  std::optional<Error> failure_;
+  std::vector<Item> items_;
+  std::vector<Job> jobs_;
+};
+
+}  // namespace hostnccl

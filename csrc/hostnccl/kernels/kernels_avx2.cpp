@@ -1,0 +1,2 @@
+#define HOSTNCCL_ISA avx2
+#include "hostnccl/kernels/kernels.inc"

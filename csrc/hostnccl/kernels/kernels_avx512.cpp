@@ -1,0 +1,2 @@
+#define HOSTNCCL_ISA avx512
+#include "hostnccl/kernels/kernels.inc"

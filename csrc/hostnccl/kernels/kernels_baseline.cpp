@@ -1,0 +1,2 @@
+#define HOSTNCCL_ISA baseline
+#include "hostnccl/kernels/kernels.inc"

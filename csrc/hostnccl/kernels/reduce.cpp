@@ -1,0 +1,128 @@
+#include "hostnccl/kernels/reduce.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "hostnccl/kernels/float_environment.h"
+#include "hostnccl/kernels/isa.h"
+#include "hostnccl/kernels/small_floats.h"
+
+namespace hostnccl {
+namespace {
+
+using pynccl::abi::ncclDataType_t;
+
+struct Isa {
+  const char* name;
+  ReduceFunction* reduce;
+  bool (*is_supported)();
+};
+
+#if defined(__x86_64__)
+bool has_f16c() {  // which not every compiler's __builtin_cpu_supports knows
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+constexpr Isa kIsas[] = {
+// best first
+#if defined(__x86_64__)
+    {"avx512", avx512::reduce, has_avx512},
+    {"avx2", avx2::reduce, has_avx2},
+#endif
+    {"baseline", baseline::reduce, [] { return true; }},
+};
+
+const Isa& choose_isa() {
+  const char* const wanted = std::getenv("HOSTNCCL_ISA");
+  const Isa* best = nullptr;
+  for (const Isa& isa : kIsas) {
+    if (!isa.is_supported()) continue;
+    if (wanted != nullptr && std::strcmp(wanted, isa.name) == 0) return isa;
+    if (best == nullptr) best = &isa;
+  }
+  return *best;
+}
+
+const Isa& chosen_isa() {
+  static const Isa& isa = choose_isa();
+  return isa;
+}
+
+constexpr size_t kElementSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // by ncclDataType_t
+static_assert(sizeof kElementSizes / sizeof *kElementSizes == pynccl::abi::ncclNumTypes);
+
+template <typename T>
+T load(const void* address) {
+  T value;
+  std::memcpy(&value, address, sizeof value);
+  return value;
+}
+
+template <typename Small>
+Scalar load_small(const void* address) {
+  return {.f32 = Small::decode(load<typename Small::Bits>(address))};
+}
+
+}  // namespace
+
+void reduce(void* dst, const void* const* sources, const Scalar* scalars, int nsources,
+            size_t count, ncclDataType_t dtype, ReduceKind kind) {
+  if (count == 0) return;
+  if (nsources == 1 && scalars == nullptr) {
+    if (dst != sources[0]) std::memcpy(dst, sources[0], count * element_size(dtype));
+    return;
+  }
+  const FloatEnvironment environment;
+  chosen_isa().reduce(dst, sources, scalars, nsources, count, dtype, kind);
+}
+
+Scalar load_scalar(const void* address, ncclDataType_t dtype) {
+  switch (dtype) {
+    case pynccl::abi::ncclInt8:
+      return {.i64 = load<int8_t>(address)};
+    case pynccl::abi::ncclUint8:
+      return {.u64 = load<uint8_t>(address)};
+    case pynccl::abi::ncclInt32:
+      return {.i64 = load<int32_t>(address)};
+    case pynccl::abi::ncclUint32:
+      return {.u64 = load<uint32_t>(address)};
+    case pynccl::abi::ncclInt64:
+      return {.i64 = load<int64_t>(address)};
+    case pynccl::abi::ncclUint64:
+      return {.u64 = load<uint64_t>(address)};
+    case pynccl::abi::ncclFloat16:
+      return load_small<Float16>(address);
+    case pynccl::abi::ncclFloat32:
+      return {.f32 = load<float>(address)};
+    case pynccl::abi::ncclFloat64:
+      return {.f64 = load<double>(address)};
+    case pynccl::abi::ncclBfloat16:
+      return load_small<Bfloat16>(address);
+    case pynccl::abi::ncclFloat8e4m3:
+      return load_small<Float8e4m3>(address);
+    case pynccl::abi::ncclFloat8e5m2:
+      return load_small<Float8e5m2>(address);
+    case pynccl::abi::ncclNumTypes:
+      break;
+  }
+  return {};
+}
+
+size_t element_size(ncclDataType_t dtype) { return kElementSizes[dtype]; }
+
+const char* kernel_isa() { return chosen_isa().name; }
+
+}  // namespace hostnccl

@@ -1,0 +1,91 @@
+// Conversions between float32 and the floats narrower than it, one element at a time, free of
+// branches so that loops over them vectorise.
+//
+// Everything here has internal linkage, because each instruction set compiles its own copy: an
+// inline function that the linker could merge might bring AVX-512 code to a CPU without it.
+#pragma once
+
+#include <cstdint>
+
+namespace hostnccl {
+namespace {
+
+inline constexpr uint32_t kSignBit = 0x80000000;
+inline constexpr int32_t kInfinityBits = 0x7f800000;
+inline constexpr uint32_t kFloatNan = 0x7fffffff;           // CUDART_NAN_F
+inline constexpr uint64_t kDoubleNan = 0xfff8000000000000;  // CUDART_NAN
+
+template <typename To, typename From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  return __builtin_bit_cast(To, from);
+}
+
+// A sign, kExponentBits with IEEE 754's bias, kMantissaBits. Codes from kFirstSpecial up are
+// infinity (with a zero mantissa) and NaN. kLargest is what larger magnitudes become.
+template <typename Bits_, int kExponentBits, int kMantissaBits, int32_t kFirstSpecial,
+          int32_t kLargest>
+struct SmallFloat {
+  using Bits = Bits_;
+
+  static float decode(Bits bits) {
+    const int32_t code = bits & kCodeMask;
+    const int32_t normal = (code << kShift) + kRebias;
+    const int32_t special = (code << kShift) | kInfinityBits;
+    // Not by a multiplication of the shifted bits: as a subnormal float32 they would be slow.
+    const int32_t subnormal = bits_as<int32_t>(static_cast<float>(code) * bits_as<float>(kUnit));
+    int32_t magnitude = code < kFirstNormal ? subnormal : normal;
+    magnitude = code >= kFirstSpecial ? special : magnitude;
+    const uint32_t sign = (uint32_t{bits} & kSign) << (32 - kWidth);
+    return bits_as<float>(static_cast<uint32_t>(magnitude) | sign);
+  }
+
+  static uint32_t encode(float value) {
+    const uint32_t bits = bits_as<uint32_t>(value);
+    const float magnitude = bits_as<float>(bits & ~kSignBit);
+    const float clamped = magnitude < bits_as<float>(kLimit) ? magnitude : bits_as<float>(kLimit);
+    // Adding 2^kShift times the value's own power of two, but at least the smallest normal one,
+    // makes the FPU round to the mantissa wanted, and leaves it in the lowest bits of the sum.
+    const int32_t own = bits_as<int32_t>(clamped) & kInfinityBits;
+    const int32_t exponent = own > kMinNormal ? own : kMinNormal;
+    const int32_t magic = exponent + (kShift << 23);
+    const int32_t sum = bits_as<int32_t>(clamped + bits_as<float>(magic));
+    const int32_t code = ((exponent - kMinNormal) >> kShift) + (sum - magic);
+    const uint32_t sign = bits >> (32 - kWidth) & kSign;
+    const uint32_t number = static_cast<uint32_t>(code) | sign;
+    return value == value ? number : uint32_t{kCodeMask};
+  }
+
+ private:
+  static constexpr int kWidth = 1 + kExponentBits + kMantissaBits;
+  static_assert(kWidth == 8 * sizeof(Bits));
+  static constexpr int kShift = 23 - kMantissaBits;
+  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  static constexpr uint32_t kSign = uint32_t{1} << (kWidth - 1);
+  static constexpr int32_t kCodeMask = kSign - 1;  // as a code: CUDA's NaN
+  static constexpr int32_t kFirstNormal = 1 << kMantissaBits;
+  // As the bits of a float32:
+  static constexpr int32_t kRebias = (127 - kBias) << 23;
+  static constexpr int32_t kMinNormal = (127 + 1 - kBias) << 23;
+  static constexpr int32_t kUnit = kMinNormal - (kMantissaBits << 23);  // the smallest subnormal
+  static constexpr int32_t kLimit = (kLargest << kShift) + kRebias;
+};
+
+using Float16 = SmallFloat<uint16_t, 5, 10, 0x7c00, 0x7c00>;
+using Float8e4m3 = SmallFloat<uint8_t, 4, 3, 0x7f, 0x7e>;
+using Float8e5m2 = SmallFloat<uint8_t, 5, 2, 0x7c, 0x7b>;
+
+struct Bfloat16 {
+  using Bits = uint16_t;
+
+  static float decode(Bits bits) { return bits_as<float>(uint32_t{bits} << 16); }
+
+  static uint32_t encode(float value) {
+    const uint32_t bits = bits_as<uint32_t>(value);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // Inf stays, max overflows
+    return value == value ? rounded : 0x7fff;
+  }
+};
+
+}  // namespace
+}  // namespace hostnccl

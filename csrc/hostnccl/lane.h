@@ -1,0 +1,75 @@
+// What ranks share: one Lane per rank, one Channel per ordered pair of ranks, one Header. These are
+// the layouts in memory; World lays them out. All of it starts as zeros, and pages that nobody
+// touches never exist.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "hostnccl/counter.h"
+#include "hostnccl/kernels/reduce.h"
+
+namespace hostnccl {
+
+inline constexpr uint32_t kProtocol = 1;  // of the rendezvous and of everything in this file
+inline constexpr int kMaxRanks = 1024;
+inline constexpr size_t kSlotBytes = size_t{256} << 10;
+
+enum class Presence : uint32_t { Absent, Alive, Left, Aborted };
+
+// One collective call as its rank made it.
+struct Descriptor {
+  uint64_t count;  // elements of one block
+  uint64_t send;   // addresses in the owner's memory
+  uint64_t recv;
+  Scalar scalar;
+  int32_t root;
+  uint8_t kind;
+  uint8_t dtype;
+  uint8_t reduce;
+  uint8_t multiplies;
+};
+
+// Two descriptors and two slots, used alternately: a rank fills one for its call k only after every
+// rank has published call k-1, and so has done with call k-2.
+struct alignas(4096) Lane {
+  alignas(128) Counter stage;
+  alignas(128) Descriptor descriptors[2];
+  alignas(128) std::atomic<Presence> presence;
+  std::atomic<uint32_t> reading;  // this rank is reading another's memory by pointer
+  int32_t pid;
+  uint64_t start;
+  uint64_t probe;  // address of a word with a known value in the owner's memory
+  std::atomic<uint32_t> reads_directly;
+  alignas(4096) unsigned char slots[2][kSlotBytes];
+};
+
+inline constexpr uint32_t kCells = 4;  // a power of two
+inline constexpr size_t kCellBytes = size_t{8} << 10;
+
+enum class Transfer : uint32_t { Eager, Direct, Pieces };
+
+struct Cell {
+  uint64_t count;
+  uint64_t address;  // Direct: where the receiver reads it
+  uint32_t dtype;
+  Transfer transfer;
+  alignas(64) unsigned char payload[kCellBytes];
+};
+
+// A ring with one sender and one receiver.
+struct alignas(4096) Channel {
+  alignas(128) Counter posted;
+  alignas(128) Counter taken;
+  alignas(128) Cell cells[kCells];
+};
+
+struct alignas(4096) Header {
+  enum Failing : uint32_t { None, Writing, Written };
+  std::atomic<uint32_t> failing;
+  uint32_t code;
+  char text[2048];
+};
+
+}  // namespace hostnccl

@@ -1,0 +1,59 @@
+// The messages of a rendezvous, over an abstract unix socket of record type: one message, one
+// record. Such a socket has no file and vanishes with its last descriptor, however a process ends.
+#pragma once
+
+#include <bitset>
+#include <optional>
+#include <string>
+
+#include "hostnccl/error.h"
+#include "hostnccl/fd.h"
+#include "hostnccl/lane.h"
+#include "hostnccl/process.h"
+#include "hostnccl/unique_id.h"
+
+namespace hostnccl {
+
+using Arrivals = std::bitset<kMaxRanks>;
+
+struct Hello {
+  char magic[8];      // these two fields stay where they are for ever
+  uint32_t protocol;  //
+  int32_t nranks;
+  int32_t rank;
+  ProcessId process;
+};
+
+Hello make_hello(int nranks, int rank);
+bool is_hello(const Hello& hello);
+
+enum class Answer : uint32_t { Progress, Accepted, Refused };
+
+struct Reply {
+  Answer answer;
+  abi::ncclResult_t code;  // Refused
+  int32_t host_rank;
+  ProcessId host;
+  Arrivals arrivals;
+  char text[1024];  // Refused
+
+  static Reply refusal(const Error& error);
+};
+
+// The socket bound under the name, or none if somebody else has bound it.
+Fd try_to_host(const MeetingName& name);
+
+// A connection to whoever hosts the name, or none if nobody does.
+Fd try_to_join(const MeetingName& name);
+
+ProcessId peer_process(int fd);
+bool peer_is_same_user(int fd);
+
+bool send_hello(int fd, const Hello& hello);
+bool send_reply(int fd, const Reply& reply, int passed_fd = -1);
+
+enum class Received { Message, Nothing, Closed };
+Received receive_hello(int fd, Hello& hello);
+Received receive_reply(int fd, Reply& reply, Fd& passed_fd);
+
+}  // namespace hostnccl

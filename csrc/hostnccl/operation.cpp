@@ -1,0 +1,69 @@
+#include "hostnccl/operation.h"
+
+#include <iterator>
+
+namespace hostnccl {
+
+const Shape& shape_of(Kind kind) {
+  static constexpr Shape kShapes[] = {
+      {"ncclAllReduce", false, true, false, false},
+      {"ncclBroadcast", false, false, true, false},
+      {"ncclReduce", false, true, false, true},
+      {"ncclAllGather", false, false, false, false},
+      {"ncclReduceScatter", true, true, false, false},
+      {"ncclAlltoAll", true, false, false, false},
+      {"ncclGather", false, false, false, true},
+      {"ncclScatter", true, false, true, false},
+      {"ncclCommSplit", false, false, false, false},
+      {"ncclSend", false, false, false, false},
+      {"ncclRecv", false, false, false, false},
+  };
+  static_assert(std::size(kShapes) == size_t(Kind::Recv) + 1);
+  return kShapes[static_cast<size_t>(kind)];
+}
+
+const char* dtype_name(unsigned dtype) {
+  static constexpr const char* kNames[] = {
+      "int8",    "uint8",   "int32",   "uint32",   "int64",       "uint64",
+      "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2",
+  };
+  static_assert(std::size(kNames) == abi::ncclNumTypes);
+  return dtype < abi::ncclNumTypes ? kNames[dtype] : "unknown type";
+}
+
+Descriptor describe(const Operation& operation) {
+  Descriptor call{};
+  call.count = operation.count;
+  call.send = reinterpret_cast<uint64_t>(operation.send);
+  call.recv = reinterpret_cast<uint64_t>(operation.recv);
+  call.scalar = operation.multiplier.from == Multiplier::From::Address
+                    ? load_scalar(operation.multiplier.address, operation.dtype)
+                    : operation.multiplier.value;
+  call.root = operation.root;
+  call.kind = static_cast<uint8_t>(operation.kind);
+  call.dtype = static_cast<uint8_t>(operation.dtype);
+  call.reduce = static_cast<uint8_t>(operation.reduce);
+  call.multiplies = operation.multiplier.from != Multiplier::From::None;
+  return call;
+}
+
+bool same_call(const Descriptor& a, const Descriptor& b) {
+  return a.count == b.count && a.root == b.root && a.kind == b.kind && a.dtype == b.dtype &&
+         a.reduce == b.reduce && a.multiplies == b.multiplies;
+}
+
+std::string to_text(const Descriptor& call) {
+  static constexpr const char* kReductions[] = {"sum", "prod", "max", "min", "avg"};
+  const Kind kind = static_cast<Kind>(call.kind);
+  if (kind == Kind::Split) return "ncclCommSplit()";
+  const Shape& shape = shape_of(kind);
+  std::string text = format("%s(count=%llu, %s", shape.name,
+                            static_cast<unsigned long long>(call.count), dtype_name(call.dtype));
+  if (shape.reduces) {
+    text += format(", %s", call.multiplies ? "premulsum" : kReductions[call.reduce]);
+  }
+  if (shape.has_root()) text += format(", root=%d", call.root);
+  return text + ")";
+}
+
+}  // namespace hostnccl

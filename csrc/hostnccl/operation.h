@@ -1,0 +1,69 @@
+// One call of a collective, a send or a receive, with its arguments checked, and the table of what
+// the collectives have in common.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "hostnccl/error.h"
+#include "hostnccl/kernels/reduce.h"
+#include "hostnccl/lane.h"
+
+namespace hostnccl {
+
+enum class Kind : uint8_t {
+  AllReduce,
+  Broadcast,
+  Reduce,
+  AllGather,
+  ReduceScatter,
+  AlltoAll,
+  Gather,
+  Scatter,
+  Split,  // an AllGather of the engine's own
+  Send,
+  Recv,
+};
+
+// Every collective: each source contributes one block, or one for each destination; each receiver
+// copies the blocks that are for it, or reduces them into one.
+struct Shape {
+  const char* name;
+  bool block_per_destination;
+  bool reduces;
+  bool only_root_sends;
+  bool only_root_receives;
+  bool has_root() const { return only_root_sends || only_root_receives; }
+};
+
+const Shape& shape_of(Kind kind);
+inline bool is_collective(Kind kind) { return kind <= Kind::Split; }
+
+// PreMulSum's scalar: a value, or an address that is read when the operation runs.
+struct Multiplier {
+  enum class From : uint8_t { None, Value, Address } from = From::None;
+  Scalar value{};
+  const void* address = nullptr;
+};
+
+struct Operation {
+  Kind kind;
+  abi::ncclDataType_t dtype;
+  ReduceKind reduce = ReduceKind::Sum;
+  int root = 0;  // or the peer
+  const void* send = nullptr;
+  void* recv = nullptr;
+  size_t count = 0;  // elements of one block
+  Multiplier multiplier = {};
+
+  size_t block_bytes() const { return count * element_size(dtype); }
+};
+
+Descriptor describe(const Operation& operation);  // reads a multiplier's address
+bool same_call(const Descriptor& a, const Descriptor& b);
+std::string to_text(const Descriptor& call);  // "all_reduce(count=4, float32, sum)"
+
+const char* dtype_name(unsigned dtype);
+
+}  // namespace hostnccl

@@ -1,0 +1,89 @@
+#include "hostnccl/p2p.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "hostnccl/communicator.h"
+#include "hostnccl/peer_memory.h"
+
+namespace hostnccl {
+namespace {
+
+Cell& cell_of(Channel& channel, uint32_t number) { return channel.cells[number % kCells]; }
+
+Transfer transfer_for(const World& world, size_t bytes) {
+  if (bytes <= kCellBytes) return Transfer::Eager;
+  return world.direct() ? Transfer::Direct : Transfer::Pieces;
+}
+
+void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
+  if (cell.count == recv.count && cell.dtype == recv.dtype) return;
+  fail(abi::ncclInvalidUsage, "rank %d sends %llu x %s to rank %d, which receives %zu x %s",
+       recv.root, static_cast<unsigned long long>(cell.count), dtype_name(cell.dtype), comm.rank(),
+       recv.count, dtype_name(recv.dtype));
+}
+
+}  // namespace
+
+Task run_send(Communicator& comm, const Operation& operation) {
+  World& world = comm.world();
+  const int peer = operation.root;
+  Channel& channel = world.channel(comm.rank(), peer);
+  const size_t bytes = operation.block_bytes();
+  uint32_t number = channel.posted.own();
+  co_await until(channel.taken, number + 1 - kCells, peer);  // a free cell
+
+  Cell& first = cell_of(channel, number);
+  first.count = operation.count;
+  first.dtype = operation.dtype;
+  first.transfer = transfer_for(world, bytes);
+  if (first.transfer == Transfer::Direct) {
+    first.address = reinterpret_cast<uint64_t>(operation.send);
+    Exposure exposure(world, comm.rank());
+    channel.posted.raise(number + 1);
+    co_await until(channel.taken, number + 1, peer);
+    exposure.close();
+    co_return;
+  }
+  const char* from = static_cast<const char*>(operation.send);
+  for (size_t done = 0;;) {
+    const size_t piece = std::min(kCellBytes, bytes - done);
+    if (piece != 0) std::memcpy(cell_of(channel, number).payload, from + done, piece);
+    channel.posted.raise(++number);
+    done += piece;
+    if (done == bytes) break;
+    co_await until(channel.taken, number + 1 - kCells, peer);
+  }
+}
+
+Task run_recv(Communicator& comm, const Operation& operation) {
+  World& world = comm.world();
+  const int peer = operation.root;
+  Channel& channel = world.channel(peer, comm.rank());
+  const size_t bytes = operation.block_bytes();
+  uint32_t number = channel.taken.own();
+  co_await until(channel.posted, number + 1, peer);
+
+  const Cell& first = cell_of(channel, number);
+  check_match(comm, operation, first);
+  if (first.transfer == Transfer::Direct) {
+    {
+      const Reading reading(world, comm.rank());
+      reading.read(peer, first.address, operation.recv, bytes);
+      reading.finish();
+    }
+    channel.taken.raise(number + 1);
+    co_return;
+  }
+  char* to = static_cast<char*>(operation.recv);
+  for (size_t done = 0;;) {
+    const size_t piece = std::min(kCellBytes, bytes - done);
+    if (piece != 0) std::memcpy(to + done, cell_of(channel, number).payload, piece);
+    channel.taken.raise(++number);
+    done += piece;
+    if (done == bytes) break;
+    co_await until(channel.posted, number + 1, peer);
+  }
+}
+
+}  // namespace hostnccl

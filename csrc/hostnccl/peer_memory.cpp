@@ -1,0 +1,93 @@
+#include "hostnccl/peer_memory.h"
+
+#include <sched.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace hostnccl {
+namespace {
+
+constexpr size_t kBlock = size_t{4} << 20;  // between two looks at the failure word
+
+// The bytes read; less than asked, with errno, when it failed.
+size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
+  size_t done = 0;
+  while (done < bytes) {
+    iovec local{static_cast<char*>(to) + done, bytes - done};
+    iovec remote{reinterpret_cast<void*>(address + done), bytes - done};
+    const ssize_t read = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (read < 0 && errno == EINTR) continue;
+    if (read <= 0) break;
+    done += static_cast<size_t>(read);
+  }
+  return done;
+}
+
+}  // namespace
+
+bool direct_reads_wanted() {
+  const char* value = std::getenv("HOSTNCCL_CMA");
+  return value == nullptr || std::strcmp(value, "0") != 0;
+}
+
+bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
+  return read_process(pid, address, to, bytes) == bytes;
+}
+
+Reading::Reading(World& world, int rank) : world_(world), flag_(world.lane(rank).reading) {
+  flag_.store(1, std::memory_order_seq_cst);
+  try {
+    check();
+  } catch (...) {
+    flag_.store(0, std::memory_order_release);
+    throw;
+  }
+}
+
+Reading::~Reading() { flag_.store(0, std::memory_order_release); }
+
+void Reading::check() const {
+  if (world_.failed()) throw world_.failure();
+}
+
+void Reading::read(int peer, uint64_t address, void* to, size_t bytes) const {
+  for (size_t done = 0; done < bytes;) {
+    const size_t block = std::min(kBlock, bytes - done);
+    char* target = static_cast<char*>(to) + done;
+    if (world_.same_process(peer)) {
+      std::memcpy(target, reinterpret_cast<const char*>(address) + done, block);
+    } else if (read_process(world_.process(peer).pid, address + done, target, block) != block) {
+      const int error = errno;
+      check();
+      if (error == ESRCH || !is_alive(world_.process(peer))) {
+        fail(abi::ncclRemoteError, "%s died while its memory was being read",
+             world_.name_of(peer).c_str());
+      }
+      errno = error;
+      fail_errno("reading %zu bytes at %#llx of %s", block,
+                 static_cast<unsigned long long>(address + done), world_.name_of(peer).c_str());
+    }
+    done += block;
+    if (done < bytes) check();
+  }
+}
+
+const void* Reading::view(int peer, uint64_t address, void* scratch, size_t bytes) const {
+  if (world_.same_process(peer)) return reinterpret_cast<const void*>(address);
+  read(peer, address, scratch, bytes);
+  return scratch;
+}
+
+Exposure::~Exposure() {
+  if (!open_) return;
+  for (int rank = 0; rank < world_.nranks(); ++rank) {
+    if (rank == rank_ || !world_.same_process(rank)) continue;
+    while (world_.lane(rank).reading.load(std::memory_order_seq_cst) != 0) sched_yield();
+  }
+}
+
+}  // namespace hostnccl

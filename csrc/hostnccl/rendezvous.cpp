@@ -1,0 +1,160 @@
+#include "hostnccl/rendezvous.h"
+
+#include <poll.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include "hostnccl/meeting_host.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr int kPollMs = 50;
+
+std::chrono::seconds timeout_from_environment() {
+  constexpr long kDefault = 300;
+  const char* text = std::getenv("HOSTNCCL_INIT_TIMEOUT");
+  if (text == nullptr || *text == '\0') return std::chrono::seconds(kDefault);
+  char* end = nullptr;
+  errno = 0;
+  const long seconds = std::strtol(text, &end, 10);
+  if (*end != '\0' || errno != 0 || seconds <= 0 || seconds > 1000000000) {
+    fail(abi::ncclInvalidArgument,
+         "HOSTNCCL_INIT_TIMEOUT=%s is not a positive number of whole seconds", text);
+  }
+  return std::chrono::seconds(seconds);
+}
+
+// The worlds that this process has mapped, by their names.
+struct Registry {
+  std::mutex mutex;
+  std::map<MeetingName, std::weak_ptr<World>> worlds;
+};
+
+Registry& registry() {
+  static Registry& instance = *new Registry;  // outlives every thread
+  return instance;
+}
+
+void forbid_second_use(const MeetingName& name) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.worlds.find(name);
+  if (found != all.worlds.end() && !found->second.expired()) {
+    fail(abi::ncclInvalidUsage, "commId has already made a communicator whose ranks are complete");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<World> map_world(int fd, int nranks, const MeetingName& name) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.worlds, [](const auto& item) { return item.second.expired(); });
+  std::weak_ptr<World>& known = all.worlds[name];
+  std::shared_ptr<World> world = known.lock();
+  if (world == nullptr) known = world = std::make_shared<World>(fd, nranks, name);
+  return world;
+}
+
+Rendezvous::Rendezvous(int nranks, int rank)
+    : nranks_(nranks),
+      rank_(rank),
+      timeout_(timeout_from_environment()),
+      deadline_(Clock::now() + timeout_) {
+  arrivals_.set(static_cast<size_t>(rank));
+}
+
+std::shared_ptr<World> Rendezvous::meet(const MeetingName& name) {
+  if (nranks_ == 1) {
+    auto world = std::make_shared<World>(-1, 1, name);
+    world->set_process(0, this_process());
+    return world;
+  }
+  forbid_second_use(name);
+  for (;;) {
+    if (Fd listener = try_to_host(name)) return MeetingHost(*this, name, std::move(listener)).run();
+    if (Fd connection = try_to_join(name)) {
+      if (auto world = try_as_client(name, std::move(connection))) return world;
+    }
+    check_patience();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Nothing when the host closed before it had greeted: its meeting was over already.
+std::shared_ptr<World> Rendezvous::try_as_client(const MeetingName& name, Fd connection) {
+  const int fd = connection.get();
+  ProcessId host = peer_process(fd);
+  if (!peer_is_same_user(fd)) {
+    fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", host.pid);
+  }
+  int host_rank = -1;
+  if (send_hello(fd, make_hello(nranks_, rank_))) {
+    for (;;) {
+      Reply reply;
+      Fd passed;
+      const Received received = receive_reply(fd, reply, passed);
+      if (received == Received::Closed) break;
+      if (received == Received::Nothing) {
+        check_patience();
+        pollfd wait{fd, POLLIN, 0};
+        poll(&wait, 1, kPollMs);
+        continue;
+      }
+      if (reply.answer == Answer::Refused) throw Error(reply.code, reply.text);
+      if (reply.answer == Answer::Accepted) return map_world(passed.get(), nranks_, name);
+      host_rank = reply.host_rank;
+      note(reply.arrivals);
+    }
+  }
+  if (host_rank >= 0) {
+    fail(abi::ncclRemoteError, "rank %d (pid %d) %s during the rendezvous that it hosted; %s",
+         host_rank, host.pid, is_alive(host) ? "gave up" : "died", progress().c_str());
+  }
+  if (!is_alive(host)) {
+    fail(abi::ncclRemoteError, "pid %d died during the rendezvous that it hosted; %s", host.pid,
+         progress().c_str());
+  }
+  return nullptr;
+}
+
+void Rendezvous::check_patience() const {
+  if (cancelled_.load(std::memory_order_relaxed)) {
+    fail(abi::ncclInvalidUsage, "rank %d aborted the initialisation of its communicator; %s", rank_,
+         progress().c_str());
+  }
+  if (Clock::now() < deadline_) return;
+  const std::string now = progress();
+  const size_t comma = now.find(" have arrived");
+  fail(abi::ncclTimeout, "%s arrived within %lld s%s", now.substr(0, comma).c_str(),
+       static_cast<long long>(timeout_.count()), now.substr(comma + 13).c_str());
+}
+
+void Rendezvous::note(const Arrivals& arrivals) {
+  const std::lock_guard lock(mutex_);
+  arrivals_ = arrivals;
+}
+
+std::string Rendezvous::progress() const {
+  Arrivals arrivals;
+  {
+    const std::lock_guard lock(mutex_);
+    arrivals = arrivals_;
+  }
+  constexpr int kMostNamed = 16;
+  std::string missing;
+  int named = 0;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    if (arrivals.test(static_cast<size_t>(rank))) continue;
+    if (named == kMostNamed) missing += ", ...";
+    if (named++ >= kMostNamed) break;
+    missing += format("%s%d", missing.empty() ? "; missing: " : ", ", rank);
+  }
+  return format("%zu of %d ranks have arrived%s", arrivals.count(), nranks_, missing.c_str());
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,43 @@
+// How ranks that hold the same unique id find each other. The first to come binds the meeting's
+// socket and hosts it within its own init call; the others say hello to it. When all have come they
+// get the memory of their world; when it cannot be, each gets the reason.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "hostnccl/counter.h"
+#include "hostnccl/meeting_socket.h"
+#include "hostnccl/world.h"
+
+namespace hostnccl {
+
+class Rendezvous {
+ public:
+  Rendezvous(int nranks, int rank);
+
+  // Blocks until the world is complete. Throws when it cannot be, at the deadline, or after cancel.
+  std::shared_ptr<World> meet(const MeetingName& name);
+
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+
+  std::string progress() const;  // "2 of 4 ranks have arrived; missing: 1, 3"
+
+ private:
+  std::shared_ptr<World> try_as_client(const MeetingName& name, Fd connection);
+  void check_patience() const;
+  void note(const Arrivals& arrivals);
+  friend class MeetingHost;
+
+  const int nranks_;
+  const int rank_;
+  const std::chrono::seconds timeout_;
+  const Clock::time_point deadline_;
+  std::atomic<bool> cancelled_{false};
+  mutable std::mutex mutex_;
+  Arrivals arrivals_;
+};
+
+}  // namespace hostnccl

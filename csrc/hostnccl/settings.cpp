@@ -1,0 +1,41 @@
+#include "hostnccl/settings.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "hostnccl/error.h"
+
+namespace hostnccl {
+
+Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) {
+  if (given == nullptr) return inherited;
+  constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking) + sizeof(int);
+  constexpr size_t kLargest = size_t{1} << 16;  // beyond that it was never initialised
+  if (given->magic != abi::kApiMagic) {
+    fail(abi::ncclInvalidArgument,
+         "config->magic=%#x: it was not initialised with "
+         "NCCL_CONFIG_INITIALIZER",
+         given->magic);
+  }
+  if (given->size < kSmallest || given->size > kLargest) {
+    fail(abi::ncclInvalidArgument, "config->size=%zu is not the size of an ncclConfig_t",
+         given->size);
+  }
+  abi::ncclConfig_t config;  // fields that an older caller does not have keep their defaults
+  std::memcpy(&config, given, std::min(given->size, sizeof config));
+  Settings settings = inherited;
+  if (config.blocking != abi::kUndefInt) {
+    if (config.blocking != 0 && config.blocking != 1) {
+      fail(abi::ncclInvalidArgument, "config->blocking=%d is neither 0 nor 1", config.blocking);
+    }
+    settings.blocking = config.blocking == 1;
+  }
+  if (config.splitShare != abi::kUndefInt && config.splitShare != 0 && config.splitShare != 1) {
+    fail(abi::ncclInvalidArgument, "config->splitShare=%d is neither 0 nor 1", config.splitShare);
+  }
+  if (config.commName != nullptr) settings.name = config.commName;
+  return settings;
+}
+
+}  // namespace hostnccl

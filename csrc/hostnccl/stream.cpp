@@ -1,0 +1,65 @@
+#include "hostnccl/stream.h"
+
+#include "hostnccl/thread.h"
+
+namespace hostnccl {
+
+HandleTable<Stream>& streams() {
+  static HandleTable<Stream>& table = *new HandleTable<Stream>;
+  return table;
+}
+
+void Stream::enqueue(const Ref<Stream>& self, Work work) {
+  Stream& stream = *self;
+  const std::lock_guard lock(stream.mutex_);
+  if (!stream.has_thread_) {
+    start_thread([self] { self->run(); });
+    stream.has_thread_ = true;
+  }
+  stream.queue_.push_back(std::move(work));
+  ++stream.enqueued_;
+  stream.changed_.notify_one();
+}
+
+void Stream::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    {
+      const Work work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      try {
+        work();
+      } catch (...) {
+        note_failure();
+      }
+    }
+    finished_.raise(finished_.own() + 1);
+    lock.lock();
+  }
+}
+
+void Stream::synchronize() {
+  uint32_t target;
+  {
+    const std::lock_guard lock(mutex_);
+    target = enqueued_;
+  }
+  const Wanted wanted{&finished_, target};
+  while (!wanted.arrived()) sleep_on(wanted, std::chrono::seconds(1));
+}
+
+bool Stream::idle() {
+  const std::lock_guard lock(mutex_);
+  return finished_.reached(enqueued_);
+}
+
+void Stream::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_one();
+}
+
+}  // namespace hostnccl

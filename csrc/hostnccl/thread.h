@@ -1,0 +1,37 @@
+// Starts a thread of the engine's own. It takes no signals: those are for the user's threads.
+#pragma once
+
+#include <signal.h>
+
+#include <thread>
+#include <utility>
+
+namespace hostnccl {
+
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+template <typename Body>
+std::thread make_thread(Body&& body) {
+  const SignalsBlocked blocked;  // inherited by the new thread
+  return std::thread(std::forward<Body>(body));
+}
+
+template <typename Body>
+void start_thread(Body&& body) {
+  make_thread(std::forward<Body>(body)).detach();
+}
+
+}  // namespace hostnccl

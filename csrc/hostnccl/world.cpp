@@ -1,0 +1,129 @@
+#include "hostnccl/world.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "hostnccl/peer_memory.h"
+
+namespace hostnccl {
+namespace {
+
+size_t lanes_at() { return sizeof(Header); }
+
+size_t channels_at(int nranks) { return lanes_at() + sizeof(Lane) * static_cast<size_t>(nranks); }
+
+}  // namespace
+
+size_t World::bytes(int nranks) {
+  const size_t n = static_cast<size_t>(nranks);
+  return channels_at(nranks) + sizeof(Channel) * n * n;
+}
+
+World::World(int fd, int nranks, const MeetingName& name)
+    : nranks_(nranks),
+      own_pid_(getpid()),
+      name_(name),
+      bytes_(bytes(nranks)),
+      crowded_(nranks > usable_cpus()) {
+  const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
+  memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (memory_ == MAP_FAILED) fail_errno("mmap of %zu bytes for %d ranks", bytes_, nranks);
+  unsigned char* base = static_cast<unsigned char*>(memory_);
+  header_ = reinterpret_cast<Header*>(base);
+  lanes_ = reinterpret_cast<Lane*>(base + lanes_at());
+  channels_ = reinterpret_cast<Channel*>(base + channels_at(nranks));
+  std::memcpy(&probe_word_, name_.data(), sizeof probe_word_);
+}
+
+World::~World() { munmap(memory_, bytes_); }
+
+void World::set_process(int rank, const ProcessId& process) {
+  lane(rank).pid = process.pid;
+  lane(rank).start = process.start;
+}
+
+void World::enter(int rank) {
+  Lane& own = lane(rank);
+  own.probe = reinterpret_cast<uint64_t>(&probe_word_);
+  own.presence.store(Presence::Alive, std::memory_order_release);
+  own.stage.raise(1);
+}
+
+void World::probe(int rank) {
+  bool all = direct_reads_wanted();
+  for (int peer = 0; peer < nranks_ && all; ++peer) {
+    if (same_process(peer)) continue;
+    uint64_t word = 0;
+    all = can_read(process(peer).pid, lane(peer).probe, &word, sizeof word) && word == probe_word_;
+  }
+  bool alone = true;
+  for (int peer = 0; peer < nranks_; ++peer) alone = alone && same_process(peer);
+  lane(rank).reads_directly.store(all || alone, std::memory_order_relaxed);
+  lane(rank).stage.raise(2);
+}
+
+void World::settle() {
+  bool all = true;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    all = all && lane(rank).reads_directly.load(std::memory_order_relaxed) != 0;
+  }
+  direct_ = all;
+}
+
+Error World::failure() const {
+  // Whoever writes the text does so at once, unless it is killed in between.
+  for (int i = 0; i < 1000 && header_->failing.load(std::memory_order_acquire) != Header::Written;
+       ++i) {
+    sched_yield();
+  }
+  if (header_->failing.load(std::memory_order_acquire) != Header::Written) {
+    return Error(abi::ncclRemoteError, "a rank ended while it reported a failure");
+  }
+  return Error(static_cast<abi::ncclResult_t>(header_->code), header_->text);
+}
+
+void World::fail(const Error& error) {
+  uint32_t none = Header::None;
+  if (!header_->failing.compare_exchange_strong(none, Header::Writing)) return;
+  header_->code = error.code();
+  const size_t length = std::min(error.text().size(), sizeof header_->text - 1);
+  std::memcpy(header_->text, error.text().data(), length);
+  header_->text[length] = '\0';
+  header_->failing.store(Header::Written);
+  wake_all();
+}
+
+void World::check_owner(int rank, const Wanted& wanted, bool look_for_life) {
+  const Presence presence = lane(rank).presence.load(std::memory_order_acquire);
+  const char* how = nullptr;
+  if (presence == Presence::Left) {
+    how = "destroyed its communicator";
+  } else if (presence == Presence::Aborted) {
+    how = "aborted its communicator";
+  } else if (look_for_life && !same_process(rank) && !is_alive(process(rank))) {
+    how = "died";
+  }
+  // It may have raised the word as the last thing it did.
+  if (how == nullptr || wanted.arrived()) return;
+  hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
+                 name_of(rank).c_str(), how);
+}
+
+void World::leave(int rank, Presence how) {
+  lane(rank).presence.store(how, std::memory_order_release);
+  wake_all();
+}
+
+void World::wake_all() const {
+  for (int rank = 0; rank < nranks_; ++rank) lane(rank).stage.wake();
+}
+
+std::string World::name_of(int rank) const {
+  return format("rank %d (pid %d)", rank, lane(rank).pid);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,72 @@
+// The memory that the ranks of one communicator share, and what is known of its ranks. A process
+// maps it once, however many of the ranks are threads of it.
+//
+// The first failure of any rank is written here, and ends the world for all: whoever waits or calls
+// afterwards gets that code and text.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hostnccl/error.h"
+#include "hostnccl/lane.h"
+#include "hostnccl/process.h"
+#include "hostnccl/unique_id.h"
+
+namespace hostnccl {
+
+class World {
+ public:
+  static size_t bytes(int nranks);
+
+  // Maps fd (-1: private memory of this process, for a single rank).
+  World(int fd, int nranks, const MeetingName& name);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
+
+  int nranks() const { return nranks_; }
+  Lane& lane(int rank) const { return lanes_[rank]; }
+  Channel& channel(int source, int destination) const {
+    return channels_[static_cast<size_t>(source) * static_cast<size_t>(nranks_) +
+                     static_cast<size_t>(destination)];
+  }
+
+  void set_process(int rank, const ProcessId& process);  // before any rank runs
+  ProcessId process(int rank) const { return {lane(rank).pid, lane(rank).start}; }
+  bool same_process(int rank) const { return lane(rank).pid == own_pid_; }
+  bool crowded() const { return crowded_; }  // more ranks than CPUs
+
+  // The last steps of every rank's init, in lockstep: each step ends when all have taken it.
+  void enter(int rank);                    // to stage 1
+  void probe(int rank);                    // to stage 2
+  void settle();                           // after stage 2, before the first operation
+  bool direct() const { return direct_; }  // every rank can read every other's memory
+
+  bool failed() const { return header_->failing.load(std::memory_order_acquire) != Header::None; }
+  Error failure() const;
+  void fail(const Error& error);  // the first one counts
+
+  // Throws if target can no longer arrive because of the rank that should raise the word.
+  void check_owner(int rank, const Wanted& wanted, bool look_for_life);
+
+  void leave(int rank, Presence how);
+  void wake_all() const;
+  std::string name_of(int rank) const;  // "rank 2 (pid 4711)"
+
+ private:
+  int nranks_;
+  int own_pid_;
+  MeetingName name_;
+  size_t bytes_;
+  void* memory_;
+  Header* header_;
+  Lane* lanes_;
+  Channel* channels_;
+  bool crowded_;
+  std::atomic<bool> direct_{false};
+  uint64_t probe_word_;
+};
+
+}  // namespace hostnccl

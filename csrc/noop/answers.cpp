@@ -1,0 +1,125 @@
+// The functions of the no-op library whose answer a caller relies on. A communicator is no object:
+// its handle is the number of its ranks and its own rank.
+#include <cstdint>
+#include <cstdlib>
+
+#include "noop/exports.h"
+
+namespace pynccl::abi {
+namespace {
+
+constexpr int kRankBits = 24;
+
+ncclComm_t makeComm(int nranks, int rank) {
+  const auto ranks = static_cast<std::uintptr_t>(nranks) << kRankBits;
+  return reinterpret_cast<ncclComm_t>(ranks | static_cast<std::uintptr_t>(rank));
+}
+
+int ranksOf(ncclComm_t comm) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(comm) >> kRankBits);
+}
+
+int rankOf(ncclComm_t comm) {
+  constexpr std::uintptr_t mask = (std::uintptr_t{1} << kRankBits) - 1;
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(comm) & mask);
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = kVersion;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId, int rank) {
+  *comm = makeComm(nranks, rank);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId, int rank,
+                                    ncclConfig_t*) {
+  *comm = makeComm(nranks, rank);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int,
+                                      ncclUniqueId*, ncclConfig_t*) {
+  *newcomm = makeComm(nranks, myrank);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int*) {
+  for (int i = 0; i < ndev; ++i) comm[i] = makeComm(ndev, i);
+  return ncclSuccess;
+}
+
+// Who else has which colour is not known here: the new communicator is like the old one.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int, ncclComm_t* newcomm, ncclConfig_t*) {
+  *newcomm = color == kSplitNoColor ? nullptr : comm;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
+                            ncclComm_t* newcomm, ncclConfig_t*, int) {
+  int rank = rankOf(comm);
+  for (int i = 0; i < excludeRanksCount; ++i) rank -= excludeRanksList[i] < rankOf(comm);
+  *newcomm = makeComm(ranksOf(comm) - excludeRanksCount, rank);
+  return ncclSuccess;
+}
+
+// A rank that is in the old communicator keeps its number and gives -1.
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId*, int rank,
+                          ncclComm_t* newcomm, ncclConfig_t*) {
+  *newcomm = makeComm(nRanks, rank < 0 ? rankOf(comm) : rank);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  *count = ranksOf(comm);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  *rank = rankOf(comm);
+  return ncclSuccess;
+}
+
+// Whoever asks for memory writes into it.
+ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
+  *ptr = std::malloc(size == 0 ? 1 : size);
+  return *ptr == nullptr ? ncclSystemError : ncclSuccess;
+}
+
+ncclResult_t ncclMemFree(void* ptr) {
+  std::free(ptr);
+  return ncclSuccess;
+}
+
+CUresult hostDeviceGetCount(int* count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult hostDeviceGetName(char* name, int len, CUdevice) {
+  if (len > 0) name[0] = '\0';
+  return CUDA_SUCCESS;
+}
+
+CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr) {
+  unsigned value = 0;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) value = CU_MEMORYTYPE_HOST;
+  *static_cast<unsigned*>(data) = value;
+  return CUDA_SUCCESS;
+}
+
+// All work before it is done already, and a function that is never called may hold what it frees.
+CUresult hostLaunchHostFunc(CUstream, CUhostFn function, void* userData) {
+  function(userData);
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
+
+}  // namespace pynccl::abi

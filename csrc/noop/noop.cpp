@@ -1,0 +1,95 @@
+// Every entry point as a function that does nothing, generated from the lists: it succeeds at
+// once, and what it returns through a pointer is harmless. All are weak: answers.cpp overrides
+// those whose answer matters.
+#include <cstddef>
+#include <type_traits>
+
+#include "noop/exports.h"
+
+namespace pynccl::abi {
+namespace {
+
+// What handles point to that stand for nothing.
+alignas(std::max_align_t) char handleTarget[64];
+
+template <class Result>
+Result done() {
+  if constexpr (std::is_same_v<Result, const char*>) {
+    return "no-op";
+  } else {
+    return Result();
+  }
+}
+
+template <class T>
+void fill(T* out) {
+  if (out == nullptr) return;
+  if constexpr (std::is_same_v<T, const char*>) {
+    *out = "";
+  } else if constexpr (std::is_pointer_v<T>) {
+    *out = reinterpret_cast<T>(handleTarget);
+  } else {
+    *out = T();
+  }
+}
+
+template <class T>
+void fillArray(T* out, int count) {
+  if (out == nullptr) return;
+  for (int i = 0; i < count; ++i) fill(out + i);
+}
+
+}  // namespace
+
+// Each parameter of a function is needed twice, as a declaration and to be filled, so the names IN,
+// OUT and so on are no macros here: they are pasted to DECLARE_ and FILL_. Both uses want commas
+// between; the scans are enough for 27 parameters.
+#define PARENTHESES ()
+#define SCAN(...) SCAN2(SCAN2(SCAN2(__VA_ARGS__)))
+#define SCAN2(...) SCAN1(SCAN1(SCAN1(__VA_ARGS__)))
+#define SCAN1(...) SCAN0(SCAN0(SCAN0(__VA_ARGS__)))
+#define SCAN0(...) __VA_ARGS__
+#define EACH(macro, ...) __VA_OPT__(SCAN(EACH_STEP(macro, __VA_ARGS__)))
+#define EACH_STEP(macro, first, ...) \
+  macro(first) __VA_OPT__(, EACH_AGAIN PARENTHESES(macro, __VA_ARGS__))
+#define EACH_AGAIN() EACH_STEP
+
+#define DECLARE(parameter) DECLARE_##parameter
+#define DECLARE_IN(T, name) T name
+#define DECLARE_OUT(T, name) T* name
+#define DECLARE_OUTS(T, name, n) T* name
+#define DECLARE_ARRAY(T, name, n) T* name
+#define DECLARE_STRUCT(T, name) T* name
+#define DECLARE_INOUT(T, name) T* name
+#define DECLARE_BUFFER(name, size, n) void* name
+#define DECLARE_STRINGS(name, n) const char*** name
+
+#define FILL(parameter) FILL_##parameter
+#define FILL_IN(T, name) static_cast<void>(name)
+#define FILL_OUT(T, name) fill(name)
+#define FILL_OUTS(T, name, n) fillArray(name, n)
+#define FILL_ARRAY(T, name, n) static_cast<void>(name)
+#define FILL_STRUCT(T, name) static_cast<void>(name)
+#define FILL_INOUT(T, name) static_cast<void>(name)
+#define FILL_BUFFER(name, size, n) static_cast<void>(name)
+#define FILL_STRINGS(name, n) fill(name)
+
+#define DEFINE(result, name, ...)                                 \
+  __attribute__((weak)) result name(EACH(DECLARE, __VA_ARGS__)) { \
+    EACH(FILL, __VA_ARGS__);                                      \
+    return done<result>();                                        \
+  }
+
+extern "C" {
+
+#define FUNCTION(since, result, name, ...) DEFINE(result, name, __VA_ARGS__)
+#include "abi/nccl_functions.inc"
+#undef FUNCTION
+
+#define FUNCTION(symbol, result, name, ...) DEFINE(result, host##name, __VA_ARGS__)
+#include "abi/driver_functions.inc"
+#undef FUNCTION
+
+}  // extern "C"
+
+}  // namespace pynccl::abi

@@ -1,0 +1,22 @@
+// One function per class: module.cpp calls them in the order in which the classes need each other.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+void bind_enums(py::module_& m);
+void bind_structs(py::module_& m);
+void bind_library(py::module_& m);
+void bind_unique_id(py::module_& m);
+void bind_config(py::module_& m);
+void bind_red_op(py::module_& m);
+void bind_stream(py::module_& m);
+void bind_buffer(py::module_& m);
+void bind_communicator(py::module_& m);
+void bind_group(py::module_& m);
+
+}  // namespace pynccl::python

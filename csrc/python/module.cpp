@@ -1,0 +1,19 @@
+// The extension module pynccl._C.
+#include "python/bindings.h"
+#include "python/errors.h"
+
+PYBIND11_MODULE(_C, m) {
+  using namespace pynccl::python;
+  m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
+  register_exceptions(m);
+  bind_enums(m);
+  bind_structs(m);
+  bind_unique_id(m);
+  bind_library(m);
+  bind_config(m);
+  bind_red_op(m);
+  bind_stream(m);
+  bind_buffer(m);
+  bind_communicator(m);
+  bind_group(m);
+}

@@ -1,0 +1,98 @@
+// NCCL's structs as Python objects, and integers of exact width from Python ones.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <limits>
+#include <map>
+#include <string>
+#include <type_traits>
+
+#include "core/table.h"
+#include "python/errors.h"
+
+namespace pynccl::python {
+
+// A struct together with the storage of the strings that it points to.
+template <class T>
+struct Owned {
+  T value{};
+  std::map<const char* T::*, std::string, bool (*)(const char* T::*, const char* T::*)> strings{
+      [](const char* T::* a, const char* T::* b) { return std::memcmp(&a, &b, sizeof a) < 0; }};
+
+  Owned() = default;
+  Owned(const Owned& other) : value(other.value), strings(other.strings) {
+    for (auto& [member, text] : strings) value.*member = text.c_str();
+  }
+  Owned& operator=(const Owned&) = delete;
+
+  void set(const char* T::* member, const py::object& text) {
+    if (text.is_none()) {
+      value.*member = nullptr;
+      strings.erase(member);
+    } else {
+      value.*member = (strings[member] = py::cast<std::string>(text)).c_str();
+    }
+  }
+};
+
+template <class T>
+inline constexpr bool has_strings = false;
+template <>
+inline constexpr bool has_strings<ncclConfig_t> = true;
+template <>
+inline constexpr bool has_strings<ncclCollConfig_t> = true;
+template <>
+inline constexpr bool has_strings<ncclEncryptionConfig_t> = true;
+
+template <class T>
+using Bound = std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type behind the Python class
+
+// The 128 bytes of an id, from a UniqueId or anything with the buffer protocol.
+ncclUniqueId unique_id_from_python(const char* name, PyObject* value);
+
+// A copy; the strings stay those of the Python object.
+template <class T>
+T struct_from_python(const char* name, PyObject* value) {
+  if constexpr (std::is_same_v<T, ncclUniqueId>) {
+    return unique_id_from_python(name, value);
+  } else {
+    py::detail::make_caster<Bound<T>> caster;
+    if (value == Py_None || !caster.load(value, false))
+      throw_type_error(name, std::string(py::type_id<T>()).c_str(), value);
+    auto& bound = py::detail::cast_op<Bound<T>&>(caster);
+    if constexpr (has_strings<T>)
+      return bound.value;
+    else
+      return bound;
+  }
+}
+
+// A Python integer (or anything with __index__) of exactly this width. Throws TypeError and ValueError.
+template <class T>
+T integer_from_python(const char* name, PyObject* value) {
+  if (!PyIndex_Check(value)) throw_type_error(name, "an integer", value);
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value));
+  if (!index) throw py::error_already_set();
+  const auto out_of_range = [&] {
+    PyErr_Clear();
+    throw py::value_error(std::string(name) + ": " + std::string(py::repr(value)) +
+                          " does not fit between " +
+                          std::to_string(std::numeric_limits<T>::min()) + " and " +
+                          std::to_string(std::numeric_limits<T>::max()));
+  };
+  if constexpr (std::is_unsigned_v<T>) {
+    const unsigned long long wide = PyLong_AsUnsignedLongLong(index.ptr());
+    if (PyErr_Occurred() || wide > std::numeric_limits<T>::max()) out_of_range();
+    return static_cast<T>(wide);
+  } else {
+    const long long wide = PyLong_AsLongLong(index.ptr());
+    if (PyErr_Occurred() || wide < std::numeric_limits<T>::min() ||
+        wide > std::numeric_limits<T>::max())
+      out_of_range();
+    return static_cast<T>(wide);
+  }
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,261 @@
+#include "python/tensor.h"
+
+#include <dlpack/dlpack.h>
+#include <pybind11/stl.h>
+
+#include <unordered_map>
+
+#include "core/stream.h"
+#include "python/buffer.h"
+#include "python/structs.h"
+
+namespace pynccl::python {
+namespace {
+
+[[noreturn]] void throw_unsupported(const char* argument, const std::string& dtype) {
+  throw py::value_error(std::string(argument) + ": dtype " + dtype +
+                        " is none of NCCL's types: " + dtype_names());
+}
+
+// The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with our argument's name.
+[[noreturn]] void throw_refused(const char* argument) {
+  const py::error_already_set error;
+  const std::string reason = py::cast<std::string>(py::str(error.value()));
+  throw py::value_error(std::string(argument) + ": " + reason.substr(0, reason.find('\n')));
+}
+
+std::string device_text(int type, int id) {
+  switch (type) {
+    case kDLCPU:
+      return "cpu";
+    case kDLCUDA:
+      return "cuda:" + std::to_string(id);
+    case kDLCUDAHost:
+      return "pinned host memory";
+    case kDLCUDAManaged:
+      return "managed memory of cuda:" + std::to_string(id);
+    default:
+      return "DLPack device " + std::to_string(type) + ":" + std::to_string(id);
+  }
+}
+
+// The exchange API of a type, nullptr where it has none. Looked up once per type; the type is kept alive so that its
+// address stays its own.
+const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
+  static PyTypeObject* last = nullptr;
+  static const DLPackExchangeAPI* last_api = nullptr;
+  if (type == last) [[likely]]
+    return last_api;
+  static auto& apis = *new std::unordered_map<PyTypeObject*, const DLPackExchangeAPI*>;
+  const auto [found, added] = apis.try_emplace(type, nullptr);
+  if (added) {
+    Py_INCREF(type);
+    const auto capsule = py::reinterpret_steal<py::object>(
+        PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"));
+    if (capsule && PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
+      const auto* api = static_cast<const DLPackExchangeAPI*>(
+          PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      if (api->header.version.major == DLPACK_MAJOR_VERSION && api->dltensor_from_py_object_no_sync)
+        found->second = api;
+    }
+    PyErr_Clear();
+  }
+  last = type;
+  last_api = found->second;
+  return last_api;
+}
+
+std::string tuple_text(const std::int64_t* values, int count) {
+  std::string text = "(";
+  for (int i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + ")";
+}
+
+void fill(TensorView& view, const DLTensor& tensor) {
+  std::size_t elements = 1;
+  for (int i = 0; i < tensor.ndim; ++i) elements *= static_cast<std::size_t>(tensor.shape[i]);
+  if (tensor.strides && elements > 1) {
+    std::int64_t expected = 1;
+    for (int i = tensor.ndim - 1; i >= 0; --i) {
+      if (tensor.shape[i] != 1 && tensor.strides[i] != expected) [[unlikely]]
+        throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
+                              tuple_text(tensor.shape, tensor.ndim) + " and strides " +
+                              tuple_text(tensor.strides, tensor.ndim));
+      expected *= tensor.shape[i];
+    }
+  }
+  view.dtype = find_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
+  if (!view.dtype) [[unlikely]] {
+    const bool named = view.owner && py::hasattr(view.owner, "dtype");
+    throw_unsupported(view.argument,
+                      named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
+                            : "code " + std::to_string(tensor.dtype.code) + " with " +
+                                  std::to_string(tensor.dtype.bits) + " bits");
+  }
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view.count = elements * view.dtype->width;
+  view.device_type = tensor.device.device_type;
+  view.device_id = tensor.device.device_id;
+  if (elements && !tensor.data) [[unlikely]]
+    throw py::value_error(std::string(view.argument) + ": has no storage");
+}
+
+void from_array_interface(TensorView& view, const py::dict& interface, int device_type) {
+  const auto shape = py::cast<std::vector<std::int64_t>>(interface["shape"]);
+  const auto data = py::cast<py::tuple>(interface["data"]);
+  const auto typestr = py::cast<std::string>(interface["typestr"]);
+  const DType* dtype = find_dtype(typestr);
+  // Types that NumPy does not know by itself (ml_dtypes) have a void typestr and the name on their dtype.
+  if (!dtype && typestr.size() > 1 && typestr[1] == 'V' && py::hasattr(view.owner, "dtype"))
+    dtype = &dtype_from_python(view.argument, py::object(py::handle(view.owner).attr("dtype")).ptr());
+  if (!dtype) throw_unsupported(view.argument, typestr);
+
+  std::vector<std::int64_t> strides;
+  if (interface.contains("strides") && !interface["strides"].is_none())
+    for (const auto& stride : interface["strides"]) {
+      const auto bytes = py::cast<std::int64_t>(stride);
+      const auto size = static_cast<std::int64_t>(dtype->size());
+      strides.push_back(bytes % size ? -1 : bytes / size);
+    }
+  DLTensor tensor{};
+  tensor.data = reinterpret_cast<void*>(py::cast<std::uintptr_t>(data[0]));
+  tensor.device.device_type = static_cast<DLDeviceType>(device_type);
+  tensor.ndim = static_cast<int>(shape.size());
+  tensor.dtype = {dtype->code, dtype->bits, 1};
+  tensor.shape = const_cast<std::int64_t*>(shape.data());
+  tensor.strides = strides.empty() ? nullptr : strides.data();
+  fill(view, tensor);
+  view.readonly = py::cast<bool>(data[1]);
+}
+
+void from_dlpack(TensorView& view) {
+  const py::handle owner(view.owner);
+  const auto device = py::cast<py::tuple>(owner.attr("__dlpack_device__")());
+  // Stream -1: the producer synchronises nothing; order is the business of the call's own stream.
+  const bool cuda = py::cast<int>(device[0]) == kDLCUDA;
+  const py::object capsule = owner.attr("__dlpack__")(py::arg("stream") = cuda ? py::object(py::int_(-1)) : py::none());
+  const auto* managed =
+      static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (!managed) throw py::error_already_set();
+  fill(view, managed->dl_tensor);  // the owner keeps the memory; the capsule frees itself
+}
+
+void from_address(TensorView& view, PyObject* count, PyObject* dtype) {
+  if (!count || !dtype)
+    throw py::type_error(std::string(view.argument) + ": an address needs count= and dtype=");
+  view.dtype = &dtype_from_python("dtype", dtype);
+  view.data = reinterpret_cast<char*>(integer_from_python<std::uintptr_t>(view.argument, view.owner));
+  view.count = integer_from_python<std::size_t>("count", count) * view.dtype->width;
+  if (!view.data && view.count)
+    throw py::value_error(std::string(view.argument) + ": the address is 0");
+}
+
+// The array interface of an object under this name, if it has one and gives it (torch's raises for CPU tensors).
+py::object interface_of(PyObject* object, const char* name) {
+  auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, name));
+  if (!found) PyErr_Clear();
+  return found;
+}
+
+}  // namespace
+
+TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, PyObject* dtype) {
+  TensorView view;
+  view.argument = argument;
+  view.owner = object;
+  if (PyLong_CheckExact(object)) [[unlikely]] {
+    from_address(view, count, dtype);
+    return view;
+  }
+  if (count || dtype) [[unlikely]]
+    throw py::type_error(std::string(argument) + ": count= and dtype= go with an integer address only");
+  if (const DLPackExchangeAPI* api = exchange_api(Py_TYPE(object))) [[likely]] {
+    DLTensor tensor;
+    if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) [[unlikely]] throw_refused(argument);
+    view.api = api;
+    fill(view, tensor);
+  } else if (py::isinstance<Buffer>(object)) {
+    py::cast<const Buffer&>(py::handle(object)).fill(view);
+  } else if (const auto cuda = interface_of(object, "__cuda_array_interface__")) {
+    from_array_interface(view, cuda, kDLCUDA);
+    view.device_type = kDLCUDA;
+    view.device_id = -1;  // the interface does not say: check_placement() asks the driver
+  } else if (const auto host = interface_of(object, "__array_interface__")) {
+    from_array_interface(view, host, kDLCPU);
+  } else if (py::hasattr(object, "__dlpack__")) {
+    from_dlpack(view);
+  } else {
+    throw_type_error(argument, "a tensor, an array or an address", object);
+  }
+  return view;
+}
+
+void check_placement(const TensorView& view, const Library& library, int device) {
+  if (library.version() < view.dtype->since) [[unlikely]]
+    throw py::value_error(std::string(view.argument) + ": dtype " + view.dtype->name +
+                          " needs NCCL " + version_text(view.dtype->since) + ", the loaded one is " +
+                          version_text(library.version()));
+  if (view.device_type == 0) return;
+  int id = view.device_id;
+  if (library.memory() == Memory::kHost) {
+    if (view.device_type == kDLCPU || view.device_type == kDLCUDAHost) [[likely]]
+      return;
+  } else if (view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged) {
+    if (id < 0)
+      DRIVER_CHECK(library, PointerGetAttribute,
+                   (&id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                    reinterpret_cast<CUdeviceptr>(view.data)));
+    if (id == device) [[likely]]
+      return;
+  }
+  throw py::value_error(std::string(view.argument) + ": is on " + device_text(view.device_type, id) +
+                        ", the communicator is on " +
+                        (library.memory() == Memory::kHost ? "cpu" : device_text(kDLCUDA, device)));
+}
+
+cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
+  std::uintptr_t handle = 0;
+  const py::handle object(stream);
+  if (PyLong_Check(stream)) {
+    handle = integer_from_python<std::uintptr_t>("stream", stream);
+  } else if (py::isinstance<Stream>(object)) {
+    const auto& own = py::cast<const Stream&>(object);
+    if (&own.library() != &library)
+      throw py::value_error("stream: belongs to " + own.library().path() + ", the communicator to " +
+                            library.path());
+    return own.handle();
+  } else if (py::hasattr(object, "__cuda_stream__")) {
+    const auto protocol = py::cast<py::tuple>(object.attr("__cuda_stream__")());
+    handle = py::cast<std::uintptr_t>(protocol[1]);
+  } else if (py::hasattr(object, "cuda_stream")) {
+    handle = py::cast<std::uintptr_t>(object.attr("cuda_stream"));  // torch.cuda.Stream
+  } else if (py::hasattr(object, "ptr")) {
+    handle = py::cast<std::uintptr_t>(object.attr("ptr"));  // cupy.cuda.Stream
+  } else {
+    throw_type_error("stream", "a stream, an object with __cuda_stream__ or an integer", stream);
+  }
+  return reinterpret_cast<cudaStream_t>(handle);
+}
+
+cudaStream_t resolve_stream(PyObject* stream, const TensorView& view, const Library& library) {
+  if (stream && stream != Py_None) return stream_from_python(stream, library);
+  if (library.memory() == Memory::kHost) [[likely]]
+    return nullptr;
+  if (view.api) {
+    void* current = nullptr;
+    if (view.api->current_work_stream(static_cast<DLDeviceType>(view.device_type), view.device_id,
+                                      &current) != 0)
+      throw py::error_already_set();
+    return static_cast<cudaStream_t>(current);
+  }
+  const auto module = py::cast<std::string>(
+      py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
+  if (module.starts_with("cupy")) {
+    const py::object current = py::module_::import("cupy.cuda").attr("get_current_stream")();
+    return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr("ptr")));
+  }
+  throw py::type_error("stream: is required, " + std::string(view.argument) + " (" +
+                       Py_TYPE(view.owner)->tp_name + ") has no current stream");
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,70 @@
+"""The command ``pynccl``: what NCCL there is on this machine, and where hostnccl's stand-in for libnccl.so.2 lies."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Iterator
+
+import pynccl
+from pynccl import _C
+from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
+from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
+
+__all__ = ["main"]
+
+
+def _describe(provider: str) -> Iterator[tuple[str, str]]:
+    """Lines (label, text) about one provider, from what it answers itself."""
+    try:
+        location = locate(provider)
+        yield "library", f"{location.path} ({location.reason})"
+        library = load(provider)
+    except LibraryNotFoundError as error:
+        yield "library", f"not usable: {error}"
+        return
+    functions = library.functions()
+    missing = [name for name, (_, present) in functions.items() if not present]
+    yield "version", f"{_C.version_text(library.version)} ({library.version})"
+    yield "nccl.h 2.32", f"{len(functions) - len(missing)} of {len(functions)} functions"
+    if missing:
+        yield "without", ", ".join(missing)
+    yield "memory", library.memory
+    try:
+        names = library.device_names()
+        yield "streams", f"{library.driver_path} (driver {library.driver_version()})"
+        yield "devices", "; ".join(f"{i}: {name}" for i, name in enumerate(names)) or "none"
+    except (LibraryNotFoundError, DriverError, NcclError) as error:
+        yield "devices", f"none usable: {error}"
+
+
+def _info() -> None:
+    print(f"pynccl {pynccl.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"default provider: {default_provider()}")
+    for provider in PROVIDERS:
+        print(f"\nprovider {provider}")
+        for label, text in _describe(provider):
+            print(f"  {label:<12} {text}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command with these arguments, by default the process's."""
+    parser = argparse.ArgumentParser(prog="pynccl", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="print providers, libraries, versions and devices")
+    commands.add_parser(
+        "hostnccl",
+        help="print the path of the libnccl.so.2 to put into LD_PRELOAD, so that any NCCL client "
+        "runs on CPUs",
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.command == "info":
+        _info()
+    else:
+        print(hostnccl_preload())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Which NCCL to load: the providers, where their libraries are looked for, and why one was taken.
+
+A provider is a library with NCCL's C ABI and the stream calls that go with it: ``cuda`` is libnccl.so.2 with
+libcuda.so.1, ``host`` is hostnccl, which comes with pynccl. Both can be in use in one process.
+
+Environment:
+    PYNCCL_PROVIDER: the provider where nothing else decides, ``cuda`` or ``host``.
+    PYNCCL_NCCL_LIBRARY: the file to load as libnccl.so.2.
+    PYNCCL_HOSTNCCL_LIBRARY: the file to load as hostnccl.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, SupportsIndex
+
+from pynccl import _C
+from pynccl.errors import LibraryNotFoundError
+
+__all__ = [
+    "PROVIDERS",
+    "Location",
+    "default_provider",
+    "hostnccl_preload",
+    "load",
+    "locate",
+    "resolve",
+    "resolve_all",
+]
+
+PROVIDERS = ("cuda", "host")
+
+_FOLDER = Path(__file__).parent / "lib"
+_NCCL_SONAME = "libnccl.so.2"
+
+
+class Location(NamedTuple):
+    """A library file and why it is the one."""
+
+    path: str
+    reason: str
+
+
+def locate(provider: str) -> Location:
+    """Say which file a provider is loaded from, without loading it.
+
+    Args:
+        provider: ``"cuda"`` or ``"host"``.
+
+    Raises:
+        ValueError: there is no such provider.
+        LibraryNotFoundError: no library was found.
+    """
+    if provider == "cuda":
+        return _locate_nccl()
+    if provider == "host":
+        if path := os.environ.get("PYNCCL_HOSTNCCL_LIBRARY"):
+            return Location(path, "PYNCCL_HOSTNCCL_LIBRARY")
+        return Location(str(_FOLDER / "libhostnccl.so"), "comes with pynccl")
+    raise ValueError(f"provider: {provider!r} is none of {', '.join(map(repr, PROVIDERS))}")
+
+
+def hostnccl_preload() -> Path:
+    """The file that stands in for libnccl.so.2 in any NCCL client, for LD_PRELOAD."""
+    return _FOLDER / "preload" / _NCCL_SONAME
+
+
+def _locate_nccl() -> Location:
+    loaded = _C.loaded_path(_NCCL_SONAME)
+    if path := os.environ.get("PYNCCL_NCCL_LIBRARY"):
+        if loaded and os.path.realpath(path) != os.path.realpath(loaded):
+            raise LibraryNotFoundError(
+                f"PYNCCL_NCCL_LIBRARY is {path}, but {loaded} is loaded in this process already; "
+                "two NCCLs in one process do not work together"
+            )
+        return Location(path, "PYNCCL_NCCL_LIBRARY")
+    if loaded:
+        return Location(loaded, "already loaded in this process")
+    # Imported here: finding costs milliseconds, and the host provider never needs it.
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        found = load_nvidia_dynamic_lib("nccl")
+    except DynamicLibNotFoundError as error:
+        raise LibraryNotFoundError(
+            f"{_NCCL_SONAME} was not found; install nvidia-nccl-cu13 or nvidia-nccl-cu12, or set "
+            "PYNCCL_NCCL_LIBRARY to its path"
+        ) from error
+    return Location(found.abs_path or _NCCL_SONAME, f"found by cuda-pathfinder ({found.found_via})")
+
+
+@functools.cache
+def _load_provider(provider: str) -> _C.Library:
+    location = locate(provider)
+    library = _C.Library(location.path)
+    memory = "device" if provider == "cuda" else "host"
+    if library.memory != memory:
+        raise LibraryNotFoundError(
+            f"provider {provider!r}: {location.path} ({location.reason}) works on {library.memory} memory"
+        )
+    return library
+
+
+def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
+    """Load a library and give its table of functions.
+
+    Args:
+        provider: ``"cuda"``, ``"host"``, the path of a library with NCCL's C ABI, or None for
+            :func:`default_provider`.
+
+    Raises:
+        LibraryNotFoundError: it cannot be loaded, or is older than NCCL 2.18.
+    """
+    if provider is None:
+        provider = default_provider()
+    name = os.fspath(provider)
+    if name in PROVIDERS:
+        return _load_provider(name)
+    if os.sep not in name:
+        raise ValueError(
+            f"provider: {name!r} is neither {' nor '.join(map(repr, PROVIDERS))} nor a path"
+        )
+    return _C.Library(name)
+
+
+@functools.cache
+def default_provider() -> str:
+    """``PYNCCL_PROVIDER`` where it is set, else ``"cuda"`` where a GPU can be used, else ``"host"``."""
+    if provider := os.environ.get("PYNCCL_PROVIDER"):
+        if provider not in PROVIDERS:
+            raise ValueError(
+                f"PYNCCL_PROVIDER: {provider!r} is none of {', '.join(map(repr, PROVIDERS))}"
+            )
+        return provider
+    try:
+        return "cuda" if load("cuda").device_names() else "host"
+    except (LibraryNotFoundError, RuntimeError):
+        return "host"
+
+
+def _parse_device(device: object) -> tuple[str | None, int]:
+    """Split a device into the provider it implies and its ordinal; -1 is the current device."""
+    if device is None:
+        return None, -1
+    kind, ordinal = getattr(device, "type", None), getattr(device, "index", None)
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        if index and not index.isdecimal():
+            raise ValueError(f"device: {device!r} has no ordinal after the colon")
+        ordinal = int(index) if index else None
+    elif kind is None:
+        try:
+            ordinal = operator.index(device)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(
+                f"device: expected an integer, 'cpu', 'cuda:1' or a torch.device, got {device!r}"
+            ) from None
+        if ordinal < 0:
+            raise ValueError(f"device: {ordinal} is negative")
+        return None, ordinal
+    if kind == "cpu":
+        return "host", 0
+    if kind == "cuda":
+        return "cuda", -1 if ordinal is None else ordinal
+    raise ValueError(f"device: {device!r} is neither a CUDA device nor the CPU")
+
+
+def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
+    """Find the library and the device ordinal (-1: the current one) of a new communicator.
+
+    Args:
+        provider: ``"cuda"``, ``"host"``, a path, or None.
+        device: an integer, ``"cpu"``, ``"cuda:1"``, a ``torch.device``, or None.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense, or the two contradict each other.
+    """
+    implied, ordinal = _parse_device(device)
+    if provider is not None and implied is not None and provider in PROVIDERS:
+        if provider != implied:
+            raise ValueError(f"device: {device!r} does not belong to provider {provider!r}")
+    return load(provider if provider is not None else implied), ordinal
+
+
+def resolve_all(
+    provider: str | None, devices: SupportsIndex | Sequence[object]
+) -> tuple[_C.Library, list[int]]:
+    """Find the library and the ordinals for all ranks of one process.
+
+    Args:
+        provider: as for :func:`resolve`.
+        devices: how many ranks, spread over the devices that there are, or one device for each.
+    """
+    if isinstance(devices, SupportsIndex):
+        count = operator.index(devices)
+        if count < 1:
+            raise ValueError(f"devices: {count} is below 1")
+        library = load(provider)
+        available = len(library.device_names())
+        return library, [rank % available for rank in range(count)]
+    if not devices:
+        raise ValueError("devices: is empty")
+    libraries, ordinals = zip(*(resolve(provider, device) for device in devices), strict=True)
+    if any(library is not libraries[0] for library in libraries):
+        raise ValueError(f"devices: {devices!r} belong to different providers")
+    return libraries[0], [max(ordinal, 0) for ordinal in ordinals]

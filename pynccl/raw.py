@@ -1,0 +1,116 @@
+"""nccl.h from Python, one to one.
+
+``load()`` gives a library whose methods are NCCL's functions under their own names, with nccl.h's parameters: addresses
+and handles are integers, NULL is None, structs are the classes of this module. What a C function returns through a
+pointer its method returns; a result other than ``ncclSuccess`` and ``ncclInProgress`` is raised as
+:class:`pynccl.errors.NcclError`. The GIL is released during every call.
+
+    lib = raw.load("host")
+    uid = lib.ncclGetUniqueId()
+    comm = lib.ncclCommInitRank(1, uid, 0)
+    lib.ncclAllReduce(send, recv, count, raw.ncclFloat32, raw.ncclSum, comm, 0)
+
+No argument is checked beyond its type: a wrong address ends the process, as in C. A function that the loaded library
+does not have raises :class:`pynccl.errors.MissingFunctionError`, which names the version that brought it.
+"""
+
+from __future__ import annotations
+
+from pynccl._C import (
+    Library,
+    UniqueId,
+    ncclCollConfig_t,
+    ncclCommMemStat_t,
+    ncclConfig_t,
+    ncclDataType_t,
+    ncclEncryptionConfig_t,
+    ncclRedOp_t,
+    ncclResult_t,
+    ncclScalarResidence_t,
+    ncclSimInfo_t,
+    ncclWaitSignalDesc_t,
+)
+from pynccl.libraries import load
+
+__all__ = [
+    "NCCL_CONFIG_UNDEF_INT",
+    "NCCL_SPLIT_NOCOLOR",
+    "NCCL_UNIQUE_ID_BYTES",
+    "Library",
+    "UniqueId",
+    "load",
+    "ncclAvg",
+    "ncclBfloat16",
+    "ncclCollConfig_t",
+    "ncclCommMemStat_t",
+    "ncclConfig_t",
+    "ncclDataType_t",
+    "ncclEncryptionConfig_t",
+    "ncclFloat8e4m3",
+    "ncclFloat8e5m2",
+    "ncclFloat16",
+    "ncclFloat32",
+    "ncclFloat64",
+    "ncclInProgress",
+    "ncclInt8",
+    "ncclInt32",
+    "ncclInt64",
+    "ncclInternalError",
+    "ncclInvalidArgument",
+    "ncclInvalidUsage",
+    "ncclMax",
+    "ncclMin",
+    "ncclProd",
+    "ncclRedOp_t",
+    "ncclRemoteError",
+    "ncclResult_t",
+    "ncclScalarDevice",
+    "ncclScalarHostImmediate",
+    "ncclScalarResidence_t",
+    "ncclSimInfo_t",
+    "ncclSuccess",
+    "ncclSum",
+    "ncclSystemError",
+    "ncclTimeout",
+    "ncclUint8",
+    "ncclUint32",
+    "ncclUint64",
+    "ncclUnhandledCudaError",
+    "ncclWaitSignalDesc_t",
+]
+
+NCCL_UNIQUE_ID_BYTES = 128
+NCCL_CONFIG_UNDEF_INT = -(2**31)
+NCCL_SPLIT_NOCOLOR = -1
+
+ncclSuccess = ncclResult_t.ncclSuccess
+ncclUnhandledCudaError = ncclResult_t.ncclUnhandledCudaError
+ncclSystemError = ncclResult_t.ncclSystemError
+ncclInternalError = ncclResult_t.ncclInternalError
+ncclInvalidArgument = ncclResult_t.ncclInvalidArgument
+ncclInvalidUsage = ncclResult_t.ncclInvalidUsage
+ncclRemoteError = ncclResult_t.ncclRemoteError
+ncclInProgress = ncclResult_t.ncclInProgress
+ncclTimeout = ncclResult_t.ncclTimeout
+
+ncclSum = ncclRedOp_t.ncclSum
+ncclProd = ncclRedOp_t.ncclProd
+ncclMax = ncclRedOp_t.ncclMax
+ncclMin = ncclRedOp_t.ncclMin
+ncclAvg = ncclRedOp_t.ncclAvg
+
+ncclInt8 = ncclDataType_t.ncclInt8
+ncclUint8 = ncclDataType_t.ncclUint8
+ncclInt32 = ncclDataType_t.ncclInt32
+ncclUint32 = ncclDataType_t.ncclUint32
+ncclInt64 = ncclDataType_t.ncclInt64
+ncclUint64 = ncclDataType_t.ncclUint64
+ncclFloat16 = ncclDataType_t.ncclFloat16
+ncclFloat32 = ncclDataType_t.ncclFloat32
+ncclFloat64 = ncclDataType_t.ncclFloat64
+ncclBfloat16 = ncclDataType_t.ncclBfloat16
+ncclFloat8e4m3 = ncclDataType_t.ncclFloat8e4m3
+ncclFloat8e5m2 = ncclDataType_t.ncclFloat8e5m2
+
+ncclScalarDevice = ncclScalarResidence_t.ncclScalarDevice
+ncclScalarHostImmediate = ncclScalarResidence_t.ncclScalarHostImmediate

@@ -1,0 +1,54 @@
+"""Compares our list with what a real libnccl.so.2 exports, both ways."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from declarations import header_version, without_comments
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+from names import differences, expected_functions
+from report import Report
+
+# Exports that no header of the wheel declares.
+UNDECLARED = {
+    "ncclResetDebugInitInternal": "NCCL's own parts call it instead of the deprecated function",
+    "pncclResetDebugInitInternal": "its profiling name",
+    "__bss_start": "of the linker",
+    "_edata": "of the linker",
+    "_end": "of the linker",
+}
+
+
+def exported(library: Path) -> set[str]:
+    """The names of the functions and data that a shared library defines for others."""
+    with library.open("rb") as stream:
+        table = ELFFile(stream).get_section_by_name(".dynsym")
+        if not isinstance(table, SymbolTableSection):
+            raise ValueError(f"{library} has no dynamic symbols")
+        return {
+            symbol.name
+            for symbol in table.iter_symbols()
+            if symbol["st_shndx"] != "SHN_UNDEF"
+            and symbol["st_info"]["bind"] in ("STB_GLOBAL", "STB_WEAK")
+            and symbol["st_other"]["visibility"] in ("STV_DEFAULT", "STV_PROTECTED")
+        }
+
+
+def device_functions(include: Path) -> set[str]:
+    """What the headers of NCCL's device API declare; it is for kernels, and no part of our list."""
+    headers = [*include.glob("nccl_device*.h"), *include.glob("nccl_device/**/*.h")]
+    texts = [without_comments(path.read_text(errors="replace")) for path in headers]
+    names = {name for text in texts for name in re.findall(r"\bp?(nccl\w+)\s*\(", text)}
+    return names | {f"p{name}" for name in names}
+
+
+def check_symbols(report: Report, title: str, library: Path, header: Path) -> None:
+    """Every function of our list is exported, and every other export is known to be none of its."""
+    expected = expected_functions(header_version(header.read_text()))
+    expected |= {f"p{name}" for name in expected}
+    symbols = exported(library)
+    known = expected | device_functions(header.parent) | UNDECLARED.keys()
+    problems = differences(expected, symbols & (expected | (symbols - known)), library.name)
+    report.check(f"{title}: exports of {library.name}", len(symbols), "symbols", problems)
