@@ -1,13 +1,19 @@
 """The extension module; pynccl.raw and pynccl.nccl are its public faces."""
 
 import enum
-import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, SupportsFloat, SupportsIndex, overload
+from typing import ClassVar, Literal, SupportsIndex, TypeAlias
 
-from typing_extensions import Buffer as _BytesLike
-from typing_extensions import CapsuleType, Self, disjoint_base
+from typing_extensions import CapsuleType, Self
+
+from pynccl.errors import NcclError
+
+# Anything with DLPack, an array interface, or an integer address.
+_Tensor: TypeAlias = object
+# A pynccl, torch or CuPy stream, an object with __cuda_stream__, or an integer.
+_Stream: TypeAlias = object
+_Id: TypeAlias = bytes | bytearray | memoryview
 
 class ncclResult_t(enum.IntEnum):
     ncclSuccess = 0
@@ -50,3 +56,661 @@ class ncclCommMemStat_t(enum.IntEnum):
     ncclStatGpuMemSuspended = 1
     ncclStatGpuMemPersist = 2
     ncclStatGpuMemTotal = 3
+
+NCCL_WIN_DEFAULT: int
+NCCL_WIN_COLL_SYMMETRIC: int
+NCCL_WIN_STRICT_ORDERING: int
+NCCL_WIN_GIN_ONLY: int
+NCCL_WIN_CFT_COUNTED: int
+NCCL_WIN_REQUIRED_ALIGNMENT: int
+NCCL_CTA_POLICY_DEFAULT: int
+NCCL_CTA_POLICY_EFFICIENCY: int
+NCCL_CTA_POLICY_ZERO: int
+NCCL_SHRINK_DEFAULT: int
+NCCL_SHRINK_ABORT: int
+NCCL_REVOKE_DEFAULT: int
+NCCL_SUSPEND_MEM: int
+
+class ncclConfig_t:
+    def __init__(self) -> None: ...
+    size: int
+    magic: int
+    version: int
+    blocking: int
+    cgaClusterSize: int
+    minCTAs: int
+    maxCTAs: int
+    netName: str | None
+    splitShare: int
+    trafficClass: int
+    commName: str | None
+    collnetEnable: int
+    CTAPolicy: int
+    shrinkShare: int
+    nvlsCTAs: int
+    nChannelsPerNetPeer: int
+    nvlinkCentricSched: int
+    graphUsageMode: int
+    numRmaCtx: int
+    maxP2pPeers: int
+    graphStreamOrdering: int
+    launchOrderImplicit: int
+    numRmaSig: int
+    rmaEagerInit: int
+    hostCftMode: int
+    nvlsHostMode: int
+
+class ncclCollConfig_t:
+    def __init__(self) -> None: ...
+    size: int
+    magic: int
+    version: int
+    ext: int
+    minCTAs: int
+    maxCTAs: int
+    nvlsCTAs: int
+    cgaClusterSize: int
+    algSelection: str | None
+    forceAlgSelection: int
+    CTAPolicy: int
+    userProfilerTag: int
+    launchCompletionEvent: int
+
+class ncclEncryptionConfig_t:
+    def __init__(self) -> None: ...
+    size: int
+    magic: int
+    version: int
+    mode: int
+    psk: str | None
+
+class ncclSimInfo_t:
+    def __init__(self) -> None: ...
+    size: int
+    magic: int
+    version: int
+    estimatedTime: float
+
+class ncclWaitSignalDesc_t:
+    def __init__(self, opCnt: int = 0, peer: int = 0, sigIdx: int = 0, ctx: int = 0) -> None: ...
+    opCnt: int
+    peer: int
+    sigIdx: int
+    ctx: int
+
+class UniqueId:
+    def __init__(self, data: _Id) -> None: ...
+    def __bytes__(self) -> bytes: ...
+    def __len__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class Library:
+    def __init__(self, path: str) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def memory(self) -> str: ...
+    @property
+    def driver_path(self) -> str: ...
+    def driver_version(self) -> int: ...
+    def device_names(self) -> list[str]: ...
+    def functions(self) -> dict[str, tuple[int, bool]]: ...
+    # From csrc/abi/nccl_functions.inc by csrc/abi/stub.py:
+    def ncclGetVersion(self) -> int: ...
+    def ncclGetUniqueId(self) -> UniqueId: ...
+    def ncclGetErrorString(self, result: int) -> str | None: ...
+    def ncclGetLastError(self, comm: int) -> str | None: ...
+    def ncclResetDebugInit(self) -> None: ...
+    def ncclSetEncryption(self, config: ncclEncryptionConfig_t | None) -> None: ...
+    def ncclCommInitRank(self, nranks: int, commId: UniqueId | bytes, rank: int) -> int: ...
+    def ncclCommInitRankConfig(
+        self, nranks: int, commId: UniqueId | bytes, rank: int, config: ncclConfig_t | None
+    ) -> int: ...
+    def ncclCommInitRankScalable(
+        self,
+        nranks: int,
+        myrank: int,
+        nId: int,
+        commIds: Sequence[UniqueId | bytes] | None,
+        config: ncclConfig_t | None,
+    ) -> int: ...
+    def ncclCommInitAll(self, ndev: int, devlist: Sequence[int] | None) -> list[int]: ...
+    def ncclCommFinalize(self, comm: int) -> None: ...
+    def ncclCommDestroy(self, comm: int) -> None: ...
+    def ncclCommAbort(self, comm: int) -> None: ...
+    def ncclCommRevoke(self, comm: int, revokeFlags: int) -> None: ...
+    def ncclCommSplit(
+        self, comm: int, color: int, key: int, config: ncclConfig_t | None
+    ) -> int: ...
+    def ncclCommShrink(
+        self,
+        comm: int,
+        excludeRanksList: Sequence[int] | None,
+        excludeRanksCount: int,
+        config: ncclConfig_t | None,
+        shrinkFlags: int,
+    ) -> int: ...
+    def ncclCommGetUniqueId(self, comm: int) -> UniqueId: ...
+    def ncclCommGrow(
+        self,
+        comm: int,
+        nRanks: int,
+        uniqueId: UniqueId | bytes | None,
+        rank: int,
+        config: ncclConfig_t | None,
+    ) -> int: ...
+    def ncclCommGetAsyncError(self, comm: int) -> int: ...
+    def ncclCommCount(self, comm: int) -> int: ...
+    def ncclCommCuDevice(self, comm: int) -> int: ...
+    def ncclCommUserRank(self, comm: int) -> int: ...
+    def ncclCommSuspend(self, comm: int, flags: int) -> None: ...
+    def ncclCommResume(self, comm: int) -> None: ...
+    def ncclCommMemStats(self, comm: int, stat: int) -> int: ...
+    def ncclMemAlloc(self, size: int) -> int: ...
+    def ncclMemFree(self, ptr: int | None) -> None: ...
+    def ncclCommRegister(self, comm: int, buff: int | None, size: int) -> int: ...
+    def ncclCommDeregister(self, comm: int, handle: int | None) -> None: ...
+    def ncclCommWindowRegister(
+        self, comm: int, buff: int | None, size: int, winFlags: int
+    ) -> int: ...
+    def ncclCommWindowDeregister(self, comm: int, win: int) -> None: ...
+    def ncclWinGetUserPtr(self, comm: int, win: int) -> int: ...
+    def ncclRedOpCreatePreMulSum(
+        self, scalar: int | None, datatype: int, residence: int, comm: int
+    ) -> int: ...
+    def ncclRedOpDestroy(self, op: int, comm: int) -> None: ...
+    def ncclReduce(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        op: int,
+        root: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclBcast(
+        self, buff: int | None, count: int, datatype: int, root: int, comm: int, stream: int
+    ) -> None: ...
+    def ncclBroadcast(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        root: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclAllReduce(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        op: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclReduceScatter(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        recvcount: int,
+        datatype: int,
+        op: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclAllGather(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        sendcount: int,
+        datatype: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclAlltoAll(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclGather(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        root: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclScatter(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        root: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclAllReduceConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        op: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclBroadcastConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        root: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclReduceConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        op: int,
+        root: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclAllGatherConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        sendcount: int,
+        datatype: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclReduceScatterConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        recvcount: int,
+        datatype: int,
+        op: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclAlltoAllConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclGatherConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        root: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclScatterConfig(
+        self,
+        sendbuff: int | None,
+        recvbuff: int | None,
+        count: int,
+        datatype: int,
+        root: int,
+        comm: int,
+        stream: int,
+        config: ncclCollConfig_t | None,
+    ) -> None: ...
+    def ncclSend(
+        self, sendbuff: int | None, count: int, datatype: int, peer: int, comm: int, stream: int
+    ) -> None: ...
+    def ncclRecv(
+        self, recvbuff: int | None, count: int, datatype: int, peer: int, comm: int, stream: int
+    ) -> None: ...
+    def ncclPutSignal(
+        self,
+        localbuff: int | None,
+        count: int,
+        datatype: int,
+        peer: int,
+        peerWin: int,
+        peerWinOffset: int,
+        sigIdx: int,
+        ctx: int,
+        flags: int,
+        comm: int,
+        stream: int,
+    ) -> None: ...
+    def ncclSignal(
+        self, peer: int, sigIdx: int, ctx: int, flags: int, comm: int, stream: int
+    ) -> None: ...
+    def ncclWaitSignal(
+        self, nDesc: int, signalDescs: Sequence[ncclWaitSignalDesc_t] | None, comm: int, stream: int
+    ) -> None: ...
+    def ncclGroupStart(self) -> None: ...
+    def ncclGroupEnd(self) -> None: ...
+    def ncclGroupSimulateEnd(self, simInfo: ncclSimInfo_t) -> ncclSimInfo_t: ...
+    def ncclParamBind(self, key: str) -> int: ...
+    def ncclParamGetI8(self, h: int) -> int: ...
+    def ncclParamGetI16(self, h: int) -> int: ...
+    def ncclParamGetI32(self, h: int) -> int: ...
+    def ncclParamGetI64(self, h: int) -> int: ...
+    def ncclParamGetU8(self, h: int) -> int: ...
+    def ncclParamGetU16(self, h: int) -> int: ...
+    def ncclParamGetU32(self, h: int) -> int: ...
+    def ncclParamGetU64(self, h: int) -> int: ...
+    def ncclParamGetStr(self, h: int) -> str | None: ...
+    def ncclParamGet(self, h: int, maxLen: int) -> tuple[bytes, int]: ...
+    def ncclParamGetParameter(self, key: str) -> tuple[str | None, int]: ...
+    def ncclParamGetAllParameterKeys(self) -> tuple[list[str], int]: ...
+    def ncclParamDumpAll(self) -> None: ...
+    # End of that.
+
+def loaded_path(soname: str) -> str: ...
+def version_text(version: int) -> str: ...
+def get_unique_id(library: Library) -> UniqueId: ...
+
+class Config:
+    def __init__(
+        self,
+        *,
+        blocking: int | None = None,
+        cga_cluster_size: int | None = None,
+        min_ctas: int | None = None,
+        max_ctas: int | None = None,
+        net_name: str | None = None,
+        split_share: int | None = None,
+        traffic_class: int | None = None,
+        comm_name: str | None = None,
+        collnet_enable: int | None = None,
+        cta_policy: int | None = None,
+        shrink_share: int | None = None,
+        nvls_ctas: int | None = None,
+        n_channels_per_net_peer: int | None = None,
+        nvlink_centric_sched: int | None = None,
+        graph_usage_mode: int | None = None,
+        num_rma_ctx: int | None = None,
+        max_p2p_peers: int | None = None,
+        graph_stream_ordering: int | None = None,
+        launch_order_implicit: int | None = None,
+        num_rma_sig: int | None = None,
+        rma_eager_init: int | None = None,
+        host_cft_mode: int | None = None,
+        nvls_host_mode: int | None = None,
+        init_timeout: float | None = None,
+    ) -> None: ...
+    blocking: int | None
+    cga_cluster_size: int | None
+    min_ctas: int | None
+    max_ctas: int | None
+    net_name: str | None
+    split_share: int | None
+    traffic_class: int | None
+    comm_name: str | None
+    collnet_enable: int | None
+    cta_policy: int | None
+    shrink_share: int | None
+    nvls_ctas: int | None
+    n_channels_per_net_peer: int | None
+    nvlink_centric_sched: int | None
+    graph_usage_mode: int | None
+    num_rma_ctx: int | None
+    max_p2p_peers: int | None
+    graph_stream_ordering: int | None
+    launch_order_implicit: int | None
+    num_rma_sig: int | None
+    rma_eager_init: int | None
+    host_cft_mode: int | None
+    nvls_host_mode: int | None
+    init_timeout: float | None
+
+class RedOp:
+    SUM: ClassVar[RedOp]
+    PROD: ClassVar[RedOp]
+    MAX: ClassVar[RedOp]
+    MIN: ClassVar[RedOp]
+    AVG: ClassVar[RedOp]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def close(self) -> None: ...
+
+class Stream:
+    def __init__(self, library: Library, device: int = -1, priority: int = 0) -> None: ...
+    @property
+    def handle(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+    def wait(self, event: Event) -> None: ...
+    def launch(self, function: Callable[[], object]) -> None: ...
+    def close(self) -> None: ...
+
+class Event:
+    def __init__(self, library: Library, device: int = -1, timing: bool = False) -> None: ...
+    @property
+    def handle(self) -> int: ...
+    def record(self, stream: _Stream) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Event) -> float: ...
+    def close(self) -> None: ...
+
+class Buffer:
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    def close(self) -> None: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+
+class Registration:
+    @property
+    def handle(self) -> int: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+
+class Communicator:
+    def __init__(
+        self,
+        nranks: SupportsIndex,
+        unique_id: UniqueId | _Id,
+        rank: SupportsIndex,
+        *,
+        config: Config | None = None,
+        provider: str | None = None,
+        device: object = None,
+    ) -> None: ...
+    @staticmethod
+    def init_all(
+        devices: SupportsIndex | Sequence[object], *, provider: str | None = None
+    ) -> list[Communicator]: ...
+    def split(
+        self, color: int | None, key: int = 0, *, config: Config | None = None
+    ) -> Communicator | None: ...
+    def finalize(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def nranks(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def library(self) -> Library: ...
+    @property
+    def handle(self) -> int: ...
+    def async_error(self) -> NcclError | None: ...
+    def register(self, buffer: _Tensor) -> Registration: ...
+    def mem_alloc(
+        self, shape: SupportsIndex | Sequence[int], dtype: object = "uint8"
+    ) -> Buffer: ...
+    def pre_mul_sum(self, scalar: _Tensor, dtype: object) -> RedOp: ...
+    def all_reduce(
+        self,
+        tensor: _Tensor,
+        op: RedOp | None = None,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex,
+        op: RedOp | None = None,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def all_gather(
+        self,
+        tensor: _Tensor,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def reduce_scatter(
+        self,
+        tensor: _Tensor,
+        op: RedOp | None = None,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def all_to_all(
+        self,
+        tensor: _Tensor,
+        *,
+        out: _Tensor,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def gather(
+        self,
+        tensor: _Tensor,
+        root: SupportsIndex,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def scatter(
+        self,
+        tensor: _Tensor | None,
+        root: SupportsIndex,
+        *,
+        out: _Tensor | None = None,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def send(
+        self,
+        tensor: _Tensor,
+        peer: SupportsIndex,
+        *,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def recv(
+        self,
+        tensor: _Tensor,
+        peer: SupportsIndex,
+        *,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+
+class GroupContext:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]: ...
+
+def group() -> GroupContext: ...

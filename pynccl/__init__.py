@@ -1,7 +1,7 @@
 """pynccl: NCCL called directly from Python, on GPUs and on CPUs.
 
-``pynccl.nccl`` has the objects (communicators, streams, groups), ``pynccl.raw`` every function of nccl.h under its own
-name. Neither needs torch.
+``pynccl.nccl`` has the objects (communicators, streams, groups), ``pynccl.raw`` every function of
+nccl.h under its own name. Neither needs torch.
 """
 
 from __future__ import annotations

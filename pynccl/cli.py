@@ -1,4 +1,4 @@
-"""The command ``pynccl``: what NCCL there is on this machine, and where hostnccl's stand-in for libnccl.so.2 lies."""
+"""The command ``pynccl``: what NCCL there is on this machine, and how to run clients on CPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The exceptions that pynccl raises for what NCCL, the driver or the loader answered.
 
-Mistakes in arguments are :class:`ValueError` and :class:`TypeError`, raised before anything is sent. Every class here
-can be pickled, so that a spawned rank can report what happened to it.
+Mistakes in arguments are :class:`ValueError` and :class:`TypeError`, raised before anything is
+sent. Every class here can be pickled, so that a spawned rank can report what happened to it.
 """
 
 from __future__ import annotations

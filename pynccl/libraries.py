@@ -1,7 +1,8 @@
 """Which NCCL to load: the providers, where their libraries are looked for, and why one was taken.
 
-A provider is a library with NCCL's C ABI and the stream calls that go with it: ``cuda`` is libnccl.so.2 with
-libcuda.so.1, ``host`` is hostnccl, which comes with pynccl. Both can be in use in one process.
+A provider is a library with NCCL's C ABI and the stream calls that go with it: ``cuda`` is
+libnccl.so.2 with libcuda.so.1, ``host`` is hostnccl, which comes with pynccl. Both can be in use in
+one process.
 
 Environment:
     PYNCCL_PROVIDER: the provider where nothing else decides, ``cuda`` or ``host``.
@@ -100,7 +101,8 @@ def _load_provider(provider: str) -> _C.Library:
     memory = "device" if provider == "cuda" else "host"
     if library.memory != memory:
         raise LibraryNotFoundError(
-            f"provider {provider!r}: {location.path} ({location.reason}) works on {library.memory} memory"
+            f"provider {provider!r}: {location.path} ({location.reason}) works on "
+            f"{library.memory} memory"
         )
     return library
 
@@ -129,7 +131,7 @@ def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
 
 @functools.cache
 def default_provider() -> str:
-    """``PYNCCL_PROVIDER`` where it is set, else ``"cuda"`` where a GPU can be used, else ``"host"``."""
+    """``PYNCCL_PROVIDER`` where set, else ``"cuda"`` where a GPU can be used, else ``"host"``."""
     if provider := os.environ.get("PYNCCL_PROVIDER"):
         if provider not in PROVIDERS:
             raise ValueError(
@@ -180,9 +182,8 @@ def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
         TypeError, ValueError: an argument makes no sense, or the two contradict each other.
     """
     implied, ordinal = _parse_device(device)
-    if provider is not None and implied is not None and provider in PROVIDERS:
-        if provider != implied:
-            raise ValueError(f"device: {device!r} does not belong to provider {provider!r}")
+    if implied is not None and provider in PROVIDERS and provider != implied:
+        raise ValueError(f"device: {device!r} does not belong to provider {provider!r}")
     return load(provider if provider is not None else implied), ordinal
 
 

@@ -5,8 +5,9 @@
     comm = nccl.Communicator(nranks, unique_id, rank)
     comm.all_reduce(tensor)
 
-Tensors are anything that holds a contiguous buffer: torch, CuPy and NumPy arrays, a :class:`Buffer`, an integer address
-with ``count=`` and ``dtype=``. They are used in place, never copied. torch is not needed.
+Tensors are anything that holds a contiguous buffer: torch, CuPy and NumPy arrays, a
+:class:`Buffer`, an integer address with ``count=`` and ``dtype=``. They are used in place, never
+copied. torch is not needed.
 """
 
 from __future__ import annotations

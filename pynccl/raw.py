@@ -1,22 +1,37 @@
 """nccl.h from Python, one to one.
 
-``load()`` gives a library whose methods are NCCL's functions under their own names, with nccl.h's parameters: addresses
-and handles are integers, NULL is None, structs are the classes of this module. What a C function returns through a
-pointer its method returns; a result other than ``ncclSuccess`` and ``ncclInProgress`` is raised as
-:class:`pynccl.errors.NcclError`. The GIL is released during every call.
+``load()`` gives a library whose methods are NCCL's functions under their own names, with nccl.h's
+parameters: addresses and handles are integers, NULL is None, structs are the classes of this
+module. What a C function returns through a pointer its method returns; a result other than
+``ncclSuccess`` and ``ncclInProgress`` is raised as :class:`pynccl.errors.NcclError`. The GIL is
+released during every call.
 
     lib = raw.load("host")
     uid = lib.ncclGetUniqueId()
     comm = lib.ncclCommInitRank(1, uid, 0)
     lib.ncclAllReduce(send, recv, count, raw.ncclFloat32, raw.ncclSum, comm, 0)
 
-No argument is checked beyond its type: a wrong address ends the process, as in C. A function that the loaded library
-does not have raises :class:`pynccl.errors.MissingFunctionError`, which names the version that brought it.
+No argument is checked beyond its type: a wrong address ends the process, as in C. A function that
+the loaded library does not have raises :class:`pynccl.errors.MissingFunctionError`, which names the
+version that brought it.
 """
 
 from __future__ import annotations
 
 from pynccl._C import (
+    NCCL_CTA_POLICY_DEFAULT,
+    NCCL_CTA_POLICY_EFFICIENCY,
+    NCCL_CTA_POLICY_ZERO,
+    NCCL_REVOKE_DEFAULT,
+    NCCL_SHRINK_ABORT,
+    NCCL_SHRINK_DEFAULT,
+    NCCL_SUSPEND_MEM,
+    NCCL_WIN_CFT_COUNTED,
+    NCCL_WIN_COLL_SYMMETRIC,
+    NCCL_WIN_DEFAULT,
+    NCCL_WIN_GIN_ONLY,
+    NCCL_WIN_REQUIRED_ALIGNMENT,
+    NCCL_WIN_STRICT_ORDERING,
     Library,
     UniqueId,
     ncclCollConfig_t,
@@ -34,8 +49,21 @@ from pynccl.libraries import load
 
 __all__ = [
     "NCCL_CONFIG_UNDEF_INT",
+    "NCCL_CTA_POLICY_DEFAULT",
+    "NCCL_CTA_POLICY_EFFICIENCY",
+    "NCCL_CTA_POLICY_ZERO",
+    "NCCL_REVOKE_DEFAULT",
+    "NCCL_SHRINK_ABORT",
+    "NCCL_SHRINK_DEFAULT",
     "NCCL_SPLIT_NOCOLOR",
+    "NCCL_SUSPEND_MEM",
     "NCCL_UNIQUE_ID_BYTES",
+    "NCCL_WIN_CFT_COUNTED",
+    "NCCL_WIN_COLL_SYMMETRIC",
+    "NCCL_WIN_DEFAULT",
+    "NCCL_WIN_GIN_ONLY",
+    "NCCL_WIN_REQUIRED_ALIGNMENT",
+    "NCCL_WIN_STRICT_ORDERING",
     "Library",
     "UniqueId",
     "load",

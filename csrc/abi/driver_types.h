@@ -1,4 +1,5 @@
-// The types of the CUDA driver API that we use, as facts: csrc/abi/driver_functions.inc lists the functions.
+// The types of the CUDA driver API that we use, as facts: csrc/abi/driver_functions.inc lists the
+// functions.
 #pragma once
 
 #include "abi/nccl_types.h"

@@ -1,7 +1,8 @@
-// The types of NCCL's C ABI, version 2.32, as facts: names, values and layouts of nccl.h, declared here so that
-// building needs no NCCL. tests/abi holds every one of them against a real nccl.h.
+// The types of NCCL's C ABI, version 2.32, as facts: names, values and layouts of nccl.h, declared
+// here so that building needs no NCCL. tests/abi holds every one of them against a real nccl.h.
 //
-// They live in a namespace of their own: a translation unit may include the real nccl.h beside this file.
+// They live in a namespace of their own: a translation unit may include the real nccl.h beside this
+// file.
 #pragma once
 
 #include <climits>
@@ -84,7 +85,10 @@ enum ncclCommMemStat_t : unsigned {
   ncclStatGpuMemTotal = 3,
 };
 
-enum ncclEncryptionMode_t : unsigned { NCCL_ENCRYPTION_MODE_NONE = 0, NCCL_ENCRYPTION_MODE_PSK = 1 };
+enum ncclEncryptionMode_t : unsigned {
+  NCCL_ENCRYPTION_MODE_NONE = 0,
+  NCCL_ENCRYPTION_MODE_PSK = 1
+};
 
 enum ncclHostCftMode_t : int {
   ncclHostCftDefault = kUndefInt,
@@ -101,8 +105,8 @@ enum ncclNvlsHostMode_t : int {
   ncclNvlsHostModeDisable = INT_MAX,
 };
 
-// The versioned structs only ever grow at the end. What is handed to an older library must carry that library's
-// size and version: config_fields.inc says since when each field exists.
+// The versioned structs only ever grow at the end. What is handed to an older library must carry
+// that library's size and version: config_fields.inc says since when each field exists.
 struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned magic = kApiMagic;

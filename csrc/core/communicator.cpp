@@ -12,7 +12,8 @@ using Clock = std::chrono::steady_clock;
 
 bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
-// The non-blocking mode is for the library what a deadline is for us; a user who asked for it polls alone.
+// The non-blocking mode is for the library what a deadline is for us; a user who asked for it polls
+// alone.
 bool needs_polling(const Communicator::Options& options) {
   return options.init_timeout && options.config.blocking != 0;
 }
@@ -32,8 +33,9 @@ Communicator::~Communicator() {
 
 ncclComm_t Communicator::handle() const {
   if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
-    throw std::invalid_argument(pending() ? "communicator: it is still being made; leave the group first"
-                                          : "communicator: it is closed");
+    throw std::invalid_argument(pending()
+                                    ? "communicator: it is still being made; leave the group first"
+                                    : "communicator: it is closed");
   return comm_.load(std::memory_order_relaxed);
 }
 
@@ -84,7 +86,8 @@ void Communicator::poll(std::optional<double> seconds, const char* function) {
     ncclResult_t state = ncclSuccess;
     NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
     if (state == ncclSuccess) return;
-    if (state != ncclInProgress) throw_nccl(*library_, state, function, comm, rank_, __FILE__, __LINE__);
+    if (state != ncclInProgress)
+      throw_nccl(*library_, state, function, comm, rank_, __FILE__, __LINE__);
     if (seconds && std::chrono::duration<double>(Clock::now() - start).count() > *seconds) {
       const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
       std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
@@ -98,8 +101,9 @@ void Communicator::poll(std::optional<double> seconds, const char* function) {
   }
 }
 
-std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
-    std::shared_ptr<Library> library, const std::vector<int>& devices, Factory make) {
+std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_ptr<Library> library,
+                                                                  const std::vector<int>& devices,
+                                                                  Factory make) {
   const DeviceScope scope(*library, devices.empty() ? -1 : devices.front());
   std::vector<ncclComm_t> comms(devices.size());
   NCCL_CHECK(*library, nullptr, -1, ncclCommInitAll,
@@ -139,7 +143,8 @@ void Communicator::issue(const Operation& o) {
       break;
     case OperationKind::kReduceScatter:
       function = "ncclReduceScatter";
-      result = nccl.ncclReduceScatter(o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, comm, o.stream);
+      result =
+          nccl.ncclReduceScatter(o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, comm, o.stream);
       break;
     case OperationKind::kAllToAll:
       if (!nccl.ncclAlltoAll) return exchange_blocks(o, nranks());
@@ -168,7 +173,8 @@ void Communicator::issue(const Operation& o) {
   check(result, function, __LINE__);
 }
 
-// all_to_all, gather and scatter on a library before 2.28: a group of the sends and receives that they consist of.
+// all_to_all, gather and scatter on a library before 2.28: a group of the sends and receives that
+// they consist of.
 void Communicator::exchange_blocks(const Operation& o, int nranks) {
   const std::size_t block = o.count * element_size(o.dtype);
   const auto* sends = static_cast<const char*>(o.sendbuff);
@@ -189,11 +195,13 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
     case OperationKind::kGather:
       transfer(OperationKind::kSend, o.peer, sends, nullptr);
       for (int peer = 0; root && peer < nranks; ++peer)
-        transfer(OperationKind::kRecv, peer, nullptr, receives + static_cast<std::size_t>(peer) * block);
+        transfer(OperationKind::kRecv, peer, nullptr,
+                 receives + static_cast<std::size_t>(peer) * block);
       break;
     default:  // kScatter
       for (int peer = 0; root && peer < nranks; ++peer)
-        transfer(OperationKind::kSend, peer, sends + static_cast<std::size_t>(peer) * block, nullptr);
+        transfer(OperationKind::kSend, peer, sends + static_cast<std::size_t>(peer) * block,
+                 nullptr);
       transfer(OperationKind::kRecv, o.peer, nullptr, receives);
       break;
   }
@@ -207,6 +215,8 @@ void Communicator::finalize() {
 }
 
 void Communicator::close() {
+  // NCCL frees a non-blocking communicator only when it is quiescent.
+  if (polled_ && state_.load() == State::kOpen) finalize();
   if (state_.exchange(State::kClosed) != State::kOpen) return;
   const ncclComm_t comm = comm_.exchange(nullptr);
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);

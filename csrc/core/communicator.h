@@ -1,5 +1,5 @@
-// One rank of a communicator: owns the ncclComm_t, issues operations on it, and closes it. Arguments are checked above;
-// what is checked here is the communicator itself.
+// One rank of a communicator: owns the ncclComm_t, issues operations on it, and closes it.
+// Arguments are checked above; what is checked here is the communicator itself.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,9 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // The two ways to make one, each in two steps so that a group can make several in one thread: begin calls NCCL,
-  // finish waits (unless the user asked for a non-blocking communicator) and reads rank and size.
+  // The two ways to make one, each in two steps so that a group can make several in one thread:
+  // begin calls NCCL, finish waits (unless the user asked for a non-blocking communicator) and
+  // reads rank and size.
   void begin_init(int nranks, const ncclUniqueId& id, int rank);
   void begin_split(Communicator& parent, int color, int key);
   void finish();
@@ -39,9 +40,11 @@ class Communicator {
                                                              Factory make);
 
   void issue(const Operation& operation);
-  // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken what was issued.
+  // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken
+  // what was issued.
   void settle() {
-    if (polled_) [[unlikely]] poll(std::nullopt, "ncclGroupEnd");
+    if (polled_) [[unlikely]]
+      poll(std::nullopt, "ncclGroupEnd");
   }
 
   void finalize();
@@ -66,7 +69,8 @@ class Communicator {
   void check(ncclResult_t result, const char* function, int line);
   void poll(std::optional<double> seconds, const char* function);
   Communicator& identified() {
-    if (device_ < 0 && !closed()) [[unlikely]] read_identity();
+    if (device_ < 0 && !closed()) [[unlikely]]
+      read_identity();
     return *this;
   }
   void read_identity();
@@ -84,8 +88,9 @@ class Communicator {
   const char* creator_ = "ncclCommInitRankConfig";
 };
 
-// A group of NCCL calls on one library: open from construction to end(). A group that is left without end() is closed
-// as well, and what its calls answered is lost: it exists for exceptions on the way.
+// A group of NCCL calls on one library: open from construction to end(). A group that is left
+// without end() is closed as well, and what its calls answered is lost: it exists for exceptions on
+// the way.
 class GroupScope {
  public:
   explicit GroupScope(Library& library);

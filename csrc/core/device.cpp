@@ -11,8 +11,8 @@ DeviceScope::DeviceScope(const Library& library, int device) : library_(library)
   device_ = device < 0 ? 0 : device;
   const int count = device_count(library);
   if (device_ >= count)
-    throw std::invalid_argument("device: " + std::to_string(device_) + " does not exist; there are " +
-                                std::to_string(count) + " devices");
+    throw std::invalid_argument("device: " + std::to_string(device_) +
+                                " does not exist; there are " + std::to_string(count) + " devices");
   CUdevice ordinal = 0;
   CUcontext context = nullptr;
   DRIVER_CHECK(library, DeviceGet, (&ordinal, device_));

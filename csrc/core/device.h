@@ -1,5 +1,6 @@
-// Makes a device the current one of this thread for the length of a scope, as communicator creation, streams and
-// allocations need it. The device's primary context is the one that torch and CuPy use.
+// Makes a device the current one of this thread for the length of a scope, as communicator
+// creation, streams and allocations need it. The device's primary context is the one that torch and
+// CuPy use.
 #pragma once
 
 #include "core/library.h"
@@ -8,7 +9,8 @@ namespace pynccl {
 
 class DeviceScope {
  public:
-  // A device below 0 leaves the thread's current device as it is; without any, device 0 becomes current.
+  // A device below 0 leaves the thread's current device as it is; without any, device 0 becomes
+  // current.
   DeviceScope(const Library& library, int device);
   ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;

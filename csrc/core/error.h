@@ -1,5 +1,6 @@
-// What can go wrong below Python, as C++ exceptions, and the two ways to look at a result: NCCL_CHECK throws, and
-// NCCL_RECORD only tells, for destructors. Mistakes in arguments are std::invalid_argument, thrown before any call.
+// What can go wrong below Python, as C++ exceptions, and the two ways to look at a result:
+// NCCL_CHECK throws, and NCCL_RECORD only tells, for destructors. Mistakes in arguments are
+// std::invalid_argument, thrown before any call.
 #pragma once
 
 #include <stdexcept>
@@ -51,22 +52,23 @@ class LibraryNotFound : public std::runtime_error {
 
 }  // namespace pynccl
 
-// NCCL_CHECK(library, comm, rank, ncclSend, (arguments...)): calls and throws unless the result is a success.
-#define NCCL_CHECK(library, comm, rank, function, args)                                       \
-  do {                                                                                        \
-    const ncclResult_t result_ = (library).nccl<&NcclTable::function>() args;                 \
-    if (result_ != ncclSuccess && result_ != ncclInProgress) [[unlikely]]                     \
-      throw_nccl((library), result_, #function, (comm), (rank), __FILE__, __LINE__);          \
+// NCCL_CHECK(library, comm, rank, ncclSend, (arguments...)): calls and throws unless the result is
+// a success.
+#define NCCL_CHECK(library, comm, rank, function, args)                              \
+  do {                                                                               \
+    const ncclResult_t result_ = (library).nccl<&NcclTable::function>() args;        \
+    if (result_ != ncclSuccess && result_ != ncclInProgress) [[unlikely]]            \
+      throw_nccl((library), result_, #function, (comm), (rank), __FILE__, __LINE__); \
   } while (false)
 
-// NCCL_RECORD(library, ncclCommAbort, (comm)): calls and gives the result back; where the function is missing, nothing
-// is called and the result is ncclInvalidUsage. For destructors.
+// NCCL_RECORD(library, ncclCommAbort, (comm)): calls and gives the result back; where the function
+// is missing, nothing is called and the result is ncclInvalidUsage. For destructors.
 #define NCCL_RECORD(library, function, args) \
   ((library).nccl_table().function ? (library).nccl_table().function args : ncclInvalidUsage)
 
-#define DRIVER_CHECK(library, function, args)                                \
-  do {                                                                       \
-    const CUresult result_ = (library).driver().function args;               \
-    if (result_ != CUDA_SUCCESS) [[unlikely]]                                \
-      throw_driver((library), result_, "cu" #function, __FILE__, __LINE__);  \
+#define DRIVER_CHECK(library, function, args)                               \
+  do {                                                                      \
+    const CUresult result_ = (library).driver().function args;              \
+    if (result_ != CUDA_SUCCESS) [[unlikely]]                               \
+      throw_driver((library), result_, "cu" #function, __FILE__, __LINE__); \
   } while (false)

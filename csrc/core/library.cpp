@@ -102,8 +102,8 @@ void Library::load_driver() const {
     void* handle = own ? handle_ : open_or_throw("libcuda.so.1");
     driver_path_ = path_of(handle);
     const char* missing = nullptr;
-#define FUNCTION(symbol, result, name, ...)                     \
-  resolve(driver_.name, handle, own ? "host" #name : #symbol);  \
+#define FUNCTION(symbol, result, name, ...)                    \
+  resolve(driver_.name, handle, own ? "host" #name : #symbol); \
   if (!driver_.name) missing = own ? "host" #name : #symbol;
 #include "abi/c_params.inc"
 #include "abi/driver_functions.inc"

@@ -1,6 +1,6 @@
-// A loaded NCCL: its table of functions, and the table of stream calls that goes with its memory. libnccl.so.2 brings
-// libcuda.so.1 along; a library that exports its own stream calls (libhostnccl.so does) is its own driver. Nothing
-// above this class asks which of the two it is.
+// A loaded NCCL: its table of functions, and the table of stream calls that goes with its memory.
+// libnccl.so.2 brings libcuda.so.1 along; a library that exports its own stream calls
+// (libhostnccl.so does) is its own driver. Nothing above this class asks which of the two it is.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,9 @@ enum class Memory { kHost, kDevice };
 
 class Library {
  public:
-  // Loads the library at path (a file, or a SONAME for the dynamic linker to find). Throws LibraryNotFound.
-  // A library stays loaded for the life of the process; the same file gives the same Library.
+  // Loads the library at path (a file, or a SONAME for the dynamic linker to find). Throws
+  // LibraryNotFound. A library stays loaded for the life of the process; the same file gives the
+  // same Library.
   static std::shared_ptr<Library> open(const std::string& path);
 
   Library(const Library&) = delete;
@@ -36,13 +37,15 @@ class Library {
   template <auto Member>
   auto nccl() const {
     const auto function = nccl_.*Member;
-    if (!function) [[unlikely]] throw_missing(reinterpret_cast<const void*>(&(nccl_.*Member)));
+    if (!function) [[unlikely]]
+      throw_missing(reinterpret_cast<const void*>(&(nccl_.*Member)));
     return function;
   }
 
   // The stream calls. Throws LibraryNotFound where there is no driver.
   const DriverTable& driver() const {
-    if (!driver_ready_.load(std::memory_order_acquire)) [[unlikely]] load_driver();
+    if (!driver_ready_.load(std::memory_order_acquire)) [[unlikely]]
+      load_driver();
     return driver_;
   }
   // The file that the stream calls come from. Throws as driver() does.
@@ -76,7 +79,8 @@ class Library {
 // "2.32.3" for 23203 (and "2.8.4" for 2804, as NCCL counted before 2.9).
 std::string version_text(int version);
 
-// The file of a library that is already loaded in this process under the given SONAME prefix, or "".
+// The file of a library that is already loaded in this process under the given SONAME prefix, or
+// "".
 std::string loaded_path(std::string_view soname);
 
 }  // namespace pynccl

@@ -1,5 +1,5 @@
-// One collective or point-to-point operation with all its arguments, checked and ready to be issued: what a direct call,
-// a group and a recorded sequence have in common.
+// One collective or point-to-point operation with all its arguments, checked and ready to be
+// issued: what a direct call, a group and a recorded sequence have in common.
 #pragma once
 
 #include "core/table.h"

@@ -53,7 +53,8 @@ void Stream::close() {
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)
     : library_(std::move(library)) {
   const DeviceScope scope(*library_, device);
-  DRIVER_CHECK(*library_, EventCreate, (&event_, timing ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING));
+  DRIVER_CHECK(*library_, EventCreate,
+               (&event_, timing ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING));
 }
 
 Event::~Event() {

@@ -1,5 +1,5 @@
-// A stream of our own and the events between streams, on either provider. Handles that came from elsewhere (torch,
-// CuPy) are plain cudaStream_t and never pass through here.
+// A stream of our own and the events between streams, on either provider. Handles that came from
+// elsewhere (torch, CuPy) are plain cudaStream_t and never pass through here.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@ class Event;
 
 class Stream {
  public:
-  // priority: as CUDA counts it, lower numbers first; 0 is the default. device below 0: the current one.
+  // priority: as CUDA counts it, lower numbers first; 0 is the default. device below 0: the current
+  // one.
   Stream(std::shared_ptr<Library> library, int device, int priority);
   ~Stream();
   Stream(const Stream&) = delete;
@@ -46,7 +47,7 @@ class Event {
 
   void record(CUstream stream) const;
   void synchronize() const;
-  bool query() const;                         // whether the recorded work is done
+  bool query() const;                              // whether the recorded work is done
   double elapsed_seconds(const Event& end) const;  // both made with timing, both recorded
   void close();
 

@@ -1,5 +1,6 @@
-// The tables of function pointers that everything above is built on: one for NCCL, one for the CUDA driver calls.
-// Both are made from the lists in abi/; a null entry is a function that the loaded library does not have.
+// The tables of function pointers that everything above is built on: one for NCCL, one for the CUDA
+// driver calls. Both are made from the lists in abi/; a null entry is a function that the loaded
+// library does not have.
 #pragma once
 
 #include "abi/driver_types.h"

@@ -181,8 +181,10 @@ std::optional<std::string> Communicator::error_text() const {
   const abi::ncclResult_t code = async_error();
   if (code == abi::ncclInProgress) {
     const std::lock_guard lock(mutex_);
-    if (rendezvous_ != nullptr) return "initialisation in progress: " + rendezvous_->progress();
-    return std::nullopt;
+    std::string text = phase_ == Phase::Initializing ? "initialisation" : "finalisation";
+    text += " in progress";
+    if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
+    return text;
   }
   if (code != abi::ncclSuccess) return own_error().text();
   return std::nullopt;

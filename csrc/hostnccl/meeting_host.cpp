@@ -13,7 +13,7 @@ namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
-constexpr auto kGrace = std::chrono::seconds(1);
+constexpr auto kGrace = std::chrono::milliseconds(700);  // for those still on their way
 constexpr auto kAnswerLateOnes = std::chrono::seconds(10);
 
 Fd accept_one(int listener) {
@@ -92,7 +92,7 @@ void MeetingHost::hear(Guest& guest) {
     if (!guest.said_hello || refusing_) return;
     fail(abi::ncclRemoteError, "rank %d (pid %d) %s before all ranks had arrived; %s",
          guest.hello.rank, guest.hello.process.pid,
-         is_alive(guest.hello.process) ? "gave up" : "died", own_.progress().c_str());
+         stays_alive(guest.hello.process) ? "gave up" : "died", own_.progress().c_str());
   }
   if (guest.said_hello) return;
   if (!is_hello(hello)) {

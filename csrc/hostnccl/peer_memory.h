@@ -15,7 +15,8 @@
 
 namespace hostnccl {
 
-bool direct_reads_wanted();  // HOSTNCCL_CMA is not 0
+// HOSTNCCL_CMA=0 keeps all ranks out of each other's buffers, threads too.
+bool direct_reads_wanted();
 
 bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes);
 

@@ -8,10 +8,12 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <thread>
 
 #include "hostnccl/error.h"
 
@@ -91,6 +93,15 @@ bool is_alive(const ProcessId& process) {
   if (process.start != 0 && stat.start != process.start) return false;
   // A process whose first thread has ended shows as a zombie while its other threads run on.
   return (stat.state != 'Z' && stat.state != 'X') || stat.threads > 1;
+}
+
+bool stays_alive(const ProcessId& process) {
+  constexpr auto kMoment = std::chrono::milliseconds(5);
+  for (int looks = 0; looks < 20; ++looks) {
+    if (!is_alive(process)) return false;
+    std::this_thread::sleep_for(kMoment);
+  }
+  return true;
 }
 
 uint32_t fork_generation() { return generation.load(std::memory_order_relaxed); }

@@ -19,6 +19,10 @@ ProcessId process_of(pid_t pid);  // start 0: not known
 
 bool is_alive(const ProcessId& process);
 
+// The same for one that has just closed its end: a dying process closes before it is gone, so this
+// gives it a moment.
+bool stays_alive(const ProcessId& process);
+
 // How often this process is the child of a fork: what a parent made, a child must not use.
 uint32_t fork_generation();
 

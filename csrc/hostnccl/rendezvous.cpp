@@ -113,9 +113,9 @@ std::shared_ptr<World> Rendezvous::try_as_client(const MeetingName& name, Fd con
   }
   if (host_rank >= 0) {
     fail(abi::ncclRemoteError, "rank %d (pid %d) %s during the rendezvous that it hosted; %s",
-         host_rank, host.pid, is_alive(host) ? "gave up" : "died", progress().c_str());
+         host_rank, host.pid, stays_alive(host) ? "gave up" : "died", progress().c_str());
   }
-  if (!is_alive(host)) {
+  if (!stays_alive(host)) {
     fail(abi::ncclRemoteError, "pid %d died during the rendezvous that it hosted; %s", host.pid,
          progress().c_str());
   }

@@ -9,7 +9,8 @@
 namespace pynccl::python {
 namespace {
 
-// What a DLPack capsule holds: the struct for the consumer, and the Python object that owns the memory.
+// What a DLPack capsule holds: the struct for the consumer, and the Python object that owns the
+// memory.
 template <class Managed>
 struct Export {
   Managed managed{};
@@ -63,7 +64,8 @@ Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::in
     : library_(std::move(library)), shape_(std::move(shape)), dtype_(dtype) {
   std::size_t elements = 1;
   for (const std::int64_t extent : shape_) {
-    if (extent < 0) throw std::invalid_argument("shape: " + std::to_string(extent) + " is negative");
+    if (extent < 0)
+      throw std::invalid_argument("shape: " + std::to_string(extent) + " is negative");
     const auto wide = static_cast<std::size_t>(extent);
     if (wide && elements > std::numeric_limits<std::size_t>::max() / dtype.size() / wide)
       throw std::invalid_argument("shape: the size in bytes does not fit");
@@ -109,16 +111,19 @@ void Buffer::close() {
 }
 
 void bind_buffer(py::module_& m) {
-  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", R"(Memory from ncclMemAlloc, contiguous and typed.
+  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer",
+                                              R"(Memory from ncclMemAlloc, contiguous and typed.
 
-torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) give tensors over it
-without a copy; collectives take the buffer itself. The memory is freed with the last of them. close()
-frees it at once, whoever still looks at it.)")
-      .def_property_readonly("ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
-                             "The address.")
-      .def_property_readonly("shape", [](const Buffer& b) { return py::tuple(py::cast(b.shape())); },
-                             "In elements.")
-      .def_property_readonly("dtype", [](const Buffer& b) { return b.dtype().name; }, "The element type's name.")
+torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) give tensors over
+it without a copy; collectives take the buffer itself. The memory is freed with the last of them.
+close() frees it at once, whoever still looks at it.)")
+      .def_property_readonly(
+          "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
+          "The address.")
+      .def_property_readonly(
+          "shape", [](const Buffer& b) { return py::tuple(py::cast(b.shape())); }, "In elements.")
+      .def_property_readonly(
+          "dtype", [](const Buffer& b) { return b.dtype().name; }, "The element type's name.")
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
       .def("close", &Buffer::close, "Frees the memory (ncclMemFree).")

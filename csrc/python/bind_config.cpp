@@ -71,32 +71,35 @@ Communicator::Options options_from_python(const py::object& config, int device) 
 void bind_config(py::module_& m) {
   py::class_<Config> type(m, "Config", R"(How a communicator behaves (ncclConfig_t).
 
-Every setting is a keyword and an attribute; None leaves the choice to NCCL. What the loaded NCCL is too
-old for is refused when the communicator is made.
+Every setting is a keyword and an attribute; None leaves the choice to NCCL. What the loaded NCCL is
+too old for is refused when the communicator is made.
 
-init_timeout: seconds that making the communicator may take, all ranks included; after that it raises
-NcclTimeoutError on every rank that came. None: as long as the library itself waits (hostnccl:
-HOSTNCCL_INIT_TIMEOUT, 300 s).)");
-  // Keywords are the table's; __init__ only makes the object, so that each goes through its own check.
+init_timeout: seconds that making the communicator may take, all ranks included; after that it
+raises NcclTimeoutError on every rank that came. None: as long as the library itself waits
+(hostnccl: HOSTNCCL_INIT_TIMEOUT, 300 s).)");
+  // Keywords are the table's; __init__ only makes the object, so that each goes through its own
+  // check.
   type.def(py::init([](const py::kwargs& settings) {
-             py::object self = py::cast(Config());
-             apply(self, settings);
-             return py::cast<Config>(self);
-           }))
+        py::object self = py::cast(Config());
+        apply(self, settings);
+        return py::cast<Config>(self);
+      }))
       .def_property(
           "init_timeout", [](const Config& c) { return c.init_timeout; },
           [](Config& c, std::optional<double> seconds) {
             if (seconds && !(*seconds > 0))
-              throw py::value_error("init_timeout: " + std::to_string(*seconds) + " is not above 0 seconds");
+              throw py::value_error("init_timeout: " + std::to_string(*seconds) +
+                                    " is not above 0 seconds");
             c.init_timeout = seconds;
           },
           "Seconds.")
       .def("__repr__",
            [](const py::object& self) {
              std::string text;
-             for (const auto& [key, value] : settings(self))
-               text += (text.empty() ? "" : ", ") + py::cast<std::string>(key) + "=" +
-                       py::cast<std::string>(py::repr(value));
+             for (const auto& [key, value] : settings(self)) {
+               if (!text.empty()) text += ", ";
+               text += py::cast<std::string>(key) + "=" + py::cast<std::string>(py::repr(value));
+             }
              return "Config(" + text + ")";
            })
       .def(py::pickle(&settings, [](const py::dict& state) {

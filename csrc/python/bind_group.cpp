@@ -9,7 +9,8 @@ namespace {
 // The context manager that group() returns. It has no state: groups nest per thread.
 struct GroupContext {};
 
-// Runs body inside one NCCL group per library, in the order in which the libraries first appear in items.
+// Runs body inside one NCCL group per library, in the order in which the libraries first appear in
+// items.
 template <class Items, class LibraryOf, class Body>
 void for_each_library(const Items& items, const LibraryOf& library_of, const Body& body) {
   std::vector<Library*> libraries;
@@ -80,6 +81,8 @@ void Group::issue() {
     for (const Creation& creation : creations) creation.communicator->abort();
     throw;
   }
+  // One that was closed meanwhile is found before anything is sent.
+  for (const Call& call : calls) call.communicator->handle();
   for_each_library(
       calls, [](const Call& c) -> Library& { return c.communicator->library(); },
       [](const Call& c) { c.communicator->issue(c.operation); });
@@ -95,22 +98,26 @@ void create(std::shared_ptr<Communicator> communicator, std::function<void(Commu
 }
 
 void bind_group(py::module_& m) {
-  py::class_<GroupContext>(m, "GroupContext", "What group() returns; groups nest, each thread has its own.")
+  py::class_<GroupContext>(m, "GroupContext",
+                           "What group() returns; groups nest, each thread has its own.")
       .def("__enter__",
            [](const py::object& self) {
              Group::of_this_thread().enter();
              return self;
            })
-      .def("__exit__", [](const GroupContext&, const py::object& type, const py::object&, const py::object&) {
-        Group::of_this_thread().exit(!type.is_none());
-        return false;
-      });
-  m.def("group", [] { return GroupContext(); },
-        R"(Fuse the operations inside the with block into one NCCL group (ncclGroupStart, ncclGroupEnd).
+      .def("__exit__",
+           [](const GroupContext&, const py::object& type, const py::object&, const py::object&) {
+             Group::of_this_thread().exit(!type.is_none());
+             return false;
+           });
+  m.def(
+      "group", [] { return GroupContext(); },
+      R"(Fuse what the with block calls into one NCCL group (ncclGroupStart, ncclGroupEnd).
 
-Operations are checked when they are called and issued together when the outermost group ends: sends and
-receives in any order cannot deadlock, one thread can drive several ranks, and communicators made inside
-are ready afterwards. An exception inside drops all that was called and leaves every communicator usable.
+Operations are checked when they are called and issued together when the outermost group ends: sends
+and receives in any order cannot deadlock, one thread can drive several ranks, and communicators
+made inside are ready afterwards. An exception inside drops all that was called and leaves every
+communicator usable.
 
 Raises:
     NcclError: at the end of the block, if NCCL refuses an operation.)");

@@ -7,7 +7,10 @@ namespace pynccl::python {
 
 RedOp::RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
              const DType& dtype)
-    : value_(value), name_(std::move(name)), communicator_(std::move(communicator)), dtype_(&dtype) {}
+    : value_(value),
+      name_(std::move(name)),
+      communicator_(std::move(communicator)),
+      dtype_(&dtype) {}
 
 RedOp::~RedOp() {
   try {
@@ -30,14 +33,17 @@ void RedOp::refuse(const DType& dtype, const Communicator& communicator) const {
     if (communicator_.get() != &communicator)
       throw py::value_error("op: " + name_ + " belongs to another communicator");
     if (dtype_->nccl != dtype.nccl)
-      throw py::value_error("op: " + name_ + " is for " + dtype_->name + ", the tensor is " + dtype.name);
+      throw py::value_error("op: " + name_ + " is for " + dtype_->name + ", the tensor is " +
+                            dtype.name);
   }
-  if (!dtype.reduces(value_)) throw py::value_error("op: " + name_ + " is not defined on " + dtype.name);
+  if (!dtype.reduces(value_))
+    throw py::value_error("op: " + name_ + " is not defined on " + dtype.name);
 }
 
 ncclRedOp_t op_from_python(PyObject* op, const DType& dtype, const Communicator& communicator) {
   if (!op) {
-    if (!dtype.reduces(ncclSum)) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
+    if (!dtype.reduces(ncclSum))
+      throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
     return ncclSum;
   }
   static PyTypeObject* const type =
@@ -70,21 +76,28 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
 }
 
 void bind_red_op(py::module_& m) {
-  py::class_<RedOp, std::shared_ptr<RedOp>> type(m, "RedOp", R"(How a reduction combines elements (ncclRedOp_t).
+  py::class_<RedOp, std::shared_ptr<RedOp>> type(m, "RedOp",
+                                                 R"(How a reduction combines elements (ncclRedOp_t).
 
 RedOp.SUM, PROD, MAX, MIN and AVG are NCCL's own; Communicator.pre_mul_sum() makes another one.)");
   type.def_property_readonly("name", &RedOp::name)
-      .def_property_readonly("value", [](const RedOp& op) { return static_cast<unsigned>(op.value()); },
-                             "The ncclRedOp_t.")
+      .def_property_readonly(
+          "value", [](const RedOp& op) { return static_cast<unsigned>(op.value()); },
+          "The ncclRedOp_t.")
       .def("close", &RedOp::close, "Frees an operator of one's own (ncclRedOpDestroy).")
       .def("__repr__", [](const RedOp& op) { return "RedOp." + op.name(); })
       .def("__reduce__", [](const py::object& self) {
-        // By name, so that a built-in one stays the same object; one's own cannot be found again and says so.
+        // By name, so that a built-in one stays the same object; one's own cannot be found again
+        // and says so.
         return py::make_tuple(py::module_::import("builtins").attr("getattr"),
                               py::make_tuple(py::type::of<RedOp>(), self.attr("name")));
       });
-  for (const auto& [value, name] : std::initializer_list<std::pair<ncclRedOp_t, const char*>>{
-           {ncclSum, "SUM"}, {ncclProd, "PROD"}, {ncclMax, "MAX"}, {ncclMin, "MIN"}, {ncclAvg, "AVG"}})
+  for (const auto& [value, name] :
+       std::initializer_list<std::pair<ncclRedOp_t, const char*>>{{ncclSum, "SUM"},
+                                                                  {ncclProd, "PROD"},
+                                                                  {ncclMax, "MAX"},
+                                                                  {ncclMin, "MIN"},
+                                                                  {ncclAvg, "AVG"}})
     type.attr(name) = std::make_shared<RedOp>(value, name);
 }
 

@@ -8,7 +8,8 @@
 namespace pynccl::python {
 namespace {
 
-// Runs a Python callable on a stream's worker. Nothing can be raised there: what it raises goes to sys.unraisablehook.
+// Runs a Python callable on a stream's worker. Nothing can be raised there: what it raises goes to
+// sys.unraisablehook.
 void run_callable(void* data) {
   const py::gil_scoped_acquire gil;
   const auto callable = py::reinterpret_steal<py::object>(static_cast<PyObject*>(data));
@@ -34,19 +35,21 @@ void launch(const Stream& stream, py::function callable) {
 
 void bind_stream(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<Stream, std::shared_ptr<Stream>> stream(m, "Stream", R"(A stream of our own: a queue of work, in order.
+  py::class_<Stream, std::shared_ptr<Stream>> stream(
+      m, "Stream", R"(A stream of our own: a queue of work, in order.
 
-On GPUs a CUDA stream (cuStreamCreateWithPriority, not synchronised with the default stream); on CPUs a
-queue with a worker thread. Pass it as stream= to a collective. It also is an object with
+On GPUs a CUDA stream (cuStreamCreateWithPriority, not synchronised with the default stream); on
+CPUs a queue with a worker thread. Pass it as stream= to a collective. It also is an object with
 __cuda_stream__, which torch and CuPy take.)");
-  py::class_<Event, std::shared_ptr<Event>> event(m, "Event", R"(A point in a stream that others can wait for.)");
+  py::class_<Event, std::shared_ptr<Event>> event(
+      m, "Event", R"(A point in a stream that others can wait for.)");
 
   stream
-      .def(py::init<std::shared_ptr<Library>, int, int>(), py::arg("library"), py::arg("device") = -1,
-           py::arg("priority") = 0)
-      .def_property_readonly("handle",
-                             [](const Stream& s) { return reinterpret_cast<std::uintptr_t>(s.handle()); },
-                             "The cudaStream_t as an integer.")
+      .def(py::init<std::shared_ptr<Library>, int, int>(), py::arg("library"),
+           py::arg("device") = -1, py::arg("priority") = 0)
+      .def_property_readonly(
+          "handle", [](const Stream& s) { return reinterpret_cast<std::uintptr_t>(s.handle()); },
+          "The cudaStream_t as an integer.")
       .def_property_readonly("device", &Stream::device, "The device's ordinal.")
       .def("__cuda_stream__",
            [](const Stream& s) {
@@ -54,19 +57,23 @@ __cuda_stream__, which torch and CuPy take.)");
            })
       .def("synchronize", &Stream::synchronize, Release(),
            "Waits until all that was enqueued is done (cuStreamSynchronize).")
-      .def("query", &Stream::query, Release(), "Whether all that was enqueued is done (cuStreamQuery).")
+      .def("query", &Stream::query, Release(),
+           "Whether all that was enqueued is done (cuStreamQuery).")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
-           "What is enqueued from now on waits for the event as it was last recorded (cuStreamWaitEvent).")
+           "What is enqueued from now on waits for the event as it was last recorded "
+           "(cuStreamWaitEvent).")
       .def("launch", &launch, py::arg("function"),
-           "Enqueues a call of function() (cuLaunchHostFunc). It must not call CUDA or a collective.")
-      .def("close", &Stream::close, Release(), "Lets what is enqueued run and frees the stream (cuStreamDestroy).");
+           "Enqueues a call of function() (cuLaunchHostFunc). It must not call CUDA or a "
+           "collective.")
+      .def("close", &Stream::close, Release(),
+           "Lets what is enqueued run and frees the stream (cuStreamDestroy).");
 
   event
-      .def(py::init<std::shared_ptr<Library>, int, bool>(), py::arg("library"), py::arg("device") = -1,
-           py::arg("timing") = false)
-      .def_property_readonly("handle",
-                             [](const Event& e) { return reinterpret_cast<std::uintptr_t>(e.handle()); },
-                             "The cudaEvent_t as an integer.")
+      .def(py::init<std::shared_ptr<Library>, int, bool>(), py::arg("library"),
+           py::arg("device") = -1, py::arg("timing") = false)
+      .def_property_readonly(
+          "handle", [](const Event& e) { return reinterpret_cast<std::uintptr_t>(e.handle()); },
+          "The cudaEvent_t as an integer.")
       .def(
           "record",
           [](const Event& e, const py::object& on) {
@@ -75,8 +82,10 @@ __cuda_stream__, which torch and CuPy take.)");
             e.record(handle);
           },
           py::arg("stream"), "Marks the point that the stream has reached so far (cuEventRecord).")
-      .def("synchronize", &Event::synchronize, Release(), "Waits for the recorded point (cuEventSynchronize).")
-      .def("query", &Event::query, Release(), "Whether the recorded point is reached (cuEventQuery).")
+      .def("synchronize", &Event::synchronize, Release(),
+           "Waits for the recorded point (cuEventSynchronize).")
+      .def("query", &Event::query, Release(),
+           "Whether the recorded point is reached (cuEventQuery).")
       .def("elapsed_time", &Event::elapsed_seconds, py::arg("end"), Release(),
            "Seconds from this event to end, both made with timing=True (cuEventElapsedTime).")
       .def("close", &Event::close, "Frees the event (cuEventDestroy).");

@@ -25,7 +25,8 @@ void def_value(py::class_<Owned<T>>& type, const char* name, Value T::* member) 
 template <class T, class Pointer>
 void def_address(py::class_<Owned<T>>& type, const char* name, Pointer T::* member) {
   type.def_property(
-      name, [member](const Owned<T>& s) { return reinterpret_cast<std::uintptr_t>(s.value.*member); },
+      name,
+      [member](const Owned<T>& s) { return reinterpret_cast<std::uintptr_t>(s.value.*member); },
       [member](Owned<T>& s, std::uintptr_t value) {
         s.value.*member = reinterpret_cast<Pointer>(value);
       });
@@ -41,7 +42,8 @@ py::class_<Owned<T>> versioned(py::module_& m, const char* name, const char* doc
   return type;
 }
 
-void def_field(py::class_<Owned<ncclConfig_t>>& type, const char* name, int ncclConfig_t::* member) {
+void def_field(py::class_<Owned<ncclConfig_t>>& type, const char* name,
+               int ncclConfig_t::* member) {
   def_value(type, name, member);
 }
 void def_field(py::class_<Owned<ncclConfig_t>>& type, const char* name,
@@ -55,25 +57,26 @@ void bind_enums(py::module_& m) {
 #define VALUE(name) .value(#name, name)
   py::native_enum<ncclResult_t>(m, "ncclResult_t", "enum.IntEnum", "What every NCCL call returns.")
       VALUE(ncclSuccess) VALUE(ncclUnhandledCudaError) VALUE(ncclSystemError)
-      VALUE(ncclInternalError) VALUE(ncclInvalidArgument) VALUE(ncclInvalidUsage)
-      VALUE(ncclRemoteError) VALUE(ncclInProgress) VALUE(ncclTimeout)
-      .finalize();
-  py::native_enum<ncclRedOp_t>(m, "ncclRedOp_t", "enum.IntEnum", "The built-in reduction operators.")
-      VALUE(ncclSum) VALUE(ncclProd) VALUE(ncclMax) VALUE(ncclMin) VALUE(ncclAvg)
-      .finalize();
+          VALUE(ncclInternalError) VALUE(ncclInvalidArgument) VALUE(ncclInvalidUsage)
+              VALUE(ncclRemoteError) VALUE(ncclInProgress) VALUE(ncclTimeout)
+                  .finalize();
+  py::native_enum<ncclRedOp_t>(m, "ncclRedOp_t", "enum.IntEnum",
+                               "The built-in reduction operators.") VALUE(ncclSum) VALUE(ncclProd)
+      VALUE(ncclMax) VALUE(ncclMin) VALUE(ncclAvg)
+          .finalize();
   py::native_enum<ncclDataType_t>(m, "ncclDataType_t", "enum.IntEnum", "The element types.")
       VALUE(ncclInt8) VALUE(ncclUint8) VALUE(ncclInt32) VALUE(ncclUint32) VALUE(ncclInt64)
-      VALUE(ncclUint64) VALUE(ncclFloat16) VALUE(ncclFloat32) VALUE(ncclFloat64)
-      VALUE(ncclBfloat16) VALUE(ncclFloat8e4m3) VALUE(ncclFloat8e5m2)
-      .finalize();
+          VALUE(ncclUint64) VALUE(ncclFloat16) VALUE(ncclFloat32) VALUE(ncclFloat64)
+              VALUE(ncclBfloat16) VALUE(ncclFloat8e4m3) VALUE(ncclFloat8e5m2)
+                  .finalize();
   py::native_enum<ncclScalarResidence_t>(m, "ncclScalarResidence_t", "enum.IntEnum",
                                          "Where the scalar of a reduction operator lives.")
       VALUE(ncclScalarDevice) VALUE(ncclScalarHostImmediate)
-      .finalize();
-  py::native_enum<ncclCommMemStat_t>(m, "ncclCommMemStat_t", "enum.IntEnum", "What ncclCommMemStats can tell.")
-      VALUE(ncclStatGpuMemSuspend) VALUE(ncclStatGpuMemSuspended) VALUE(ncclStatGpuMemPersist)
-      VALUE(ncclStatGpuMemTotal)
-      .finalize();
+          .finalize();
+  py::native_enum<ncclCommMemStat_t>(m, "ncclCommMemStat_t", "enum.IntEnum",
+                                     "What ncclCommMemStats can tell.") VALUE(ncclStatGpuMemSuspend)
+      VALUE(ncclStatGpuMemSuspended) VALUE(ncclStatGpuMemPersist) VALUE(ncclStatGpuMemTotal)
+          .finalize();
 #undef VALUE
 
 #define CONSTANT(since, name, value) m.attr(#name) = value;
@@ -89,7 +92,8 @@ void bind_structs(py::module_& m) {
 #undef FIELD
 
   auto coll = versioned<ncclCollConfig_t>(
-      m, "ncclCollConfig_t", "How one collective behaves; made as NCCL_COLLCONFIG_INITIALIZER makes it.");
+      m, "ncclCollConfig_t",
+      "How one collective behaves; made as NCCL_COLLCONFIG_INITIALIZER makes it.");
   def_address(coll, "ext", &ncclCollConfig_t::ext);
   def_value(coll, "minCTAs", &ncclCollConfig_t::minCTAs);
   def_value(coll, "maxCTAs", &ncclCollConfig_t::maxCTAs);
@@ -101,8 +105,8 @@ void bind_structs(py::module_& m) {
   def_value(coll, "userProfilerTag", &ncclCollConfig_t::userProfilerTag);
   def_address(coll, "launchCompletionEvent", &ncclCollConfig_t::launchCompletionEvent);
 
-  auto encryption = versioned<ncclEncryptionConfig_t>(
-      m, "ncclEncryptionConfig_t", "How NCCL's TCP sockets are encrypted.");
+  auto encryption = versioned<ncclEncryptionConfig_t>(m, "ncclEncryptionConfig_t",
+                                                      "How NCCL's TCP sockets are encrypted.");
   def_value(encryption, "mode", &ncclEncryptionConfig_t::mode);
   def_text(encryption, "psk", &ncclEncryptionConfig_t::psk);
 
@@ -113,7 +117,8 @@ void bind_structs(py::module_& m) {
       .def_readwrite("version", &ncclSimInfo_t::version)
       .def_readwrite("estimatedTime", &ncclSimInfo_t::estimatedTime, "Microseconds.");
 
-  py::class_<ncclWaitSignalDesc_t>(m, "ncclWaitSignalDesc_t", "How many signals to wait for, from whom.")
+  py::class_<ncclWaitSignalDesc_t>(m, "ncclWaitSignalDesc_t",
+                                   "How many signals to wait for, from whom.")
       .def(py::init([](int opCnt, int peer, int sigIdx, int ctx) {
              return ncclWaitSignalDesc_t{opCnt, peer, sigIdx, ctx};
            }),

@@ -1,5 +1,5 @@
-// Memory from ncclMemAlloc as a tensor-like object: torch, NumPy and CuPy take it by DLPack, collectives take it as it
-// is.
+// Memory from ncclMemAlloc as a tensor-like object: torch, NumPy and CuPy take it by DLPack,
+// collectives take it as it is.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 #include "python/collectives.h"
 
 #include "core/communicator.h"
+#include "python/collective_docs.h"
 #include "python/fastcall.h"
 #include "python/group.h"
 #include "python/red_op.h"
@@ -12,7 +13,8 @@ namespace {
 
 using Kind = OperationKind;
 
-// What differs between the methods. A tensor is the whole buffer of a rank ("all") or one block of it.
+// What differs between the methods. A tensor is the whole buffer of a rank ("all") or one block of
+// it.
 struct Shape {
   const char* name;
   const char* peer;  // the name of the rank argument, nullptr where there is none
@@ -95,26 +97,29 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
 int rank_from_python(const char* name, PyObject* value, int nranks) {
   const int rank = integer_from_python<int>(name, value);
   if (rank < 0 || rank >= nranks) [[unlikely]]
-    throw py::value_error(std::string(name) + ": " + std::to_string(rank) + " is no rank of a communicator of " +
-                          std::to_string(nranks));
+    throw py::value_error(std::string(name) + ": " + std::to_string(rank) +
+                          " is no rank of a communicator of " + std::to_string(nranks));
   return rank;
 }
 
 [[noreturn]] void throw_size(const TensorView& view, std::size_t needed, const std::string& why) {
-  throw py::value_error(std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
-                        " elements, must have " + std::to_string(needed / view.dtype->width) + why);
+  throw py::value_error(std::string(view.argument) + ": has " +
+                        std::to_string(view.count / view.dtype->width) + " elements, must have " +
+                        std::to_string(needed / view.dtype->width) + why);
 }
 
 // The elements of one block of a buffer that consists of nranks blocks.
 std::size_t block_count(const TensorView& view, std::size_t nranks) {
   if (view.count % (nranks * view.dtype->width) != 0) [[unlikely]]
-    throw py::value_error(std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
-                          " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
+    throw py::value_error(
+        std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
+        " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
   return view.count / nranks;
 }
 
 void check_writable(const TensorView& view) {
-  if (view.readonly) [[unlikely]] throw py::value_error(std::string(view.argument) + ": is read-only");
+  if (view.readonly) [[unlikely]]
+    throw py::value_error(std::string(view.argument) + ": is read-only");
 }
 
 // Two buffers may be the same where NCCL defines it (in place), and apart; nothing between.
@@ -146,7 +151,8 @@ class Call {
         return operation_;
       }
     const TensorView in = view("tensor", arguments_.tensor);
-    if constexpr (shape.reduces) operation_.op = op_from_python(arguments_.op, *in.dtype, communicator_);
+    if constexpr (shape.reduces)
+      operation_.op = op_from_python(arguments_.op, *in.dtype, communicator_);
     if (arguments_.out)
       out_of_place(in, view("out", arguments_.out));
     else
@@ -171,23 +177,27 @@ class Call {
 
   // Where this rank's block (or the root's) begins in a buffer of all blocks.
   std::size_t block_offset(const TensorView& view, std::size_t count) const {
-    return static_cast<std::size_t>(communicator_.rank()) * count * view.dtype->size() / view.dtype->width;
+    return static_cast<std::size_t>(communicator_.rank()) * count * view.dtype->size() /
+           view.dtype->width;
   }
 
   void out_of_place(const TensorView& in, const TensorView& out) {
     check_writable(out);
     if (in.dtype != out.dtype)
-      throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " + in.dtype->name);
+      throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " +
+                            in.dtype->name);
     std::size_t count = in.count;
     std::ptrdiff_t in_place_offset = 0;
     if constexpr (shape.send_blocks == 1 && shape.recv_blocks == 1) {
       if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
     } else if constexpr (shape.send_blocks == 1) {
-      if (out.count != in.count * nranks()) throw_size(out, in.count * nranks(), ", those of tensor from each rank");
+      if (out.count != in.count * nranks())
+        throw_size(out, in.count * nranks(), ", those of tensor from each rank");
       in_place_offset = static_cast<std::ptrdiff_t>(block_offset(in, count));
     } else if constexpr (shape.recv_blocks == 1) {
       count = out.count;
-      if (in.count != out.count * nranks()) throw_size(in, out.count * nranks(), ", those of out for each rank");
+      if (in.count != out.count * nranks())
+        throw_size(in, out.count * nranks(), ", those of out for each rank");
       in_place_offset = -static_cast<std::ptrdiff_t>(block_offset(in, count));
     } else {
       count = block_count(in, nranks());
@@ -203,7 +213,8 @@ class Call {
 
   void in_place(const TensorView& all) {
     if constexpr (K == Kind::kAllToAll)
-      throw py::type_error("all_to_all() misses the argument 'out': NCCL has no all-to-all in place");
+      throw py::type_error(
+          "all_to_all() misses the argument 'out': NCCL has no all-to-all in place");
     if constexpr (K != Kind::kSend) check_writable(all);
     operation_.sendbuff = all.data;
     operation_.recvbuff = all.data;
@@ -246,7 +257,8 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     const Arguments arguments = parse<K>(args, nargs, kwnames);
     const Operation operation = Call<K>(communicator, arguments).operation();
     if (Group& group = Group::of_this_thread(); group.active()) [[unlikely]] {
-      group.record(communicator, operation, {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
+      group.record(communicator, operation,
+                   {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
     } else {
       const py::gil_scoped_release released;  // on CPUs the call lasts until the data has arrived
       communicator.issue(operation);
@@ -256,130 +268,28 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   });
 }
 
-#define COMMON_DOC                                                                                \
-  "    stream: a stream, an object with __cuda_stream__, or a cudaStream_t as an integer; None for the current\n"    \
-  "        stream of the tensor's framework (on CPUs: the calling thread, which returns when it is done).\n"         \
-  "    count, dtype: the elements and their type, where the buffers are integer addresses.\n\n"  \
-  "Raises:\n"                                                                                     \
-  "    TypeError, ValueError: a wrong argument; nothing was sent.\n"                              \
-  "    NcclError: NCCL failed.\n"
-
-PyMethodDef methods[] = {
-    fast_method("all_reduce", &method<Kind::kAllReduce>,
-                R"(all_reduce($self, tensor, op=RedOp.SUM, *, out=None, stream=None, count=None, dtype=None)
---
-
-Combine the tensors of all ranks element by element; every rank gets the result (ncclAllReduce).
-
-Args:
-    tensor: this rank's contribution, any shape; also the result where out is None.
-    op: a RedOp; None is RedOp.SUM.
-    out: the result, as many elements of the same dtype.
-)" COMMON_DOC),
-    fast_method("broadcast", &method<Kind::kBroadcast>,
-                R"(broadcast($self, tensor, root, *, out=None, stream=None, count=None, dtype=None)
---
-
-Copy the root's tensor to every rank (ncclBroadcast).
-
-Args:
-    tensor: the source on the root; on the others the destination where out is None.
-    root: the rank that has the data.
-    out: the destination, as many elements of the same dtype.
-)" COMMON_DOC),
-    fast_method("reduce", &method<Kind::kReduce>,
-                R"(reduce($self, tensor, root, op=RedOp.SUM, *, out=None, stream=None, count=None, dtype=None)
---
-
-Combine the tensors of all ranks element by element; the root gets the result (ncclReduce).
-
-Args:
-    tensor: this rank's contribution, any shape; on the root also the result where out is None.
-    root: the rank that gets the result.
-    op: a RedOp; None is RedOp.SUM.
-    out: the result, as many elements of the same dtype; used on the root only.
-)" COMMON_DOC),
-    fast_method("all_gather", &method<Kind::kAllGather>,
-                R"(all_gather($self, tensor, *, out=None, stream=None, count=None, dtype=None)
---
-
-Collect the tensors of all ranks, in the order of ranks, on every rank (ncclAllGather).
-
-Args:
-    tensor: this rank's block. Where out is None: nranks blocks, this rank's at its place.
-    out: nranks times the elements of tensor.
-)" COMMON_DOC),
-    fast_method("reduce_scatter", &method<Kind::kReduceScatter>,
-                R"(reduce_scatter($self, tensor, op=RedOp.SUM, *, out=None, stream=None, count=None, dtype=None)
---
-
-Combine the tensors of all ranks element by element; rank i gets block i (ncclReduceScatter).
-
-Args:
-    tensor: nranks blocks. Where out is None, this rank's block of it receives the result.
-    op: a RedOp; None is RedOp.SUM.
-    out: one block.
-)" COMMON_DOC),
-    fast_method("all_to_all", &method<Kind::kAllToAll>,
-                R"(all_to_all($self, tensor, *, out=None, stream=None, count=None, dtype=None)
---
-
-Send block j of the tensor to rank j and receive block i of out from rank i (ncclAlltoAll; before NCCL 2.28 a
-group of sends and receives).
-
-Args:
-    tensor: nranks blocks to send.
-    out: nranks blocks to receive, apart from tensor: NCCL has no all-to-all in place.
-)" COMMON_DOC),
-    fast_method("gather", &method<Kind::kGather>,
-                R"(gather($self, tensor, root, *, out=None, stream=None, count=None, dtype=None)
---
-
-Collect the tensors of all ranks, in the order of ranks, on the root (ncclGather; before NCCL 2.28 a group of
-sends and receives).
-
-Args:
-    tensor: this rank's block. On the root where out is None: nranks blocks, the root's at its place.
-    root: the rank that collects.
-    out: nranks times the elements of tensor; used on the root only.
-)" COMMON_DOC),
-    fast_method("scatter", &method<Kind::kScatter>,
-                R"(scatter($self, tensor, root, *, out=None, stream=None, count=None, dtype=None)
---
-
-Send block i of the root's tensor to rank i (ncclScatter; before NCCL 2.28 a group of sends and receives).
-
-Args:
-    tensor: on the root nranks blocks; on the others the destination where out is None, else unused (None).
-    root: the rank that has the blocks.
-    out: one block; on the root None leaves its block where it is.
-)" COMMON_DOC),
-    fast_method("send", &method<Kind::kSend>,
-                R"(send($self, tensor, peer, *, stream=None, count=None, dtype=None)
---
-
-Send a tensor to one rank, which must call recv with as many elements of the same dtype (ncclSend).
-
-Args:
-    tensor: what to send, any shape.
-    peer: the rank that receives.
-)" COMMON_DOC),
-    fast_method("recv", &method<Kind::kRecv>,
-                R"(recv($self, tensor, peer, *, stream=None, count=None, dtype=None)
---
-
-Receive a tensor from one rank, which must call send with as many elements of the same dtype (ncclRecv).
-
-Args:
-    tensor: where to receive, any shape.
-    peer: the rank that sends.
-)" COMMON_DOC),
-};
-
 }  // namespace
 
 void add_collectives(const py::handle& communicator_type) {
-  for (PyMethodDef& definition : methods) add_method(communicator_type, definition);
+  static const std::string common = collective_docs::kCommon;
+#define METHOD(kind)                                                                \
+  {                                                                                 \
+    static const std::string doc = collective_docs::kind + common;                  \
+    static PyMethodDef definition =                                                 \
+        fast_method(shape_of<Kind::kind>().name, &method<Kind::kind>, doc.c_str()); \
+    add_method(communicator_type, definition);                                      \
+  }
+  METHOD(kAllReduce)
+  METHOD(kBroadcast)
+  METHOD(kReduce)
+  METHOD(kAllGather)
+  METHOD(kReduceScatter)
+  METHOD(kAllToAll)
+  METHOD(kGather)
+  METHOD(kScatter)
+  METHOD(kSend)
+  METHOD(kRecv)
+#undef METHOD
 }
 
 }  // namespace pynccl::python

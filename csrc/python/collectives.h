@@ -1,5 +1,5 @@
-// The collectives and point-to-point calls as methods of Communicator: arguments to a checked Operation, and that to
-// NCCL or to the group of the thread.
+// The collectives and point-to-point calls as methods of Communicator: arguments to a checked
+// Operation, and that to NCCL or to the group of the thread.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -37,8 +37,9 @@ constexpr DType kTypes[] = {
     {"complex128", ncclFloat64, kDLComplex, 128, 2, kComplex, 20000},
 };
 
-// A small floating-point format: sign, exponent bits, mantissa bits, and the code of the largest magnitude that rounding
-// may give (infinity where the format keeps it, else the largest finite number, as CUDA's conversions saturate).
+// A small floating-point format: sign, exponent bits, mantissa bits, and the code of the largest
+// magnitude that rounding may give (infinity where the format keeps it, else the largest finite
+// number, as CUDA's conversions saturate).
 struct Format {
   int exponent_bits;
   int mantissa_bits;
@@ -47,7 +48,8 @@ struct Format {
 };
 
 unsigned encode(double value, const Format& format) {
-  const unsigned sign = std::signbit(value) ? 1u << (format.exponent_bits + format.mantissa_bits) : 0;
+  const unsigned sign =
+      std::signbit(value) ? 1u << (format.exponent_bits + format.mantissa_bits) : 0;
   if (std::isnan(value)) return sign | format.nan;
   const double magnitude = std::fabs(value);
   if (magnitude == 0) return sign;
@@ -86,7 +88,8 @@ const DType* find_dtype(const std::string& typestr) {
   } kKinds[] = {{'i', kDLInt}, {'u', kDLUInt}, {'f', kDLFloat}, {'c', kDLComplex}, {'b', kDLBool}};
   for (const auto& kind : kKinds)
     if (kind.kind == typestr[1])
-      return find_dtype(kind.code, static_cast<std::uint8_t>(8 * std::atoi(typestr.c_str() + 2)), 1);
+      return find_dtype(kind.code, static_cast<std::uint8_t>(8 * std::atoi(typestr.c_str() + 2)),
+                        1);
   return nullptr;
 }
 
@@ -96,7 +99,8 @@ const DType& dtype_from_python(const char* argument, PyObject* value) {
     for (const DType& type : kTypes)
       if (static_cast<long>(type.nccl) == code) return type;
   }
-  // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> all end in the same word.
+  // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> all end in the same
+  // word.
   std::string name;
   if (PyType_Check(value))
     name = py::cast<std::string>(py::handle(value).attr("__name__"));

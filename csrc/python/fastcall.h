@@ -1,5 +1,6 @@
-// Methods on the vectorcall path: a table of parameter names, arguments taken from the C array that Python hands over,
-// no tuple, no dictionary. pybind11 makes the classes; these methods are added to them.
+// Methods on the vectorcall path: a table of parameter names, arguments taken from the C array that
+// Python hands over, no tuple, no dictionary. pybind11 makes the classes; these methods are added
+// to them.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,8 +13,8 @@
 
 namespace pynccl::python {
 
-// The C++ object inside a pybind11 instance of a class bound with one type and no multiple inheritance. The method
-// descriptor has checked the type of self.
+// The C++ object inside a pybind11 instance of a class bound with one type and no multiple
+// inheritance. The method descriptor has checked the type of self.
 template <class T>
 T& unwrap(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
@@ -23,8 +24,8 @@ T& unwrap(PyObject* self) {
   return *static_cast<T*>(value);
 }
 
-// The parameters of one method: the first Required must be given, the first Positional may be given by position, all
-// by name. A parameter that was not given is nullptr.
+// The parameters of one method: the first Required must be given, the first Positional may be given
+// by position, all by name. A parameter that was not given is nullptr.
 template <std::size_t Count>
 struct Signature {
   const char* function;
@@ -59,7 +60,8 @@ struct Signature {
     if (!text) throw py::error_already_set();
     for (std::size_t i = 0; i < Count; ++i) {
       if (std::strcmp(names[i], text) != 0) continue;
-      if (values[i]) throw py::type_error(std::string(function) + "() got two values for '" + text + "'");
+      if (values[i])
+        throw py::type_error(std::string(function) + "() got two values for '" + text + "'");
       return values[i];
     }
     throw py::type_error(std::string(function) + "() got an unexpected argument '" + text + "'");

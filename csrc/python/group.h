@@ -1,6 +1,6 @@
-// What a thread collects between the entry and the exit of group(): operations, checked and with their buffers held, and
-// communicators to be made. Nothing reaches NCCL before the outermost group ends, so that an exception on the way leaves
-// nothing half done.
+// What a thread collects between the entry and the exit of group(): operations, checked and with
+// their buffers held, and communicators to be made. Nothing reaches NCCL before the outermost group
+// ends, so that an exception on the way leaves nothing half done.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,11 +24,11 @@ class Group {
   void record(Communicator& communicator, const Operation& operation,
               std::initializer_list<PyObject*> held);
   // The communicator is made at the end of the group, by begin.
-  void record(std::shared_ptr<Communicator> communicator,
-              std::function<void(Communicator&)> begin);
+  void record(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
 
   void enter();
-  // Ends the innermost group: keeps what it collected for the outer one, or issues it. With failed, drops it.
+  // Ends the innermost group: keeps what it collected for the outer one, or issues it. With failed,
+  // drops it.
   void exit(bool failed);
 
  private:
@@ -53,7 +53,8 @@ class Group {
   std::vector<py::object> held_;
 };
 
-// Makes one communicator now, or at the end of the current group. The GIL is released while NCCL works.
+// Makes one communicator now, or at the end of the current group. The GIL is released while NCCL
+// works.
 void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
 
 }  // namespace pynccl::python

@@ -1,5 +1,6 @@
-// One nccl.h function as a Python method of Library, made by a template over its parameters: nothing is written per
-// function. Results other than ncclSuccess and ncclInProgress are raised; what C returns through pointers is returned.
+// One nccl.h function as a Python method of Library, made by a template over its parameters:
+// nothing is written per function. Results other than ncclSuccess and ncclInProgress are raised;
+// what C returns through pointers is returned.
 #pragma once
 
 #include <array>
@@ -104,7 +105,8 @@ class RawCall {
       std::size_t length = 0;
       each([&]<std::size_t J>() {
         if constexpr (std::is_same_v<Param<J>, Out<int>>)
-          if (Entry::names[J] == length_name) length = static_cast<std::size_t>(std::get<J>(params).value);
+          if (Entry::names[J] == length_name)
+            length = static_cast<std::size_t>(std::get<J>(params).value);
       });
       returned.append(std::get<I>(params).result(length));
     } else if constexpr (Param<I>::returned) {
@@ -113,9 +115,7 @@ class RawCall {
   }
 
   // A copy that lives as long as the process: Python keeps pointers to names.
-  static const char* intern(std::string_view text) {
-    return (new std::string(text))->c_str();
-  }
+  static const char* intern(std::string_view text) { return (new std::string(text))->c_str(); }
 };
 
 }  // namespace pynccl::python

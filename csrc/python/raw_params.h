@@ -1,5 +1,6 @@
-// How each kind of parameter of abi/nccl_functions.inc crosses between Python and C. A visible parameter is taken from
-// the caller; the others are made here and returned. See raw_call.h for the calls.
+// How each kind of parameter of abi/nccl_functions.inc crosses between Python and C. A visible
+// parameter is taken from the caller; the others are made here and returned. See raw_call.h for the
+// calls.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -27,8 +28,8 @@ struct CallArguments {
   std::size_t count(std::string_view name) const;
 };
 
-// Names are as in the list: "comm", or "commIds:nId" for a parameter that refers to another one (or to two). Part 0 is
-// the parameter's own name.
+// Names are as in the list: "comm", or "commIds:nId" for a parameter that refers to another one (or
+// to two). Part 0 is the parameter's own name.
 std::string_view reference(std::string_view name, int part);
 
 // Integers, enums, handles and addresses from a Python integer; NULL from None.

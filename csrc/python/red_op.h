@@ -22,9 +22,11 @@ class RedOp {
   ncclRedOp_t value() const { return value_; }
   const std::string& name() const { return name_; }
 
-  // Throws ValueError where this operator is wrong for the dtype or belongs to another communicator.
+  // Throws ValueError where this operator is wrong for the dtype or belongs to another
+  // communicator.
   void check(const DType& dtype, const Communicator& communicator) const {
-    if (!dtype.reduces(value_) || communicator_) [[unlikely]] refuse(dtype, communicator);
+    if (!dtype.reduces(value_) || communicator_) [[unlikely]]
+      refuse(dtype, communicator);
   }
   void close();
 
@@ -41,8 +43,8 @@ class RedOp {
 // The operator of a call; SUM for nullptr.
 ncclRedOp_t op_from_python(PyObject* op, const DType& dtype, const Communicator& communicator);
 
-// A sum whose inputs are first multiplied by this rank's scalar: a number, or a tensor of one element that is read when
-// the operation runs.
+// A sum whose inputs are first multiplied by this rank's scalar: a number, or a tensor of one
+// element that is read when the operation runs.
 std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communicator,
                                    const py::object& scalar, const py::object& dtype);
 

@@ -47,7 +47,8 @@ template <>
 inline constexpr bool has_strings<ncclEncryptionConfig_t> = true;
 
 template <class T>
-using Bound = std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type behind the Python class
+using Bound =
+    std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type behind the Python class
 
 // The 128 bytes of an id, from a UniqueId or anything with the buffer protocol.
 ncclUniqueId unique_id_from_python(const char* name, PyObject* value);
@@ -69,7 +70,8 @@ T struct_from_python(const char* name, PyObject* value) {
   }
 }
 
-// A Python integer (or anything with __index__) of exactly this width. Throws TypeError and ValueError.
+// A Python integer (or anything with __index__) of exactly this width. Throws TypeError and
+// ValueError.
 template <class T>
 T integer_from_python(const char* name, PyObject* value) {
   if (!PyIndex_Check(value)) throw_type_error(name, "an integer", value);
@@ -78,9 +80,8 @@ T integer_from_python(const char* name, PyObject* value) {
   const auto out_of_range = [&] {
     PyErr_Clear();
     throw py::value_error(std::string(name) + ": " + std::string(py::repr(value)) +
-                          " does not fit between " +
-                          std::to_string(std::numeric_limits<T>::min()) + " and " +
-                          std::to_string(std::numeric_limits<T>::max()));
+                          " does not fit between " + std::to_string(std::numeric_limits<T>::min()) +
+                          " and " + std::to_string(std::numeric_limits<T>::max()));
   };
   if constexpr (std::is_unsigned_v<T>) {
     const unsigned long long wide = PyLong_AsUnsignedLongLong(index.ptr());

@@ -17,7 +17,8 @@ namespace {
                         " is none of NCCL's types: " + dtype_names());
 }
 
-// The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with our argument's name.
+// The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with
+// our argument's name.
 [[noreturn]] void throw_refused(const char* argument) {
   const py::error_already_set error;
   const std::string reason = py::cast<std::string>(py::str(error.value()));
@@ -39,8 +40,8 @@ std::string device_text(int type, int id) {
   }
 }
 
-// The exchange API of a type, nullptr where it has none. Looked up once per type; the type is kept alive so that its
-// address stays its own.
+// The exchange API of a type, nullptr where it has none. Looked up once per type; the type is kept
+// alive so that its address stays its own.
 const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
   static PyTypeObject* last = nullptr;
   static const DLPackExchangeAPI* last_api = nullptr;
@@ -105,9 +106,11 @@ void from_array_interface(TensorView& view, const py::dict& interface, int devic
   const auto data = py::cast<py::tuple>(interface["data"]);
   const auto typestr = py::cast<std::string>(interface["typestr"]);
   const DType* dtype = find_dtype(typestr);
-  // Types that NumPy does not know by itself (ml_dtypes) have a void typestr and the name on their dtype.
+  // Types that NumPy does not know by itself (ml_dtypes) have a void typestr and the name on their
+  // dtype.
   if (!dtype && typestr.size() > 1 && typestr[1] == 'V' && py::hasattr(view.owner, "dtype"))
-    dtype = &dtype_from_python(view.argument, py::object(py::handle(view.owner).attr("dtype")).ptr());
+    dtype =
+        &dtype_from_python(view.argument, py::object(py::handle(view.owner).attr("dtype")).ptr());
   if (!dtype) throw_unsupported(view.argument, typestr);
 
   std::vector<std::int64_t> strides;
@@ -133,7 +136,8 @@ void from_dlpack(TensorView& view) {
   const auto device = py::cast<py::tuple>(owner.attr("__dlpack_device__")());
   // Stream -1: the producer synchronises nothing; order is the business of the call's own stream.
   const bool cuda = py::cast<int>(device[0]) == kDLCUDA;
-  const py::object capsule = owner.attr("__dlpack__")(py::arg("stream") = cuda ? py::object(py::int_(-1)) : py::none());
+  const py::object capsule =
+      owner.attr("__dlpack__")(py::arg("stream") = cuda ? py::object(py::int_(-1)) : py::none());
   const auto* managed =
       static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (!managed) throw py::error_already_set();
@@ -144,13 +148,15 @@ void from_address(TensorView& view, PyObject* count, PyObject* dtype) {
   if (!count || !dtype)
     throw py::type_error(std::string(view.argument) + ": an address needs count= and dtype=");
   view.dtype = &dtype_from_python("dtype", dtype);
-  view.data = reinterpret_cast<char*>(integer_from_python<std::uintptr_t>(view.argument, view.owner));
+  view.data =
+      reinterpret_cast<char*>(integer_from_python<std::uintptr_t>(view.argument, view.owner));
   view.count = integer_from_python<std::size_t>("count", count) * view.dtype->width;
   if (!view.data && view.count)
     throw py::value_error(std::string(view.argument) + ": the address is 0");
 }
 
-// The array interface of an object under this name, if it has one and gives it (torch's raises for CPU tensors).
+// The array interface of an object under this name, if it has one and gives it (torch's raises for
+// CPU tensors).
 py::object interface_of(PyObject* object, const char* name) {
   auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, name));
   if (!found) PyErr_Clear();
@@ -168,10 +174,12 @@ TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, 
     return view;
   }
   if (count || dtype) [[unlikely]]
-    throw py::type_error(std::string(argument) + ": count= and dtype= go with an integer address only");
+    throw py::type_error(std::string(argument) +
+                         ": count= and dtype= go with an integer address only");
   if (const DLPackExchangeAPI* api = exchange_api(Py_TYPE(object))) [[likely]] {
     DLTensor tensor;
-    if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) [[unlikely]] throw_refused(argument);
+    if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) [[unlikely]]
+      throw_refused(argument);
     view.api = api;
     fill(view, tensor);
   } else if (py::isinstance<Buffer>(object)) {
@@ -193,8 +201,8 @@ TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, 
 void check_placement(const TensorView& view, const Library& library, int device) {
   if (library.version() < view.dtype->since) [[unlikely]]
     throw py::value_error(std::string(view.argument) + ": dtype " + view.dtype->name +
-                          " needs NCCL " + version_text(view.dtype->since) + ", the loaded one is " +
-                          version_text(library.version()));
+                          " needs NCCL " + version_text(view.dtype->since) +
+                          ", the loaded one is " + version_text(library.version()));
   if (view.device_type == 0) return;
   int id = view.device_id;
   if (library.memory() == Memory::kHost) {
@@ -202,14 +210,14 @@ void check_placement(const TensorView& view, const Library& library, int device)
       return;
   } else if (view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged) {
     if (id < 0)
-      DRIVER_CHECK(library, PointerGetAttribute,
-                   (&id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-                    reinterpret_cast<CUdeviceptr>(view.data)));
+      DRIVER_CHECK(
+          library, PointerGetAttribute,
+          (&id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, reinterpret_cast<CUdeviceptr>(view.data)));
     if (id == device) [[likely]]
       return;
   }
-  throw py::value_error(std::string(view.argument) + ": is on " + device_text(view.device_type, id) +
-                        ", the communicator is on " +
+  throw py::value_error(std::string(view.argument) + ": is on " +
+                        device_text(view.device_type, id) + ", the communicator is on " +
                         (library.memory() == Memory::kHost ? "cpu" : device_text(kDLCUDA, device)));
 }
 
@@ -221,8 +229,8 @@ cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
   } else if (py::isinstance<Stream>(object)) {
     const auto& own = py::cast<const Stream&>(object);
     if (&own.library() != &library)
-      throw py::value_error("stream: belongs to " + own.library().path() + ", the communicator to " +
-                            library.path());
+      throw py::value_error("stream: belongs to " + own.library().path() +
+                            ", the communicator to " + library.path());
     return own.handle();
   } else if (py::hasattr(object, "__cuda_stream__")) {
     const auto protocol = py::cast<py::tuple>(object.attr("__cuda_stream__")());
@@ -250,9 +258,18 @@ cudaStream_t resolve_stream(PyObject* stream, const TensorView& view, const Libr
   }
   const auto module = py::cast<std::string>(
       py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
-  if (module.starts_with("cupy")) {
-    const py::object current = py::module_::import("cupy.cuda").attr("get_current_stream")();
-    return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr("ptr")));
+  // Frameworks without the exchange API, by name: CuPy, and torch before 2.10.
+  constexpr struct {
+    const char* framework;
+    const char* module;
+    const char* current;
+    const char* handle;
+  } kFrameworks[] = {{"cupy", "cupy.cuda", "get_current_stream", "ptr"},
+                     {"torch", "torch.cuda", "current_stream", "cuda_stream"}};
+  for (const auto& f : kFrameworks) {
+    if (!module.starts_with(f.framework)) continue;
+    const py::object current = py::module_::import(f.module).attr(f.current)();
+    return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr(f.handle)));
   }
   throw py::type_error("stream: is required, " + std::string(view.argument) + " (" +
                        Py_TYPE(view.owner)->tp_name + ") has no current stream");

@@ -1,5 +1,6 @@
-// What NCCL needs to know of a buffer, read from anything that holds one: by DLPack's C exchange API (torch: no Python
-// call), by an array interface, by __dlpack__, or from an integer address with a count and a dtype.
+// What NCCL needs to know of a buffer, read from anything that holds one: by DLPack's C exchange
+// API (torch: no Python call), by an array interface, by __dlpack__, or from an integer address
+// with a count and a dtype.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -27,19 +28,21 @@ struct TensorView {
   std::size_t nbytes() const { return count * dtype->size() / dtype->width; }
 };
 
-// Reads a buffer; what count and dtype are for is an address, they must be null otherwise. Throws TypeError and
-// ValueError that name the argument: no buffer, not contiguous, a dtype that NCCL does not have.
+// Reads a buffer; what count and dtype are for is an address, they must be null otherwise. Throws
+// TypeError and ValueError that name the argument: no buffer, not contiguous, a dtype that NCCL
+// does not have.
 TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, PyObject* dtype);
 
-// Throws ValueError where the buffer is not in the memory of this library's communicators on this device, or its dtype
-// is newer than the library.
+// Throws ValueError where the buffer is not in the memory of this library's communicators on this
+// device, or its dtype is newer than the library.
 void check_placement(const TensorView& view, const Library& library, int device);
 
-// The stream of a call: what the user passed, or the current stream of the framework that owns the tensor. On a library
-// over host memory that is the calling thread.
+// The stream of a call: what the user passed, or the current stream of the framework that owns the
+// tensor. On a library over host memory that is the calling thread.
 cudaStream_t resolve_stream(PyObject* stream, const TensorView& view, const Library& library);
 
-// An explicit stream: a pynccl Stream, an object with __cuda_stream__, a torch or CuPy stream, an integer.
+// An explicit stream: a pynccl Stream, an object with __cuda_stream__, a torch or CuPy stream, an
+// integer.
 cudaStream_t stream_from_python(PyObject* stream, const Library& library);
 
 }  // namespace pynccl::python

@@ -1,0 +1,153 @@
+"""Times every collective of pynccl beside torch.distributed (gloo on CPUs, nccl on GPUs).
+
+    python -m benchmarks.collectives --ranks 2
+
+Each of the ranks, which are processes, has a communicator of pynccl and a process group of torch, and runs both on the
+same buffers. For each collective and size both results are checked; then the libraries are timed in turns, a barrier
+before each sample. A sample is the mean over as many operations as fill its time, and the maximum over the ranks; the
+table shows the median of the samples, bandwidths in GB/s as nccl-tests defines them, and JSON and a plot go to a
+folder. A wrong result ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import metrics, report
+from benchmarks.launcher import BenchmarkError, Send, launch
+from benchmarks.results import DTYPES, Machine, Note, Plan, Row, Settings
+from pynccl.libraries import default_provider
+
+__all__ = ["main"]
+
+_OUT = Path(__file__).parent / "out"
+_PATIENCE = 180.0  # seconds without a row
+
+
+def main() -> int:
+    """Run the benchmark; the exit status."""
+    options = _parse()
+    with tempfile.TemporaryDirectory(prefix="pynccl-bench-") as folder:
+        settings = _settings(options, folder)
+        try:
+            machine, rows = _measure(settings)
+        except BenchmarkError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    _write(options.out, settings, machine, rows)
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.collectives",
+        description="Times pynccl beside torch.distributed.",
+    )
+    add = parser.add_argument
+    add("--ranks", type=_positive, default=2, help="processes (default: %(default)s)")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU can be used")
+    add("--quick", action="store_true", help="three sizes and fewer repeats, under half a minute")
+    add("--sizes", type=_sizes, help="bytes, as 4,64K,16M (default: 4 to 64M)")
+    add("--max-bytes", type=_size, help="leaves out the sizes above")
+    add("--collectives", type=_names, help=f"of {','.join(metrics.BUS_FACTORS)} (default: all)")
+    add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    add("--repeats", type=_positive, help="samples of each library (default: 7, quick: 3)")
+    add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
+    return parser.parse_args()
+
+
+def _settings(options: argparse.Namespace, folder: str) -> Settings:
+    sizes = options.sizes or (metrics.QUICK_SIZES if options.quick else metrics.DEFAULT_SIZES)
+    if options.max_bytes:
+        sizes = tuple(size for size in sizes if size <= options.max_bytes) or (options.max_bytes,)
+    return Settings(
+        nranks=options.ranks,
+        device=options.device or ("cuda" if default_provider() == "cuda" else "cpu"),
+        dtype=options.dtype,
+        collectives=options.collectives or tuple(metrics.BUS_FACTORS),
+        sizes=sizes,
+        repeats=options.repeats or (3 if options.quick else 7),
+        budget=0.04 if options.quick else 0.08,
+        folder=folder,
+    )
+
+
+def _rank(rank: int, send: Send, settings: Settings) -> None:
+    from benchmarks.runner import run  # torch, which only the ranks need
+
+    run(rank, send, settings)
+
+
+def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
+    print(f"starting {settings.nranks} ranks ...", flush=True)
+    messages = launch(settings.nranks, _rank, (settings,), _PATIENCE)
+    plan = next(messages)
+    assert isinstance(plan, Plan)
+    print(report.describe(plan.machine, settings), flush=True)
+    rows: list[Row] = []
+    with report.Table(plan, settings.device) as table:
+        for message in messages:
+            match message:
+                case Row():
+                    rows.append(message)
+                    table.row(message)
+                case Note():
+                    table.note(message.text)
+    return plan.machine, rows
+
+
+def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) -> None:
+    from benchmarks.plot import write_plot  # takes a second to import
+
+    print(report.summary(rows))
+    stem = f"collectives-{settings.device}-{settings.nranks}ranks-{settings.dtype}"
+    report.write_json(
+        folder / f"{stem}.json",
+        settings,
+        machine,
+        rows,
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        command=shlex.join(sys.orig_argv),
+    )
+    write_plot(folder / f"{stem}.png", rows, report.describe(machine, settings))
+    for suffix in ("json", "png"):
+        print(f"wrote {folder / stem}.{suffix}")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def _size(text: str) -> int:
+    try:
+        return metrics.parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(_size, text.split(",")))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in metrics.BUS_FACTORS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is none of {', '.join(metrics.BUS_FACTORS)}"
+            )
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The libraries under comparison, each as: give me the call for a collective on these buffers.
+
+A call does the whole operation as a user would write it; what can be made beforehand and used again (lists of chunks,
+P2POps) is made beforehand, for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.operations import ROOT, Buffers
+from pynccl import nccl
+
+__all__ = ["Call", "Library", "Pynccl", "TorchDistributed"]
+
+Call = Callable[[], object]
+
+
+class Library(Protocol):
+    """A library that is timed."""
+
+    name: str
+
+    def call(self, buffers: Buffers) -> Call:
+        """The call that runs the buffers' collective once."""
+
+
+class Pynccl:
+    """pynccl over its communicator."""
+
+    def __init__(self, comm: nccl.Communicator) -> None:
+        self.name = "pynccl"
+        self._comm = comm
+
+    def call(self, buffers: Buffers) -> Call:
+        comm, send, recv = self._comm, buffers.send, buffers.recv
+        rank, nranks = buffers.rank, buffers.nranks
+        following, previous = (rank + 1) % nranks, (rank - 1) % nranks
+        at_root = rank == ROOT
+
+        def ring() -> None:
+            with nccl.group():
+                comm.send(send, following)
+                comm.recv(recv, previous)
+
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.all_reduce(recv),
+            "broadcast": lambda: comm.broadcast(recv, ROOT),
+            "reduce": lambda: comm.reduce(recv, ROOT),
+            "all_gather": lambda: comm.all_gather(send, out=recv),
+            "reduce_scatter": lambda: comm.reduce_scatter(send, out=recv),
+            "all_to_all": lambda: comm.all_to_all(send, out=recv),
+            "gather": lambda: comm.gather(send, ROOT, out=recv if at_root else None),
+            "scatter": lambda: comm.scatter(send if at_root else None, ROOT, out=recv),
+            "send_recv": ring,
+        }
+        return calls[buffers.collective]
+
+
+class TorchDistributed:
+    """torch.distributed over its default process group."""
+
+    def __init__(self, backend: str) -> None:
+        self.name = f"torch {backend}"
+        # torch 2.13 renamed the two, and warns at every call of the old names.
+        self._all_gather = _first_of("all_gather_single", "all_gather_into_tensor")
+        self._reduce_scatter = _first_of("reduce_scatter_single", "reduce_scatter_tensor")
+
+    def call(self, buffers: Buffers) -> Call:
+        send, recv = buffers.send, buffers.recv
+        rank, nranks = buffers.rank, buffers.nranks
+        blocks_to, blocks_from = (
+            list(tensor.chunk(nranks)) if rank == ROOT else None for tensor in (recv, send)
+        )
+
+        def ring() -> None:
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+
+        messages = []
+        if buffers.collective == "send_recv":
+            messages = [
+                dist.P2POp(dist.isend, send, (rank + 1) % nranks),
+                dist.P2POp(dist.irecv, recv, (rank - 1) % nranks),
+            ]
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: dist.all_reduce(recv),
+            "broadcast": lambda: dist.broadcast(recv, ROOT),
+            "reduce": lambda: dist.reduce(recv, ROOT),
+            "all_gather": lambda: self._all_gather(recv, send),
+            "reduce_scatter": lambda: self._reduce_scatter(recv, send),
+            "all_to_all": lambda: dist.all_to_all_single(recv, send),
+            "gather": lambda: dist.gather(send, blocks_to, ROOT),
+            "scatter": lambda: dist.scatter(recv, blocks_from, ROOT),
+            "send_recv": ring,
+        }
+        return calls[buffers.collective]
+
+
+def _first_of(*names: str) -> Callable[..., object]:
+    for name in names:
+        if function := getattr(dist, name, None):
+            return function  # type: ignore[no-any-return]
+    raise AttributeError(f"torch.distributed has none of {', '.join(names)}")

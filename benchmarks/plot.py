@@ -1,0 +1,64 @@
+"""The plot: time against size, a panel for each collective, a line for each library."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from benchmarks.results import Row, Timing
+
+__all__ = ["write_plot"]
+
+
+def write_plot(path: Path, rows: list[Row], title: str) -> None:
+    """Draw rows into a PNG file.
+
+    Args:
+        path: the file.
+        rows: of any collectives, at least one.
+        title: stands above the panels.
+    """
+    collectives = list(dict.fromkeys(row.collective for row in rows))
+    columns = min(3, len(collectives))
+    lines = math.ceil(len(collectives) / columns)
+    figure, axes = plt.subplots(
+        *(lines, columns),
+        figsize=(4.2 * columns, 3.1 * lines + 0.6),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, collective in zip(axes.flat, collectives, strict=False):
+        points: dict[str, list[tuple[int, Timing]]] = {}
+        for row in rows:
+            for timing in (row.pynccl, row.torch):
+                if row.collective == collective and timing is not None:
+                    points.setdefault(timing.library, []).append((row.nbytes, timing))
+        for library, timings in points.items():
+            sizes = [nbytes for nbytes, _ in timings]
+            color = "C0" if library == "pynccl" else "C1"
+            medians = [timing.seconds * 1e6 for _, timing in timings]
+            panel.plot(sizes, medians, marker="o", markersize=3, color=color, label=library)
+            fastest = [min(timing.samples) * 1e6 for _, timing in timings]
+            slowest = [max(timing.samples) * 1e6 for _, timing in timings]
+            panel.fill_between(sizes, fastest, slowest, color=color, alpha=0.2, linewidth=0)
+        panel.set_title(collective, fontsize=10)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.grid(alpha=0.3)
+    for panel in axes.flat[len(collectives) :]:
+        panel.set_visible(False)
+    axes.flat[0].legend(fontsize=8)
+    figure.supxlabel("bytes", fontsize=10)
+    figure.supylabel("microseconds: median of the repeats, shade from fastest to slowest", fontsize=10)
+    figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

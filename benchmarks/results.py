@@ -1,0 +1,99 @@
+"""What goes between the ranks and the process that started them, and into the JSON file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DTYPES", "Machine", "Note", "Plan", "Row", "Settings", "Timing"]
+
+# Those in which the checks are exact.
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run.
+
+    Attributes:
+        nranks: processes.
+        device: ``"cpu"`` or ``"cuda"``.
+        dtype: one of DTYPES.
+        collectives: keys of BUS_FACTORS.
+        sizes: bytes.
+        repeats: samples of each library in a row.
+        budget: seconds that a sample should last.
+        folder: an empty one, where the ranks meet.
+    """
+
+    nranks: int
+    device: str
+    dtype: str
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    repeats: int
+    budget: float
+    folder: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it ran and with what."""
+
+    cpu: str
+    cores: int
+    gpus: tuple[str, ...]
+    system: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the ranks are about to do."""
+
+    rows: int
+    libraries: tuple[str, ...]
+    machine: Machine
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One library's time for one operation.
+
+    Attributes:
+        library: its name.
+        seconds: the median of samples; on GPUs device time, between two events on the stream.
+        samples: seconds for one operation, the maximum over ranks, one for each repeat.
+        iterations: operations in a sample.
+        host_seconds: on GPUs the time until the call returns, the median of maxima likewise.
+        algbw, busbw: GB/s.
+    """
+
+    library: str
+    seconds: float
+    samples: tuple[float, ...]
+    iterations: int
+    host_seconds: float | None
+    algbw: float
+    busbw: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One collective of one size, both results checked before."""
+
+    collective: str
+    nbytes: int
+    pynccl: Timing
+    torch: Timing | None
+
+    @property
+    def times_faster(self) -> float | None:
+        """How many times the time of pynccl torch.distributed takes."""
+        return self.torch.seconds / self.pynccl.seconds if self.torch else None

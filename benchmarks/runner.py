@@ -1,0 +1,136 @@
+"""What one rank does: for each collective and size check both libraries, then time them in turns.
+
+All ranks make the same decisions, for whatever decides is agreed on first.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from benchmarks import metrics
+from benchmarks.clock import Elapsed
+from benchmarks.launcher import Send
+from benchmarks.operations import COLLECTIVES, Buffers, check
+from benchmarks.peers import Call, Library
+from benchmarks.results import Note, Plan, Row, Settings, Timing
+from benchmarks.world import World
+
+__all__ = ["run"]
+
+
+def run(rank: int, send: Send, settings: Settings) -> None:
+    """Measure everything; rank 0 sends the plan, the notes and the rows."""
+    world = World(rank, settings)
+    runner = _Runner(world, settings, send if rank == 0 else lambda message: None)
+    runner.run()
+    world.close()
+
+
+class _Runner:
+    def __init__(self, world: World, settings: Settings, send: Send) -> None:
+        self._world = world
+        self._settings = settings
+        self._send = send
+        self._dtype: torch.dtype = getattr(torch, settings.dtype)
+        self._missing: set[str] = set()  # collectives that torch.distributed lacks
+
+    def run(self) -> None:
+        cases = self._cases()
+        torch_name = self._world.torch.name if self._world.torch else "torch"
+        machine = self._world.machine()
+        self._send(Plan(len(cases), (self._world.pynccl.name, torch_name), machine))
+        if self._world.refusal:
+            self._send(Note(self._world.refusal))
+        for collective, nbytes in cases:
+            self._send(self._row(collective, nbytes))
+
+    def _cases(self) -> list[tuple[str, int]]:
+        """Collectives and sizes; sizes below one element for each rank are one."""
+        cases: dict[tuple[str, int], None] = {}
+        for collective in self._settings.collectives:
+            shape = COLLECTIVES[collective]
+            blocks = self._settings.nranks if 0 in (shape.send, shape.recv) else 1
+            block = blocks * self._dtype.itemsize
+            for size in self._settings.sizes:
+                cases[collective, max(1, size // block) * block] = None
+        return list(cases)
+
+    def _row(self, collective: str, nbytes: int) -> Row:
+        world, settings = self._world, self._settings
+        buffers = Buffers(
+            collective, nbytes, world.rank, settings.nranks, self._dtype, world.device
+        )
+        libraries: list[Library] = [world.pynccl]
+        self._check(world.pynccl, buffers)
+        if world.torch and collective not in self._missing and self._check_torch(buffers):
+            libraries.append(world.torch)
+        buffers.clear()
+        calls = [library.call(buffers) for library in libraries]
+        iterations = [self._calibrate(call) for call in calls]
+        samples: list[list[Elapsed]] = [[] for _ in libraries]
+        for _ in range(settings.repeats):
+            for i, call in enumerate(calls):
+                world.barrier()
+                samples[i].append(world.clock.measure(call, iterations[i]))
+        timings = [
+            self._timing(library.name, buffers, samples[i], iterations[i])
+            for i, library in enumerate(libraries)
+        ]
+        return Row(collective, nbytes, timings[0], timings[1] if len(timings) > 1 else None)
+
+    def _check(self, library: Library, buffers: Buffers) -> None:
+        buffers.fill()
+        library.call(buffers)()
+        self._world.synchronize()
+        check(buffers, library.name)
+
+    def _check_torch(self, buffers: Buffers) -> bool:
+        """Check torch.distributed, unless it does not have the collective."""
+        assert self._world.torch
+        reason = ""
+        try:
+            self._check(self._world.torch, buffers)
+        except (AttributeError, RuntimeError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+        if self._world.maximum([float(bool(reason))]) == [0.0]:
+            return True
+        self._missing.add(buffers.collective)
+        reason = reason or "it failed on another rank"
+        self._send(Note(f"{buffers.collective} by {self._world.torch.name}: {reason}"))
+        return False
+
+    def _calibrate(self, call: Call) -> int:
+        """Warm the call up and find how many fill a sample."""
+        world, enough = self._world, self._settings.budget / 4
+        iterations = 1
+        while True:
+            world.barrier()
+            elapsed = world.clock.measure(call, iterations).seconds * iterations
+            [seconds] = world.maximum([elapsed])
+            if seconds >= enough or iterations == world.clock.limit:
+                break
+            growth = min(10, max(2, int(enough / seconds)))
+            iterations = min(world.clock.limit, iterations * growth)
+        wanted = round(iterations * self._settings.budget / seconds)
+        return min(world.clock.limit, max(1, wanted))
+
+    def _timing(
+        self, library: str, buffers: Buffers, samples: list[Elapsed], iterations: int
+    ) -> Timing:
+        slowest = self._world.maximum([sample.seconds for sample in samples])
+        hosts = self._world.maximum([sample.host or 0.0 for sample in samples])
+        seconds = statistics.median(slowest)
+        algbw, busbw = metrics.bandwidth(
+            buffers.collective, buffers.nbytes, seconds, buffers.nranks
+        )
+        return Timing(
+            library=library,
+            seconds=seconds,
+            samples=tuple(slowest),
+            iterations=iterations,
+            host_seconds=statistics.median(hosts) if samples[0].host is not None else None,
+            algbw=algbw,
+            busbw=busbw,
+        )

@@ -1,0 +1,136 @@
+"""The ranks of a run: a communicator of pynccl and a process group of torch in each process."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import pynccl
+from benchmarks.clock import Clock, CudaClock, HostClock
+from benchmarks.launcher import BenchmarkError
+from benchmarks.peers import Pynccl, TorchDistributed
+from benchmarks.results import Machine, Settings
+from pynccl import nccl
+
+__all__ = ["World"]
+
+
+class World:
+    """What one rank has to measure with.
+
+    Attributes:
+        pynccl, torch: the libraries; torch is None where it cannot be measured, for refusal.
+        device: where the tensors are.
+        clock: how calls on it are timed.
+    """
+
+    def __init__(self, rank: int, settings: Settings) -> None:
+        self.rank = rank
+        self._provider = "cuda" if settings.device == "cuda" else "host"
+        # Both libraries take one thread of a rank; more would disturb the other ranks.
+        torch.set_num_threads(1)
+        if settings.device == "cuda":
+            self.device = _take_gpu(rank, settings.nranks)
+            self.clock: Clock = CudaClock()
+        else:
+            self.device = torch.device("cpu")
+            self.clock = HostClock()
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = dist.FileStore(str(Path(settings.folder) / "store"), settings.nranks)
+        backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=settings.nranks)
+        if rank == 0:
+            store.set("unique_id", bytes(nccl.get_unique_id(self._provider)))
+        self._comm = nccl.Communicator(
+            settings.nranks,
+            nccl.UniqueId(store.get("unique_id")),
+            rank,
+            provider=self._provider,
+            device=self.device,
+        )
+        self.pynccl = Pynccl(self._comm)
+        self.torch: TorchDistributed | None = TorchDistributed(backend.rpartition(":")[2])
+        self.refusal = self._first_of_torch() if settings.device == "cuda" else ""
+        if self.refusal:
+            self.torch = None
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """The maximum over the ranks of each value. All ranks call it; none leaves it early."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        self.maximum([0.0])
+
+    def synchronize(self) -> None:
+        """Wait until what was enqueued on the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def close(self) -> None:
+        self.barrier()
+        self._comm.close()
+        # A process group whose NCCL never came up does not come down either.
+        if not self.refusal:
+            dist.destroy_process_group()
+
+    def machine(self) -> Machine:
+        version = ".".join(map(str, nccl.get_version(self._provider)))
+        library = self._comm.library
+        gpus = library.device_names() if self.device.type == "cuda" else []
+        return Machine(
+            cpu=_cpu_model(),
+            cores=len(os.sched_getaffinity(0)),
+            gpus=tuple(gpus),
+            system=platform.platform(),
+            versions={
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "pynccl": pynccl.__version__,
+                "hostnccl" if self._provider == "host" else "nccl": version,
+                "library": library.path,
+            },
+        )
+
+    def _first_of_torch(self) -> str:
+        """Make torch's communicator; why that is refused, or ''."""
+        reason = ""
+        try:
+            dist.all_reduce(torch.zeros(1, device=self.device))
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            reason = f"torch.distributed with nccl: {error}"
+        if self.maximum([float(bool(reason))]) == [0.0]:
+            return ""
+        return reason or "torch.distributed with nccl failed on another rank"
+
+
+def _take_gpu(rank: int, nranks: int) -> torch.device:
+    """Choose this rank's GPU, and have NCCL accept that other ranks use it as well."""
+    if not torch.cuda.is_available():
+        raise BenchmarkError("this torch sees no GPU; use --device cpu")
+    gpus = torch.cuda.device_count()
+    if nranks > gpus:
+        # Read by NCCL when the first communicator is made.
+        if nccl.get_version("cuda") >= (2, 30, 0):
+            os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        else:
+            os.environ.setdefault("NCCL_HOSTID", f"rank-{rank}")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    device = torch.device("cuda", rank % gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

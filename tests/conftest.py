@@ -1,0 +1,25 @@
+"""Fixtures: launch() for ranks, and the providers that every test of behaviour runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gpu
+import pytest
+from launcher import Launcher
+
+
+@pytest.fixture(scope="session")
+def launch() -> Iterator[Launcher]:
+    """Run a function as the ranks of a world: see launcher.Launcher."""
+    with Launcher() as launcher:
+        yield launcher
+
+
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def provider(request: pytest.FixtureRequest) -> str:
+    """Each provider in turn; cuda skips where there is no GPU."""
+    name: str = request.param
+    if name == "cuda" and (reason := gpu.missing()):
+        pytest.skip(reason)
+    return name

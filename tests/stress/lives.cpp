@@ -1,0 +1,255 @@
+// The lives of communicators: split, finalize, abort while blocked, non-blocking init, worlds whose
+// ranks disagree, ranks that leave, and handles that are none.
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include "stress.h"
+
+namespace stress {
+namespace {
+
+void pause(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+int32_t sum_over(ncclComm_t comm, int32_t value) {
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  return value;
+}
+
+void split() {
+  with_world(5, [](int rank, ncclComm_t comm) {
+    ncclComm_t half;
+    OK(ncclCommSplit(comm, rank % 2, -rank, &half, nullptr));
+    int count;
+    int new_rank;
+    OK(ncclCommCount(half, &count));
+    OK(ncclCommUserRank(half, &new_rank));
+    CHECK(count == (rank % 2 == 0 ? 3 : 2) && new_rank == (count - 1) - rank / 2);
+    CHECK(sum_over(half, rank) == (rank % 2 == 0 ? 6 : 4));
+    ncclComm_t none;
+    OK(ncclCommSplit(comm, rank == 0 ? kSplitNoColor : 7, 0, &none, nullptr));
+    CHECK((none == nullptr) == (rank == 0));
+    if (rank != 0) CHECK(sum_over(none, 1) == 4);
+    ncclConfig_t config = non_blocking();
+    ncclComm_t later;
+    EXPECT(ncclInProgress, ncclCommSplit(comm, 0, 0, &later, &config));
+    CHECK(sum_over(comm, 1) == 5);  // after the split, in the parent's order
+    CHECK(settle(later) == ncclSuccess);
+    CHECK(sum_over(later, 2) == 10);
+    OK(ncclCommDestroy(later));
+    OK(ncclCommDestroy(half));
+    OK(ncclCommDestroy(none));
+  });
+  // All ranks in one thread: the splits of a group go on together.
+  ncclComm_t comms[3];
+  ncclComm_t parts[3];
+  OK(ncclCommInitAll(comms, 3, nullptr));
+  OK(ncclGroupStart());
+  for (int rank = 0; rank < 3; ++rank) OK(ncclCommSplit(comms[rank], 0, 0, &parts[rank], nullptr));
+  OK(ncclGroupEnd());
+  for (int rank = 0; rank < 3; ++rank) {
+    OK(ncclCommDestroy(parts[rank]));
+    OK(ncclCommDestroy(comms[rank]));
+  }
+}
+
+void finalize() {
+  with_world(2, [](int, ncclComm_t comm) {
+    CHECK(sum_over(comm, 1) == 2);
+    OK(ncclCommFinalize(comm));
+    int32_t value = 0;
+    EXPECT(ncclInvalidUsage, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  });
+}
+
+void non_blocking_init() {
+  const ncclUniqueId id = new_id();
+  in_threads(3, [&](int rank) {
+    ncclConfig_t config = non_blocking();
+    ncclComm_t comm;
+    if (rank == 2) pause(50);
+    EXPECT(ncclInProgress, ncclCommInitRankConfig(&comm, 3, id, rank, &config));
+    if (rank == 0) CHECK(std::string(ncclGetLastError(comm)).size() > 0);
+    CHECK(settle(comm) == ncclSuccess);
+    CHECK(sum_over(comm, rank) == 3);
+    EXPECT(ncclInProgress, ncclCommFinalize(comm));
+    CHECK(settle(comm) == ncclSuccess);
+    OK(ncclCommDestroy(comm));
+  });
+  // Abort ends an init for which nobody else comes.
+  ncclConfig_t config = non_blocking();
+  ncclComm_t lonely;
+  EXPECT(ncclInProgress, ncclCommInitRankConfig(&lonely, 2, new_id(), 0, &config));
+  pause(20);
+  CHECK(std::string(ncclGetLastError(lonely)).find("missing: 1") != std::string::npos);
+  OK(ncclCommAbort(lonely));
+}
+
+// Rank 0 is blocked, inline or by a stream; another thread aborts it. Rank 1 then waits for it.
+void abort_blocked(size_t count, bool queued) {
+  const ncclUniqueId id = new_id();
+  std::atomic<bool> aborted{false};
+  in_threads(2, [&](int rank) {
+    ncclComm_t comm;
+    OK(ncclCommInitRank(&comm, 2, id, rank));
+    std::vector<int32_t> data(count, 1);
+    if (rank == 0) {
+      const cudaStream_t stream = queued ? new_stream() : nullptr;
+      std::thread aborter([&] {
+        pause(30);
+        OK(ncclCommAbort(comm));
+        aborted = true;
+      });
+      const ncclResult_t result =
+          ncclAllReduce(data.data(), data.data(), count, ncclInt32, ncclSum, comm, stream);
+      aborter.join();
+      CHECK((result == ncclSuccess) == queued);
+      if (queued) {
+        EXPECT(CUDA_ERROR_UNKNOWN, hostStreamSynchronize(stream));
+        OK(hostStreamDestroy(stream));
+      }
+    } else {
+      while (!aborted) pause(1);
+      EXPECT(ncclRemoteError,
+             ncclAllReduce(data.data(), data.data(), count, ncclInt32, ncclSum, comm, nullptr));
+      CHECK_LAST_ERROR("rank 0");
+      CHECK_LAST_ERROR("abort");
+      CHECK(settle(comm) == ncclRemoteError);
+      OK(ncclCommDestroy(comm));
+    }
+  });
+}
+
+// Three ranks exchange large buffers while one is aborted: memory is given back while others read.
+void abort_during_reads() {
+  const ncclUniqueId id = new_id();
+  in_threads(3, [&](int rank) {
+    ncclComm_t comm;
+    OK(ncclCommInitRank(&comm, 3, id, rank));
+    std::thread aborter([&] {
+      if (rank != 1) return;
+      pause(20);
+      OK(ncclCommAbort(comm));
+    });
+    ncclResult_t result = ncclSuccess;
+    while (result == ncclSuccess) {
+      std::vector<double> data(200000, 1.0);
+      result =
+          ncclAllReduce(data.data(), data.data(), data.size(), ncclFloat64, ncclSum, comm, nullptr);
+    }
+    aborter.join();
+    if (rank != 1) {
+      CHECK(result == ncclRemoteError);
+      OK(ncclCommDestroy(comm));
+    }
+  });
+}
+
+void disagreeing_worlds() {
+  const ncclUniqueId sizes = new_id();
+  in_threads(3, [&](int rank) {
+    ncclComm_t comm;
+    EXPECT(ncclInvalidUsage, ncclCommInitRank(&comm, rank == 1 ? 2 : 3, sizes, rank));
+    CHECK_LAST_ERROR("disagree about nranks");
+    CHECK(comm == nullptr);
+  });
+  const ncclUniqueId twice = new_id();
+  in_threads(3, [&](int rank) {
+    ncclComm_t comm;
+    EXPECT(ncclInvalidUsage, ncclCommInitRank(&comm, 3, twice, rank % 2));
+    CHECK_LAST_ERROR("rank 0 is used twice");
+  });
+  ncclUniqueId foreign = new_id();
+  ncclComm_t comm;
+  foreign.internal[17] = char(foreign.internal[17] + 1);
+  EXPECT(ncclInvalidArgument, ncclCommInitRank(&comm, 2, foreign, 0));
+  CHECK_LAST_ERROR("another machine");
+  foreign.internal[0] = 'x';
+  EXPECT(ncclInvalidArgument, ncclCommInitRank(&comm, 2, foreign, 0));
+}
+
+void disagreeing_calls() {
+  with_world(3, [](int rank, ncclComm_t comm) {
+    int32_t data[8] = {};
+    const ncclResult_t result =
+        rank == 2 ? ncclBroadcast(data, data, 4, ncclInt32, 1, comm, nullptr)
+                  : ncclAllReduce(data, data, 4, ncclInt32, ncclSum, comm, nullptr);
+    CHECK(result == ncclInvalidUsage);
+    CHECK_LAST_ERROR("ncclBroadcast(count=4, int32, root=1)");
+    CHECK_LAST_ERROR("ncclAllReduce(count=4, int32, sum)");
+    EXPECT(ncclInvalidUsage, ncclAllReduce(data, data, 4, ncclInt32, ncclSum, comm, nullptr));
+  });
+}
+
+void leaving_rank() {
+  const ncclUniqueId id = new_id();
+  in_threads(2, [&](int rank) {
+    ncclComm_t comm;
+    OK(ncclCommInitRank(&comm, 2, id, rank));
+    CHECK(sum_over(comm, 1) == 2);
+    int32_t value = 0;
+    if (rank == 1) {
+      EXPECT(ncclRemoteError, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+      CHECK_LAST_ERROR("rank 0");
+    }
+    OK(ncclCommDestroy(comm));
+  });
+}
+
+void wrong_handles() {
+  int32_t value = 0;
+  const auto try_comm = [&](uintptr_t handle) {
+    EXPECT(ncclInvalidArgument, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum,
+                                              reinterpret_cast<ncclComm_t>(handle), nullptr));
+  };
+  for (const uintptr_t handle : {uintptr_t{0}, uintptr_t{8}, uintptr_t{0x5555555500}}) {
+    try_comm(handle);
+  }
+  ncclComm_t comm;
+  OK(ncclCommInitRank(&comm, 1, new_id(), 0));
+  try_comm(reinterpret_cast<uintptr_t>(comm) + 8);
+  try_comm(reinterpret_cast<uintptr_t>(comm) + 64);
+  EXPECT(ncclInvalidArgument, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm,
+                                            reinterpret_cast<cudaStream_t>(0x1234)));
+  EXPECT(ncclInvalidArgument, ncclAllReduce(nullptr, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  CHECK_LAST_ERROR("sendbuff");
+  EXPECT(ncclInvalidArgument,
+         ncclAllReduce(&value, &value, 1, static_cast<ncclDataType_t>(77), ncclSum, comm, nullptr));
+  EXPECT(ncclInvalidArgument,
+         ncclAllReduce(&value, &value, 1, ncclInt32, static_cast<ncclRedOp_t>(99), comm, nullptr));
+  OK(ncclGroupStart());
+  EXPECT(ncclInvalidArgument, ncclBroadcast(&value, &value, 1, ncclInt32, 1, comm, nullptr));
+  CHECK_LAST_ERROR("root=1");
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  EXPECT(ncclInvalidArgument, ncclGroupEnd());
+  EXPECT(ncclInvalidUsage, ncclGroupEnd());
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  OK(ncclCommDestroy(comm));
+  try_comm(reinterpret_cast<uintptr_t>(comm));
+  EXPECT(ncclInvalidArgument, ncclCommDestroy(comm));
+  void* memory;
+  OK(ncclMemAlloc(&memory, 1000));
+  OK(ncclMemFree(memory));
+  EXPECT(ncclInvalidArgument, ncclMemFree(memory));
+}
+
+}  // namespace
+
+void lives() {
+  split();
+  finalize();
+  non_blocking_init();
+  for (const size_t count : {size_t{1}, size_t{100000}}) {
+    abort_blocked(count, false);
+    abort_blocked(count, true);
+  }
+  for (int times = 0; times < 5; ++times) abort_during_reads();
+  disagreeing_worlds();
+  disagreeing_calls();
+  leaving_rank();
+  wrong_handles();
+}
+
+}  // namespace stress

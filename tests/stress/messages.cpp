@@ -1,0 +1,153 @@
+// Random sends and receives: every rank knows the whole plan, and issues its own part of it in an
+// order of its own, in groups, beside collectives. Then the mistakes that messages allow.
+#include <algorithm>
+#include <cstdint>
+
+#include "stress.h"
+
+namespace stress {
+namespace {
+
+struct Message {
+  int source;
+  int destination;
+  size_t count;
+  uint32_t number;
+};
+
+uint32_t content(const Message& message, size_t index) {
+  return message.number * 2654435761u + static_cast<uint32_t>(index);
+}
+
+std::vector<Message> make_plan(std::mt19937& random, int nranks) {
+  constexpr size_t kCounts[] = {0, 1, 5, 300, 2048, 2049, 9000, 40000};
+  std::vector<Message> plan(random() % 25 + 1);
+  for (uint32_t i = 0; i < plan.size(); ++i) {
+    plan[i] = {int(random() % unsigned(nranks)), int(random() % unsigned(nranks)),
+               kCounts[random() % std::size(kCounts)], i + unsigned(random())};
+  }
+  return plan;
+}
+
+// A rank's half of a message, and its place in an order that keeps the messages of one channel.
+struct Half {
+  const Message* message;
+  bool sends;
+  std::vector<uint32_t> data;
+};
+
+// Shuffles by letting channels take turns at random.
+std::vector<Half> shuffled(std::vector<Half> halves, std::mt19937& random) {
+  std::vector<Half> order;
+  while (!halves.empty()) {
+    size_t pick = random() % halves.size();
+    const Half& chosen = halves[pick];
+    for (size_t i = 0; i < pick; ++i) {
+      if (halves[i].sends == chosen.sends && halves[i].message->source == chosen.message->source &&
+          halves[i].message->destination == chosen.message->destination) {
+        pick = i;
+        break;
+      }
+    }
+    order.push_back(std::move(halves[pick]));
+    halves.erase(halves.begin() + std::ptrdiff_t(pick));
+  }
+  return order;
+}
+
+void exchange(int rank, int nranks, ncclComm_t comm, const std::vector<Message>& plan,
+              std::mt19937& own_random, const std::vector<cudaStream_t>& streams) {
+  std::vector<Half> halves;
+  for (const Message& message : plan) {
+    if (message.source == rank) {
+      std::vector<uint32_t> data(message.count);
+      for (size_t i = 0; i < data.size(); ++i) data[i] = content(message, i);
+      halves.push_back({&message, true, std::move(data)});
+    }
+    if (message.destination == rank) {
+      halves.push_back({&message, false, std::vector<uint32_t>(message.count)});
+    }
+  }
+  halves = shuffled(std::move(halves), own_random);
+  int32_t sum = rank;
+  const auto stream = [&] { return streams[own_random() % streams.size()]; };
+  OK(ncclGroupStart());
+  const size_t collective_at = own_random() % (halves.size() + 1);
+  for (size_t i = 0; i <= halves.size(); ++i) {
+    if (i == collective_at) {
+      OK(ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, stream()));
+    }
+    if (i == halves.size()) break;
+    Half& half = halves[i];
+    if (half.sends) {
+      OK(ncclSend(half.data.data(), half.data.size(), ncclUint32, half.message->destination, comm,
+                  stream()));
+    } else {
+      OK(ncclRecv(half.data.data(), half.data.size(), ncclUint32, half.message->source, comm,
+                  stream()));
+    }
+  }
+  OK(ncclGroupEnd());
+  for (const cudaStream_t used : streams) OK(hostStreamSynchronize(used));
+  CHECK(sum == nranks * (nranks - 1) / 2);
+  for (const Half& half : halves) {
+    for (size_t i = 0; i < half.data.size() && !half.sends; ++i) {
+      CHECK(half.data[i] == content(*half.message, i));
+    }
+  }
+}
+
+void random_groups() {
+  for (const int nranks : {1, 2, 4}) {
+    with_world(nranks, [&](int rank, ncclComm_t comm) {
+      std::mt19937 shared(unsigned(nranks) * 17u);
+      std::mt19937 own(unsigned(rank) + 5u);
+      const cudaStream_t first = new_stream();
+      const cudaStream_t second = new_stream();
+      for (int round = 0; round < 30; ++round) {
+        std::vector<cudaStream_t> streams{nullptr};
+        if (round % 3 == 1) streams = {first};
+        if (round % 3 == 2) streams = {first, nullptr, second};
+        exchange(rank, nranks, comm, make_plan(shared, nranks), own, streams);
+      }
+      OK(hostStreamDestroy(first));
+      OK(hostStreamDestroy(second));
+    });
+  }
+}
+
+void to_oneself_alone() {
+  with_world(1, [](int, ncclComm_t comm) {
+    int value = 1;
+    EXPECT(ncclInvalidUsage, ncclSend(&value, 1, ncclInt32, 0, comm, nullptr));
+    CHECK_LAST_ERROR("itself");
+    OK(ncclGroupStart());
+    OK(ncclRecv(&value, 1, ncclInt32, 0, comm, nullptr));
+    EXPECT(ncclInvalidUsage, ncclGroupEnd());
+  });
+}
+
+void unequal(size_t sent, ncclDataType_t sent_type, size_t received) {
+  with_world(2, [&](int rank, ncclComm_t comm) {
+    std::vector<int32_t> data(10000);
+    const ncclResult_t result = rank == 0
+                                    ? ncclSend(data.data(), sent, sent_type, 1, comm, nullptr)
+                                    : ncclRecv(data.data(), received, ncclInt32, 0, comm, nullptr);
+    // A small message is on its way before anybody looks at it.
+    if (rank == 1 || sent > 5000) CHECK(result == ncclInvalidUsage);
+    if (result != ncclSuccess) CHECK_LAST_ERROR("rank 0 sends " + std::to_string(sent));
+    CHECK(settle(comm) == (rank == 1 || sent > 5000 ? ncclInvalidUsage : settle(comm)));
+  });
+}
+
+}  // namespace
+
+void messages() {
+  random_groups();
+  to_oneself_alone();
+  unequal(3, ncclInt32, 4);
+  unequal(3, ncclFloat32, 3);
+  unequal(9000, ncclInt32, 8999);
+}
+
+}  // namespace stress

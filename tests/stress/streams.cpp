@@ -1,0 +1,123 @@
+// Streams and events: order within a queue, between queues, and of one communicator's operations
+// across queues; groups over several communicators and streams.
+#include <atomic>
+#include <cstdint>
+
+#include "stress.h"
+
+namespace stress {
+namespace {
+
+void add_one(void* counter) { ++*static_cast<int32_t*>(counter); }
+
+void order_of_one_communicator() {
+  with_world(3, [](int, ncclComm_t comm) {
+    const cudaStream_t streams[] = {new_stream(), new_stream(), nullptr};
+    int32_t value = 1;
+    for (int i = 0; i < 30; ++i) {
+      // Each needs the last one's result, on another stream.
+      const int32_t before = i == 18 ? 0 : 1;
+      if (i == 18) {
+        OK(hostStreamSynchronize(streams[0]));
+        OK(hostStreamSynchronize(streams[1]));
+        CHECK(value == 387420489);  // 3 to the power of 18
+        value = 1;
+      }
+      (void)before;
+      OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, streams[i % 3]));
+    }
+    OK(hostStreamSynchronize(streams[0]));
+    OK(hostStreamSynchronize(streams[1]));
+    CHECK(value == 531441);
+    OK(hostStreamDestroy(streams[0]));
+    OK(hostStreamDestroy(streams[1]));
+  });
+}
+
+void events() {
+  CUevent first;
+  CUevent second;
+  OK(hostEventCreate(&first, CU_EVENT_DEFAULT));
+  OK(hostEventCreate(&second, CU_EVENT_DEFAULT));
+  const cudaStream_t one = new_stream();
+  const cudaStream_t two = new_stream();
+  OK(hostEventQuery(first));
+  OK(hostStreamWaitEvent(one, first, 0));  // never recorded: nothing to wait for
+  int32_t counter = 0;
+  for (int i = 0; i < 200; ++i) {
+    OK(hostLaunchHostFunc(one, add_one, &counter));
+    OK(hostEventRecord(first, one));
+    OK(hostStreamWaitEvent(two, first, 0));
+    OK(hostLaunchHostFunc(two, add_one, &counter));
+    OK(hostEventRecord(second, two));
+    OK(hostStreamWaitEvent(one, second, 0));
+  }
+  OK(hostEventSynchronize(second));
+  CHECK(counter == 400);
+  OK(hostEventSynchronize(first));
+  float elapsed = -1;
+  OK(hostEventElapsedTime(&elapsed, first, second));
+  CHECK(elapsed >= 0);
+  int32_t copy = 0;
+  OK(hostMemcpyAsync(reinterpret_cast<CUdeviceptr>(&copy), reinterpret_cast<CUdeviceptr>(&counter),
+                     sizeof copy, two));
+  OK(hostStreamDestroy(one));
+  OK(hostStreamSynchronize(two));
+  OK(hostStreamQuery(two));
+  CHECK(copy == 400);
+  OK(hostStreamDestroy(two));
+  EXPECT(CUDA_ERROR_INVALID_HANDLE, hostStreamSynchronize(two));
+  OK(hostEventDestroy(first));
+  OK(hostEventDestroy(second));
+  EXPECT(CUDA_ERROR_INVALID_HANDLE, hostEventRecord(first, nullptr));
+  CUevent untimed;
+  OK(hostEventCreate(&untimed, CU_EVENT_DISABLE_TIMING));
+  OK(hostEventRecord(untimed, nullptr));
+  EXPECT(CUDA_ERROR_INVALID_HANDLE, hostEventElapsedTime(&elapsed, untimed, untimed));
+  OK(hostEventDestroy(untimed));
+}
+
+// Two worlds of two ranks each, all four in this thread, on streams that tie some of them together.
+void groups_on_streams() {
+  ncclComm_t left[2];
+  ncclComm_t right[2];
+  OK(ncclCommInitAll(left, 2, nullptr));
+  OK(ncclCommInitAll(right, 2, nullptr));
+  const cudaStream_t streams[] = {new_stream(), new_stream(), new_stream(), nullptr};
+  std::mt19937 random(3);
+  for (int round = 0; round < 60; ++round) {
+    int32_t values[4] = {1, 2, 30, 40};
+    std::vector<int32_t> sent(20000, round);
+    std::vector<int32_t> received(20000);
+    const auto stream = [&] { return streams[random() % 4]; };
+    OK(ncclGroupStart());
+    for (int rank = 0; rank < 2; ++rank) {
+      int32_t* a = &values[rank];
+      int32_t* b = &values[2 + rank];
+      OK(ncclAllReduce(a, a, 1, ncclInt32, ncclSum, left[rank], stream()));
+      OK(ncclAllReduce(b, b, 1, ncclInt32, ncclSum, right[rank], stream()));
+    }
+    OK(ncclRecv(received.data(), received.size(), ncclInt32, 1, left[0], stream()));
+    OK(ncclSend(sent.data(), sent.size(), ncclInt32, 0, left[1], stream()));
+    OK(ncclGroupEnd());
+    for (const cudaStream_t used : streams) OK(hostStreamSynchronize(used));
+    CHECK(values[0] == 3 && values[1] == 3 && values[2] == 70 && values[3] == 70);
+    CHECK(received == sent);
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    OK(ncclCommDestroy(left[rank]));
+    OK(ncclCommDestroy(right[rank]));
+    OK(hostStreamDestroy(streams[rank]));
+  }
+  OK(hostStreamDestroy(streams[2]));
+}
+
+}  // namespace
+
+void streams() {
+  order_of_one_communicator();
+  events();
+  groups_on_streams();
+}
+
+}  // namespace stress
