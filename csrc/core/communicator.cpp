@@ -1,6 +1,7 @@
 #include "core/communicator.h"
 
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 #include "core/device.h"
@@ -90,8 +91,10 @@ void Communicator::poll(std::optional<double> seconds, const char* function) {
       throw_nccl(*library_, state, function, comm, rank_, __FILE__, __LINE__);
     if (seconds && std::chrono::duration<double>(Clock::now() - start).count() > *seconds) {
       const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
+      char limit[32];
+      std::snprintf(limit, sizeof limit, "%g s", *seconds);
       std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
-                         " did not complete within " + std::to_string(*seconds) + " s";
+                         " did not complete within " + limit;
       if (last && *last) text += std::string(": ") + last;
       abort();
       throw NcclFailure(ncclTimeout, function, rank_, text);

@@ -18,12 +18,11 @@ class OwnedCommunicator : public Communicator {
   using Communicator::Communicator;
   ~OwnedCommunicator() {
     if (closed() || pending()) return;
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
+    const py::gil_scoped_acquire gil;
+    const py::error_scope raised;  // this may run while an exception passes
     if (PyErr_WarnEx(PyExc_ResourceWarning, "a pynccl Communicator was not closed; it is aborted",
                      1) != 0)
       PyErr_WriteUnraisable(nullptr);
-    PyErr_Restore(type, value, trace);
     const py::gil_scoped_release released;
     try {
       abort();
