@@ -143,12 +143,14 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
       }
     }
     const ncclUniqueId id = make_unique_id();
-    Group& group = Group::of_this_thread();
-    group.start();
+    std::vector<Job> jobs;
     for (int rank = 0; rank < ndev; ++rank) {
-      group.submit(init_job(comm + rank, ndev, rank, id, Settings()));
+      jobs.push_back(init_job(comm + rank, ndev, rank, id, Settings()));
     }
-    return group.end();
+    Group& group = Group::of_this_thread();
+    if (!group.active()) return run_jobs(jobs.data(), jobs.size());
+    for (Job& job : jobs) group.submit(std::move(job));
+    return ncclSuccess;
   });
 }
 

@@ -21,9 +21,8 @@ void Communicator::initialize(int nranks, int rank, const MeetingName& name) {
   try {
     meet(name);
   } catch (...) {
-    const Error error = current_error();
-    fail(error);
-    throw Error(error.code(), own_error().text());
+    fail(current_error());
+    throw error();
   }
 }
 
@@ -37,9 +36,9 @@ void Communicator::meet(const MeetingName& name) {
   const std::shared_ptr<World> world = rendezvous->meet(name);
   try {
     world->enter(rank_);
-    step_together(*world, 1);
+    step_together(*world, 1, rendezvous->deadline());
     world->probe(rank_);
-    step_together(*world, 2);
+    step_together(*world, 2, rendezvous->deadline());
     world->settle();
   } catch (...) {
     world->fail(current_error());
@@ -56,7 +55,7 @@ void Communicator::meet(const MeetingName& name) {
 }
 
 // Until every rank of a world that is being set up has come to a stage.
-void Communicator::step_together(World& world, uint32_t stage) {
+void Communicator::step_together(World& world, uint32_t stage, Clock::time_point deadline) {
   Patience patience(world.crowded());
   auto looked = Clock::now();
   for (int peer = 0; peer < nranks_; ++peer) {
@@ -71,8 +70,13 @@ void Communicator::step_together(World& world, uint32_t stage) {
                        world.name_of(rank_).c_str());
       }
       if (world.failed()) throw world.failure();
-      const bool look = Clock::now() - looked > 4 * kLook;
-      if (look) looked = Clock::now();
+      const auto now = Clock::now();
+      if (now > deadline) {
+        hostnccl::fail(abi::ncclTimeout, "%s has arrived, but does not finish its initialisation",
+                       world.name_of(peer).c_str());
+      }
+      const bool look = now - looked > 4 * kLook;
+      if (look) looked = now;
       world.check_owner(peer, wanted, look);
     }
   }
@@ -88,7 +92,7 @@ void Communicator::start_finalizing() {
 
 void Communicator::finalize() {
   drain();
-  if (async_error() > abi::ncclSuccess && async_error() != abi::ncclInProgress) throw own_error();
+  if (async_error() > abi::ncclSuccess && async_error() != abi::ncclInProgress) throw error();
   phase_ = Phase::Finalized;
 }
 
@@ -115,20 +119,19 @@ void Communicator::destroy() {
 
 void Communicator::abort() {
   if (generation_ != fork_generation()) return;
-  std::shared_ptr<World> world;
   {
     const std::lock_guard lock(mutex_);
     if (error_code_ == abi::ncclSuccess) {
       error_text_ = "the communicator was aborted by ncclCommAbort";
-      error_code_ = abi::ncclInvalidUsage;
+      error_code_ = abi::ncclInvalidUsage;  // from here on no operation begins
+    }
+    if (world_ != nullptr && in_flight()) {
+      // Before the blocked ones of this rank hear of it: the others are to know whom to blame.
+      world_->fail(Error(abi::ncclRemoteError,
+                         world_->name_of(rank_) + " aborted its communicator during an operation"));
     }
     aborted_ = true;
     if (rendezvous_ != nullptr) rendezvous_->cancel();
-    world = world_;
-  }
-  if (world != nullptr && in_flight()) {
-    world->fail(Error(abi::ncclRemoteError,
-                      world->name_of(rank_) + " aborted its communicator during an operation"));
   }
   wait_until_idle();
   if (world_ != nullptr) world_->leave(rank_, Presence::Aborted);
@@ -145,7 +148,7 @@ void Communicator::check_known() const {
 void Communicator::check_ready() const {
   check_known();
   if (phase_.load(std::memory_order_acquire) != Phase::Initializing) return;
-  if (error_code_ != abi::ncclSuccess) throw own_error();
+  if (error_code_ != abi::ncclSuccess) throw error();
   hostnccl::fail(abi::ncclInvalidArgument,
                  "comm is not initialised yet: wait until ncclCommGetAsyncError says ncclSuccess");
 }
@@ -153,14 +156,14 @@ void Communicator::check_ready() const {
 void Communicator::check_usable() const {
   check_ready();
   if (error_code_.load(std::memory_order_acquire) != abi::ncclSuccess || world_->failed()) {
-    throw own_error();
+    throw error();
   }
   if (phase_.load(std::memory_order_acquire) != Phase::Ready) {
     hostnccl::fail(abi::ncclInvalidUsage, "comm was finalized by ncclCommFinalize");
   }
 }
 
-Error Communicator::own_error() const {
+Error Communicator::error() const {
   const std::string label = settings_.name.empty() ? "" : "communicator " + settings_.name + ": ";
   const std::lock_guard lock(mutex_);
   if (error_code_ != abi::ncclSuccess) return Error(error_code_, label + error_text_);
@@ -173,7 +176,7 @@ abi::ncclResult_t Communicator::async_error() const {
   if (code != abi::ncclSuccess) return code;
   const Phase phase = phase_.load(std::memory_order_acquire);
   if (phase == Phase::Initializing) return abi::ncclInProgress;
-  if (world_->failed()) return own_error().code();
+  if (world_->failed()) return error().code();
   return phase == Phase::Finalizing ? abi::ncclInProgress : abi::ncclSuccess;
 }
 
@@ -186,7 +189,7 @@ std::optional<std::string> Communicator::error_text() const {
     if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
     return text;
   }
-  if (code != abi::ncclSuccess) return own_error().text();
+  if (code != abi::ncclSuccess) return error().text();
   return std::nullopt;
 }
 
@@ -203,11 +206,11 @@ void Communicator::begin() {
   running_.fetch_add(1, std::memory_order_acq_rel);
   if (!aborted_.load() && error_code_ == abi::ncclSuccess && !world_->failed()) return;
   end();
-  throw own_error();
+  throw error();
 }
 
 void Communicator::check_wait(const Blocked& blocked, bool look_for_life) const {
-  if (aborted_.load(std::memory_order_acquire)) throw own_error();
+  if (aborted_.load(std::memory_order_acquire)) throw error();
   if (world_->failed()) throw world_->failure();
   world_->check_owner(blocked.owner, blocked.wanted, look_for_life);
 }

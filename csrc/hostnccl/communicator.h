@@ -46,10 +46,11 @@ class Communicator {
   void check_usable() const;  // ready for an operation; throws its error if it has one
   abi::ncclResult_t async_error() const;
   std::optional<std::string> error_text() const;  // or who is missing while it initialises
+  Error error() const;                            // there must be one
   void fail(const Error& error) noexcept;         // the first one stays; ends the world
 
   // Order. A ticket's turn has come when completed() reaches it.
-  uint32_t take_ticket() { return issued_.fetch_add(1, std::memory_order_relaxed); }
+  uint32_t take_ticket() { return issued_.fetch_add(1); }
   Counter& completed() { return completed_; }
   void begin();  // this rank's launch runs, or a job of its own; throws if it has failed
   void end() { running_.fetch_sub(1, std::memory_order_acq_rel); }
@@ -74,10 +75,9 @@ class Communicator {
   enum class Phase { Initializing, Ready, Finalizing, Finalized };
 
   void meet(const MeetingName& name);
-  void step_together(World& world, uint32_t stage);
+  void step_together(World& world, uint32_t stage, Clock::time_point deadline);
   void drain();
   void wait_until_idle() const;
-  Error own_error() const;
   bool in_flight() const { return issued_.load() != completed_.load(); }
 
   const Settings settings_;

@@ -95,31 +95,32 @@ void sleep_on(const Wanted* wanted, size_t count, std::chrono::nanoseconds ceili
   Sleep(wanted, count).run(ceiling);
 }
 
+// A yield costs little when nobody else wants the CPU, and all the waiting when the one waited for
+// does: other processes may crowd the machine without our knowing.
 bool Patience::wait() {
-  constexpr uint32_t kCrowdedSpins = 64;
-  constexpr uint32_t kYields = 3;
-  constexpr uint32_t kRoundsPerLook = 64;
-  constexpr auto kAlone = std::chrono::microseconds(40);
+  constexpr uint32_t kSpins = 64;  // between two yields
+  constexpr uint32_t kYieldsInCrowd = 3;
+  constexpr auto kAwake = std::chrono::microseconds(40);
   const uint32_t round = rounds_++;
-  if (crowded_) {
-    if (round < kCrowdedSpins) {
-      cpu_relax();
-    } else if (round < kCrowdedSpins + kYields) {
-      sched_yield();
-    } else {
-      return false;
-    }
+  if (round < kSpins || (!crowded_ && round % kSpins != 0)) {
+    cpu_relax();
     return true;
   }
-  cpu_relax();
-  if (round == 0) began_ = Clock::now();
-  return round % kRoundsPerLook != kRoundsPerLook - 1 || Clock::now() - began_ < kAlone;
+  if (crowded_ ? round >= kSpins + kYieldsInCrowd
+               : round > kSpins && Clock::now() - began_ > kAwake) {
+    return false;
+  }
+  if (round == kSpins) began_ = Clock::now();
+  sched_yield();
+  return true;
 }
 
 int usable_cpus() {
   static const int count = [] {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return sched_getaffinity(0, sizeof set, &set) == 0
+               ? CPU_COUNT(&set)
+               : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   }();
   return count;
 }

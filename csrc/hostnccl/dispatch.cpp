@@ -27,9 +27,11 @@ void run_here(Launch& launch) {
   if (error) throw *error;
 }
 
-void run_on(const Ref<Stream>& stream, std::shared_ptr<Launch> launch) {
-  Stream::enqueue(stream, [launch = std::move(launch), stream = stream.get()] {
-    if (launch->run()) stream->note_failure();
+// On the first of the streams; if it fails, each of them will tell.
+void run_on(const Streams& streams, std::shared_ptr<Launch> launch) {
+  Stream::enqueue(streams[0], [launch = std::move(launch), streams] {
+    if (!launch->run()) return;
+    for (const Ref<Stream>& stream : streams) stream->note_failure();
   });
 }
 
@@ -41,7 +43,7 @@ std::shared_ptr<Event::Record> record_on(const Ref<Stream>& stream) {
 
 void run_between(const Streams& streams, std::shared_ptr<Launch> launch) {
   for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[0], record_on(streams[i]));
-  run_on(streams[0], std::move(launch));
+  run_on(streams, std::move(launch));
   if (streams.size() == 1) return;
   const auto done = record_on(streams[0]);
   for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[i], done);
@@ -93,7 +95,7 @@ void dispatch(const Item& item) {
     auto launch = std::make_shared<Launch>();
     launch->add(item.comm, item.operation);
     launch->take_tickets();
-    run_on(item.stream, std::move(launch));
+    run_on({item.stream}, std::move(launch));
     return;
   }
   Launch& launch = launch_of_this_thread();

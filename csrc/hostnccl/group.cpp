@@ -41,9 +41,8 @@ abi::ncclResult_t Group::submit(Item item) {
 
 abi::ncclResult_t Group::submit(Job job) {
   if (!active()) return run_jobs(&job, 1);
-  const bool blocking = job.blocking;
   jobs_.push_back(std::move(job));
-  return blocking ? abi::ncclSuccess : abi::ncclInProgress;
+  return abi::ncclSuccess;
 }
 
 abi::ncclResult_t Group::end() {

@@ -49,8 +49,24 @@ void split(const Job& job, int color, int key) {
                        all[static_cast<size_t>(members[0])].name);
 }
 
+// The communicator of a job counts it as running, so that abort and destroy wait for its end.
+class Running {
+ public:
+  explicit Running(const Job& job) : comm_(job.comm) {
+    if (comm_) comm_->begin_job();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  ~Running() {
+    if (comm_) comm_->end();
+  }
+
+ private:
+  const Ref<Communicator> comm_;
+};
+
 // A job in this thread; the error it ended with.
-std::optional<Error> run(Job& job) {
+std::optional<Error> run(const Job& job) {
   try {
     job.work(job);
     return std::nullopt;
@@ -58,24 +74,6 @@ std::optional<Error> run(Job& job) {
     const Error error = current_error();
     if (job.comm) job.comm->fail(error);
     return error;
-  }
-}
-
-// The communicators of a job in the background count it as running, so that abort waits for it.
-void run_in_background(Job& job) {
-  const auto of_job = [](const Job& of, void (Communicator::*call)()) {
-    if (of.comm) ((*of.comm).*call)();
-    if (of.parent) ((*of.parent).*call)();
-  };
-  of_job(job, &Communicator::begin_job);
-  try {
-    start_thread([job, of_job]() mutable {
-      run(job);
-      of_job(job, &Communicator::end);
-    });
-  } catch (...) {
-    of_job(job, &Communicator::end);
-    throw;
   }
 }
 
@@ -125,16 +123,19 @@ abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
     try {
+      auto running = std::make_shared<Running>(jobs[i]);
       if (!jobs[i].blocking) {
-        run_in_background(jobs[i]);
+        start_thread([job = jobs[i], running = std::move(running)] { run(job); });
         result = abi::ncclInProgress;
       } else if (count == 1) {
         errors[i] = run(jobs[i]);
       } else {
-        threads.push_back(make_thread([&job = jobs[i], &error = errors[i]] { error = run(job); }));
+        threads.push_back(make_thread([&job = jobs[i], &error = errors[i],
+                                       running = std::move(running)] { error = run(job); }));
       }
     } catch (...) {
       errors[i] = current_error();
+      if (jobs[i].parent) jobs[i].parent->fail(*errors[i]);  // its ticket will not be used
     }
   }
   for (std::thread& thread : threads) thread.join();

@@ -55,7 +55,7 @@ std::optional<Error> Launch::run() {
   bool crowded = false;
   for (const Part& part : parts_) crowded = crowded || part.comm->world().crowded();
   Patience patience(crowded);
-  auto looked = Clock::now();
+  Clock::time_point looked;
   bool slept = false;
   while (unfinished_ != 0) {
     if (advance_all()) {
@@ -146,7 +146,7 @@ void Launch::fail_part(size_t index, const Error& error) {
   if (!part.failed) {
     part.failed = true;
     part.comm->fail(error);
-    if (!error_) error_ = error;
+    if (!error_) error_ = part.comm->error();
   }
   for (Strand& strand : strands_) {
     if (strand.part != index || strand.finished) continue;

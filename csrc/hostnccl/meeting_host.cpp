@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 #include "hostnccl/thread.h"
@@ -17,7 +18,17 @@ constexpr auto kGrace = std::chrono::milliseconds(700);  // for those still on t
 constexpr auto kAnswerLateOnes = std::chrono::seconds(10);
 
 Fd accept_one(int listener) {
-  return Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  Fd accepted(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!accepted && (errno == EMFILE || errno == ENFILE)) fail_errno("accept in the rendezvous");
+  return accepted;
+}
+
+Fd make_memory() {
+  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older kernels do not know
+  Fd memory(memfd_create("hostnccl", MFD_CLOEXEC | kNoExecSeal));
+  if (!memory && errno == EINVAL) memory = Fd(memfd_create("hostnccl", MFD_CLOEXEC));
+  if (!memory) fail_errno("memfd_create");
+  return memory;
 }
 
 // Tells whoever comes late why it failed, for a while after the meeting.
@@ -28,7 +39,7 @@ void answer_late_ones(const Fd& listener, const Reply& reply) {
     pollfd wait{listener.get(), POLLIN, 0};
     poll(&wait, 1, 10 * kPollMs);
     while (Fd late = accept_one(listener.get())) {
-      send_reply(late.get(), reply);
+      send_answer(late.get(), reply);
       answered.push_back(std::move(late));
     }
   }
@@ -135,9 +146,9 @@ void MeetingHost::check(const Hello& hello) const {
        first.pid, hello.process.pid);
 }
 
-void MeetingHost::tell(const Reply& reply) const {
+void MeetingHost::tell_reason(const Reply& reply) const {
   for (const Guest& guest : guests_) {
-    if (guest.said_hello) send_reply(guest.connection.get(), reply);
+    if (guest.said_hello) send_answer(guest.connection.get(), reply);
   }
 }
 
@@ -145,15 +156,15 @@ void MeetingHost::tell_progress() const {
   Reply reply{};
   reply.answer = Answer::Progress;
   reply.host_rank = self_.rank;
-  reply.host = self_.process;
   reply.arrivals = arrivals_;
-  tell(reply);
+  for (const Guest& guest : guests_) {
+    if (guest.said_hello) send_news(guest.connection.get(), reply);
+  }
 }
 
 std::shared_ptr<World> MeetingHost::hand_out() {
   accept_all();  // a rank used twice may have come behind the last one
-  Fd memory(memfd_create("hostnccl", MFD_CLOEXEC));
-  if (!memory) fail_errno("memfd_create");
+  Fd memory = make_memory();
   const size_t size = World::bytes(own_.nranks_);
   if (ftruncate(memory.get(), static_cast<off_t>(size)) != 0) {
     fail_errno("sizing the shared memory of %d ranks to %zu bytes", own_.nranks_, size);
@@ -168,7 +179,7 @@ std::shared_ptr<World> MeetingHost::hand_out() {
   reply.host_rank = self_.rank;
   for (const Guest& guest : guests_) {
     // One that is gone by now will be missed at the first barrier.
-    if (guest.said_hello) send_reply(guest.connection.get(), reply, memory.get());
+    if (guest.said_hello) send_answer(guest.connection.get(), reply, memory.get());
   }
   return world;
 }
@@ -181,7 +192,7 @@ void MeetingHost::refuse(const Error& reason) {
                             ? Error(abi::ncclRemoteError, reason.text())
                             : reason;
   const Reply reply = Reply::refusal(for_all);
-  tell(reply);
+  tell_reason(reply);
   try {
     start_thread([listener = std::move(listener_), reply] { answer_late_ones(listener, reply); });
   } catch (const std::system_error&) {

@@ -29,7 +29,7 @@ class MeetingHost {
   void accept_all();
   void hear(Guest& guest);
   void check(const Hello& hello) const;
-  void tell(const Reply& reply) const;  // all guests
+  void tell_reason(const Reply& reply) const;
   void tell_progress() const;
   std::shared_ptr<World> hand_out();
   [[noreturn]] void refuse(const Error& reason);

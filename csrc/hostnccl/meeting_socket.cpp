@@ -1,5 +1,6 @@
 #include "hostnccl/meeting_socket.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -62,6 +63,24 @@ Received receive(int fd, void* message, size_t size, Fd* passed_fd) {
   return Received::Message;
 }
 
+bool send_reply(int fd, const Reply& reply, int passed_fd) {
+  iovec part{const_cast<Reply*>(&reply), sizeof reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (passed_fd >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* item = CMSG_FIRSTHDR(&header);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(item), &passed_fd, sizeof passed_fd);
+  }
+  return sendmsg(fd, &header, MSG_NOSIGNAL) == ssize_t(sizeof reply);
+}
+
 }  // namespace
 
 Hello make_hello(int nranks, int rank) {
@@ -113,22 +132,15 @@ bool send_hello(int fd, const Hello& hello) {
   return send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == ssize_t(sizeof hello);
 }
 
-bool send_reply(int fd, const Reply& reply, int passed_fd) {
-  iovec part{const_cast<Reply*>(&reply), sizeof reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  if (passed_fd >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
-    cmsghdr* item = CMSG_FIRSTHDR(&header);
-    item->cmsg_level = SOL_SOCKET;
-    item->cmsg_type = SCM_RIGHTS;
-    item->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(item), &passed_fd, sizeof passed_fd);
+void send_news(int fd, const Reply& reply) { send_reply(fd, reply, -1); }
+
+void send_answer(int fd, const Reply& reply, int passed_fd) {
+  constexpr int kPollMs = 50;
+  for (int tries = 0; tries < 100; ++tries) {
+    if (send_reply(fd, reply, passed_fd) || errno != EAGAIN) return;
+    pollfd wait{fd, POLLOUT, 0};
+    poll(&wait, 1, kPollMs);
   }
-  return sendmsg(fd, &header, MSG_NOSIGNAL) == ssize_t(sizeof reply);
 }
 
 Received receive_hello(int fd, Hello& hello) {

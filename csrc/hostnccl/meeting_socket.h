@@ -33,7 +33,6 @@ struct Reply {
   Answer answer;
   abi::ncclResult_t code;  // Refused
   int32_t host_rank;
-  ProcessId host;
   Arrivals arrivals;
   char text[1024];  // Refused
 
@@ -50,7 +49,10 @@ ProcessId peer_process(int fd);
 bool peer_is_same_user(int fd);
 
 bool send_hello(int fd, const Hello& hello);
-bool send_reply(int fd, const Reply& reply, int passed_fd = -1);
+
+// News may be dropped when the receiver is slow to read; an answer is given some seconds.
+void send_news(int fd, const Reply& reply);
+void send_answer(int fd, const Reply& reply, int passed_fd = -1);
 
 enum class Received { Message, Nothing, Closed };
 Received receive_hello(int fd, Hello& hello);

@@ -13,6 +13,7 @@ namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
+constexpr auto kForTheHost = std::chrono::seconds(1);  // it is to tell all that time is up
 
 std::chrono::seconds timeout_from_environment() {
   constexpr long kDefault = 300;
@@ -100,7 +101,7 @@ std::shared_ptr<World> Rendezvous::try_as_client(const MeetingName& name, Fd con
       const Received received = receive_reply(fd, reply, passed);
       if (received == Received::Closed) break;
       if (received == Received::Nothing) {
-        check_patience();
+        check_patience(kForTheHost);
         pollfd wait{fd, POLLIN, 0};
         poll(&wait, 1, kPollMs);
         continue;
@@ -122,12 +123,12 @@ std::shared_ptr<World> Rendezvous::try_as_client(const MeetingName& name, Fd con
   return nullptr;
 }
 
-void Rendezvous::check_patience() const {
+void Rendezvous::check_patience(std::chrono::seconds beyond) const {
   if (cancelled_.load(std::memory_order_relaxed)) {
     fail(abi::ncclInvalidUsage, "rank %d aborted the initialisation of its communicator; %s", rank_,
          progress().c_str());
   }
-  if (Clock::now() < deadline_) return;
+  if (Clock::now() < deadline_ + beyond) return;
   const std::string now = progress();
   const size_t comma = now.find(" have arrived");
   fail(abi::ncclTimeout, "%s arrived within %lld s%s", now.substr(0, comma).c_str(),

@@ -23,11 +23,13 @@ class Rendezvous {
 
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 
+  Clock::time_point deadline() const { return deadline_; }
+
   std::string progress() const;  // "2 of 4 ranks have arrived; missing: 1, 3"
 
  private:
   std::shared_ptr<World> try_as_client(const MeetingName& name, Fd connection);
-  void check_patience() const;
+  void check_patience(std::chrono::seconds beyond = {}) const;
   void note(const Arrivals& arrivals);
   friend class MeetingHost;
 

@@ -1,4 +1,5 @@
-// Starts a thread of the engine's own. It takes no signals: those are for the user's threads.
+// Starts a thread of the engine's own. It takes no signals but those of its own faults:
+// the others are for the user's threads.
 #pragma once
 
 #include <signal.h>
@@ -13,6 +14,9 @@ class SignalsBlocked {
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) {
+      sigdelset(&all, fault);
+    }
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   SignalsBlocked(const SignalsBlocked&) = delete;

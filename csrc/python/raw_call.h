@@ -87,11 +87,14 @@ class RawCall {
       const ncclResult_t result = invoke();
       if (result != ncclSuccess && result != ncclInProgress)
         throw_nccl(library, result, Entry::name, nullptr, -1, __FILE__, __LINE__);
-      py::list returned;
-      (append<I>(returned, params), ...);
-      if (returned.empty()) Py_RETURN_NONE;
-      if (returned.size() == 1) return py::object(returned[0]).release().ptr();
-      return py::tuple(returned).release().ptr();
+      if constexpr ((0 + ... + int{Param<I>::returned}) == 0) {
+        Py_RETURN_NONE;
+      } else {
+        py::list returned;
+        (append<I>(returned, params), ...);
+        if (returned.size() == 1) return py::object(returned[0]).release().ptr();
+        return py::tuple(returned).release().ptr();
+      }
     } else {
       return to_python(invoke()).release().ptr();
     }

@@ -74,26 +74,28 @@ T struct_from_python(const char* name, PyObject* value) {
 // ValueError.
 template <class T>
 T integer_from_python(const char* name, PyObject* value) {
-  if (!PyIndex_Check(value)) throw_type_error(name, "an integer", value);
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value));
-  if (!index) throw py::error_already_set();
-  const auto out_of_range = [&] {
+  py::object index;  // keeps what __index__ made
+  if (!PyLong_Check(value)) [[unlikely]] {
+    if (!PyIndex_Check(value)) throw_type_error(name, "an integer", value);
+    index = py::reinterpret_steal<py::object>(PyNumber_Index(value));
+    if (!index) throw py::error_already_set();
+    value = index.ptr();
+  }
+  using Wide = std::conditional_t<std::is_unsigned_v<T>, unsigned long long, long long>;
+  Wide wide;
+  if constexpr (std::is_unsigned_v<T>)
+    wide = PyLong_AsUnsignedLongLong(value);
+  else
+    wide = PyLong_AsLongLong(value);
+  const bool overflow = wide == static_cast<Wide>(-1) && PyErr_Occurred();
+  if (overflow || wide < std::numeric_limits<T>::min() || wide > std::numeric_limits<T>::max())
+      [[unlikely]] {
     PyErr_Clear();
     throw py::value_error(std::string(name) + ": " + std::string(py::repr(value)) +
                           " does not fit between " + std::to_string(std::numeric_limits<T>::min()) +
                           " and " + std::to_string(std::numeric_limits<T>::max()));
-  };
-  if constexpr (std::is_unsigned_v<T>) {
-    const unsigned long long wide = PyLong_AsUnsignedLongLong(index.ptr());
-    if (PyErr_Occurred() || wide > std::numeric_limits<T>::max()) out_of_range();
-    return static_cast<T>(wide);
-  } else {
-    const long long wide = PyLong_AsLongLong(index.ptr());
-    if (PyErr_Occurred() || wide < std::numeric_limits<T>::min() ||
-        wide > std::numeric_limits<T>::max())
-      out_of_range();
-    return static_cast<T>(wide);
   }
+  return static_cast<T>(wide);
 }
 
 }  // namespace pynccl::python

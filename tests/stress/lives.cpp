@@ -85,6 +85,8 @@ void non_blocking_init() {
   pause(20);
   CHECK(std::string(ncclGetLastError(lonely)).find("missing: 1") != std::string::npos);
   OK(ncclCommAbort(lonely));
+  EXPECT(ncclInProgress, ncclCommInitRankConfig(&lonely, 2, new_id(), 1, &config));
+  OK(ncclCommDestroy(lonely));
 }
 
 // Rank 0 is blocked, inline or by a stream; another thread aborts it. Rank 1 then waits for it.
@@ -198,6 +200,53 @@ void leaving_rank() {
   });
 }
 
+// Worlds come and go in many threads at once; one of them is large.
+void many_worlds() {
+  in_threads(4, [](int) {
+    for (int times = 0; times < 5; ++times) {
+      with_world(3, [](int rank, ncclComm_t comm) { CHECK(sum_over(comm, rank) == 3); });
+    }
+  });
+  with_world(40, [](int, ncclComm_t comm) { CHECK(sum_over(comm, 1) == 40); });
+}
+
+void abort_a_group() {
+  ncclComm_t comms[2];
+  OK(ncclCommInitAll(comms, 2, nullptr));
+  std::thread aborter([&] {
+    pause(20);
+    OK(ncclCommAbort(comms[0]));
+  });
+  std::vector<int32_t> data(40000);
+  OK(ncclGroupStart());
+  OK(ncclRecv(data.data(), data.size(), ncclInt32, 1, comms[0], nullptr));
+  OK(ncclSend(data.data(), 1, ncclInt32, 1, comms[0], nullptr));
+  OK(ncclRecv(data.data() + 5, 1, ncclInt32, 0, comms[1], nullptr));
+  OK(ncclRecv(data.data() + 9, 1, ncclInt32, 0, comms[1], nullptr));
+  CHECK(ncclGroupEnd() != ncclSuccess);
+  aborter.join();
+  CHECK(settle(comms[1]) == ncclRemoteError);
+  OK(ncclCommDestroy(comms[1]));
+}
+
+void named() {
+  ncclConfig_t config;
+  config.commName = "gradients";
+  const ncclUniqueId id = new_id();
+  in_threads(2, [&](int rank) {
+    ncclComm_t comm;
+    OK(ncclCommInitRankConfig(&comm, 2, id, rank, &config));
+    int32_t value = 0;
+    EXPECT(ncclInvalidUsage,
+           ncclReduce(&value, &value, 1, ncclInt32, ncclSum, rank, comm, nullptr));
+    CHECK_LAST_ERROR("gradients");
+    OK(ncclCommDestroy(comm));
+  });
+  config.magic = 1;
+  ncclComm_t comm;
+  EXPECT(ncclInvalidArgument, ncclCommInitRankConfig(&comm, 1, id, 0, &config));
+}
+
 void wrong_handles() {
   int32_t value = 0;
   const auto try_comm = [&](uintptr_t handle) {
@@ -245,10 +294,13 @@ void lives() {
     abort_blocked(count, false);
     abort_blocked(count, true);
   }
-  for (int times = 0; times < 5; ++times) abort_during_reads();
+  for (int times = 0; times < 20; ++times) abort_during_reads();
   disagreeing_worlds();
   disagreeing_calls();
   leaving_rank();
+  many_worlds();
+  abort_a_group();
+  named();
   wrong_handles();
 }
 

@@ -1,5 +1,5 @@
 // hostnccl under stress, with ranks as threads of one process and only the C API: run under the
-// sanitizers by run.sh. Each scenario runs with direct reads and with all data staged.
+// sanitizers by run.py. Each scenario runs with direct reads and with all data staged.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -104,7 +104,7 @@ void random_groups() {
       std::mt19937 own(unsigned(rank) + 5u);
       const cudaStream_t first = new_stream();
       const cudaStream_t second = new_stream();
-      for (int round = 0; round < 30; ++round) {
+      for (int round = 0; round < 80; ++round) {
         std::vector<cudaStream_t> streams{nullptr};
         if (round % 3 == 1) streams = {first};
         if (round % 3 == 2) streams = {first, nullptr, second};

@@ -13,22 +13,15 @@ void add_one(void* counter) { ++*static_cast<int32_t*>(counter); }
 void order_of_one_communicator() {
   with_world(3, [](int, ncclComm_t comm) {
     const cudaStream_t streams[] = {new_stream(), new_stream(), nullptr};
-    int32_t value = 1;
-    for (int i = 0; i < 30; ++i) {
-      // Each needs the last one's result, on another stream.
-      const int32_t before = i == 18 ? 0 : 1;
-      if (i == 18) {
-        OK(hostStreamSynchronize(streams[0]));
-        OK(hostStreamSynchronize(streams[1]));
-        CHECK(value == 387420489);  // 3 to the power of 18
-        value = 1;
-      }
-      (void)before;
-      OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, streams[i % 3]));
+    int64_t value = 1;
+    int64_t expected = 1;
+    for (int i = 0; i < 38; ++i) {  // each needs the last one's result, from another stream
+      OK(ncclAllReduce(&value, &value, 1, ncclInt64, ncclSum, comm, streams[i % 3]));
+      expected *= 3;
     }
     OK(hostStreamSynchronize(streams[0]));
     OK(hostStreamSynchronize(streams[1]));
-    CHECK(value == 531441);
+    CHECK(value == expected);
     OK(hostStreamDestroy(streams[0]));
     OK(hostStreamDestroy(streams[1]));
   });
@@ -112,12 +105,68 @@ void groups_on_streams() {
   OK(hostStreamDestroy(streams[2]));
 }
 
+// Several threads call on one communicator. Which comes first is open, and so is the pairing with
+// the other rank's calls; all are alike.
+void many_threads_on_one() {
+  with_world(2, [](int, ncclComm_t comm) {
+    const cudaStream_t stream = new_stream();
+    in_threads(3, [&](int thread) {
+      for (int i = 0; i < 50; ++i) {
+        int32_t value = 1;
+        OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm,
+                         thread == 0 ? stream : nullptr));
+        if (thread == 0) OK(hostStreamSynchronize(stream));
+        CHECK(value == 2);
+      }
+    });
+    OK(hostStreamDestroy(stream));
+  });
+}
+
+// The handle goes first, the work that was queued is done all the same.
+void destroy_with_work_queued() {
+  std::vector<int32_t> values(2 * 5000, 1);
+  with_world(2, [&](int rank, ncclComm_t comm) {
+    const cudaStream_t stream = new_stream();
+    int32_t* data = values.data() + rank * 5000;
+    for (int i = 0; i < 10; ++i) {
+      OK(ncclAllReduce(data, data, 5000, ncclInt32, ncclSum, comm, stream));
+    }
+    OK(hostStreamDestroy(stream));
+  });
+  for (const int32_t value : values) CHECK(value == 1024);
+}
+
+// An operation that fails on a queue shows in every stream of its group and in its communicator.
+void failure_in_a_queue() {
+  with_world(2, [](int rank, ncclComm_t comm) {
+    const cudaStream_t one = new_stream();
+    const cudaStream_t two = new_stream();
+    int32_t value[4] = {};
+    OK(ncclGroupStart());
+    OK(ncclAllReduce(value, value, size_t(1 + rank), ncclInt32, ncclSum, comm, one));
+    OK(ncclAllReduce(value + 2, value + 2, 1, ncclInt32, ncclSum, comm, two));
+    OK(ncclGroupEnd());
+    EXPECT(CUDA_ERROR_UNKNOWN, hostStreamSynchronize(one));
+    EXPECT(CUDA_ERROR_UNKNOWN, hostStreamSynchronize(two));
+    OK(hostStreamSynchronize(one));
+    CHECK(settle(comm) == ncclInvalidUsage);
+    CHECK(std::string(ncclGetLastError(comm)).find("count=2") != std::string::npos);
+    EXPECT(ncclInvalidUsage, ncclAllReduce(value, value, 1, ncclInt32, ncclSum, comm, one));
+    OK(hostStreamDestroy(one));
+    OK(hostStreamDestroy(two));
+  });
+}
+
 }  // namespace
 
 void streams() {
   order_of_one_communicator();
   events();
   groups_on_streams();
+  many_threads_on_one();
+  destroy_with_work_queued();
+  failure_in_a_queue();
 }
 
 }  // namespace stress

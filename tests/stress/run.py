@@ -1,0 +1,56 @@
+"""Builds hostnccl's stress program under ThreadSanitizer and AddressSanitizer + UBSan, runs both.
+
+    python tests/stress/run.py [folder for the builds]
+
+Needs cmake and a C++ compiler with the sanitizers' runtimes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+SANITIZERS = ("thread", "address,undefined")
+OPTIONS = {
+    "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
+    "ASAN_OPTIONS": "detect_leaks=1 detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+DEADLINE_S = 300
+
+
+def build(folder: Path, sanitizer: str, environment: dict[str, str]) -> None:
+    jobs = str(os.cpu_count() or 1)
+    for command in (
+        ["cmake", "-S", str(SOURCES), "-B", str(folder), f"-DSANITIZER={sanitizer}"],
+        ["cmake", "--build", str(folder), "--target", "stress", "--parallel", jobs],
+    ):
+        result = subprocess.run(
+            command,
+            check=False,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if result.returncode != 0:
+            sys.exit(f"{result.stdout}\n{' '.join(command)} failed")
+
+
+def main(builds: Path) -> None:
+    # cmake may be that of the virtual environment whose Python this is.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **OPTIONS, "PATH": path}
+    for sanitizer in SANITIZERS:
+        folder = builds / f"stress-{sanitizer.replace(',', '-')}"
+        build(folder, sanitizer, environment)
+        print(f"stress under -fsanitize={sanitizer}", flush=True)
+        stress = [str(folder / "stress")]
+        result = subprocess.run(stress, check=False, env=environment, timeout=DEADLINE_S)
+        if result.returncode != 0:
+            sys.exit(f"failed with status {result.returncode}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES.parents[1] / "build")
