@@ -17,7 +17,7 @@ bench: $(VENV)/.installed $(VENV)/.group-bench ## time pynccl beside torch.distr
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)
 
 bench-gpu: $(VENV)/.installed $(VENV)/.group-bench ## the same on the GPUs of this machine
-	$(PY) -m benchmarks.collectives --ranks $(RANKS) --provider cuda $(ARGS)
+	$(PY) -m benchmarks.collectives --ranks $(RANKS) --device cuda $(ARGS)
 
 test: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)

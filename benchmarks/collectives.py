@@ -2,11 +2,12 @@
 
     python -m benchmarks.collectives --ranks 2
 
-Each of the ranks, which are processes, has a communicator of pynccl and a process group of torch, and runs both on the
-same buffers. For each collective and size both results are checked; then the libraries are timed in turns, a barrier
-before each sample. A sample is the mean over as many operations as fill its time, and the maximum over the ranks; the
-table shows the median of the samples, bandwidths in GB/s as nccl-tests defines them, and JSON and a plot go to a
-folder. A wrong result ends the run.
+Each of the ranks, which are processes, has a communicator of pynccl and a process group of torch,
+and runs both on the same buffers. For each collective and size both results are checked; then the
+libraries are timed in turns, a barrier before each sample. A sample is the mean over as many
+operations as fill its time, and the maximum over the ranks; the table shows the median of the
+samples and bandwidths in GB/s as nccl-tests defines them. JSON and a plot go to a folder. A wrong
+result ends the run.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", type=_positive, default=2, help="processes (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU can be used")
-    add("--quick", action="store_true", help="three sizes and fewer repeats, under half a minute")
+    add("--quick", action="store_true", help="three sizes and shorter samples, under half a minute")
     add("--sizes", type=_sizes, help="bytes, as 4,64K,16M (default: 4 to 64M)")
     add("--max-bytes", type=_size, help="leaves out the sizes above")
     add("--collectives", type=_names, help=f"of {','.join(metrics.BUS_FACTORS)} (default: all)")
     add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
-    add("--repeats", type=_positive, help="samples of each library (default: 7, quick: 3)")
+    add("--repeats", type=_positive, help="samples of each library (default: 11, quick: 5)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     return parser.parse_args()
 
@@ -73,8 +74,8 @@ def _settings(options: argparse.Namespace, folder: str) -> Settings:
         dtype=options.dtype,
         collectives=options.collectives or tuple(metrics.BUS_FACTORS),
         sizes=sizes,
-        repeats=options.repeats or (3 if options.quick else 7),
-        budget=0.04 if options.quick else 0.08,
+        repeats=options.repeats or (5 if options.quick else 11),
+        budget=0.02 if options.quick else 0.05,
         folder=folder,
     )
 

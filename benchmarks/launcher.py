@@ -41,7 +41,8 @@ def launch(
 ) -> Iterator[Any]:
     """Run ``function(rank, send, *args)`` in a new process for each rank.
 
-    Whatever ends the iteration, no rank is left afterwards; where this process is killed, the ranks end themselves.
+    Whatever ends the iteration, no rank is left afterwards; where this process is killed, the
+    ranks end themselves.
 
     Args:
         nranks: how many ranks to start.
@@ -68,10 +69,10 @@ def launch(
             processes.append(process)
         yield from _messages(pipes, processes, patience)
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
+        for started in processes:
+            started.kill()
+        for started in processes:
+            started.join()
         for receiver in pipes:
             receiver.close()
 

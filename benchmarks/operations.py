@@ -1,7 +1,8 @@
 """The collectives: which buffers a rank needs, what it fills in, and what must come out.
 
-The values are small integers, exact in every dtype whichever way they are summed, and another sequence on each rank,
-so that a block in the wrong place or a rank counted twice shows.
+The values are small integers, exact in every dtype whichever way they are summed (bfloat16: up to
+36 ranks), and another sequence on each rank, so that a block in the wrong place or a rank counted
+twice shows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from benchmarks.launcher import BenchmarkError
 
-__all__ = ["COLLECTIVES", "ROOT", "Buffers", "Shape", "WrongResultError", "check"]
+__all__ = ["COLLECTIVES", "ROOT", "Buffers", "Shape", "WrongResultError", "check", "exact_size"]
 
 ROOT = 0
 
@@ -27,13 +28,11 @@ class Shape:
     Attributes:
         send, recv: blocks of the tensors to send and to receive, 0 being one for each rank.
         in_place: the same tensor is sent and received, as torch.distributed has it.
-        rooted: one of the buffers is the root's alone.
     """
 
     send: int = 1
     recv: int = 1
     in_place: bool = False
-    rooted: bool = False
 
 
 COLLECTIVES: dict[str, Shape] = {
@@ -43,8 +42,8 @@ COLLECTIVES: dict[str, Shape] = {
     "all_gather": Shape(recv=0),
     "reduce_scatter": Shape(send=0),
     "all_to_all": Shape(send=0, recv=0),
-    "gather": Shape(recv=0, rooted=True),
-    "scatter": Shape(send=0, rooted=True),
+    "gather": Shape(recv=0),
+    "scatter": Shape(send=0),
     "send_recv": Shape(),
 }
 
@@ -53,11 +52,18 @@ class WrongResultError(BenchmarkError):
     """A library gave something else than the collective is defined to give."""
 
 
+def exact_size(collective: str, nbytes: int, nranks: int, itemsize: int) -> int:
+    """The size nearest below nbytes that has whole blocks, or that of one element in each."""
+    shape = COLLECTIVES[collective]
+    step = itemsize * (nranks if 0 in (shape.send, shape.recv) else 1)
+    return max(1, nbytes // step) * step
+
+
 class Buffers:
     """One rank's tensors for a collective of a size; both libraries work on them.
 
     Attributes:
-        nbytes: the size of the larger tensor, at least one element for each block.
+        nbytes: the size of the larger tensor, as exact_size() gives it.
         send, recv: the tensors; the same where the collective works in place.
     """
 
@@ -67,27 +73,27 @@ class Buffers:
         nbytes: int,
         rank: int,
         nranks: int,
+        *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.collective = collective
+        self.nbytes = nbytes
         self.rank = rank
         self.nranks = nranks
         shape = COLLECTIVES[collective]
-        blocks = nranks if 0 in (shape.send, shape.recv) else 1
-        self.count = max(1, nbytes // (dtype.itemsize * blocks))
-        self.nbytes = self.count * blocks * dtype.itemsize
-        self.send = torch.zeros(self.count * (shape.send or nranks), dtype=dtype, device=device)
+        total = nbytes // dtype.itemsize
+        self._count = total // nranks if 0 in (shape.send, shape.recv) else total
+        sent, received = (self._count * (blocks or nranks) for blocks in (shape.send, shape.recv))
+        self.send = torch.zeros(sent, dtype=dtype, device=device)
         self.recv = (
-            self.send
-            if shape.in_place
-            else torch.zeros(self.count * (shape.recv or nranks), dtype=dtype, device=device)
+            self.send if shape.in_place else torch.zeros(received, dtype=dtype, device=device)
         )
 
     def fill(self) -> None:
         """Fill in what the check expects, and in what is received what must not be left."""
         self.recv.fill_(_MODULUS * self.nranks)
-        self.send.copy_(_tile(_values(self.rank), self.send.numel()))
+        self.send.copy_(_sequence(_values(self.rank), 0, self.send.numel()))
 
     def clear(self) -> None:
         """Zeros: summed in place as often as wanted, they neither overflow nor slow down."""
@@ -96,31 +102,24 @@ class Buffers:
 
     def expected(self) -> torch.Tensor | None:
         """What recv must hold after the operation; None where this rank receives nothing."""
-        everyone = [_values(rank) for rank in range(self.nranks)]
-        block = slice(self.rank * self.count, (self.rank + 1) * self.count)
-        total = self.count * self.nranks
-        match self.collective:
-            case "all_reduce":
-                return _tile(torch.stack(everyone).sum(0), self.count)
-            case "broadcast":
-                return _tile(everyone[ROOT], self.count)
-            case "reduce" if self.rank == ROOT:
-                return _tile(torch.stack(everyone).sum(0), self.count)
-            case "gather" if self.rank == ROOT:
-                return torch.cat([_tile(values, self.count) for values in everyone])
-            case "reduce" | "gather":
-                return None
-            case "all_gather":
-                return torch.cat([_tile(values, self.count) for values in everyone])
-            case "reduce_scatter":
-                return _tile(torch.stack(everyone).sum(0), total)[block]
-            case "all_to_all":
-                return torch.cat([_tile(values, total)[block] for values in everyone])
-            case "scatter":
-                return _tile(everyone[ROOT], total)[block]
-            case "send_recv":
-                return _tile(everyone[self.rank - 1], self.count)
-        raise KeyError(self.collective)
+        if self.collective in ("reduce", "gather") and self.rank != ROOT:
+            return None
+        sent = [_values(rank) for rank in range(self.nranks)]
+        total = torch.stack(sent).sum(0)
+        start, count = self.rank * self._count, self._count
+        # The sequences that recv is made of, and where in them it begins.
+        sources, begin = {
+            "all_reduce": ([total], 0),
+            "broadcast": ([sent[ROOT]], 0),
+            "reduce": ([total], 0),
+            "all_gather": (sent, 0),
+            "reduce_scatter": ([total], start),
+            "all_to_all": (sent, start),
+            "gather": (sent, 0),
+            "scatter": ([sent[ROOT]], start),
+            "send_recv": ([sent[self.rank - 1]], 0),
+        }[self.collective]
+        return torch.cat([_sequence(values, begin, count) for values in sources])
 
 
 def check(buffers: Buffers, library: str) -> None:
@@ -145,8 +144,11 @@ def check(buffers: Buffers, library: str) -> None:
 
 
 def _values(rank: int) -> torch.Tensor:
+    """What a rank sends, over and over."""
     return torch.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % _MODULUS
 
 
-def _tile(values: torch.Tensor, count: int) -> torch.Tensor:
-    return values.to(torch.int16).repeat(-(-count // _PERIOD))[:count]
+def _sequence(values: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """Elements [start, start + count) of the endless repetition of values."""
+    values = values.to(torch.int16).roll(-(start % _PERIOD))
+    return values.repeat(-(-count // _PERIOD))[:count]

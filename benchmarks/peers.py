@@ -1,7 +1,7 @@
 """The libraries under comparison, each as: give me the call for a collective on these buffers.
 
-A call does the whole operation as a user would write it; what can be made beforehand and used again (lists of chunks,
-P2POps) is made beforehand, for both.
+A call does the whole operation as a user would write it; what can be made beforehand and used again
+(lists of chunks, P2POps) is made beforehand.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 
 from benchmarks.operations import ROOT, Buffers

@@ -15,6 +15,8 @@ from benchmarks.results import Row, Timing
 
 __all__ = ["write_plot"]
 
+_TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"}
+
 
 def write_plot(path: Path, rows: list[Row], title: str) -> None:
     """Draw rows into a PNG file.
@@ -25,6 +27,8 @@ def write_plot(path: Path, rows: list[Row], title: str) -> None:
         title: stands above the panels.
     """
     collectives = list(dict.fromkeys(row.collective for row in rows))
+    least, most = min(row.nbytes for row in rows), max(row.nbytes for row in rows)
+    ticks = {nbytes: text for nbytes, text in _TICKS.items() if least <= nbytes <= most}
     columns = min(3, len(collectives))
     lines = math.ceil(len(collectives) / columns)
     figure, axes = plt.subplots(
@@ -51,13 +55,14 @@ def write_plot(path: Path, rows: list[Row], title: str) -> None:
             panel.fill_between(sizes, fastest, slowest, color=color, alpha=0.2, linewidth=0)
         panel.set_title(collective, fontsize=10)
         panel.set_xscale("log", base=2)
+        panel.set_xticks(list(ticks), list(ticks.values()))
         panel.set_yscale("log")
         panel.grid(alpha=0.3)
     for panel in axes.flat[len(collectives) :]:
         panel.set_visible(False)
     axes.flat[0].legend(fontsize=8)
     figure.supxlabel("bytes", fontsize=10)
-    figure.supylabel("microseconds: median of the repeats, shade from fastest to slowest", fontsize=10)
+    figure.supylabel("microseconds: median of the samples, all of them shaded", fontsize=10)
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -117,7 +117,10 @@ def summary(rows: list[Row]) -> str:
         return f"{len(rows)} rows, none of them compared"
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
     faster = sum(ratio > 1 for ratio in ratios)
-    return f"pynccl is faster in {faster} of {len(ratios)} rows, {mean:.1f} times in the geometric mean"
+    return (
+        f"pynccl is faster in {faster} of {len(ratios)} rows, "
+        f"{mean:.1f} times in the geometric mean"
+    )
 
 
 def write_json(

@@ -5,6 +5,7 @@ All ranks make the same decisions, for whatever decides is agreed on first.
 
 from __future__ import annotations
 
+import gc
 import statistics
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from benchmarks import metrics
 from benchmarks.clock import Elapsed
 from benchmarks.launcher import Send
-from benchmarks.operations import COLLECTIVES, Buffers, check
+from benchmarks.operations import Buffers, check, exact_size
 from benchmarks.peers import Call, Library
 from benchmarks.results import Note, Plan, Row, Settings, Timing
 from benchmarks.world import World
@@ -43,24 +44,31 @@ class _Runner:
         self._send(Plan(len(cases), (self._world.pynccl.name, torch_name), machine))
         if self._world.refusal:
             self._send(Note(self._world.refusal))
+        # A collection inside a sample would be measured, on every rank that waits for this one.
+        gc.disable()
+        gc.freeze()
         for collective, nbytes in cases:
+            gc.collect()
             self._send(self._row(collective, nbytes))
 
     def _cases(self) -> list[tuple[str, int]]:
-        """Collectives and sizes; sizes below one element for each rank are one."""
+        """Collectives and sizes, each once."""
         cases: dict[tuple[str, int], None] = {}
         for collective in self._settings.collectives:
-            shape = COLLECTIVES[collective]
-            blocks = self._settings.nranks if 0 in (shape.send, shape.recv) else 1
-            block = blocks * self._dtype.itemsize
             for size in self._settings.sizes:
-                cases[collective, max(1, size // block) * block] = None
+                nbytes = exact_size(collective, size, self._settings.nranks, self._dtype.itemsize)
+                cases[collective, nbytes] = None
         return list(cases)
 
     def _row(self, collective: str, nbytes: int) -> Row:
         world, settings = self._world, self._settings
         buffers = Buffers(
-            collective, nbytes, world.rank, settings.nranks, self._dtype, world.device
+            collective,
+            nbytes,
+            world.rank,
+            settings.nranks,
+            dtype=self._dtype,
+            device=world.device,
         )
         libraries: list[Library] = [world.pynccl]
         self._check(world.pynccl, buffers)

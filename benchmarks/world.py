@@ -24,7 +24,8 @@ class World:
     """What one rank has to measure with.
 
     Attributes:
-        pynccl, torch: the libraries; torch is None where it cannot be measured, for refusal.
+        pynccl, torch: the libraries; torch is None where it cannot be measured.
+        refusal: why torch is None, or ''.
         device: where the tensors are.
         clock: how calls on it are timed.
     """
@@ -41,17 +42,15 @@ class World:
             self.device = torch.device("cpu")
             self.clock = HostClock()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = dist.FileStore(str(Path(settings.folder) / "store"), settings.nranks)
         backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=settings.nranks)
-        if rank == 0:
-            store.set("unique_id", bytes(nccl.get_unique_id(self._provider)))
+        dist.init_process_group(
+            backend,
+            init_method=(Path(settings.folder) / "store").as_uri(),
+            rank=rank,
+            world_size=settings.nranks,
+        )
         self._comm = nccl.Communicator(
-            settings.nranks,
-            nccl.UniqueId(store.get("unique_id")),
-            rank,
-            provider=self._provider,
-            device=self.device,
+            settings.nranks, self._unique_id(), rank, provider=self._provider, device=self.device
         )
         self.pynccl = Pynccl(self._comm)
         self.torch: TorchDistributed | None = TorchDistributed(backend.rpartition(":")[2])
@@ -98,6 +97,13 @@ class World:
                 "library": library.path,
             },
         )
+
+    def _unique_id(self) -> nccl.UniqueId:
+        data = torch.empty(128, dtype=torch.uint8)
+        if self.rank == 0:
+            data = torch.tensor(list(bytes(nccl.get_unique_id(self._provider))), dtype=data.dtype)
+        dist.broadcast(data, 0)
+        return nccl.UniqueId(bytes(data.tolist()))
 
     def _first_of_torch(self) -> str:
         """Make torch's communicator; why that is refused, or ''."""

@@ -82,8 +82,12 @@ def _locate_nccl() -> Location:
     if loaded:
         return Location(loaded, "already loaded in this process")
     # Imported here: finding costs milliseconds, and the host provider never needs it.
-    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
-
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError as error:
+        raise LibraryNotFoundError(
+            f"{_NCCL_SONAME} is looked for with cuda-pathfinder, which is not installed"
+        ) from error
     try:
         found = load_nvidia_dynamic_lib("nccl")
     except DynamicLibNotFoundError as error:

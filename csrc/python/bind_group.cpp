@@ -117,7 +117,7 @@ void bind_group(py::module_& m) {
 Operations are checked when they are called and issued together when the outermost group ends: sends
 and receives in any order cannot deadlock, one thread can drive several ranks, and communicators
 made inside are ready afterwards. An exception inside drops all that was called and leaves every
-communicator usable.
+communicator usable. What is no operation, such as close() and abort(), takes effect at once.
 
 Raises:
     NcclError: at the end of the block, if NCCL refuses an operation.)");

@@ -1,0 +1,55 @@
+"""NumPy arrays between processes, without torch: the id goes through a queue.
+
+Run: python examples/numpy_processes.py
+
+A mean over all samples, which are spread over the ranks, and the spread around it. Two all_reduce
+with AVG, the second on what the first one gave: each takes 2(n-1) steps in a ring and moves
+2(n-1)/n N bytes per rank, N = 24 here. Arrays are used where they are, in host memory.
+
+Prints:
+rank 0 of 2: mean [1.5, 11.5, 21.5], variance [1.25, 1.25, 1.25]
+rank 1 of 2: mean [1.5, 11.5, 21.5], variance [1.25, 1.25, 1.25]
+"""
+
+import multiprocessing
+from multiprocessing.queues import Queue
+
+import numpy as np
+
+from pynccl import nccl
+
+NRANKS = 2
+
+
+def run(rank: int, ids: "Queue[nccl.UniqueId]") -> None:
+    if rank == 0:
+        unique_id = nccl.get_unique_id("host")
+        for _ in range(NRANKS - 1):
+            ids.put(unique_id)
+    else:
+        unique_id = ids.get()
+
+    with nccl.Communicator(NRANKS, unique_id, rank, provider="host") as comm:
+        samples = np.array([[0, 10, 20], [1, 11, 21]], dtype=np.float64) + 2 * rank
+        mean = samples.mean(axis=0)
+        comm.all_reduce(mean, nccl.AVG)
+        variance = ((samples - mean) ** 2).mean(axis=0)
+        comm.all_reduce(variance, nccl.AVG)
+        line = f"rank {rank} of {NRANKS}: mean {mean.tolist()}, variance {variance.tolist()}\n"
+        print(line, end="", flush=True)  # one write: the ranks share the terminal
+
+
+def main() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ids: Queue[nccl.UniqueId] = spawn.Queue()
+    processes = [spawn.Process(target=run, args=(rank, ids)) for rank in range(NRANKS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a rank failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""nccl.h one to one: pynccl.raw has every function under its own name.
+
+Run: python examples/raw_nccl.py
+
+For code that is ported from C, or that needs what the objects of pynccl.nccl do not show. Addresses
+and handles are integers, NULL is None, what C returns through a pointer is returned, and another
+result than ncclSuccess is raised. The root's N bytes go to every rank (ncclBroadcast: N bytes per
+rank, n-1 steps), then each rank's maximum is found by all (ncclAllReduce: 2(n-1)/n N bytes, 2(n-1)
+steps in a ring). Nothing is checked: a wrong address ends the process, as in C.
+
+Prints:
+rank 0 of 2: broadcast [1.0, 2.0, 3.0, 4.0], maximum [1.0, 20.0, 3.0, 40.0]
+rank 1 of 2: broadcast [1.0, 2.0, 3.0, 4.0], maximum [1.0, 20.0, 3.0, 40.0]
+"""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+
+import torch
+
+from pynccl import raw
+from pynccl.libraries import default_provider
+
+# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+NRANKS = 2
+
+
+def run(rank: int, unique_id: raw.UniqueId, provider: str) -> str:
+    lib = raw.load(provider)
+    device, stream = torch.device("cpu"), 0  # on CPUs stream 0 is the calling thread
+    if provider == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # NCCL takes the thread's current device
+        stream = torch.cuda.current_stream().cuda_stream
+
+    comm = lib.ncclCommInitRank(NRANKS, unique_id, rank)
+    own, nranks = lib.ncclCommUserRank(comm), lib.ncclCommCount(comm)
+
+    tensor = torch.arange(1.0, 5.0, device=device) * (1 if rank == 0 else 0)
+    address, count = tensor.data_ptr(), tensor.numel()
+    lib.ncclBroadcast(address, address, count, raw.ncclFloat32, 0, comm, stream)
+    received = tensor.tolist()
+
+    tensor[rank::2] *= 10 * rank or 1
+    lib.ncclAllReduce(address, address, count, raw.ncclFloat32, raw.ncclMax, comm, stream)
+    maximum = tensor.tolist()
+
+    lib.ncclCommFinalize(comm)
+    lib.ncclCommDestroy(comm)
+    return f"rank {own} of {nranks}: broadcast {received}, maximum {maximum}"
+
+
+def main() -> None:
+    provider = default_provider()
+    unique_id = raw.load(provider).ncclGetUniqueId()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(NRANKS, mp_context=spawn) as processes:
+        for line in processes.map(run, range(NRANKS), repeat(unique_id), repeat(provider)):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
