@@ -101,7 +101,7 @@ def _locate_nccl() -> Location:
 @functools.cache
 def _load_provider(provider: str) -> _C.Library:
     location = locate(provider)
-    library = _C.Library(location.path)
+    library = _C.open_library(location.path)
     memory = "device" if provider == "cuda" else "host"
     if library.memory != memory:
         raise LibraryNotFoundError(
@@ -130,7 +130,7 @@ def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
         raise ValueError(
             f"provider: {name!r} is neither {' nor '.join(map(repr, PROVIDERS))} nor a path"
         )
-    return _C.Library(name)
+    return _C.open_library(name)
 
 
 @functools.cache

@@ -9,14 +9,15 @@ from typing import Any
 import dtypes
 import numpy as np
 import reference
-from pynccl import nccl
 from worker import Rank
+
+from pynccl import nccl
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 MOVING = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
 ALL = (*REDUCING, *MOVING)
 _ROOTED = ("reduce", "broadcast", "gather", "scatter")
-_SENDS_ALL = ("reduce_scatter", "all_to_all", "scatter")  # a block for every rank
+SENDS_ALL = ("reduce_scatter", "all_to_all", "scatter")  # a block for every rank
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Runner:
 
     def inputs(self, case: Case) -> list[np.ndarray]:
         """What every rank sends, the same on all of them."""
-        blocks = self.rank.nranks if case.collective in _SENDS_ALL else 1
+        blocks = self.rank.nranks if case.collective in SENDS_ALL else 1
         key = (case.dtype, case.count * blocks)
         if self._inputs[0] != key:
             generators = np.random.default_rng([case.count, blocks]).spawn(self.rank.nranks)
@@ -72,14 +73,19 @@ class Runner:
             self._ops[key] = self.comm.pre_mul_sum(scalar, case.dtype), scalar
         return self._ops[key][0]
 
-    def run(self, case: Case) -> np.ndarray | None:
+    def run(self, case: Case) -> np.ndarray | None:  # noqa: PLR0912
         """Make the call, check it, and return the result (None on a rank that gets none).
 
         Raises:
             AssertionError: the result is wrong, or something else was written to.
         """
         inputs = self.inputs(case)
-        own, rank, nranks, count = inputs[self.rank.rank], self.rank.rank, self.rank.nranks, case.count
+        own, rank, nranks, count = (
+            inputs[self.rank.rank],
+            self.rank.rank,
+            self.rank.nranks,
+            case.count,
+        )
         is_root = rank == case.root
         receives = case.collective not in ("reduce", "gather") or is_root
         keywords: dict[str, Any] = {}
@@ -159,7 +165,9 @@ class Runner:
             except Exception as error:
                 raise RuntimeError(f"{case}: {type(error).__name__}: {error}") from error
         if wrong:
-            raise AssertionError(f"{len(wrong)} of {number} calls were wrong:\n" + "\n".join(wrong[:8]))
+            raise AssertionError(
+                f"{len(wrong)} of {number} calls were wrong:\n" + "\n".join(wrong[:8])
+            )
         return number
 
 
@@ -198,11 +206,15 @@ def product(
                 for in_place in places:
                     for stream in (False, True):
                         number += 1
-                        yield Case(collective, name, count, op, in_place, stream, number // 3 % nranks)
+                        yield Case(
+                            collective, name, count, op, in_place, stream, number // 3 % nranks
+                        )
 
 
 def thin(cases: Iterator[Case], step: int) -> Iterator[Case]:
-    """Every step-th case: with a step that is prime to the number of forms, all forms still come."""
+    """Every step-th case. Where step and the number of forms have no common divisor, every form
+    still comes.
+    """
     for number, case in enumerate(cases):
         if number % step == 0:
             yield case

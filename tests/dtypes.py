@@ -18,7 +18,8 @@ NCCL = (*INTEGERS, *FLOATS)
 ALL = (*NCCL, "bool", *COMPLEX)
 
 _EXTENSIONS = {
-    name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 }
 
 
@@ -38,7 +39,7 @@ def of_torch(dtype: torch.dtype) -> np.dtype:
 
 
 def operators(name: str) -> tuple[str, ...]:
-    """The operators that are defined on a dtype; the two PRE_MUL_SUM differ in where the scalar is."""
+    """The operators that are defined on a dtype; PRE_MUL_SUM with either place of its scalar."""
     if name == "bool":
         return ("PROD", "MAX", "MIN")
     if name in COMPLEX:

@@ -1,8 +1,8 @@
 """Runs a test's function as the ranks of a world, with a deadline.
 
-Ranks are processes, or threads of one process. The processes are kept for the next test, because starting Python and
-NumPy sixteen times is slow on two cores; after a failure, or when a test asks for it, they are replaced. No process
-outlives its launcher.
+Ranks are processes, or threads of one process. The processes are kept for the next test, because
+starting Python and NumPy sixteen times is slow on two cores; after a failure, or when a test asks
+for it, they are replaced. No process outlives its launcher.
 """
 
 from __future__ import annotations
@@ -17,16 +17,38 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 
 from worker import Job, Outcome, make_ids
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _GRACE = 10.0  # seconds that the others have after one rank has failed
-_HOUR = 3600.0
 
 
-class RankFailure(AssertionError):
-    """At least one rank failed. The text has every rank's traceback; the first exception is the cause."""
+class Options(TypedDict, total=False):
+    """How a job runs.
+
+    Attributes:
+        provider: which library the ranks use; "host" by default.
+        timeout: seconds for all of it; what is still running then is killed.
+        threads: ranks as threads of one process.
+        ids: how many unique ids the world gets.
+        env: environment variables for the processes.
+    """
+
+    provider: str
+    timeout: float
+    threads: bool
+    ids: int
+    env: Mapping[str, str]
+
+
+class RankFailure(AssertionError):  # noqa: N818 - as in a test's failure
+    """At least one rank failed. The text has every rank's traceback; the first exception is the
+    cause.
+    """
 
     def __init__(self, message: str, outcomes: Sequence[Outcome] = ()) -> None:
         super().__init__(message)
@@ -38,7 +60,7 @@ class Process:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        self.stderr: IO[bytes] = tempfile.TemporaryFile()
+        self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         code = f"import sys; sys.path[:] = {sys.path!r}; import worker; "
         code += f"worker.main({theirs.fileno()}, {os.getpid()})"
         with theirs:
@@ -93,14 +115,20 @@ class Run:
     def hear(self) -> list[Any]:
         """Wait until every rank has told something, and return it in the order of ranks."""
         ranks = range(self.nranks)
-        while not all(self._told.get(rank) for rank in ranks):
-            if self._outcomes or not self._receive():
-                raise RankFailure(self._report("before all ranks had told something"), self.outcomes())
+        while silent := [rank for rank in ranks if not self._told.get(rank)]:
+            ended = any(rank in self._outcomes for rank in silent)
+            if ended or not self._receive():
+                outcomes = self.outcomes()
+                raise RankFailure(self._report("before all had told something"), outcomes)
         return [self._told[rank].pop(0) for rank in ranks]
 
     def kill(self, rank: int, with_signal: signal.Signals = signal.SIGKILL) -> float:
-        """Send a signal to a rank's process; returns the moment (time.monotonic, common to all processes)."""
-        process = next(p for p, hosted in zip(self.processes, self._hosted, strict=True) if rank in hosted)
+        """Send a signal to a rank's process; returns the moment (time.monotonic, common to all
+        processes).
+        """
+        process = next(
+            p for p, hosted in zip(self.processes, self._hosted, strict=True) if rank in hosted
+        )
         moment = time.monotonic()
         process.popen.send_signal(with_signal)
         return moment
@@ -172,7 +200,7 @@ class Run:
             process.popen.kill()
             process.popen.wait()
             for rank in self._hosted[index]:
-                died = f"not done when the deadline of {self._timeout:g} s passed or another rank failed"
+                died = f"not done within {self._timeout:g} s, or within {_GRACE:g} s of a failure"
                 self._outcomes.setdefault(rank, Outcome(rank, died=died, trace=process.tail()))
 
     def _report(self, when: str = "") -> str:
@@ -209,31 +237,22 @@ class Launcher:
         nranks: int,
         function: Callable[..., Any],
         *args: object,
-        provider: str = "host",
-        timeout: float = 60,
-        threads: bool = False,
-        ids: int = 1,
-        env: Mapping[str, str] | None = None,
         fresh: bool = False,
+        **options: Unpack[Options],
     ) -> list[Any]:
-        """Call ``function(rank, *args)`` on every rank and return what they returned, in their order.
+        """Call ``function(rank, *args)`` on every rank and return what they returned, in order.
 
         Args:
             nranks: the world's size.
             function: a function at the top of a module; its first argument is a worker.Rank.
-            args: anything that can be pickled.
-            provider: which library the ranks use.
-            timeout: seconds for all of it; what is still running then is killed.
-            threads: ranks as threads of one process.
-            ids: how many unique ids the world gets.
-            env: environment variables for the processes.
+            *args: anything that can be pickled.
             fresh: processes of its own, which end with it.
+            **options: see Options.
 
         Raises:
             RankFailure: a rank raised, died, or was not done in time.
         """
-        options = {"provider": provider, "timeout": timeout, "threads": threads, "ids": ids}
-        run, pool = self._begin(nranks, function, args, dict(env or {}), fresh, options)
+        run, pool = self._begin(nranks, function, args, fresh=fresh, **options)
         try:
             return run.values()
         finally:
@@ -245,19 +264,18 @@ class Launcher:
         function: Callable[..., Any],
         *args: object,
         while_running: Callable[[Run], None] | None = None,
-        provider: str = "host",
-        timeout: float = 60,
-        threads: bool = False,
-        ids: int = 1,
-        env: Mapping[str, str] | None = None,
+        **options: Unpack[Options],
     ) -> list[Outcome]:
-        """The same in fresh processes for ranks that may fail: returns how each of them ended.
+        """Do the same in fresh processes with ranks that may fail; returns how each of them ended.
 
         Args:
+            nranks: the world's size.
+            function: as for a call.
+            *args: as for a call.
             while_running: called in this process while the ranks run, to kill some of them.
+            **options: see Options.
         """
-        options = {"provider": provider, "timeout": timeout, "threads": threads, "ids": ids}
-        run, pool = self._begin(nranks, function, args, dict(env or {}), True, options)
+        run, pool = self._begin(nranks, function, args, fresh=True, **options)
         try:
             if while_running:
                 while_running(run)
@@ -270,33 +288,37 @@ class Launcher:
         nranks: int,
         function: Callable[..., Any],
         args: tuple[object, ...],
-        env: dict[str, str],
+        *,
         fresh: bool,
-        options: dict[str, Any],
+        provider: str = "host",
+        timeout: float = 60,
+        threads: bool = False,
+        ids: int = 1,
+        env: Mapping[str, str] | None = None,
     ) -> tuple[Run, list[Process]]:
-        provider = options["provider"]
+        env = dict(env or {})
+        environments = [env] * nranks
         if provider == "cuda":
-            from gpu import environment
+            import gpu
+            import pytest
 
-            environments = [{**environment(nranks, rank), **env} for rank in range(nranks)]
-        else:
-            environments = [env] * nranks
-        needed = 1 if options["threads"] else nranks
+            if threads and not gpu.can_share(nranks):
+                pytest.skip("threads of one process share a GPU from NCCL 2.30 on")
+            environments = [{**gpu.environment(nranks, rank), **env} for rank in range(nranks)]
         key = tuple(sorted(environments[0].items()))
         pool = [] if fresh else self._pools.setdefault(key, [])
-        for environment_ in environments[len(pool) : needed]:
-            pool.append(Process(environment_))
-        processes = pool[:needed]
-        hosted = [list(range(nranks))] if options["threads"] else [[rank] for rank in range(nranks)]
+        hosted = [list(range(nranks))] if threads else [[rank] for rank in range(nranks)]
+        for environment_of_rank in environments[len(pool) : len(hosted)]:
+            pool.append(Process(environment_of_rank))
+        processes = pool[: len(hosted)]
         try:
-            unique_ids = self._make_ids(processes[0], options["ids"], provider)
+            unique_ids = self._make_ids(processes[0], ids, provider)
             for process, ranks in zip(processes, hosted, strict=True):
-                job = Job(function, args, ranks, nranks, provider, unique_ids)
-                process.connection.send(job)
+                process.connection.send(Job(function, args, ranks, nranks, provider, unique_ids))
         except BaseException:
             self._drop(pool)
             raise
-        return Run(processes, hosted, options["timeout"]), pool
+        return Run(processes, hosted, timeout), pool
 
     @staticmethod
     def _make_ids(process: Process, count: int, provider: str) -> list[bytes]:

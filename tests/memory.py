@@ -15,7 +15,7 @@ _FILL = 0xA5
 
 
 class Memory(Protocol):
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: np.ndarray) -> Any:  # noqa: ANN401 - an array or a tensor
         """A new buffer with these contents, complete, between two guards."""
 
     def get(self, buffer: Any) -> np.ndarray:  # noqa: ANN401
@@ -44,7 +44,6 @@ class HostMemory:
 class CudaMemory:
     def __init__(self, device: int) -> None:
         self._device = device
-        self._bases: dict[int, torch.Tensor] = {}
 
     def put(self, array: np.ndarray) -> torch.Tensor:
         import torch
@@ -60,7 +59,9 @@ class CudaMemory:
         import torch
 
         torch.cuda.synchronize(self._device)
-        whole = torch.empty(0, dtype=torch.uint8, device=buffer.device).set_(buffer.untyped_storage())
+        whole = torch.empty(0, dtype=torch.uint8, device=buffer.device).set_(
+            buffer.untyped_storage()
+        )
         raw = whole.cpu().numpy()
         start = buffer.storage_offset() * buffer.element_size()
         nbytes = buffer.numel() * buffer.element_size()

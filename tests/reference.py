@@ -1,8 +1,8 @@
 """What a reduction must give, by NumPy.
 
-``reduce`` is the definition that hostnccl promises, bit for bit: elements are combined in the order of ranks, half-width
-floats in float32 and rounded once, integers wrap. ``check`` compares; where the order is the library's own (NCCL on
-GPUs), within the bounds that any order keeps.
+``reduce`` is the definition that hostnccl promises, bit for bit: elements are combined in the order
+of ranks, half-width floats in float32 and rounded once, integers wrap. ``check`` compares; where
+the order is the library's own (NCCL on GPUs), within the bounds that any order keeps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 import dtypes
 import ml_dtypes
 import numpy as np
-
 
 
 def _maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -153,5 +152,5 @@ def check(got: np.ndarray, inputs: list[np.ndarray], op: str, *, exact: bool) ->
     floats = got.dtype.name in (*dtypes.FLOATS, *dtypes.COMPLEX)
     if exact or not floats:
         check_bits(got, reduce(inputs, op))
-    if floats and got.dtype.name not in dtypes.HALVES or not exact and floats:
+    if (floats and got.dtype.name not in dtypes.HALVES) or (not exact and floats):
         check_near(got, inputs, op)

@@ -1,5 +1,5 @@
-"""Proves the launcher itself: values in the order of ranks, errors with their rank and traceback, deaths and deadlines
-reported, and no process left behind.
+"""Proves the launcher itself: values in the order of ranks, errors with their rank and traceback,
+deaths and deadlines reported, and no process left behind.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _variable(_: Rank, name: str) -> str | None:
     return os.environ.get(name)
 
 
-class _Unpicklable(Exception):
+class _UnpicklableError(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")
 
@@ -60,7 +60,7 @@ class _Unpicklable(Exception):
 def _raise(rank: Rank, error: Exception | None) -> None:
     if rank.rank == 1:
         if error is None:
-            raise _Unpicklable(1, 2)
+            raise _UnpicklableError(1, 2)
         raise error
 
 
@@ -73,7 +73,7 @@ def test_an_error_names_its_rank_and_is_the_cause(launch: Launcher) -> None:
 
 
 def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None:
-    with pytest.raises(RankFailure, match="_Unpicklable: 1 and 2"):
+    with pytest.raises(RankFailure, match="_UnpicklableError: 1 and 2"):
         launch(2, _raise, None, threads=True)
 
 
@@ -95,7 +95,9 @@ def _hang(rank: Rank) -> None:
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_hang_ends_at_the_deadline_and_shows_where(launch: Launcher, threads: bool) -> None:
     started = time.monotonic()
-    with pytest.raises(RankFailure, match=r"1 of 2 ranks failed\n--- rank 1: not done(.|\n)*in _hang"):
+    with pytest.raises(
+        RankFailure, match=r"1 of 2 ranks failed\n--- rank 1: not done(.|\n)*in _hang"
+    ):
         launch(2, _hang, timeout=1, threads=threads, fresh=True)
     assert time.monotonic() - started < 5
 

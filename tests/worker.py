@@ -1,4 +1,5 @@
-"""The process in which ranks run: takes jobs from the launcher, answers with what each rank returned.
+"""The process in which ranks run: takes jobs from the launcher, answers with what each rank
+returned.
 
 Light to import: a job imports what it needs.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import os
 import pickle
 import signal
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memory import Memory
+
     from pynccl import nccl
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Job:
-    """One call of a test's function by some of the ranks of a world, each in a thread of its own."""
+    """One call of a test's function by some ranks of a world, each in a thread of its own."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -62,8 +63,9 @@ class Rank:
     unique_ids: list[bytes]
     tell: Callable[[Any], None] = field(repr=False)
     """Sends a value to Run.hear() in the test."""
+    _comm: nccl.Communicator | None = None
 
-    @functools.cached_property
+    @property
     def device(self) -> int | None:
         from pynccl import libraries
 
@@ -71,20 +73,24 @@ class Rank:
             return None
         return self.rank % len(libraries.load("cuda").device_names())
 
-    def communicator(self, unique_id: int = 0, **options: Any) -> nccl.Communicator:
-        """Make this rank's communicator of the world; the ranks choose one of their ids by number."""
+    def communicator(self, unique_id: int = 0, **options: Any) -> nccl.Communicator:  # noqa: ANN401
+        """Make this rank's communicator of the world, with one of the ids, by number."""
         from pynccl import nccl
 
         options.setdefault("provider", self.provider)
         options.setdefault("device", self.device)
         return nccl.Communicator(self.nranks, self.unique_ids[unique_id], self.rank, **options)
 
-    @functools.cached_property
+    @property
     def comm(self) -> nccl.Communicator:
         """The communicator of the first id, made when first asked for, closed after the job."""
-        return self.communicator()
+        # functools.cached_property is no help: before Python 3.12 one lock serves all ranks, which
+        # wait for each other.
+        if self._comm is None:
+            self._comm = self.communicator()
+        return self._comm
 
-    @functools.cached_property
+    @property
     def memory(self) -> Memory:
         from memory import memory_of
 
@@ -101,7 +107,7 @@ class Rank:
         return nccl.Event(self.provider, device=self.device, timing=timing)
 
     def finish(self, *, failed: bool) -> None:
-        comm = self.__dict__.pop("comm", None)
+        comm, self._comm = self._comm, None
         if comm is not None:
             comm.abort() if failed else comm.close()
 
@@ -125,7 +131,9 @@ class Worker:
                 job: Job = self._connection.recv()
             except EOFError:
                 return
-            except BaseException as error:  # the job cannot be unpickled: its module does not import
+            except (
+                BaseException
+            ) as error:  # the job cannot be unpickled: its module does not import
                 self._send("done", self._failure(-1, error))
                 continue
             if len(job.ranks) == 1:

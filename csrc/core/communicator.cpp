@@ -58,7 +58,17 @@ void Communicator::begin_init(int nranks, const ncclUniqueId& id, int rank) {
 void Communicator::begin_split(Communicator& parent, int color, int key) {
   creator_ = "ncclCommSplit";
   const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
-  parent.check(split(parent.handle(), color, key, &created_, &options_.config), creator_, __LINE__);
+  ncclConfig_t* config = options_.inherits ? nullptr : &options_.config;
+  parent.check(split(parent.handle(), color, key, &created_, config), creator_, __LINE__);
+}
+
+Communicator::Options Communicator::inherited() const {
+  Options options;
+  options.config.blocking = polled_ ? kUndefInt : options_.config.blocking;
+  options.init_timeout = options_.init_timeout;
+  options.device = options_.device;
+  options.inherits = true;
+  return options;
 }
 
 void Communicator::finish() {

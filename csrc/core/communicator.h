@@ -18,6 +18,7 @@ class Communicator {
     ncclConfig_t config;                 // strings in it must outlive the creation
     std::optional<double> init_timeout;  // seconds; none: as long as the library waits
     int device = -1;                     // below 0: the thread's current device
+    bool inherits = false;               // of a split: NCCL copies the parent's configuration
   };
 
   // A communicator that is yet to be made: create() or a group's end makes it.
@@ -25,6 +26,9 @@ class Communicator {
   virtual ~Communicator();  // aborts what was not closed, silently
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
+
+  // For a split that is to behave as this communicator does.
+  Options inherited() const;
 
   // The two ways to make one, each in two steps so that a group can make several in one thread:
   // begin calls NCCL, finish waits (unless the user asked for a non-blocking communicator) and
@@ -59,9 +63,10 @@ class Communicator {
   bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
   bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
   // Asked of NCCL once. A communicator that the user polls may not know before it is ready.
-  int rank() { return identified().rank_; }
-  int nranks() { return identified().nranks_; }
+  int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
+  int nranks() { return nranks_ < 1 ? identified().nranks_ : nranks_; }
   int device() { return identified().device_; }
+  int known_rank() const { return rank_; }  // -1 where NCCL has not been asked yet
 
  private:
   enum class State { kPending, kOpen, kClosed };

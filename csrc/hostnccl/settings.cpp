@@ -24,7 +24,7 @@ Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) 
   }
   abi::ncclConfig_t config;  // fields that an older caller does not have keep their defaults
   std::memcpy(&config, given, std::min(given->size, sizeof config));
-  Settings settings = inherited;
+  Settings settings;  // of a split, too, a configuration replaces the parent's as a whole
   if (config.blocking != abi::kUndefInt) {
     if (config.blocking != 0 && config.blocking != 1) {
       fail(abi::ncclInvalidArgument, "config->blocking=%d is neither 0 nor 1", config.blocking);

@@ -83,7 +83,8 @@ py::object split(Communicator& parent, const py::object& color, const py::object
                             " is negative; None leaves this rank out");
   }
   const int order = integer_from_python<int>("key", key.ptr());
-  Communicator::Options options = options_from_python(config, parent.device());
+  const Communicator::Options options =
+      config.is_none() ? parent.inherited() : options_from_python(config, parent.device());
   auto child = make(parent.shared_library(), options);
   create(child, [=, &parent](Communicator& c) { c.begin_split(parent, group, order); });
   return group == kSplitNoColor ? py::object(py::none()) : py::cast(child);
@@ -119,6 +120,7 @@ class Registration {
     const ncclComm_t comm = communicator_->handle();
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommDeregister,
                (comm, handle_));
+    buffer_ = py::none();
   }
 
  private:
@@ -128,14 +130,26 @@ class Registration {
   bool registered_ = false;
 };
 
+// A shape: an integer or a sequence of them.
+std::vector<std::int64_t> extents_from_python(const py::object& shape) {
+  if (PyIndex_Check(shape.ptr())) return {integer_from_python<std::int64_t>("shape", shape.ptr())};
+  if (!py::isinstance<py::sequence>(shape) || py::isinstance<py::str>(shape))
+    throw_type_error("shape", "an integer or a sequence of integers", shape.ptr());
+  std::vector<std::int64_t> extents;
+  for (const py::handle extent : shape)
+    extents.push_back(integer_from_python<std::int64_t>("shape", extent.ptr()));
+  return extents;
+}
+
 py::object async_error(Communicator& c) {
   const ncclResult_t state = c.async_error();
-  std::string text = "communicator of rank " + std::to_string(c.rank());
+  std::string text = "communicator";
+  if (c.known_rank() >= 0) text += " of rank " + std::to_string(c.known_rank());
   const Library& library = c.library();
   text += std::string(": ") + library.nccl<&NcclTable::ncclGetErrorString>()(state);
   const char* last = library.nccl<&NcclTable::ncclGetLastError>()(c.handle());
   if (last && *last) text += std::string(": ") + last;
-  return error_object(state, "ncclCommGetAsyncError", c.rank(), text);
+  return error_object(state, "ncclCommGetAsyncError", c.known_rank(), text);
 }
 
 }  // namespace
@@ -236,12 +250,8 @@ Args:
       .def(
           "mem_alloc",
           [](Communicator& c, const py::object& shape, const py::object& dtype) {
-            std::vector<std::int64_t> extents;
-            if (PyIndex_Check(shape.ptr()))
-              extents = {integer_from_python<std::int64_t>("shape", shape.ptr())};
-            else
-              extents = py::cast<std::vector<std::int64_t>>(shape);
-            return std::make_shared<Buffer>(c.shared_library(), c.device(), std::move(extents),
+            return std::make_shared<Buffer>(c.shared_library(), c.device(),
+                                            extents_from_python(shape),
                                             dtype_from_python("dtype", dtype.ptr()));
           },
           py::arg("shape"), py::arg("dtype") = "uint8",
@@ -254,6 +264,7 @@ Args:
 Returns:
     A Buffer on this communicator's device, not initialised.)")
       .def("pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
+           py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
            R"(Make the operator that scales this rank's input and sums (ncclRedOpCreatePreMulSum).
 
 Args:
@@ -262,7 +273,8 @@ Args:
     dtype: the type of the tensors that it is for.)")
       .def("__repr__", [](Communicator& c) {
         if (c.closed()) return std::string("<pynccl.nccl.Communicator closed>");
-        if (c.pending()) return std::string("<pynccl.nccl.Communicator being made>");
+        if (c.pending() || c.known_rank() < 0)
+          return std::string("<pynccl.nccl.Communicator being made>");
         return "<pynccl.nccl.Communicator rank " + std::to_string(c.rank()) + " of " +
                std::to_string(c.nranks()) + " on " + c.library().path() + ">";
       });

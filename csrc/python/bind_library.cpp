@@ -83,8 +83,7 @@ Every function of nccl.h is a method under its own name with nccl.h's parameters
 handles are integers, structs are the classes of pynccl.raw, NULL is None. What C returns through a
 pointer is returned; a result other than ncclSuccess and ncclInProgress is raised as NcclError. The
 GIL is released during the call.)");
-  library.def(py::init(&Library::open), py::arg("path"))
-      .def_property_readonly("path", &Library::path, "The file that was loaded.")
+  library.def_property_readonly("path", &Library::path, "The file that was loaded.")
       .def_property_readonly("version", &Library::version,
                              "What ncclGetVersion answers: 23203 for 2.32.3.")
       .def_property_readonly(
@@ -137,6 +136,8 @@ GIL is released during the call.)");
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
 
+  m.def("open_library", &Library::open, py::arg("path"),
+        "Load the library at a path; the same file gives the same Library.");
   m.def(
       "loaded_path", [](const std::string& soname) { return loaded_path(soname); },
       py::arg("soname"),

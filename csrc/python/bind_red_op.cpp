@@ -60,7 +60,8 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
   const ncclComm_t comm = communicator->handle();
   const DType& type = dtype_from_python("dtype", dtype.ptr());
   ncclRedOp_t op = ncclSum;
-  if (PyFloat_Check(scalar.ptr()) || PyIndex_Check(scalar.ptr()) == 1) {
+  // NumPy's scalars are numbers by this test, its arrays and torch's tensors are not.
+  if (py::isinstance(scalar, py::module_::import("numbers").attr("Real"))) {
     std::uint64_t bits = encode_scalar("scalar", scalar.ptr(), type);
     NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
                (&op, &bits, type.nccl, ncclScalarHostImmediate, comm));

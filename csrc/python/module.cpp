@@ -16,4 +16,5 @@ PYBIND11_MODULE(_C, m) {
   bind_buffer(m);
   bind_communicator(m);
   bind_group(m);
+  bind_work(m);
 }

@@ -106,9 +106,9 @@ void from_array_interface(TensorView& view, const py::dict& interface, int devic
   const auto data = py::cast<py::tuple>(interface["data"]);
   const auto typestr = py::cast<std::string>(interface["typestr"]);
   const DType* dtype = find_dtype(typestr);
-  // Types that NumPy does not know by itself (ml_dtypes) have a void typestr and the name on their
-  // dtype.
-  if (!dtype && typestr.size() > 1 && typestr[1] == 'V' && py::hasattr(view.owner, "dtype"))
+  // Types that NumPy does not know by itself (ml_dtypes) have their name on the dtype alone. Of
+  // another byte order it is not the same type.
+  if (!dtype && typestr.substr(0, 1) != ">" && py::hasattr(view.owner, "dtype"))
     dtype =
         &dtype_from_python(view.argument, py::object(py::handle(view.owner).attr("dtype")).ptr());
   if (!dtype) throw_unsupported(view.argument, typestr);

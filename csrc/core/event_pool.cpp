@@ -1,0 +1,34 @@
+#include "core/event_pool.h"
+
+#include <new>
+
+namespace pynccl {
+
+EventPool::EventPool(std::shared_ptr<Library> library, int device)
+    : library_(std::move(library)), device_(device) {}
+
+std::shared_ptr<Event> EventPool::take() {
+  std::unique_ptr<Event> event;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      event = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  if (!event) event = std::make_unique<Event>(library_, device_, false);
+  const auto give_back = [pool = shared_from_this()](Event* returned) {
+    pool->give_back(std::unique_ptr<Event>(returned));
+  };
+  return {event.release(), give_back};
+}
+
+void EventPool::give_back(std::unique_ptr<Event> event) noexcept {
+  const std::lock_guard lock(mutex_);
+  try {
+    free_.push_back(std::move(event));
+  } catch (const std::bad_alloc&) {  // then it is destroyed instead
+  }
+}
+
+}  // namespace pynccl

@@ -1,0 +1,63 @@
+// Asynchronous operations: a communication stream, between two events, and what they need held
+// until they are done.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "core/event_pool.h"
+#include "core/stream.h"
+
+namespace pynccl {
+
+// What was issued between begin() and end() of a WorkQueue.
+class Work {
+ public:
+  // held is kept alive until somebody has waited.
+  Work(std::shared_ptr<Event> done, std::shared_ptr<void> held);
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  bool done() const { return done_->query(); }
+  // What is enqueued on the stream from now on comes after this work. Where the stream is the
+  // calling thread itself, that is to block.
+  void wait(CUstream stream) const;
+  // Blocks the caller; false when it took longer.
+  bool wait_for(double seconds) const;
+  // Lets go of what is held. Only after a wait: until then the operation may still use it.
+  void release() { held_.reset(); }
+
+ private:
+  std::shared_ptr<Event> done_;
+  std::shared_ptr<void> held_;
+};
+
+// The communication stream of a communicator. Calls come from one thread at a time.
+class WorkQueue {
+ public:
+  WorkQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream);
+
+  const Library& library() const { return stream_->library(); }
+  CUstream handle() const { return stream_->handle(); }
+
+  // What is issued on handle() from now on comes after all that is on the current stream.
+  void begin(CUstream current);
+  // The work since begin(). It is held here as well until it is done: whoever drops it without
+  // waiting frees nothing that is in use.
+  std::shared_ptr<Work> end(std::shared_ptr<void> held);
+
+  // The number, in the order of end(), of the oldest work that is not done.
+  std::optional<std::size_t> oldest();
+
+ private:
+  void forget_done();
+
+  std::shared_ptr<Stream> stream_;
+  std::shared_ptr<EventPool> events_;
+  std::deque<std::shared_ptr<Work>> pending_;
+  std::size_t forgotten_ = 0;
+  bool capturing_ = false;
+};
+
+}  // namespace pynccl

@@ -1,0 +1,35 @@
+"""What is in /dev/shm, and what of it nobody has any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+_FOLDER = Path("/dev/shm")
+_PATIENCE = 5.0  # seconds for other programs that are just making or removing theirs
+
+
+def entries() -> set[str]:
+    return set(os.listdir(_FOLDER))
+
+
+def _in_use(name: str) -> bool:
+    """Whether a living process has it mapped: then it belongs to another program."""
+    path = str(_FOLDER / name)
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if path in maps.read_text():
+                return True
+    return False
+
+
+def left_behind(before: set[str]) -> set[str]:
+    """The entries that are new since then and that no living process uses."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        left = {name for name in entries() - before if not _in_use(name)}
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)

@@ -1,0 +1,196 @@
+"""Proves the small objects: Config, UniqueId, RedOp and the exceptions: what they hold, refuse,
+print and pickle.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+from pynccl import errors, nccl, raw
+
+_CONFIG = {
+    "blocking": 1,
+    "cga_cluster_size": 2,
+    "min_ctas": 3,
+    "max_ctas": 4,
+    "net_name": "Socket",
+    "split_share": 1,
+    "traffic_class": 5,
+    "comm_name": "main",
+    "collnet_enable": 0,
+    "cta_policy": 2,
+    "shrink_share": 1,
+    "nvls_ctas": 6,
+    "n_channels_per_net_peer": 7,
+    "nvlink_centric_sched": 1,
+    "graph_usage_mode": 2,
+    "num_rma_ctx": 8,
+    "max_p2p_peers": 9,
+    "graph_stream_ordering": 1,
+    "launch_order_implicit": 1,
+    "num_rma_sig": 10,
+    "rma_eager_init": 1,
+    "host_cft_mode": 2,
+    "nvls_host_mode": 1,
+    "init_timeout": 2.5,
+}
+
+
+def test_config_has_every_setting_as_keyword_and_attribute() -> None:
+    empty, full = nccl.Config(), nccl.Config(**_CONFIG)
+    for name, value in _CONFIG.items():
+        assert getattr(empty, name) is None
+        assert getattr(full, name) == value
+        setattr(full, name, None)
+        assert getattr(full, name) is None
+        setattr(empty, name, value)
+        assert getattr(empty, name) == value
+    names = {name for name, kind in inspect.getmembers(nccl.Config) if isinstance(kind, property)}
+    assert names == set(_CONFIG)
+
+
+def test_config_prints_and_pickles_what_was_set() -> None:
+    config = nccl.Config(min_ctas=3, comm_name="x")
+    assert repr(config) == "Config(min_ctas=3, comm_name='x')"
+    assert repr(nccl.Config()) == "Config()"
+    for again in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
+        assert repr(again) == repr(config)
+        again.comm_name = "y"
+        assert config.comm_name == "x"
+    everything = nccl.Config(**_CONFIG)
+    assert repr(pickle.loads(pickle.dumps(everything))) == repr(everything)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "settings"),
+    [
+        (TypeError, "Config() has no setting 'maxctas'", {"maxctas": 1}),
+        (TypeError, "max_ctas: expected an integer, got 'many'", {"max_ctas": "many"}),
+        (ValueError, f"max_ctas: {2**40} does not fit", {"max_ctas": 2**40}),
+        (TypeError, "comm_name: expected a str or None, got 3", {"comm_name": 3}),
+        (ValueError, "init_timeout: 0.0", {"init_timeout": 0.0}),
+        (ValueError, "init_timeout: -1.0", {"init_timeout": -1.0}),
+        (ValueError, "init_timeout: nan", {"init_timeout": float("nan")}),
+    ],
+)
+def test_config_refuses(error: type[Exception], text: str, settings: dict[str, object]) -> None:
+    with pytest.raises(error) as caught:
+        nccl.Config(**settings)
+    assert text in str(caught.value)
+    config = nccl.Config()
+    (name,) = settings
+    if hasattr(config, name):
+        with pytest.raises(error):
+            setattr(config, name, settings[name])
+        assert getattr(config, name) is None
+
+
+def test_config_that_the_library_refuses() -> None:
+    unique_id = nccl.get_unique_id("host")
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="blocking=7"):
+        nccl.Communicator(1, unique_id, 0, provider="host", config=nccl.Config(blocking=7))
+
+
+def test_unique_id() -> None:
+    unique_id, other = nccl.get_unique_id("host"), nccl.get_unique_id("host")
+    data = bytes(unique_id)
+    assert len(data) == len(unique_id) == raw.NCCL_UNIQUE_ID_BYTES == 128
+    assert unique_id == nccl.UniqueId(data) == pickle.loads(pickle.dumps(unique_id))
+    assert unique_id == nccl.UniqueId(bytearray(data)) == nccl.UniqueId(memoryview(data))
+    assert unique_id == nccl.UniqueId(np.frombuffer(data, np.uint8))
+    assert unique_id != other
+    assert unique_id != data
+    assert len({unique_id, nccl.UniqueId(data), other}) == 2
+    assert repr(unique_id).startswith(f"<pynccl.nccl.UniqueId {data.hex()[:8]}")
+    with pytest.raises(ValueError, match="data: has 127 bytes, a UniqueId has 128"):
+        nccl.UniqueId(data[1:])
+    with pytest.raises(TypeError, match="data: expected a UniqueId or 128 bytes, got 5"):
+        nccl.UniqueId(5)
+
+
+def test_version() -> None:
+    version = nccl.get_version("host")
+    assert version >= (2, 32, 0)
+    code = raw.load("host").version
+    assert code == version[0] * 10000 + version[1] * 100 + version[2]
+
+
+def test_built_in_operators() -> None:
+    for number, name in enumerate(("SUM", "PROD", "MAX", "MIN", "AVG")):
+        op = getattr(nccl, name)
+        assert op is getattr(nccl.RedOp, name)
+        assert (op.name, op.value, repr(op)) == (name, number, f"RedOp.{name}")
+        assert pickle.loads(pickle.dumps(op)) is op
+        assert copy.deepcopy(op) is op
+        op.close()
+    with pytest.raises(TypeError):
+        nccl.RedOp()
+
+
+def test_own_operators() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        op, other = comm.pre_mul_sum(2, "int32"), comm.pre_mul_sum(3, "int32")
+        assert repr(op) == "RedOp.PRE_MUL_SUM"
+        assert op.value != other.value
+        assert min(op.value, other.value) > nccl.AVG.value
+        with pytest.raises(AttributeError):
+            pickle.loads(pickle.dumps(op))
+        array = np.ones(3, np.int32)
+        comm.all_reduce(array, op)
+        comm.all_reduce(array, other)
+        assert (array == 6).all()
+
+
+_CLASSES = {
+    1: nccl.NcclUnhandledCudaError,
+    2: nccl.NcclSystemError,
+    3: nccl.NcclInternalError,
+    4: nccl.NcclInvalidArgumentError,
+    5: nccl.NcclInvalidUsageError,
+    6: nccl.NcclRemoteError,
+    7: nccl.NcclInProgressError,
+    8: nccl.NcclTimeoutError,
+}
+
+
+def test_every_result_has_its_class() -> None:
+    assert {int(result) for result in raw.ncclResult_t} == {0, *_CLASSES}
+    for code, kind in _CLASSES.items():
+        error = errors.from_result("text", code, "ncclSend", 3)
+        assert type(error) is kind
+        assert issubclass(kind, nccl.NcclError)
+        assert issubclass(kind, RuntimeError)
+    assert type(errors.from_result("new", 99, "ncclSend", 0)) is nccl.NcclError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(errors.from_result("what", code, "ncclSend", 2) for code in (*_CLASSES, 99)),
+        nccl.DriverError("what", 400, "cuStreamQuery"),
+        nccl.LibraryNotFoundError("what"),
+        nccl.MissingFunctionError("what"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_pickling(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == "what"
+    assert vars(again) == vars(error)
+
+
+def test_errors_say_where_and_why() -> None:
+    unique_id = bytearray(bytes(nccl.get_unique_id("host")))
+    unique_id[0] ^= 1
+    with pytest.raises(nccl.NcclInvalidArgumentError) as caught:
+        nccl.Communicator(2, bytes(unique_id), 1, provider="host")
+    error = caught.value
+    assert (error.code, error.function, error.rank) == (4, "ncclCommInitRankConfig", 1)
+    assert "ncclCommInitRankConfig failed on rank 1: invalid argument: commId" in str(error)
+    assert pickle.loads(pickle.dumps(error)).rank == 1
