@@ -1,0 +1,429 @@
+"""The collectives on lists of tensors, and with unequal parts.
+
+Each is one NCCL group of operations straight on the user's tensors: a gathering is a broadcast from
+each rank, a reduce-scatter a reduction to each, everything else sends and receives. Nothing is
+copied to or from a flat buffer, and the parts may have different sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from typing_extensions import deprecated
+
+from pynccl import nccl
+from pynccl.mirror.checks import (
+    check_length,
+    check_same_dtype,
+    check_same_size,
+    check_tensor,
+    check_tensor_list,
+    contiguous,
+    real,
+    reals,
+)
+from pynccl.mirror.errors import MismatchError
+from pynccl.mirror.operators import ReduceOp, resolve, supports_complex
+from pynccl.mirror.process_group import ProcessGroup
+from pynccl.mirror.registry import (
+    _rank_not_in_group,
+    group_or_default,
+    group_rank_of,
+    member,
+    warn_outside,
+)
+from pynccl.mirror.work import Work
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "reduce_scatter",
+    "scatter",
+]
+
+
+def all_gather(tensor_list, tensor, group=None, async_op=False):
+    """Collect the tensors of all ranks in a list, on every rank.
+
+    Args:
+        tensor_list: a tensor for each rank, with as many elements as that rank sends.
+        tensor: this rank's contribution.
+        group: the group; None is the default one.
+        async_op: whether to return a Work instead of waiting.
+    """
+    check_tensor_list(tensor_list, "tensor_list")
+    check_tensor(tensor, "tensor")
+    check_same_dtype([*tensor_list, tensor])
+    pg = member(group, "all_gather")
+    if pg is None:
+        return None
+    check_length(tensor_list, pg.size(), "tensor_list")
+    return _gather_everywhere(pg, "all_gather", [reals(tensor_list)], [real(tensor)], async_op)
+
+
+def _gather_everywhere(
+    pg: ProcessGroup,
+    name: str,
+    outputs: list[list[torch.Tensor]],
+    inputs: list[torch.Tensor],
+    async_op: bool,
+) -> Work | None:
+    """Broadcast each input from each rank to the output that is for both."""
+    for output, own in zip(outputs, inputs, strict=True):
+        check_same_size([output[pg.rank()]], own, "the output of this rank")
+
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            for output, own in zip(outputs, inputs, strict=True):
+                for root, out in enumerate(output):
+                    sent = own if root == pg.rank() else out
+                    comm.broadcast(sent, root, out=out, stream=stream)
+
+    return pg.run(name, inputs[0], issue, list(itertools.chain(*outputs)), async_op)
+
+
+@deprecated(
+    "`torch.distributed.all_gather_coalesced` will be deprecated. If you must use it, "
+    "please revisit our documentation later at "
+    "https://pytorch.org/docs/main/distributed.html#collective-functions",
+    category=FutureWarning,
+)
+def all_gather_coalesced(
+    output_tensor_lists,
+    input_tensor_list,
+    group=None,
+    async_op: bool = False,
+):
+    """Collect several tensors of all ranks at once.
+
+    Args:
+        output_tensor_lists: a list for each rank, with a tensor for each of its inputs.
+        input_tensor_list: this rank's contributions.
+        group: the group; None is the default one.
+        async_op: whether to return a future instead of waiting.
+    """
+    pg = member(group, "all_gather_coalesced")
+    if pg is None:
+        return None
+    check_tensor_list(input_tensor_list, "input_tensor_list")
+    check_same_dtype(input_tensor_list)
+    if not isinstance(output_tensor_lists, list):
+        raise TypeError("Invalid function argument: output_tensor_lists should be a list")
+    for output_tensor_list in output_tensor_lists:
+        check_tensor_list(output_tensor_list, "output_tensor_lists")
+        check_same_dtype(output_tensor_list)
+    check_length(output_tensor_lists, pg.size(), "output_tensor_lists")
+    for rank, output_tensor_list in enumerate(output_tensor_lists):
+        if len(output_tensor_list) != len(input_tensor_list):
+            raise MismatchError(
+                f"output_tensor_lists: the list of rank {rank} has {len(output_tensor_list)} "
+                f"tensors, must have one for each of the {len(input_tensor_list)} inputs"
+            )
+    outputs = [reals(of_input) for of_input in zip(*output_tensor_lists, strict=True)]
+    work = _gather_everywhere(
+        pg, "all_gather_coalesced", outputs, reals(input_tensor_list), async_op
+    )
+    return work.get_future() if work is not None else None
+
+
+@deprecated(
+    "`torch.distributed.all_reduce_coalesced` will be deprecated. If you must "
+    "use it, please revisit our documentation later at "
+    "https://pytorch.org/docs/main/distributed.html#collective-functions",
+    category=FutureWarning,
+)
+def all_reduce_coalesced(tensors, op=ReduceOp.SUM, group=None, async_op: bool = False):
+    """Combine several tensors of all ranks at once, in place.
+
+    Args:
+        tensors: this rank's contributions, and the results.
+        op: a ReduceOp.
+        group: the group; None is the default one.
+        async_op: whether to return a future instead of waiting.
+    """
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
+    check_tensor_list(tensors, "tensor")
+    check_same_dtype(tensors)
+    pg = member(group, "all_reduce_coalesced")
+    if pg is None:
+        return None
+    if any(tensor.is_complex() for tensor in tensors) and not supports_complex(op):
+        raise ValueError(f"all_reduce does not support {op} on complex tensors")
+    red_op = resolve(op, tensors[0], pg.channel(tensors[0].device))
+
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            for tensor in tensors:
+                comm.all_reduce(tensor, red_op, stream=stream)
+
+    work = pg.run("all_reduce_coalesced", tensors[0], issue, list(tensors), async_op)
+    return work.get_future() if work is not None else None
+
+
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+):
+    """Collect the tensors of all ranks in a list, on one rank.
+
+    Args:
+        tensor: this rank's contribution, of the same size on every rank.
+        gather_list: on the destination a tensor for each rank; None on the others.
+        dst: the destination's global rank; 0 without it and group_dst.
+        group: the group; None is the default one.
+        async_op: whether to return a Work instead of waiting.
+        group_dst: the destination's rank in the group, instead of dst.
+    """
+    check_tensor(tensor, "tensor")
+    outputs: list[torch.Tensor] = []
+    if gather_list:
+        check_tensor_list(gather_list, "gather_list")
+        outputs = gather_list
+    check_same_dtype([tensor, *outputs])
+    pg = group_or_default(group)
+    if _rank_not_in_group(pg):
+        return warn_outside("gather")
+    root = group_rank_of(pg, 0 if dst is None and group_dst is None else dst, group_dst)
+    check_gather_list(pg.rank(), root, outputs)
+    if outputs:
+        check_length(outputs, pg.size(), "gather_list")
+        check_same_size(outputs, tensor, "gather_list")
+    return gather_parts(pg, "gather", real(tensor), reals(outputs), root, async_op)
+
+
+def check_gather_list(rank: int, root: int, outputs: Sequence[object] | None) -> None:
+    """Refuse a list where there must be none, and none where there must be one.
+
+    Raises:
+        ValueError: it is so.
+    """
+    if rank == root and not outputs:
+        raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
+    if rank != root and outputs:
+        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+
+
+def gather_parts(
+    pg: ProcessGroup,
+    name: str,
+    own: torch.Tensor,
+    outputs: list[torch.Tensor],
+    root: int,
+    async_op: bool = False,
+) -> Work | None:
+    """Send this rank's part to the root, which receives those of all; their sizes may differ."""
+
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            comm.send(own, root, stream=stream)
+            for peer, out in enumerate(outputs):
+                comm.recv(out, peer, stream=stream)
+
+    return pg.run(name, own, issue, outputs, async_op)
+
+
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+):
+    """Send each rank its tensor of one rank's list.
+
+    Args:
+        tensor: where to put this rank's.
+        scatter_list: on the source a tensor for each rank, all of one size; None on the others.
+        src: the source's global rank; 0 without it and group_src.
+        group: the group; None is the default one.
+        async_op: whether to return a Work instead of waiting.
+        group_src: the source's rank in the group, instead of src.
+    """
+    check_tensor(tensor, "tensor")
+    inputs: list[torch.Tensor] = []
+    if scatter_list:
+        check_tensor_list(scatter_list, "scatter_list")
+        inputs = scatter_list
+    check_same_dtype([tensor, *inputs])
+    pg = group_or_default(group)
+    root = group_rank_of(pg, 0 if src is None and group_src is None else src, group_src)
+    if _rank_not_in_group(pg):
+        return warn_outside("scatter")
+    if pg.rank() == root and not inputs:
+        raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
+    if pg.rank() != root and inputs:
+        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
+    if inputs:
+        check_length(inputs, pg.size(), "scatter_list")
+        check_same_size(inputs, tensor, "scatter_list")
+    return scatter_parts(pg, "scatter", real(tensor), reals(inputs), root, async_op)
+
+
+def scatter_parts(
+    pg: ProcessGroup,
+    name: str,
+    own: torch.Tensor,
+    inputs: list[torch.Tensor],
+    root: int,
+    async_op: bool = False,
+) -> Work | None:
+    """Receive this rank's part from the root, which sends those of all; their sizes may differ."""
+
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            for peer, sent in enumerate(inputs):
+                comm.send(sent, peer, stream=stream)
+            comm.recv(own, root, stream=stream)
+
+    return pg.run(name, own, issue, [own], async_op)
+
+
+def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op: bool = False):
+    """Combine lists of tensors of all ranks; rank i gets the combination of the i-th.
+
+    Args:
+        output: where to put this rank's.
+        input_list: a tensor for each rank.
+        op: a ReduceOp.
+        group: the group; None is the default one.
+        async_op: whether to return a Work instead of waiting.
+    """
+    check_tensor(output, "output")
+    check_tensor_list(input_list, "input_list")
+    check_same_dtype([output, *input_list])
+    pg = member(group, "reduce_scatter")
+    if pg is None:
+        return None
+    check_length(input_list, pg.size(), "input_list")
+    check_same_size([input_list[pg.rank()]], output, "the input for this rank")
+    red_op = resolve(op, output, pg.channel(output.device))
+
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            for root, sent in enumerate(input_list):
+                out = output if root == pg.rank() else None
+                comm.reduce(sent, root, red_op, out=out, stream=stream)
+
+    return pg.run("reduce_scatter", output, issue, [output], async_op)
+
+
+def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op: bool = False):
+    """Send the i-th tensor of a list to rank i, and receive one from each.
+
+    Args:
+        output_tensor_list: a tensor for each rank, with as many elements as that rank sends here.
+        input_tensor_list: a tensor for each rank.
+        group: the group; None is the default one.
+        async_op: whether to return a Work instead of waiting.
+    """
+    pg = member(group, "all_to_all")
+    if pg is None:
+        return None
+    check_tensor_list(output_tensor_list, "output_tensor_list")
+    check_tensor_list(input_tensor_list, "input_tensor_list")
+    check_same_dtype([*output_tensor_list, *input_tensor_list])
+    check_length(output_tensor_list, pg.size(), "output_tensor_list")
+    check_length(input_tensor_list, pg.size(), "input_tensor_list")
+    outputs, inputs = reals(output_tensor_list), reals(input_tensor_list)
+    check_same_size([outputs[pg.rank()]], inputs[pg.rank()], "output_tensor_list of this rank")
+    return _exchange(pg, "all_to_all", outputs, inputs, outputs, async_op)
+
+
+def _exchange(
+    pg: ProcessGroup,
+    name: str,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    result: list[torch.Tensor],
+    async_op: bool,
+) -> Work | None:
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            for peer, (out, sent) in enumerate(zip(outputs, inputs, strict=True)):
+                comm.send(sent, peer, stream=stream)
+                comm.recv(out, peer, stream=stream)
+
+    return pg.run(name, inputs[0], issue, result, async_op)
+
+
+def all_to_all_single(
+    output,
+    input,
+    output_split_sizes=None,
+    input_split_sizes=None,
+    group=None,
+    async_op: bool = False,
+):
+    """Send each rank its part of a tensor, and receive one from each (ncclAlltoAll).
+
+    Args:
+        output: the received parts, in the order of ranks.
+        input: the parts to send, in the order of ranks.
+        output_split_sizes: how much of dimension 0 comes from each rank; None is equal parts.
+        input_split_sizes: how much of dimension 0 goes to each rank; None is equal parts.
+        group: the group; None is the default one.
+        async_op: whether to return a Work instead of waiting.
+    """
+    pg = member(group, "all_to_all_single")
+    if pg is None:
+        return None
+    check_tensor(output, "output")
+    check_tensor(input, "input")
+    check_same_dtype([output, input])
+    out, sent = real(output), real(input)
+    equal = not output_split_sizes and not input_split_sizes
+    if equal and out.numel() == sent.numel() and sent.numel() % pg.size() == 0:
+        _check_splits(output, None, pg.size(), "output")
+        _check_splits(input, None, pg.size(), "input")
+        return pg.run(
+            "all_to_all_single",
+            sent,
+            lambda comm, stream: comm.all_to_all(sent, out=out, stream=stream),
+            [output],
+            async_op,
+        )
+    outputs = _split(out, output_split_sizes, pg.size(), "output")
+    inputs = _split(sent, input_split_sizes, pg.size(), "input")
+    check_same_size([outputs[pg.rank()]], inputs[pg.rank()], "output from this rank")
+    return _exchange(pg, "all_to_all_single", outputs, inputs, [output], async_op)
+
+
+def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int, name: str) -> None:
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % ranks:
+            raise MismatchError(
+                f"{name}: Tensor's dim 0 does not divide equally across group size: {rows} by "
+                f"{ranks}"
+            )
+    elif len(sizes) != ranks:
+        raise MismatchError(
+            f"{name}_split_sizes: Number of tensor splits not equal to group size: {len(sizes)} "
+            f"for {ranks}"
+        )
+    elif sum(sizes) != rows:
+        raise MismatchError(
+            f"{name}_split_sizes: Split sizes doesn't match total dim 0 size: {sum(sizes)} for "
+            f"{rows}"
+        )
+
+
+def _split(
+    tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int, name: str
+) -> Sequence[torch.Tensor]:
+    """The parts of a tensor, as views."""
+    _check_splits(tensor, sizes, ranks, name)
+    rows = contiguous(tensor, name) if tensor.dim() else tensor.reshape(1)
+    return rows.split(list(sizes) if sizes else [rows.shape[0] // ranks] * ranks)

@@ -1,0 +1,34 @@
+"""What the tests of the mirror run in each rank's process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worker import Rank
+
+
+def run_in_world(
+    rank: Rank,
+    function: Callable[..., Any],
+    url: str,
+    init: dict[str, Any],
+    args: tuple[Any, ...],
+) -> Any:
+    """Call a function between init_process_group and destroy_process_group."""
+    import pynccl as dist
+
+    options = {"backend": "host", "timeout": timedelta(seconds=30), **init}
+    dist.init_process_group(init_method=url, world_size=rank.nranks, rank=rank.rank, **options)
+    try:
+        value = function(dist, rank.rank, rank.nranks, *args)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        raise
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return value

@@ -1,0 +1,229 @@
+"""Proves the data: the same calls give the same bits through pynccl and through torch.distributed
+over gloo.
+
+Hypothesis draws programs of calls (operation, dtype, shape, operator, group, root, asynchronous or
+not); every rank runs them with both, in one process, and compares all that was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+World = Callable[..., list[Any]]
+
+MOVES = ("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all",
+         "all_to_all_single", "batch_isend_irecv", "isend")  # fmt: skip
+REDUCES = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "all_reduce_coalesced",
+)
+UNEVEN = ("all_to_all_single",)  # gloo has no uneven all_to_all
+ROOTED = ("broadcast", "gather", "scatter", "reduce", "isend")
+DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+MOVED_DTYPES = (*DTYPES, "bool", "complex64")
+
+
+def dtypes_of(name: str) -> tuple[str, ...]:
+    """What both have: gloo gathers no complex numbers."""
+    if name in REDUCES:
+        return DTYPES
+    return MOVED_DTYPES[:-1] if name == "gather" else MOVED_DTYPES
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, the same on every rank."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    operator: str
+    subgroup: bool
+    root: int  # modulo the group's size
+    by_group_rank: bool
+    async_op: bool
+    uneven: bool
+    seed: int
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    name = draw(st.sampled_from(MOVES + REDUCES))
+    return Call(
+        name,
+        draw(st.sampled_from(dtypes_of(name))),
+        tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))),
+        draw(st.sampled_from(["SUM", "PRODUCT", "MIN", "MAX"])),
+        draw(st.booleans()),
+        draw(st.integers(0, 3)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        name in UNEVEN and draw(st.booleans()),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+def _make(call: Call, rank: int, shape: tuple[int, ...], salt: int = 0) -> Any:
+    """A rank's data: small integers, whose sums and products every dtype holds exactly."""
+    import torch
+
+    generator = torch.Generator().manual_seed(call.seed * 100 + rank * 10 + salt)
+    values = torch.randint(1, 4, shape, generator=generator)
+    return values.to(getattr(torch, call.dtype))
+
+
+def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[Any]:
+    """Make the call and return all tensors that it may have written to."""
+    import torch
+
+    root = call.root % size
+    is_root = rank == root
+    own = _make(call, rank, call.shape)
+    parts = [_make(call, rank, call.shape, 1 + peer) for peer in range(size)]
+    outs = [torch.zeros_like(own) for _ in range(size)]
+    operator = getattr(dist.ReduceOp, call.operator)
+    options: dict[str, Any] = {"group": group, "async_op": call.async_op}
+    if call.name in ROOTED:
+        side = "src" if call.name in ("broadcast", "scatter") else "dst"
+        if call.by_group_rank:
+            options[f"group_{side}"] = root
+        else:
+            options[side] = dist.get_process_group_ranks(group)[root]
+    rows = call.shape[0]
+    match call.name:
+        case "broadcast":
+            work, written = dist.broadcast(own, **options), [own]
+        case "all_reduce":
+            work, written = dist.all_reduce(own, operator, **options), [own]
+        case "all_reduce_coalesced":
+            work, written = dist.all_reduce_coalesced(parts, operator, **options), parts
+        case "reduce":
+            work = dist.reduce(own, op=operator, **options)
+            written = [own] if is_root else []
+        case "all_gather":
+            work, written = dist.all_gather(outs, own, **options), outs
+        case "all_gather_single":
+            flat = torch.zeros((size * rows, *call.shape[1:]), dtype=own.dtype)
+            work, written = dist.all_gather_single(flat, own, **options), [flat]
+        case "gather":
+            work, written = dist.gather(own, outs if is_root else None, **options), outs
+        case "scatter":
+            work, written = dist.scatter(own, parts if is_root else None, **options), [own]
+        case "reduce_scatter":
+            work, written = dist.reduce_scatter(own, parts, operator, **options), [own]
+        case "reduce_scatter_single":
+            flat = torch.cat(parts)
+            work, written = dist.reduce_scatter_single(own, flat, operator, **options), [own]
+        case "all_to_all" | "all_to_all_single":
+            extra = [call.uneven * (rank + peer) % 3 for peer in range(size)]
+            sent = [_make(call, rank, (rows + e, *call.shape[1:]), p) for p, e in enumerate(extra)]
+            outs = [torch.zeros_like(part) for part in sent]
+            if call.name == "all_to_all":
+                work, written = dist.all_to_all(outs, sent, **options), outs
+            else:
+                out, splits = torch.cat(outs), [rows + e for e in extra]
+                given = (splits, splits) if call.uneven else ()
+                work = dist.all_to_all_single(out, torch.cat(sent), *given, **options)
+                written = [out]
+        case "batch_isend_irecv":
+            ranks = dist.get_process_group_ranks(group)
+            ops = [
+                dist.P2POp(dist.irecv, outs[p], ranks[p], group) for p in range(size) if p != rank
+            ]
+            ops += [
+                dist.P2POp(dist.isend, parts[p], group=group, group_peer=p)
+                for p in range(size)
+                if p != rank
+            ]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            return outs
+        case "isend":
+            del options["async_op"]
+            if not is_root:
+                dist.isend(own, **options).wait()
+                return []
+            works = [
+                dist.irecv(outs[p], group=group, group_src=p) for p in range(size) if p != rank
+            ]
+            for work in works:
+                work.wait()
+            return outs
+    assert (work is not None) == call.async_op
+    if work is not None:
+        work.wait()
+    return written  # type: ignore[no-any-return]
+
+
+def _compare(dist: Any, rank: int, size: int, url: str, program: list[Call]) -> None:
+    import warnings
+
+    import torch
+    import torch.distributed as torch_dist
+
+    warnings.simplefilter("ignore", FutureWarning)
+    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+    members = list(range(size))[-2:]
+    try:
+        groups = [(d, d.new_group(members)) for d in (dist, torch_dist)]
+        for call in program:
+            if call.subgroup and rank not in members:
+                continue
+            results = [
+                _perform(d, call, pg if call.subgroup else None,
+                         d.get_rank(pg if call.subgroup else None),
+                         d.get_world_size(pg if call.subgroup else None))
+                for d, pg in groups
+            ]  # fmt: skip
+            for number, (ours, theirs) in enumerate(zip(*results, strict=True)):
+                assert torch.equal(ours, theirs), f"{call}, result {number}: {ours} not {theirs}"
+    finally:
+        torch_dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_same_values(world: World, tmp_path: Any, nranks: int) -> None:
+    numbers = iter(range(10**6))
+
+    @settings(
+        max_examples=8,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=[Phase.generate],  # a program that fails costs a world of processes
+    )
+    @given(st.lists(calls(), min_size=15, max_size=40))
+    def run(program: list[Call]) -> None:
+        world(nranks, _compare, f"file://{tmp_path}/torch{next(numbers)}", program)
+
+    run()
+
+
+def test_every_call_once(world: World, tmp_path: Any) -> None:
+    """Each operation with every dtype, so that none is left to chance."""
+    program = []
+    for name in MOVES + REDUCES:
+        for number, dtype in enumerate(dtypes_of(name)):
+            operator = ("SUM", "PRODUCT", "MIN", "MAX")[number % 4]
+            flags = [bool(number & bit) for bit in (1, 2, 4)]
+            uneven = name in UNEVEN and number % 3 == 0
+            program.append(
+                Call(
+                    name, dtype, (number, 3), operator, flags[0], number, *flags[1:], uneven, number
+                )
+            )
+    for nranks in (2, 4):
+        world(nranks, _compare, f"file://{tmp_path}/torch-every{nranks}", program, timeout=120)

@@ -1,0 +1,63 @@
+"""Proves that each script of examples/torch_course runs from the command in its head and prints
+what it says.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(
+    path for path in (ROOT / "examples" / "torch_course").glob("*.py") if path.stem != "course"
+)
+
+
+def _head(script: Path) -> tuple[list[str], list[str]]:
+    """The command, and the lines that it prints."""
+    doc = ast.get_docstring(ast.parse(script.read_text()))
+    assert doc is not None
+    text, _, prints = doc.partition("Prints:\n")
+    command = next(line for line in text.splitlines() if line.startswith("    "))
+    return shlex.split(command), [line.strip() for line in prints.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_course(script: Path) -> None:
+    command, expected = _head(script)
+    launchers = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
+    process = subprocess.Popen(
+        [sys.executable, *launchers[command[0]], *command[1:]],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 0, err
+    assert out.splitlines() == expected
+
+
+def test_course_is_complete() -> None:
+    """Every collective and concept has its script."""
+    names = {path.stem for path in SCRIPTS}
+    collectives = {"broadcast", "reduce", "all_reduce", "scatter", "gather", "all_gather",
+                   "reduce_scatter", "all_to_all", "barrier"}  # fmt: skip
+    assert collectives <= names
+    assert len(names) == 21

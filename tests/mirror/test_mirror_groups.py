@@ -1,0 +1,339 @@
+"""Proves that groups are as torch's: ranks, names, members and others, splitting, shrinking,
+ending.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+World = Callable[..., list[Any]]
+
+
+def _identity(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.group.WORLD
+    assert dist.is_initialized()
+    assert pg is dist.GroupMember.WORLD
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    assert (pg.rank(), pg.size()) == (rank, size)
+    assert dist.get_backend() == "host" == dist.Backend.HOST
+    assert dist.get_backend_config() == "cpu:host"
+    assert dist.get_process_group_ranks(None) == list(range(size))
+    assert dist.get_pg_count() == 1
+    assert dist.get_default_backend_for_device("cpu") == "host"
+    assert dist.get_default_backend_for_device(torch.device("cuda")) == "nccl"
+    with pytest.raises(ValueError, match="Default backend not registered"):
+        dist.get_default_backend_for_device("meta")
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("host")
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_identity(world: World, nranks: int) -> None:
+    world(nranks, _identity)
+
+
+def _backend_by_device(dist: Any, rank: int, size: int) -> str:
+    return dist.get_backend()  # type: ignore[no-any-return]
+
+
+def test_backends(world: World) -> None:
+    """None is what there is; both can be named, also where only one can be used."""
+    import torch
+
+    expected = "cpu:host,cuda:nccl" if torch.cuda.is_available() else "host"
+    assert world(2, _backend_by_device, init={"backend": None}) == [expected] * 2
+    both = world(2, _backend_by_device, init={"backend": "cpu:host,cuda:nccl"})
+    assert both == ["cpu:host,cuda:nccl"] * 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("gloo", "pass backend='host'"),
+        ("mpi", "pass backend='host'"),
+        ("cpu:gloo,cuda:nccl", "pass backend='host'"),
+        ("cpu:nccl", "'nccl' moves the tensors of 'cuda'"),
+        ("cpu:host,cpu:host", "two for the device 'cpu'"),
+        ("hosst", "pynccl has 'nccl' and 'host'"),
+    ],
+)
+def test_backends_that_are_refused(backend: str, message: str) -> None:
+    import pynccl as dist
+
+    with pytest.raises(ValueError, match=message):
+        dist.init_process_group(backend, rank=0, world_size=1)
+    assert not dist.is_initialized()
+
+
+def test_arguments_of_init_that_are_refused() -> None:
+    import pynccl as dist
+
+    store = dist.HashStore()
+    with pytest.raises(AssertionError, match="both init_method and store"):
+        dist.init_process_group("host", init_method="env://", store=store, rank=0, world_size=1)
+    with pytest.raises(AssertionError, match="world_size must be positive"):
+        dist.init_process_group("host", store=store, rank=0)
+    with pytest.raises(AssertionError, match="rank must be non-negative"):
+        dist.init_process_group("host", store=store, world_size=1)
+    with pytest.raises(TypeError, match="datetime.timedelta, got 5"):
+        dist.init_process_group("host", store=store, rank=0, world_size=1, timeout=5)
+    with pytest.raises(TypeError, match="pg_options"):
+        dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=3)
+    assert not dist.is_initialized()
+
+
+def test_without_init() -> None:
+    import torch
+
+    import pynccl as dist
+
+    for call in (dist.get_rank, dist.barrier, lambda: dist.all_reduce(torch.ones(1))):
+        with pytest.raises(ValueError, match="has not been initialized"):
+            call()
+    with pytest.raises(AssertionError, match="cannot be None"):
+        dist.destroy_process_group()
+
+
+def _new_group(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.new_group([size - 1, 0])
+    if rank not in (0, size - 1):
+        assert pg == dist.GroupMember.NON_GROUP_MEMBER == -100
+        assert dist.get_rank(pg) == dist.get_world_size(pg) == -1
+        with pytest.raises(ValueError, match="Invalid process group"):
+            dist.get_backend(pg)
+        with pytest.warns(UserWarning, match=f"all_reduce on global rank {rank} which does not"):
+            assert dist.all_reduce(torch.ones(1), group=pg) is None
+        with pytest.raises(ValueError, match="is not registered"):
+            dist.broadcast(torch.ones(1), 0, group=pg)
+        with pytest.warns(UserWarning, match="does not belong"):
+            assert dist.broadcast(torch.ones(1), group_src=0, group=pg) is None
+        assert dist.destroy_process_group(pg) is None
+        return
+    expected = 0 if rank == 0 else 1
+    assert dist.get_rank(pg) == expected
+    assert dist.get_process_group_ranks(pg) == [0, size - 1]
+    assert dist.get_group_rank(pg, size - 1) == 1
+    assert dist.get_global_rank(pg, 1) == size - 1
+    with pytest.raises(ValueError, match="Global rank 1 is not part"):
+        dist.get_group_rank(pg, 1)
+    with pytest.raises(ValueError, match="Group rank 2 is not part"):
+        dist.get_global_rank(pg, 2)
+    tensor = torch.full((3,), float(rank))
+    dist.broadcast(tensor, src=size - 1, group=pg)
+    assert tensor.tolist() == [size - 1.0] * 3
+    dist.destroy_process_group(pg)
+    with pytest.raises(ValueError, match="Invalid process group"):
+        dist.destroy_process_group(pg)
+    with pytest.raises(ValueError, match="it was destroyed"):
+        dist.all_reduce(tensor, group=pg)
+    assert dist.get_pg_count() == 2
+
+
+@pytest.mark.parametrize("nranks", [3, 4])
+def test_new_group(world: World, nranks: int) -> None:
+    world(nranks, _new_group)
+
+
+def _new_group_variants(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    turned = dist.new_group([2, 0, 1], sort_ranks=False, group_desc="turned")
+    assert dist.get_process_group_ranks(turned) == [2, 0, 1]
+    assert turned.rank() == [1, 2, 0][rank]
+    assert turned.group_desc == "turned"
+    tensor = torch.tensor([float(rank)])
+    dist.broadcast(tensor, src=2, group=turned)
+    assert tensor.item() == 2
+    tensor = torch.tensor([float(rank)])
+    dist.broadcast(tensor, group_src=1, group=turned)
+    assert tensor.item() == 0
+    everybody = dist.new_group()
+    assert everybody.size() == size
+    local = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
+    if local is not None:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=local)
+        assert tensor.item() == 2
+    for ranks, message in (
+        ([0, 0], "duplicate"),
+        ([0, 1, 2, 3], "less or equal"),
+        ([0, 7], "Rank 7 is out of range"),
+        ([-1], "Rank -1 is out of range"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dist.new_group(ranks)
+    with pytest.raises(ValueError, match="pass backend='host'"):
+        dist.new_group(backend="gloo")
+
+
+def test_new_group_variants(world: World) -> None:
+    world(3, _new_group_variants)
+
+
+def _subgroups(dist: Any, rank: int, size: int) -> None:
+    own, every = dist.new_subgroups(2)
+    assert [dist.get_world_size(pg) for pg in every] == [2 if pg is own else -1 for pg in every]
+    assert dist.get_process_group_ranks(own) == [rank // 2 * 2, rank // 2 * 2 + 1]
+    own, every = dist.new_subgroups_by_enumeration([[0, 2], [3]])
+    assert (own is None) == (rank == 1)
+    assert len(every) == 2
+    for size_, message in ((3, "must be divisible"), (5, "must not exceed"), (0, "positive")):
+        with pytest.raises(ValueError, match=message):
+            dist.new_subgroups(size_)
+    with pytest.raises(ValueError, match="cannot be empty"):
+        dist.new_subgroups_by_enumeration([])
+    with pytest.raises(ValueError, match="has appeared in both"):
+        dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
+
+
+def test_subgroups(world: World) -> None:
+    world(4, _subgroups)
+
+
+def _split(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.split_group(split_ranks=[[1, 0], [3]])
+    if rank == 2:
+        assert pg is None
+        return
+    members = [0, 1] if rank < 2 else [3]
+    assert dist.get_process_group_ranks(pg) == members
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=pg)
+    assert tensor.tolist() == [len(members)] * 2
+    if rank < 2:
+        again = dist.split_group(pg, [[0], [1]])
+        assert again.size() == 1
+        dist.send(tensor, 1 - rank, group=pg) if rank else dist.recv(tensor, 1 - rank, group=pg)
+    with pytest.raises(ValueError, match="cannot be None or empty"):
+        dist.split_group(split_ranks=[])
+
+
+def test_split_group(world: World) -> None:
+    world(4, _split)
+
+
+def _shrink(dist: Any, rank: int, size: int, flags: int) -> list[float]:
+    import torch
+
+    other = dist.new_group()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    if rank == 1:
+        with pytest.raises(RuntimeError, match="in the exclusion list"):
+            dist.shrink_group([1])
+        return [0]
+    for ranks, error, message in (
+        ((1,), TypeError, "must be a list"),
+        ([], ValueError, "cannot be empty"),
+        ([9], ValueError, "out of bounds"),
+        ([1, 1], ValueError, "Duplicate rank 1"),
+        ([0, 1, 2], ValueError, "Cannot exclude all"),
+    ):
+        with pytest.raises(error, match=message):
+            dist.shrink_group(ranks)
+    pg = dist.shrink_group([1], shrink_flags=flags)
+    assert pg is dist.group.WORLD
+    assert (pg.size(), pg.rank()) == (size - 1, {0: 0, 2: 1}[rank])
+    assert dist.get_process_group_ranks(pg) == [0, 2]
+    with pytest.raises(ValueError, match="Invalid process group"):
+        dist.all_reduce(tensor, group=other)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return [tensor.item()]
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_shrink_group(world: World, flags: int) -> None:
+    assert world(3, _shrink, flags) == [[2.0], [0], [2.0]]
+
+
+def _again(dist: Any, rank: int, size: int, url: str) -> None:
+    """End and begin several times, over one store that is never emptied."""
+    import torch
+
+    dist.destroy_process_group()
+    store = dist.FileStore(url, size)
+    for round_ in range(3):
+        dist.init_process_group("host", store=store, rank=rank, world_size=size)
+        pg = dist.new_group()
+        assert (pg.group_name, dist.get_pg_count()) == ("1", 2)
+        tensor = torch.tensor([rank + round_])
+        dist.all_reduce(tensor, group=pg)
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+        assert tensor.item() == 1 + 2 * round_
+        dist.monitored_barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+
+
+def test_init_again(world: World, tmp_path: Any) -> None:
+    world(2, _again, str(tmp_path / "again"))
+
+
+def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
+    """torch.distributed over the same store, at the same time."""
+    import torch
+    import torch.distributed as torch_dist
+
+    assert not torch_dist.is_initialized()
+    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+    ours, theirs = torch.arange(5) + rank, torch.arange(5) + rank
+    dist.all_reduce(ours)
+    torch_dist.all_reduce(theirs)
+    assert torch.equal(ours, theirs)
+    assert dist.group.WORLD is not torch_dist.group.WORLD
+    torch_dist.destroy_process_group()
+    assert dist.is_initialized()
+    dist.barrier()
+
+
+def test_beside_torch(world: World, tmp_path: Any) -> None:
+    world(2, _beside_torch, f"file://{tmp_path}/torch")
+
+
+def _missing_rank(dist: Any, rank: int, size: int) -> str:
+    if rank == 1:
+        return ""
+    with pytest.raises(dist.DistStoreError) as caught:
+        dist.new_group(timeout=timedelta(seconds=1))
+    assert isinstance(caught.value, dist.DistError)
+    return str(caught.value)
+
+
+def test_a_missing_rank_is_named(world: World) -> None:
+    text = world(2, _missing_rank)[0]
+    assert "rank 0 Timed out waiting 1 seconds for rank 1 of 2" in text
+
+
+def test_small_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynccl as dist
+
+    for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert dist.get_node_local_rank(3) == 3
+    with pytest.raises(RuntimeError, match="LOCAL_RANK is not in the environment"):
+        dist.get_node_local_rank()
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert dist.get_node_local_rank(3) == 5
+    assert not dist.is_torchelastic_launched()
+    assert dist.is_available()
+    assert dist.is_backend_available("host")
+    assert not dist.is_backend_available("gloo")
+    gone = (dist.is_gloo_available, dist.is_mpi_available, dist.is_ucc_available)
+    assert not any(available() for available in gone)
+    assert dist.Backend("HOST") == "host"
+    with pytest.raises(ValueError, match="string-ish"):
+        dist.Backend(3)
+    with warnings.catch_warnings(), dist.record_comm("mine"):
+        pass

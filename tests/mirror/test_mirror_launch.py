@@ -1,0 +1,237 @@
+"""Proves that scripts start and end as with torch.distributed: mp.spawn, torchrun, URLs and stores,
+with and without destroy_process_group, and across fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+DEADLINE = 120  # seconds; starting Python with torch costs seconds on a small machine
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Start Python on a script, or with arguments that name it."""
+    script = tmp_path / "script.py"
+
+    def run(code: str = "", *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        if code and not script.exists():
+            script.write_text(textwrap.dedent(code))
+        path = os.pathsep.join(sys.path)
+        command = [argument.replace("{script}", str(script)) for argument in arguments]
+        return subprocess.Popen(
+            [sys.executable, *(command or [str(script)])],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return run
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    """Wait for the end, and return what was printed."""
+    try:
+        out, err = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"not done after {DEADLINE} s:\n{out}\n{err}")
+    assert process.returncode == code, f"exit {process.returncode}:\n{out}\n{err}"
+    return out + err
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+WORK = """
+    import os, sys
+    import torch
+    import pynccl as dist
+
+    def work(*args, **init):
+        dist.init_process_group(*args, **init)
+        tensor = torch.ones(3) * (dist.get_rank() + 1)
+        dist.all_reduce(tensor)
+        group = dist.new_group([0, 1])
+        if dist.get_rank() < 2:
+            dist.all_reduce(tensor, group=group)
+        pending = dist.all_reduce(tensor, async_op=True)
+        print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {tensor[0].item():g}", flush=True)
+"""
+
+SPAWN = (
+    WORK
+    + """
+    def main(rank, size, port, ends):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        work("host", rank=rank, world_size=size)
+        if ends:
+            dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        torch.multiprocessing.spawn(main, (2, sys.argv[1], sys.argv[2] == "destroy"), nprocs=2)
+"""
+)
+
+
+@pytest.mark.parametrize("end", ["destroy", "leave"])
+def test_spawn(start: Start, end: str) -> None:
+    printed = finish(start(SPAWN, "{script}", free_port(), end))
+    assert "rank 0 of 2: " in printed
+    assert "rank 1 of 2: " in printed
+
+
+def test_torchrun(start: Start) -> None:
+    """Its agent hosts the store; the script says nothing but the backend."""
+    code = (
+        WORK
+        + '    work("host"); assert dist.is_torchelastic_launched(); dist.get_node_local_rank()\n'
+    )
+    options = ("--nnodes=1", "--nproc-per-node=3", "--master-port", free_port())
+    printed = finish(start(code, "-m", "torch.distributed.run", *options, "{script}"))
+    for rank in range(3):
+        assert f"rank {rank} of 3: " in printed
+
+
+URLS = (
+    WORK
+    + """
+    size, rank = 2, int(sys.argv[1])
+    work("host", init_method=sys.argv[2], rank=rank, world_size=size)
+    dist.destroy_process_group()
+    if sys.argv[3] != "0":
+        # The URL may have all of it.
+        work("host", init_method=sys.argv[3] + f"?rank={rank}&world_size={size}")
+        dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", int(sys.argv[4]), size, rank == 0)
+    work("host", store=store, rank=rank, world_size=size)
+"""
+)
+
+
+def test_urls_and_stores(start: Start, tmp_path: Path) -> None:
+    tcp = f"tcp://127.0.0.1:{free_port()}"
+    rest = (f"file://{tmp_path}/store", tcp, free_port())
+    processes = [start(URLS, "{script}", str(rank), *rest) for rank in (0, 1)]
+    for rank, process in enumerate(processes):
+        assert finish(process).count(f"rank {rank} of 2: ") == 3
+
+
+LEAVE = """
+    import os, sys, time
+    import torch
+    import pynccl as dist
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("host")
+    tensor = torch.ones(300_000)
+    for _ in range(int(sys.argv[2])):
+        dist.all_reduce(tensor)
+    if sys.argv[1] == "send":  # nobody waits for what is sent last
+        if rank == 0:
+            dist.isend(torch.full((300_000,), 5.0), 1)
+        else:
+            time.sleep(0.2)
+            assert dist.recv(tensor, 0) == 0 and tensor[-1] == 5
+    elif sys.argv[1] == "raise" and rank == 1:
+        raise KeyError("wrong")
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "send"])
+def test_leaving_without_destroy_is_clean(start: Start, how: str) -> None:
+    """Again and again: whoever ends first disturbs nobody, and nothing is printed but the script's."""
+    size = 2 if how == "send" else 3
+    common = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(size)}
+    for round_ in range(3):
+        common["MASTER_PORT"] = free_port()
+        processes = [
+            start(LEAVE, "{script}", how, str(round_ * 3), RANK=str(rank), **common)
+            for rank in range(size)
+        ]
+        for process in processes:
+            assert finish(process) == "done\n"
+
+
+def test_an_exception_names_its_rank(start: Start) -> None:
+    common = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "MASTER_PORT": free_port()}
+    processes = [
+        start(LEAVE, "{script}", "raise", "1", RANK=str(rank), **common) for rank in (0, 1)
+    ]
+    assert finish(processes[0]) == "done\n"
+    printed = finish(processes[1], code=1)
+    assert "[rank1]: KeyError: 'wrong'" in printed
+    assert "[rank1]: Traceback" in printed
+
+
+FORK = """
+    import os, sys, tempfile
+    import torch
+    import pynccl as dist
+
+    def in_child(function):
+        child = os.fork()
+        if child == 0:
+            try:
+                function()
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def alone():
+        store = dist.FileStore(tempfile.mktemp(), 1)
+        dist.init_process_group("host", store=store, rank=0, world_size=1)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, async_op=True).wait()
+        dist.barrier()
+
+    def use(pg):
+        assert not dist.is_initialized()
+        for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.barrier(pg),
+                     lambda: dist.isend(torch.ones(1), group_dst=0, group=pg)):
+            try:
+                call()
+            except ValueError as error:
+                print(error)
+            else:
+                raise AssertionError("it was used")
+        alone()  # the child can make its own
+        dist.destroy_process_group()
+
+    assert in_child(alone) == 0  # after the import
+    alone()
+    pg = dist.group.WORLD
+    assert in_child(lambda: use(pg)) == 0
+    alone_again = torch.ones(1)
+    dist.all_reduce(alone_again)  # the parent goes on
+    dist.destroy_process_group()
+"""
+
+
+def test_fork(start: Start) -> None:
+    printed = finish(start(FORK))
+    assert "has not been initialized" in printed
+    assert "before this process was forked" in printed

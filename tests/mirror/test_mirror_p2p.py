@@ -1,0 +1,204 @@
+"""Proves point to point: any order without deadlock, first use by two ranks of many, batches, order
+of messages, any source where it is known.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+World = Callable[..., list[Any]]
+LARGE = 1_000_003  # elements, far more than any buffer on the way
+
+
+def _ring(dist: Any, rank: int, size: int, count: int) -> None:
+    """Everybody sends first, without a batch."""
+    import torch
+
+    for shift in range(1, size):
+        sent = torch.full((count,), float(rank))
+        received = torch.empty(count)
+        sending = dist.isend(sent, (rank + shift) % size)
+        receiving = dist.irecv(received, (rank - shift) % size)
+        assert receiving.wait()
+        assert sending.wait()
+        assert (received == (rank - shift) % size).all()
+        assert receiving._source_rank() == (rank - shift) % size
+        assert sending.is_success()
+
+
+@pytest.mark.parametrize("count", [1, LARGE])
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_ring_without_a_batch(world: World, nranks: int, count: int) -> None:
+    world(nranks, _ring, count)
+
+
+def _ring_of_blocking_recv(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    received = torch.empty(LARGE)
+    work = dist.isend(torch.full((LARGE,), float(rank)), (rank + 1) % size)
+    assert dist.recv(received, (rank - 1) % size) == (rank - 1) % size
+    work.wait()
+    assert received[-1] == (rank - 1) % size
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_isend_then_recv_round_a_ring(world: World, nranks: int) -> None:
+    world(nranks, _ring_of_blocking_recv)
+
+
+def _two_of_many(dist: Any, rank: int, size: int) -> None:
+    """The first operation of the group concerns two ranks; the others do nothing."""
+    import torch
+
+    tensor = torch.full((3,), float(rank))
+    if rank == 1:
+        dist.send(tensor, 3)
+    elif rank == 3:
+        assert dist.recv(tensor, 1) == 1
+        assert tensor.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("backend", ["host", "cpu:host,cuda:nccl"])
+def test_two_of_many(world: World, backend: str) -> None:
+    world(4, _two_of_many, init={"backend": backend})
+
+
+def _order(dist: Any, rank: int, size: int, seed: int) -> None:
+    """Messages of one rank to another arrive in their order, blocking or not, whatever else goes on."""
+    import torch
+
+    timing = random.Random(seed * 10 + rank)
+    peer = 1 - rank
+    works = []
+    inbox = []
+    for number in range(30):
+        count = [1, 100, 70_000][number % 3]
+        sent = torch.full((count,), float(number))
+        inbox.append(torch.empty(count))
+        pair = [
+            lambda sent=sent: dist.isend(sent, peer),
+            lambda: dist.irecv(inbox[-1], peer),
+        ]
+        timing.shuffle(pair)
+        works += [call() for call in pair]
+        if number % 7 == 0:
+            dist.all_reduce(torch.ones(1))
+        if timing.random() < 0.2:
+            time.sleep(timing.random() * 0.003)
+    for work in works:
+        work.wait()
+    assert [int(t[-1]) for t in inbox] == list(range(30))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_keep_their_order(world: World, seed: int) -> None:
+    world(2, _order, seed)
+
+
+def _batch(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    others = [peer for peer in range(size) if peer != rank]
+    inbox = {peer: torch.empty(50_000 * (peer + 1)) for peer in others}
+    operations = [dist.P2POp(dist.irecv, inbox[peer], peer) for peer in others]
+    operations += [
+        dist.P2POp(dist.isend, torch.full((50_000 * (rank + 1),), float(rank)), group_peer=peer)
+        for peer in others
+    ]
+    own_in, own_out = torch.full((4,), 7.0), torch.empty(4)
+    operations.append(dist.P2POp(dist.isend, own_in, rank))
+    operations.append(dist.P2POp(dist.irecv, own_out, rank))
+    random.Random(rank).shuffle(operations)
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert all((inbox[peer] == peer).all() for peer in others)
+    assert own_out.tolist() == own_in.tolist()
+    assert "isend" in repr(operations[0]) or "irecv" in repr(operations[0])
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_batch(world: World, nranks: int) -> None:
+    world(nranks, _batch)
+
+
+def _refused(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    tensor = torch.ones(1)
+    for call in (lambda: dist.send(tensor, rank), lambda: dist.recv(tensor, group_src=rank)):
+        with pytest.raises(ValueError, match="should not be the same as the rank"):
+            call()
+    for call in (lambda: dist.isend(tensor, rank), lambda: dist.irecv(tensor, rank)):
+        with pytest.raises(ValueError, match="pass both to batch_isend_irecv"):
+            call()
+    with pytest.raises(ValueError, match="is no rank of a group"):
+        dist.isend(tensor, 99)
+    with pytest.raises(ValueError, match="Invalid ``op``"):
+        dist.P2POp(dist.broadcast, tensor, 0)
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
+        dist.P2POp(dist.isend, [1], 0)
+    with pytest.raises(ValueError, match="Invalid ``p2p_op_list``"):
+        dist.batch_isend_irecv([1])
+    other = dist.new_group()
+    with pytest.raises(ValueError, match="same group"):
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, tensor, 0), dist.P2POp(dist.isend, tensor, 0, other)]
+        )
+    if size > 2:
+        for call in (lambda: dist.recv(tensor), lambda: dist.irecv(tensor)):
+            with pytest.raises(ValueError, match="name the source"):
+                call()
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_mistakes(world: World, nranks: int) -> None:
+    world(nranks, _refused)
+
+
+def _any_source(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.new_group([1, 2])
+    if rank == 0:
+        return
+    tensor = torch.tensor([float(rank)])
+    if rank == 1:
+        dist.send(tensor, 2, group=pg)
+        dist.isend(tensor, group_dst=1, group=pg).wait()
+        return
+    assert dist.recv(tensor, group=pg) == 1
+    work = dist.irecv(tensor, group=pg)
+    work.wait()
+    assert work._source_rank() == 0
+    assert tensor.item() == 1
+
+
+def test_any_source_in_a_group_of_two(world: World) -> None:
+    world(3, _any_source)
+
+
+def _nobody_there(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    if rank == 1:
+        time.sleep(1.5)
+        return
+    work = dist.irecv(torch.empty(1), 1)
+    assert not work.is_completed()
+    with pytest.raises(RuntimeError, match="Timed out waiting 100ms"):
+        work.wait(timedelta(milliseconds=100))
+    with pytest.raises(dist.DistStoreError, match="for rank 1 of 2"):
+        work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+
+
+def test_nobody_there(world: World) -> None:
+    world(2, _nobody_there, init={"timeout": timedelta(seconds=1)})

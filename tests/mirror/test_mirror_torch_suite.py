@@ -1,0 +1,31 @@
+"""Proves that PyTorch's own tests pass: those that are not excepted at two ranks, within a time;
+`make test-torch-suite` runs them at four as well.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from launcher import Launcher
+
+pytest.importorskip("torch")
+pytest.importorskip("expecttest", reason="torch.testing needs it")
+
+import torch_suite
+
+SECONDS = 90
+
+
+def test_torch_suite(launch: Launcher) -> None:
+    until = time.monotonic() + SECONDS
+    outcomes = []
+    for name in torch_suite.test_names():
+        if time.monotonic() > until:
+            break
+        if torch_suite.reason_of_exception(name, 2):
+            continue
+        result = torch_suite.run(launch, name, 2, of_torch=False)
+        assert result.outcome != "failed", f"{name}: {result.why}"
+        outcomes.append(result.outcome)
+    assert outcomes.count("passed") > 30

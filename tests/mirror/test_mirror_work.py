@@ -1,0 +1,242 @@
+"""Proves asynchronous operations: waiting, futures, errors and timeouts in wait(), and that tensors
+live as long as they are needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from in_world import run_in_world
+from launcher import Launcher
+
+World = Callable[..., list[Any]]
+
+
+def _every_collective(dist: Any, rank: int, size: int) -> None:
+    """All of them under way at once, waited for in another order."""
+    import torch
+
+    def full(value: float = 1.0, *shape: int) -> torch.Tensor:
+        return torch.full(shape or (2,), float(value))
+
+    tensor, reduced, copied = full(), full(), full(rank)
+    flat, block, exchanged = full(0, size), full(), full(0, size)
+    gathered, collected = [full(0) for _ in range(size)], [full(0) for _ in range(size)]
+    mixed, scattered, listed = [full(0) for _ in range(size)], full(0), full(0)
+    root = rank == 0
+    works = [
+        dist.all_reduce(tensor, async_op=True),
+        dist.reduce(reduced, 0, async_op=True),
+        dist.broadcast(copied, 1, async_op=True),
+        dist.all_gather(gathered, full(rank), async_op=True),
+        dist.all_gather_single(flat, full(rank, 1), async_op=True),
+        dist.gather(full(rank), collected if root else None, async_op=True),
+        dist.scatter(scattered, [full(p) for p in range(size)] if root else None, async_op=True),
+        dist.reduce_scatter(listed, [full() for _ in range(size)], async_op=True),
+        dist.reduce_scatter_single(block, full(1, 2 * size), async_op=True),
+        dist.all_to_all(mixed, [full(rank) for _ in range(size)], async_op=True),
+        dist.all_to_all_single(exchanged, full(rank, size), async_op=True),
+        dist.barrier(async_op=True),
+    ]
+    for work in reversed(works):
+        assert work.wait() is True
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+    assert tensor.tolist() == [size] * 2
+    assert copied.tolist() == [1.0] * 2
+    ranks = [float(peer) for peer in range(size)]
+    assert [t[0].item() for t in gathered] == flat.tolist() == exchanged.tolist() == ranks
+    assert [t[0].item() for t in mixed] == ranks
+    assert scattered.tolist() == [rank] * 2
+    assert listed.tolist() == block.tolist() == [size] * 2
+    assert not root or (
+        reduced.tolist() == [size] * 2 and [t[1].item() for t in collected] == ranks
+    )
+    assert works[0].result()[0] is tensor
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_every_collective(world: World, nranks: int) -> None:
+    world(nranks, _every_collective)
+
+
+def _overlap(dist: Any, rank: int, size: int) -> None:
+    """The caller goes on while the others have not come."""
+    import torch
+
+    tensor = torch.ones(1000)
+    if rank == 1:
+        time.sleep(0.3)
+    started = time.monotonic()
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        assert time.monotonic() - started < 0.2
+        assert not work.is_completed()
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 10ms for all_reduce"):
+            work.wait(timedelta(milliseconds=10))
+    assert work.wait(timedelta(seconds=20))
+    # Synchronous and asynchronous operations of a group run in the order of their calls.
+    second = dist.all_reduce(tensor, async_op=True)
+    dist.all_reduce(tensor)
+    assert tensor[0] == size**3
+    second.wait()
+
+
+def test_overlap_and_timeout_of_wait(world: World) -> None:
+    world(2, _overlap)
+
+
+def _futures(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    if rank == 1:
+        time.sleep(0.05)
+    tensor = torch.full((2,), float(rank + 1))
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    doubled = future.then(lambda done: [2 * t for t in done.wait()])
+    assert doubled.wait()[0].tolist() == [size * (size + 1.0)] * 2
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    for done in torch.futures.wait_all([work.get_future() for work in works]):
+        assert done[0].tolist() == [size] * 3
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_futures(world: World, nranks: int) -> None:
+    world(nranks, _futures)
+
+
+def _lives(dist: Any, rank: int, size: int) -> None:
+    """A tensor that only the operation knows lives until it was waited for, or is done."""
+    import torch
+
+    tensor = torch.ones(100_000)
+    seen = weakref.ref(tensor)
+    work = dist.all_reduce(tensor, async_op=True)
+    del tensor
+    gc.collect()
+    assert seen() is not None
+    work.wait()
+    assert work.result()[0][0] == size
+    del work
+    gc.collect()
+    assert seen() is None
+    # Nobody waits: what is done goes with the next calls, so that memory does not grow.
+    seen_all = []
+    for number in range(200):
+        tensor = torch.full((10_000,), float(number))
+        seen_all.append(weakref.ref(tensor))
+        dist.all_reduce(tensor, async_op=True)
+        del tensor
+    dist.barrier(async_op=True).wait()
+    dist.barrier(async_op=True).wait()
+    assert sum(s() is not None for s in seen_all) < 5
+
+
+def test_tensors_live_as_long_as_needed(world: World) -> None:
+    world(2, _lives)
+
+
+def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
+    """An operation in which not all take part ends with the group's timeout, and only that group."""
+    import torch
+
+    pg = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        started = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="all_reduce.* Timed out after 1 seconds"):
+            work = dist.all_reduce(torch.ones(1), group=pg, async_op=async_op)
+            work.wait()
+        assert 0.9 < time.monotonic() - started < 10
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=pg)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_timeout_of_the_group(world: World, async_op: bool) -> None:
+    world(2, _timeout, async_op)
+
+
+def _peer_dies(dist: Any, rank: int, size: int, async_op: bool) -> str:
+    import torch
+
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError) as caught:
+        work = dist.all_reduce(torch.ones(1), async_op=async_op)
+        work.wait()
+    assert isinstance(caught.value, RuntimeError)
+    if async_op:
+        assert work.exception() is caught.value
+        assert not work.is_success()
+        with pytest.raises(RuntimeError):
+            work.wait()
+        with pytest.raises(RuntimeError):
+            work.get_future().wait()
+    return type(caught.value).__mro__[1].__name__
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_dead_peer_is_an_error_in_wait(launch: Launcher, tmp_path: Any, async_op: bool) -> None:
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(2, run_in_world, _peer_dies, url, {}, (async_op,))
+    assert outcomes[0].ok, outcomes[0].trace
+    assert outcomes[0].value == "NcclRemoteError"
+    assert outcomes[1].died == "killed by SIGKILL"
+
+
+def _barriers(dist: Any, rank: int, size: int) -> list[float]:
+    import torch
+
+    times = []
+    for call in (dist.barrier, dist.monitored_barrier, lambda: dist.barrier(async_op=True).wait()):
+        time.sleep(0.1 * rank)
+        call()
+        times.append(time.monotonic())
+    dist.barrier(timeout=timedelta(seconds=20))
+    dist.barrier(dist.group.WORLD)
+    with pytest.raises(TypeError, match="timedelta"):
+        dist.barrier(timeout=1)
+    pg = dist.new_group([0, 1])
+    if rank < 2:
+        dist.monitored_barrier(pg, timedelta(seconds=20))
+    else:
+        with pytest.warns(UserWarning, match="monitored_barrier"):
+            dist.monitored_barrier(pg)
+    dist.all_reduce(torch.ones(1))
+    return times
+
+
+def test_barriers(world: World) -> None:
+    times = world(3, _barriers)
+    for moments in zip(*times, strict=True):
+        assert max(moments) - min(moments) < 0.09
+
+
+def _missing(dist: Any, rank: int, size: int, wait_all_ranks: bool) -> str:
+    if rank in (1, 2):
+        return ""
+    limit = timedelta(seconds=1)
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.monitored_barrier(timeout=limit, wait_all_ranks=wait_all_ranks)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("wait_all_ranks", [False, True])
+def test_monitored_barrier_names_the_missing(world: World, wait_all_ranks: bool) -> None:
+    first, _, _, last = world(4, _missing, wait_all_ranks)
+    missing = "Ranks 1, 2" if wait_all_ranks else "Rank 1"
+    assert f"{missing} failed to pass monitoredBarrier in 1000 ms" in first
+    assert "Rank 3 successfully reached monitoredBarrier" in last

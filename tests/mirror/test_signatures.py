@@ -1,0 +1,125 @@
+"""Proves that every mirrored name has torch's signature, and that no name is left out silently."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as torch_dist
+from torch.distributed import distributed_c10d
+
+import pynccl
+
+ABSENT = {
+    "ProcessGroupGloo": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+    "ProcessGroupMPI": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+    "ProcessGroupNCCL": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+    "ProcessGroupUCC": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+    "ProcessGroupXCCL": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+}
+# Made in C++, where inspect finds no signature; what they do is tested elsewhere.
+OPAQUE = {"ProcessGroup", "Work"}
+OWN = {"__version__", "nccl", "raw"}
+
+MIRRORED = sorted(set(pynccl.__all__) - OWN)
+
+
+def _of_torch(name: str) -> Any:
+    for module in (distributed_c10d, torch_dist, torch._C._distributed_c10d):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AssertionError(f"torch has no {name}")
+
+
+def _text(function: Any) -> str:
+    """A signature, its annotations by their last names."""
+    signature = str(inspect.signature(function)).replace("'", "")
+    return re.sub(r"\b(?:[a-zA-Z_]\w*\.)+(?=[A-Za-z_])", "", signature)
+
+
+def test_every_name_of_torch_is_mirrored_or_absent_for_a_reason() -> None:
+    names = set(distributed_c10d.__all__)
+    assert names <= set(pynccl.__all__) | set(ABSENT)
+    assert not set(ABSENT) & set(pynccl.__all__)
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_signature(name: str) -> None:
+    ours, theirs = getattr(pynccl, name), _of_torch(name)
+    if ours is theirs or name in OPAQUE or not callable(theirs):
+        return
+    try:
+        expected = _text(theirs)
+    except ValueError:
+        pytest.fail(f"torch's {name} has no signature: add it to OPAQUE")
+    assert _text(ours) == expected
+
+
+@pytest.mark.parametrize("name", ["ProcessGroup", "Work"])
+def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
+    """The public methods that pynccl's class has are torch's too, or pynccl's own on purpose."""
+    own = {
+        "ProcessGroup": {
+            # The state that pynccl.mirror keeps in a group.
+            *("channel", "existing_channels", "adopt", "pair", "provider", "open_at_once", "run"),
+            *("leave", "forbid", "make_channel", "object_device", "abort", "alltoall"),
+        },
+        "Work": {"source_rank"},
+    }[name]
+    ours = {method for method in dir(getattr(pynccl, name)) if not method.startswith("_")}
+    theirs = set(dir(_of_torch(name)))
+    assert ours - theirs <= own
+
+
+def test_all_names_resolve() -> None:
+    for name in pynccl.__all__:
+        assert getattr(pynccl, name) is not None
+    assert set(pynccl.__all__) <= set(dir(pynccl))
+    with pytest.raises(AttributeError, match="no attribute 'all_reduced'"):
+        pynccl.all_reduced  # noqa: B018
+
+
+def _python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_light() -> None:
+    loaded = _python(
+        "import pynccl, pynccl.nccl, pynccl.raw\n"
+        "print(*(name for name in ('torch', 'numpy') if name in sys.modules))"
+    )
+    assert loaded.strip() == ""
+
+
+def test_without_torch() -> None:
+    """The objects and nccl.h work; the mirror's names say what is missing."""
+    printed = _python(
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        "import pynccl\n"
+        "from pynccl import nccl, raw\n"
+        "comm = nccl.Communicator(1, nccl.get_unique_id('host'), 0, provider='host')\n"
+        "comm.close()\n"
+        "try:\n"
+        "    pynccl.all_reduce\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    assert "needs torch, which is not installed" in printed
+    assert "pynccl.nccl and pynccl.raw work without it" in printed

@@ -1,0 +1,211 @@
+"""Runs PyTorch's own acceptance tests for torch.distributed with pynccl in its place.
+
+The tests travel in the torch wheel (torch.testing._internal.distributed.distributed_test). Here
+they run over CPU tensors, in processes that are kept from test to test, with ``dist`` replaced by pynccl
+and the backend "gloo" by "host". What passes with torch and gloo must pass with pynccl, but for the
+tests in EXCEPTIONS.
+
+    python tests/mirror/torch_suite.py --ranks 2 4          # with pynccl
+    python tests/mirror/torch_suite.py --ranks 2 4 --torch  # with torch itself, for comparison
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import os
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+if TYPE_CHECKING:
+    from launcher import Launcher
+    from worker import Rank
+
+DDP = "tests DistributedDataParallel, which talks to torch's own C++ ProcessGroup"
+INSIDE = "tests a part of torch that calls torch.distributed by itself"
+
+# Tests that gloo passes and pynccl does not, by pattern, with the world sizes and the reason.
+EXCEPTIONS: dict[str, tuple[tuple[int, ...], str]] = {
+    "test_*ddp*": ((2, 4), DDP),
+    "test_*DistributedDataParallel*": ((2, 4), DDP),
+    "test_accumulate_gradients_*": ((2, 4), DDP),
+    "test_get_data_parallel_params": ((2, 4), DDP),
+    "test_grads_same_across_ranks_with_no_sync": ((2, 4), DDP),
+    "test_invalid_static_graph": ((2, 4), DDP),
+    "test_static_graph_*": ((2, 4), DDP),
+    "test_output_unused_in_loss_*": ((2, 4), DDP),
+    "test_undefined_grad_parity_unused_parameters": ((2, 4), DDP),
+    "test_different_graph_across_ranks": ((2, 4), DDP),
+    "test_detect_ddp_is_actually_static": ((2, 4), DDP),
+    "test_sync_bn_logged": ((2, 4), DDP),
+    "test_stateless_api_with_ddp": ((2, 4), DDP),
+    "test_skip_all_reduce_unused_parameters": ((2, 4), DDP),
+    "test_verify_model_across_rank_*": ((2, 4), DDP),
+    "test_compute_bucket_assignment_*": ((2, 4), DDP),
+    "test_dump_DDP_relevant_env_vars": ((2, 4), DDP),
+    "test_post_localSGD_*": ((2, 4), DDP),
+    "test_*model_averager*": ((2, 4), INSIDE),
+    "test_average_parameters": ((2, 4), INSIDE),
+    "test_SyncBatchNorm_process_group": ((2, 4), INSIDE),
+    "test_DistributedSampler_padding": ((2, 4), INSIDE),
+    "test_sparse_all_reduce_sum": ((2, 4), "NCCL has no sparse tensors"),
+    "test_send_recv_any_source*": (
+        (4,),
+        "NCCL cannot receive from whichever rank sends first; in a group of two it passes",
+    ),
+}
+
+
+class Result(NamedTuple):
+    """How a test ended on all ranks."""
+
+    name: str
+    outcome: str  # passed, skipped, failed
+    why: str = ""
+
+
+def reason_of_exception(name: str, nranks: int) -> str:
+    """Why pynccl need not pass a test; "" if it must."""
+    for pattern, (sizes, reason) in EXCEPTIONS.items():
+        if nranks in sizes and fnmatch.fnmatchcase(name, pattern):
+            return reason
+    return ""
+
+
+def _module(of_torch: bool) -> Any:
+    """The tests, with their ``dist`` replaced."""
+    os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
+    from torch.testing._internal import common_distributed
+    from torch.testing._internal.distributed import distributed_test
+
+    if not of_torch and distributed_test.BACKEND == "gloo":
+        import pynccl
+
+        # The conditions for skipping, which were asked above, are gloo's.
+        distributed_test.BACKEND = "host"
+        distributed_test.dist = pynccl
+        common_distributed.c10d = pynccl
+        for name in ("_get_default_group", "get_world_size"):
+            setattr(distributed_test, name, getattr(pynccl, name))
+    return distributed_test
+
+
+def test_names() -> list[str]:
+    """All of them, in the order of the file."""
+    os.environ.setdefault("BACKEND", "gloo")
+    os.environ.setdefault("WORLD_SIZE", "2")
+    base = _module(of_torch=True).DistributedTest._DistTestBase
+    return [name for name in vars(base) if name.startswith("test_")]
+
+
+@contextlib.contextmanager
+def _initialized(module: Any, case: Any, folder: str) -> Iterator[None]:
+    """What the tests' own launcher does around each."""
+    dist = module.dist
+    dist.init_process_group(
+        init_method=f"file://{folder}/first",
+        backend=module.BACKEND,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        rank=case.rank,
+        timeout=timedelta(seconds=20),
+    )
+    module.Barrier.barrier_id = 0
+    case._barrier()
+    try:
+        yield
+        case._barrier()
+    finally:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+def run_one(rank: Rank, name: str, folder: str, of_torch: bool) -> Result:
+    """Run one test as one rank."""
+    import torch
+
+    module = _module(of_torch)
+
+    class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        pass
+
+    os.environ["TEMP_DIR"] = folder
+    module.INIT_METHOD = f"file://{folder}/second"
+    torch.manual_seed(0)
+    test = getattr(Case, name)
+    if getattr(test, "__unittest_skip__", False):
+        return Result(name, "skipped", test.__unittest_skip_why__)
+    case = Case(name)
+    case.rank = rank.rank
+    started = False
+    try:
+        with _initialized(module, case, folder):
+            started = True
+            getattr(case, name)()
+    except unittest.SkipTest as skip:
+        return Result(name, "skipped", str(skip))
+    except SystemExit as left:
+        if not started:
+            raise
+        return Result(name, "skipped", f"exit {left.code}")
+    return Result(name, "passed")
+
+
+def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float = 40) -> Result:
+    """Run one test on all ranks, in processes that are replaced when it fails."""
+    from launcher import RankFailure
+
+    env = {"BACKEND": "gloo", "WORLD_SIZE": str(nranks), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("barrier", "test_dir"):
+            Path(folder, part).mkdir()
+        try:
+            results = launch(nranks, run_one, name, folder, of_torch, env=env, timeout=timeout)
+        except RankFailure as failure:
+            return Result(name, "failed", str(failure))
+    outcomes = {result.outcome for result in results}
+    return results[0] if outcomes == {"skipped"} else Result(name, "passed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--torch", action="store_true", help="run them with torch and gloo")
+    parser.add_argument("--all", action="store_true", help="run the exceptions too")
+    parser.add_argument("-k", default="*", metavar="PATTERN", help="only tests with such names")
+    arguments = parser.parse_args()
+    from launcher import Launcher
+
+    failed = []
+    with Launcher() as launch:
+        for nranks in arguments.ranks:
+            counts = {"passed": 0, "skipped": 0, "failed": 0, "exception": 0}
+            started = time.monotonic()
+            for name in fnmatch.filter(test_names(), arguments.k):
+                if not arguments.all and reason_of_exception(name, nranks):
+                    counts["exception"] += 1
+                    continue
+                result = run(launch, name, nranks, arguments.torch)
+                counts[result.outcome] += 1
+                print(f"{nranks} ranks  {result.outcome:8} {name}", flush=True)
+                if result.outcome == "failed":
+                    failed.append(result)
+                    print(result.why, flush=True)
+            seconds = time.monotonic() - started
+            print(f"{nranks} ranks: {counts} in {seconds:.0f} s", flush=True)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    # Under its own name, by which the ranks' processes find it.
+    import torch_suite
+
+    sys.exit(torch_suite.main())
