@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help bench bench-gpu test test-gpu abi sanitize lint format clean
+.PHONY: help bench bench-calls bench-gpu bench-host test test-gpu test-torch-suite abi sanitize lint format clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -19,11 +19,20 @@ bench: $(VENV)/.installed $(VENV)/.group-bench ## time pynccl beside torch.distr
 bench-gpu: $(VENV)/.installed $(VENV)/.group-bench ## the same on the GPUs of this machine
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) --device cuda $(ARGS)
 
+bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call beside other bindings
+	$(PY) -m benchmarks.calls $(ARGS)
+
+bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl beside gloo and MPICH
+	$(PY) -m benchmarks.host $(ARGS)
+
 test: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need a GPU
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+
+test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
+	$(PY) tests/mirror/torch_suite.py --ranks 2 4 $(ARGS)
 
 abi: $(VENV)/.group-abi ## hold csrc/abi against real nccl.h files and libraries
 	$(PY) tests/abi/run.py --cache $(VENV)/abi

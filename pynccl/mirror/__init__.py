@@ -2,7 +2,8 @@
 
 Each room has one subject: the groups of this process (registry), how they are made (initialize,
 groups, regroup), what a group is (process_group, channel, pair), the operations (collectives,
-lists, p2p, objects, barrier, coalescing), and what they share (checks, operators, work, errors).
+lists, exchange, p2p, objects, barriers, coalescing), and what they share (checks, operators, work,
+errors).
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from pynccl.mirror.errors import (
     DistStoreError,
     QueueEmptyError,
 )
+from pynccl.mirror.exchange import all_to_all, all_to_all_single
 from pynccl.mirror.groups import new_group, new_subgroups, new_subgroups_by_enumeration
 from pynccl.mirror.initialize import (
     FileStore,
@@ -79,8 +81,6 @@ from pynccl.mirror.lists import (
     all_gather,
     all_gather_coalesced,
     all_reduce_coalesced,
-    all_to_all,
-    all_to_all_single,
     gather,
     reduce_scatter,
     scatter,

@@ -117,7 +117,7 @@ def _collect(pg: ProcessGroup, room: Store, limit: timedelta, wait_all_ranks: bo
     missing: list[str] = []
     try:
         if others:
-            room.wait(others, limit)
+            room.wait(others, max(limit, timedelta(milliseconds=1)))
     except RuntimeError:
         missing = [rank for rank in others if not room.check([rank])]
     if missing:
@@ -136,7 +136,7 @@ def _collect(pg: ProcessGroup, room: Store, limit: timedelta, wait_all_ranks: bo
 def _report(pg: ProcessGroup, room: Store, limit: timedelta) -> None:
     room.set(str(pg.rank()), "1")
     try:
-        room.wait(["go"], limit)
+        room.wait(["go"], max(limit, timedelta(milliseconds=1)))
     except RuntimeError as error:
         raise BackendTimeoutError(
             f"[Rank {pg.rank()}]: Rank {pg.rank()} successfully reached monitoredBarrier, but "

@@ -190,7 +190,7 @@ def new_subgroups_by_enumeration(
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     subgroups = []
     own = None
-    seen: dict[int, list[int]] = {}
+    seen = dict[int, list[int]]()
     for ranks in ranks_per_subgroup_list:
         subgroup = new_group(
             ranks=ranks,

@@ -13,6 +13,7 @@ from pynccl.mirror.errors import DistStoreError
 __all__ = ["meet"]
 
 _LOOK = timedelta(milliseconds=200)  # between two questions whether to stop
+_LEAST = timedelta(milliseconds=1)  # a store takes less for no limit at all
 
 
 def meet(
@@ -65,12 +66,12 @@ def _wait(
     store: Store, keys: list[str], timeout: timedelta, given_up: Callable[[], bool] | None
 ) -> None:
     if given_up is None:
-        return store.wait(keys, timeout)
+        return store.wait(keys, max(timeout, _LEAST))
     until = time.monotonic() + timeout.total_seconds()
     while True:
-        left = timedelta(seconds=max(until - time.monotonic(), 0))
+        left = timedelta(seconds=until - time.monotonic())
         try:
-            return store.wait(keys, min(left, _LOOK))
+            return store.wait(keys, max(min(left, _LOOK), _LEAST))
         except RuntimeError:
             if left <= _LOOK or given_up():
                 raise

@@ -128,7 +128,7 @@ class Methods:
         opts: Any = None,
     ) -> Work:
         """Begin :func:`pynccl.all_to_all`."""
-        from pynccl.mirror.lists import all_to_all
+        from pynccl.mirror.exchange import all_to_all
 
         return all_to_all(output_tensors, input_tensors, self, async_op=True)
 
@@ -141,7 +141,7 @@ class Methods:
         opts: Any = None,
     ) -> Work:
         """Begin :func:`pynccl.all_to_all_single`."""
-        from pynccl.mirror.lists import all_to_all_single
+        from pynccl.mirror.exchange import all_to_all_single
 
         return all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, self, async_op=True

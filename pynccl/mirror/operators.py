@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._C._distributed_c10d import _make_nccl_premul_sum
@@ -38,7 +38,8 @@ def resolve(op: Any, tensor: torch.Tensor, channel: Channel) -> RedOp:
     """
     if op is _SUM and tensor.dtype is not torch.bool:
         return RedOp.SUM
-    kind: Any = op.op if type(op) is ReduceOp else op  # isinstance says yes to its values too
+    # isinstance() says yes to a ReduceOp's bare values too.
+    kind = _state(op)[0] if type(op) is ReduceOp else op
     if kind == ReduceOp.PREMUL_SUM:
         return _pre_mul_sum(op, tensor, channel)
     found = _OPERATORS.get(kind)
@@ -54,10 +55,14 @@ def resolve(op: Any, tensor: torch.Tensor, channel: Channel) -> RedOp:
     return found
 
 
+def _state(op: ReduceOp) -> tuple[Any, Any]:
+    """The kind of an operator, and its factor if it has one."""
+    return cast("tuple[Any, Any]", op.__getstate__())
+
+
 def _pre_mul_sum(op: Any, tensor: torch.Tensor, channel: Channel) -> RedOp:
     if type(op) is not ReduceOp:
         raise ValueError(
             "op: ReduceOp.PREMUL_SUM needs a factor: make it with _make_nccl_premul_sum(factor)"
         )
-    _, factor = op.__getstate__()  # type: ignore[misc]
-    return channel.pre_mul_sum(factor, tensor.dtype)
+    return channel.pre_mul_sum(_state(op)[1], tensor.dtype)

@@ -86,7 +86,7 @@ class GroupMember(metaclass=_WorldMeta):
 
 def _rank_not_in_group(group: ProcessGroup | None) -> bool:
     """Whether a group is what new_group gave to a rank that is not in it."""
-    return group == GroupMember.NON_GROUP_MEMBER
+    return group == GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
 
 
 def warn_outside(name: str) -> None:

@@ -135,7 +135,7 @@ class Work:
         future: Any = torch.futures.Future(devices=[device])
         with torch.cuda.stream(torch.cuda.ExternalStream(self._channel.queue_handle, device)):
             future.set_result(self._result)
-        return future  # type: ignore[no-any-return]
+        return future
 
     def _note_error(self) -> None:
         if self._error is None and not self._waited:

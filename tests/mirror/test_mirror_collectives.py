@@ -177,7 +177,7 @@ def _operators(dist: Any, rank: int, size: int) -> None:
             dist.all_reduce(tensor, given)
             assert tensor.tolist() == [expected] * 3
     for bitwise in (op.BAND, op.BOR, op.BXOR):
-        with pytest.raises(ValueError, match="Cannot use ReduceOp.B.* with NCCL"):
+        with pytest.raises(ValueError, match=r"Cannot use ReduceOp\.B.* with NCCL"):
             dist.all_reduce(torch.ones(1), bitwise)
     with pytest.raises(TypeError, match="expected a ReduceOp, got 'sum'"):
         dist.all_reduce(torch.ones(1), "sum")
@@ -298,10 +298,10 @@ def _coalesced(dist: Any, rank: int, size: int, async_ops: bool) -> None:
     manager.wait()
     assert (tensor[0], received.item()) == (size, (rank - 1) % size)
 
-    with pytest.raises(RuntimeError, match="all collectives to be the same type"):
-        with dist._coalescing_manager():
-            dist.all_reduce(tensor)
-            dist.reduce_scatter_single(outs[0], torch.ones(size))
+    mixed = pytest.raises(RuntimeError, match="all collectives to be the same type")
+    with mixed, dist._coalescing_manager():
+        dist.all_reduce(tensor)
+        dist.reduce_scatter_single(outs[0], torch.ones(size))
     with pytest.raises(KeyError), dist._coalescing_manager():
         dist.all_reduce(tensor)
         raise KeyError

@@ -82,7 +82,7 @@ def test_arguments_of_init_that_are_refused() -> None:
         dist.init_process_group("host", store=store, rank=0)
     with pytest.raises(AssertionError, match="rank must be non-negative"):
         dist.init_process_group("host", store=store, world_size=1)
-    with pytest.raises(TypeError, match="datetime.timedelta, got 5"):
+    with pytest.raises(TypeError, match=r"datetime\.timedelta, got 5"):
         dist.init_process_group("host", store=store, rank=0, world_size=1, timeout=5)
     with pytest.raises(TypeError, match="pg_options"):
         dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=3)

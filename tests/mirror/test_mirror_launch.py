@@ -75,7 +75,8 @@ WORK = """
         if dist.get_rank() < 2:
             dist.all_reduce(tensor, group=group)
         pending = dist.all_reduce(tensor, async_op=True)
-        print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {tensor[0].item():g}", flush=True)
+        who = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        print(f"{who}: {tensor[0].item():g}", flush=True)
 """
 
 SPAWN = (
@@ -160,7 +161,7 @@ LEAVE = """
 
 @pytest.mark.parametrize("how", ["end", "send"])
 def test_leaving_without_destroy_is_clean(start: Start, how: str) -> None:
-    """Again and again: whoever ends first disturbs nobody, and nothing is printed but the script's."""
+    """Again and again: whoever ends first disturbs nobody, and nothing else is printed."""
     size = 2 if how == "send" else 3
     common = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(size)}
     for round_ in range(3):

@@ -1,9 +1,9 @@
 """Runs PyTorch's own acceptance tests for torch.distributed with pynccl in its place.
 
 The tests travel in the torch wheel (torch.testing._internal.distributed.distributed_test). Here
-they run over CPU tensors, in processes that are kept from test to test, with ``dist`` replaced by pynccl
-and the backend "gloo" by "host". What passes with torch and gloo must pass with pynccl, but for the
-tests in EXCEPTIONS.
+they run over CPU tensors, in processes that are kept from test to test, with ``dist`` replaced by
+pynccl and the backend "gloo" by "host". What passes with torch and gloo must pass with pynccl, but
+for the tests in EXCEPTIONS.
 
     python tests/mirror/torch_suite.py --ranks 2 4          # with pynccl
     python tests/mirror/torch_suite.py --ranks 2 4 --torch  # with torch itself, for comparison
