@@ -45,7 +45,7 @@ lint: $(VENV)/.installed $(VENV)/.group-lint $(VENV)/.group-test $(VENV)/.group-
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 	$(VENV)/bin/mypy
-	$(VENV)/bin/stubtest pynccl._C --allowlist tests/stubtest_allowlist.txt
+	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
 
 format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/ruff format .
