@@ -20,7 +20,7 @@ bench-gpu: $(VENV)/.installed $(VENV)/.group-bench ## the same on the GPUs of th
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) --device cuda $(ARGS)
 
 bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call beside other bindings
-	$(PY) -m benchmarks.calls $(ARGS)
+	$(PY) -m benchmarks.calls --instructions $(ARGS)
 
 bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl beside gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)

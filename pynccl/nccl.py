@@ -19,10 +19,12 @@ from pynccl._C import (
     Buffer,
     Communicator,
     Config,
+    Plan,
     RedOp,
     Registration,
     UniqueId,
     group,
+    plan,
 )
 from pynccl.errors import (
     DriverError,
@@ -62,6 +64,7 @@ __all__ = [
     "NcclSystemError",
     "NcclTimeoutError",
     "NcclUnhandledCudaError",
+    "Plan",
     "RedOp",
     "Registration",
     "Stream",
@@ -69,6 +72,7 @@ __all__ = [
     "get_unique_id",
     "get_version",
     "group",
+    "plan",
 ]
 
 SUM = RedOp.SUM

@@ -32,12 +32,10 @@ Communicator::~Communicator() {
   if (comm) NCCL_RECORD(*library_, ncclCommAbort, (comm));
 }
 
-ncclComm_t Communicator::handle() const {
-  if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
-    throw std::invalid_argument(pending()
-                                    ? "communicator: it is still being made; leave the group first"
-                                    : "communicator: it is closed");
-  return comm_.load(std::memory_order_relaxed);
+void Communicator::throw_not_open() const {
+  throw std::invalid_argument(pending()
+                                  ? "communicator: it is still being made; leave the group first"
+                                  : "communicator: it is closed");
 }
 
 void Communicator::check(ncclResult_t result, const char* function, int line) {

@@ -59,7 +59,11 @@ class Communicator {
 
   Library& library() const { return *library_; }
   const std::shared_ptr<Library>& shared_library() const { return library_; }
-  ncclComm_t handle() const;  // throws std::invalid_argument unless open
+  ncclComm_t handle() const {  // throws std::invalid_argument unless open
+    if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
+      throw_not_open();
+    return comm_.load(std::memory_order_relaxed);
+  }
   bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
   bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
   // Asked of NCCL once. A communicator that the user polls may not know before it is ready.
@@ -71,6 +75,7 @@ class Communicator {
  private:
   enum class State { kPending, kOpen, kClosed };
 
+  [[noreturn]] void throw_not_open() const;
   void check(ncclResult_t result, const char* function, int line);
   void poll(std::optional<double> seconds, const char* function);
   Communicator& identified() {

@@ -40,12 +40,8 @@ void RedOp::refuse(const DType& dtype, const Communicator& communicator) const {
     throw py::value_error("op: " + name_ + " is not defined on " + dtype.name);
 }
 
-ncclRedOp_t op_from_python(PyObject* op, const DType& dtype, const Communicator& communicator) {
-  if (!op) {
-    if (!dtype.reduces(ncclSum))
-      throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
-    return ncclSum;
-  }
+ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator) {
+  if (!op) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
   static PyTypeObject* const type =
       reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
   if (Py_TYPE(op) != type) throw_type_error("op", "a RedOp", op);

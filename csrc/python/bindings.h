@@ -18,6 +18,7 @@ void bind_stream(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_group(py::module_& m);
+void bind_plan(py::module_& m);
 void bind_work(py::module_& m);
 
 }  // namespace pynccl::python

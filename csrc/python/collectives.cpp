@@ -3,6 +3,7 @@
 #include "core/communicator.h"
 #include "python/collective_docs.h"
 #include "python/fastcall.h"
+#include "python/gil.h"
 #include "python/group.h"
 #include "python/red_op.h"
 #include "python/structs.h"
@@ -67,21 +68,23 @@ PyObject* given(PyObject* value) { return value == Py_None ? nullptr : value; }
 template <Kind K>
 Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static constexpr Shape shape = shape_of<K>();
-  constexpr std::size_t positional = 1 + (shape.peer != nullptr) + shape.reduces;
-  constexpr std::size_t count = positional + shape.takes_out + 3;
-  static constexpr auto signature = [] {
-    Signature<count> s{shape.name, {}, positional, 1 + (shape.peer != nullptr)};
+  constexpr std::size_t required = 1 + (shape.peer != nullptr);
+  constexpr std::size_t positional = required + shape.reduces;
+  using MethodSignature = Signature<positional + shape.takes_out + 3, positional, required>;
+  static const MethodSignature signature(shape.name, [] {
+    typename MethodSignature::Names names;
     std::size_t next = 0;
-    s.names[next++] = "tensor";
-    if (shape.peer) s.names[next++] = shape.peer;
-    if (shape.reduces) s.names[next++] = "op";
-    if (shape.takes_out) s.names[next++] = "out";
-    s.names[next++] = "stream";
-    s.names[next++] = "count";
-    s.names[next++] = "dtype";
-    return s;
-  }();
-  const auto values = signature.parse(args, nargs, kwnames);
+    names[next++] = "tensor";
+    if (shape.peer) names[next++] = shape.peer;
+    if (shape.reduces) names[next++] = "op";
+    if (shape.takes_out) names[next++] = "out";
+    names[next++] = "stream";
+    names[next++] = "count";
+    names[next++] = "dtype";
+    return names;
+  }());
+  typename MethodSignature::Values storage;
+  PyObject* const* values = signature.parse(args, nargs, kwnames, storage);
   Arguments a;
   std::size_t next = 0;
   a.tensor = values[next++];
@@ -94,40 +97,66 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   return a;
 }
 
-int rank_from_python(const char* name, PyObject* value, int nranks) {
-  const int rank = integer_from_python<int>(name, value);
-  if (rank < 0 || rank >= nranks) [[unlikely]]
-    throw py::value_error(std::string(name) + ": " + std::to_string(rank) +
-                          " is no rank of a communicator of " + std::to_string(nranks));
-  return rank;
+// The mistakes, out of the way of the calls that have none: cold code is laid out elsewhere and
+// takes no registers of the function that it is called from.
+[[noreturn, gnu::cold, gnu::noinline]] void throw_rank(const char* name, int rank, int nranks) {
+  throw py::value_error(std::string(name) + ": " + std::to_string(rank) +
+                        " is no rank of a communicator of " + std::to_string(nranks));
 }
 
-[[noreturn]] void throw_size(const TensorView& view, std::size_t needed, const std::string& why) {
+[[noreturn, gnu::cold, gnu::noinline]] void throw_size(const TensorView& view, std::size_t needed,
+                                                       const char* why) {
   throw py::value_error(std::string(view.argument) + ": has " +
                         std::to_string(view.count / view.dtype->width) + " elements, must have " +
                         std::to_string(needed / view.dtype->width) + why);
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] void throw_blocks(const TensorView& view,
+                                                         std::size_t nranks) {
+  throw py::value_error(
+      std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
+      " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_readonly(const TensorView& view) {
+  throw py::value_error(std::string(view.argument) + ": is read-only");
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_dtypes(const TensorView& in,
+                                                         const TensorView& out) {
+  throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " +
+                        in.dtype->name);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_out(const char* mistake) {
+  throw py::value_error(std::string("out: ") + mistake);
+}
+
+int rank_from_python(const char* name, PyObject* value, int nranks) {
+  const int rank = integer_from_python<int>(name, value);
+  if (rank < 0 || rank >= nranks) [[unlikely]]
+    throw_rank(name, rank, nranks);
+  return rank;
+}
+
 // The elements of one block of a buffer that consists of nranks blocks.
 std::size_t block_count(const TensorView& view, std::size_t nranks) {
   if (view.count % (nranks * view.dtype->width) != 0) [[unlikely]]
-    throw py::value_error(
-        std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
-        " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
+    throw_blocks(view, nranks);
   return view.count / nranks;
 }
 
 void check_writable(const TensorView& view) {
   if (view.readonly) [[unlikely]]
-    throw py::value_error(std::string(view.argument) + ": is read-only");
+    throw_readonly(view);
 }
 
 // Two buffers may be the same where NCCL defines it (in place), and apart; nothing between.
 void check_overlap(const TensorView& in, const TensorView& out, std::ptrdiff_t in_place_offset) {
   if (in.data + in.nbytes() <= out.data || out.data + out.nbytes() <= in.data) [[likely]]
     return;
-  if (in.data - out.data == in_place_offset) return;
-  throw py::value_error("out: overlaps tensor in another way than in place");
+  if (in.data - out.data != in_place_offset) [[unlikely]]
+    throw_out("overlaps tensor in another way than in place");
 }
 
 // One call: what its methods have in common.
@@ -162,7 +191,8 @@ class Call {
 
  private:
   TensorView view(const char* name, PyObject* object) {
-    const TensorView view = view_tensor(name, object, arguments_.count, arguments_.dtype);
+    TensorView view;
+    view_tensor(view, name, object, arguments_.count, arguments_.dtype);
     check_placement(view, communicator_.library(), communicator_.device());
     return view;
   }
@@ -183,9 +213,8 @@ class Call {
 
   void out_of_place(const TensorView& in, const TensorView& out) {
     check_writable(out);
-    if (in.dtype != out.dtype)
-      throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " +
-                            in.dtype->name);
+    if (in.dtype != out.dtype) [[unlikely]]
+      throw_dtypes(in, out);
     std::size_t count = in.count;
     std::ptrdiff_t in_place_offset = 0;
     if constexpr (shape.send_blocks == 1 && shape.recv_blocks == 1) {
@@ -202,8 +231,7 @@ class Call {
     } else {
       count = block_count(in, nranks());
       if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
-      if (in.data == out.data && in.count)
-        throw py::value_error("out: NCCL has no all-to-all in place");
+      if (in.data == out.data && in.count) throw_out("NCCL has no all-to-all in place");
     }
     check_overlap(in, out, in_place_offset);
     operation_.sendbuff = in.data;
@@ -256,11 +284,11 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     auto& communicator = unwrap<Communicator>(self);
     const Arguments arguments = parse<K>(args, nargs, kwnames);
     const Operation operation = Call<K>(communicator, arguments).operation();
-    if (Group& group = Group::of_this_thread(); group.active()) [[unlikely]] {
-      group.record(communicator, operation,
-                   {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
+    if (Group* group = Group::active()) [[unlikely]] {
+      group->batch().add(communicator, operation,
+                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
     } else {
-      const py::gil_scoped_release released;  // on CPUs the call lasts until the data has arrived
+      const GilReleased released;  // on CPUs the call lasts until the data has arrived
       communicator.issue(operation);
       communicator.settle();
     }

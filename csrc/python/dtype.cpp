@@ -2,6 +2,7 @@
 
 #include <dlpack/dlpack.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -36,6 +37,16 @@ constexpr DType kTypes[] = {
     {"complex64", ncclFloat32, kDLComplex, 64, 2, kComplex, 20000},
     {"complex128", ncclFloat64, kDLComplex, 128, 2, kComplex, 20000},
 };
+
+// The number of the row for each type code and size of an element in bytes; -1 where NCCL has no
+// such type.
+constexpr auto kRows = [] {
+  std::array<std::array<signed char, 17>, 16> rows{};
+  for (auto& row : rows) row.fill(-1);
+  signed char number = 0;
+  for (const DType& type : kTypes) rows[type.code][type.size()] = number++;
+  return rows;
+}();
 
 // A small floating-point format: sign, exponent bits, mantissa bits, and the code of the largest
 // magnitude that rounding may give (infinity where the format keeps it, else the largest finite
@@ -74,10 +85,10 @@ std::uint64_t bits_of(T value) {
 }  // namespace
 
 const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes) {
-  if (lanes != 1) return nullptr;
-  for (const DType& type : kTypes)
-    if (type.code == code && type.bits == bits) return &type;
-  return nullptr;
+  if (lanes != 1 || code >= kRows.size() || bits % 8 || bits > 128) [[unlikely]]
+    return nullptr;
+  const int row = kRows[code][bits / 8];
+  return row < 0 ? nullptr : &kTypes[row];
 }
 
 const DType* find_dtype(const std::string& typestr) {

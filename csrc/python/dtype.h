@@ -23,7 +23,7 @@ struct DType {
       reductions;  // bits 1 << ncclRedOp_t that are right on it; kCustomOp for the user's own
   int since;       // the NCCL version that brought it
 
-  std::size_t size() const { return bits / 8u; }
+  constexpr std::size_t size() const { return bits / 8u; }
   bool reduces(ncclRedOp_t op) const {
     return reductions >> (op < ncclNumOps ? op : ncclNumOps) & 1;
   }

@@ -11,7 +11,8 @@ namespace pynccl::python {
 namespace py = pybind11;
 
 // Throws the TypeError that names the argument, what it must be, and what was passed.
-[[noreturn]] void throw_type_error(const char* argument, const char* expected, PyObject* value);
+[[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
+                                              PyObject* value);
 
 // The Python exception, not raised, for a state that ncclCommGetAsyncError gave; None for
 // ncclSuccess.

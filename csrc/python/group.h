@@ -1,28 +1,31 @@
 // What a thread collects between the entry and the exit of group(): operations, checked and with
 // their buffers held, and communicators to be made. Nothing reaches NCCL before the outermost group
-// ends, so that an exception on the way leaves nothing half done.
+// ends, so that an exception on the way leaves nothing half done. The recording of a plan is a
+// group whose operations are kept instead of issued.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "core/communicator.h"
+#include "python/batch.h"
 
 namespace pynccl::python {
 
-namespace py = pybind11;
-
 class Group {
  public:
+  // The group that this thread is in, or nullptr: one load where no thread is in one.
+  static Group* active() {
+    if (threads_.load(std::memory_order_relaxed) == 0) [[likely]]
+      return nullptr;
+    Group& group = of_this_thread();
+    return group.marks_.empty() ? nullptr : &group;
+  }
   static Group& of_this_thread();
 
-  bool active() const { return depth_ > 0; }
-
-  void record(Communicator& communicator, const Operation& operation,
-              std::initializer_list<PyObject*> held);
+  // What operations are added to.
+  Batch& batch() { return batch_; }
   // The communicator is made at the end of the group, by begin.
   void record(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
 
@@ -31,26 +34,31 @@ class Group {
   // drops it.
   void exit(bool failed);
 
+  // The same for the recording of a plan, which is the outermost group of its thread. The plan gets
+  // what was collected.
+  void enter_plan(const void* plan);
+  Batch exit_plan(const void* plan, bool failed);
+
  private:
-  struct Call {
-    Communicator* communicator;
-    Operation operation;
-  };
   struct Creation {
     std::shared_ptr<Communicator> communicator;
     std::function<void(Communicator&)> begin;
   };
   struct Mark {
-    std::size_t calls, creations, held;
+    Batch::Mark batch;
+    std::size_t creations;
   };
 
+  void leave(bool failed);
   void issue();
+  void create();
 
-  int depth_ = 0;
-  std::vector<Mark> marks_;
-  std::vector<Call> calls_;
+  inline static std::atomic<int> threads_ = 0;  // that are in a group
+
+  std::vector<Mark> marks_;  // where each of the groups that are open began
+  Batch batch_;
   std::vector<Creation> creations_;
-  std::vector<py::object> held_;
+  const void* plan_ = nullptr;
 };
 
 // Makes one communicator now, or at the end of the current group. The GIL is released while NCCL

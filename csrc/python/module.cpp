@@ -16,5 +16,6 @@ PYBIND11_MODULE(_C, m) {
   bind_buffer(m);
   bind_communicator(m);
   bind_group(m);
+  bind_plan(m);
   bind_work(m);
 }

@@ -3,11 +3,13 @@
 // what C returns through pointers is returned.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 #include <utility>
 
 #include "python/fastcall.h"
+#include "python/gil.h"
 #include "python/raw_params.h"
 
 namespace pynccl::python {
@@ -53,29 +55,43 @@ class RawCall {
     return indices;
   }(Indices());
 
-  static auto& signature() {
-    static const auto made = [] {
-      Signature<kVisible.size()> s{Entry::name, {}, kVisible.size(), kVisible.size()};
+  using VisibleSignature = Signature<kVisible.size()>;
+  using VisibleNames = typename VisibleSignature::Names;
+
+  // Made with the docstring, before the first call.
+  static const VisibleNames& names() {
+    static const VisibleNames made = [] {
+      VisibleNames names{};
       for (std::size_t i = 0; i < kVisible.size(); ++i)
-        s.names[i] = intern(reference(Entry::names[kVisible[i]], 0));
-      return s;
+        names[i] = intern(reference(Entry::names[kVisible[i]], 0));
+      return names;
     }();
     return made;
+  }
+
+  // The visible parameter that parameter I is; nullptr where it is none.
+  template <std::size_t I>
+  static PyObject* value(PyObject* const* visible) {
+    constexpr auto found = std::find(kVisible.begin(), kVisible.end(), I);
+    if constexpr (found == kVisible.end())
+      return nullptr;
+    else
+      return visible[found - kVisible.begin()];
   }
 
   template <std::size_t... I>
   static PyObject* call(Library& library, PyObject* const* args, Py_ssize_t nargs,
                         PyObject* kwnames, std::index_sequence<I...>) {
-    const auto visible = signature().parse(args, nargs, kwnames);
-    std::array<PyObject*, kCount> values{};
-    for (std::size_t i = 0; i < kVisible.size(); ++i) values[kVisible[i]] = visible[i];
+    static const VisibleSignature signature(Entry::name, names());
+    typename VisibleSignature::Values values;
+    PyObject* const* visible = signature.parse(args, nargs, kwnames, values);
 
     Params params;
-    [[maybe_unused]] const CallArguments arguments{library, Entry::names, values};
-    (std::get<I>(params).load(Entry::names[I], values[I], arguments), ...);
+    [[maybe_unused]] const CallArguments arguments{library, names(), visible};
+    (std::get<I>(params).load(Entry::names[I], value<I>(visible), arguments), ...);
     const auto function = library.nccl<Entry::member>();
     const auto invoke = [&] {
-      const py::gil_scoped_release released;
+      const GilReleased released;
       return function(std::get<I>(params).argument()...);
     };
 

@@ -21,8 +21,8 @@ namespace pynccl::python {
 // The arguments of a call by name, for the parameters that refer to another one.
 struct CallArguments {
   const Library& library;
-  std::span<const char* const> names;  // of all parameters of the C function
-  std::span<PyObject* const> values;   // the visible ones, nullptr for the others
+  std::span<const char* const> names;  // of the visible parameters
+  PyObject* const* values;             // of these parameters
 
   // The length in the parameter of this name; throws std::invalid_argument for one below 0.
   std::size_t count(std::string_view name) const;

@@ -40,8 +40,16 @@ class RedOp {
   bool closed_ = false;
 };
 
+// The operator that was passed. Throws TypeError and ValueError as RedOp::check() does.
+ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator);
+
 // The operator of a call; SUM for nullptr.
-ncclRedOp_t op_from_python(PyObject* op, const DType& dtype, const Communicator& communicator);
+inline ncclRedOp_t op_from_python(PyObject* op, const DType& dtype,
+                                  const Communicator& communicator) {
+  if (!op && dtype.reduces(ncclSum)) [[likely]]
+    return ncclSum;
+  return given_op(op, dtype, communicator);
+}
 
 // A sum whose inputs are first multiplied by this rank's scalar: a number, or a tensor of one
 // element that is read when the operation runs.

@@ -12,14 +12,15 @@
 namespace pynccl::python {
 namespace {
 
-[[noreturn]] void throw_unsupported(const char* argument, const std::string& dtype) {
+[[noreturn, gnu::cold, gnu::noinline]] void throw_unsupported(const char* argument,
+                                                              const std::string& dtype) {
   throw py::value_error(std::string(argument) + ": dtype " + dtype +
                         " is none of NCCL's types: " + dtype_names());
 }
 
 // The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with
 // our argument's name.
-[[noreturn]] void throw_refused(const char* argument) {
+[[noreturn, gnu::cold, gnu::noinline]] void throw_refused(const char* argument) {
   const py::error_already_set error;
   const std::string reason = py::cast<std::string>(py::str(error.value()));
   throw py::value_error(std::string(argument) + ": " + reason.substr(0, reason.find('\n')));
@@ -42,11 +43,13 @@ std::string device_text(int type, int id) {
 
 // The exchange API of a type, nullptr where it has none. Looked up once per type; the type is kept
 // alive so that its address stays its own.
-const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
-  static PyTypeObject* last = nullptr;
-  static const DLPackExchangeAPI* last_api = nullptr;
-  if (type == last) [[likely]]
-    return last_api;
+struct Exchange {
+  PyTypeObject* type;
+  const DLPackExchangeAPI* api;
+};
+Exchange last_exchange;
+
+[[gnu::noinline]] const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static auto& apis = *new std::unordered_map<PyTypeObject*, const DLPackExchangeAPI*>;
   const auto [found, added] = apis.try_emplace(type, nullptr);
   if (added) {
@@ -61,9 +64,12 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
     }
     PyErr_Clear();
   }
-  last = type;
-  last_api = found->second;
-  return last_api;
+  last_exchange = {type, found->second};
+  return found->second;
+}
+
+const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
+  return type == last_exchange.type ? last_exchange.api : find_exchange_api(type);
 }
 
 std::string tuple_text(const std::int64_t* values, int count) {
@@ -72,33 +78,44 @@ std::string tuple_text(const std::int64_t* values, int count) {
   return text + ")";
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] void throw_strided(const TensorView& view,
+                                                          const DLTensor& tensor) {
+  throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
+                        tuple_text(tensor.shape, tensor.ndim) + " and strides " +
+                        tuple_text(tensor.strides, tensor.ndim));
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_unknown(const TensorView& view,
+                                                          const DLTensor& tensor) {
+  const bool named = view.owner && py::hasattr(view.owner, "dtype");
+  throw_unsupported(view.argument,
+                    named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
+                          : "code " + std::to_string(tensor.dtype.code) + " with " +
+                                std::to_string(tensor.dtype.bits) + " bits");
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_no_storage(const TensorView& view) {
+  throw py::value_error(std::string(view.argument) + ": has no storage");
+}
+
 void fill(TensorView& view, const DLTensor& tensor) {
-  std::size_t elements = 1;
-  for (int i = 0; i < tensor.ndim; ++i) elements *= static_cast<std::size_t>(tensor.shape[i]);
-  if (tensor.strides && elements > 1) {
-    std::int64_t expected = 1;
-    for (int i = tensor.ndim - 1; i >= 0; --i) {
-      if (tensor.shape[i] != 1 && tensor.strides[i] != expected) [[unlikely]]
-        throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
-                              tuple_text(tensor.shape, tensor.ndim) + " and strides " +
-                              tuple_text(tensor.strides, tensor.ndim));
-      expected *= tensor.shape[i];
-    }
+  std::int64_t elements = 1;
+  bool contiguous = true;
+  for (int i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.strides && tensor.shape[i] != 1) contiguous &= tensor.strides[i] == elements;
+    elements *= tensor.shape[i];
   }
+  if (!contiguous && elements != 0) [[unlikely]]
+    throw_strided(view, tensor);
   view.dtype = find_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
-  if (!view.dtype) [[unlikely]] {
-    const bool named = view.owner && py::hasattr(view.owner, "dtype");
-    throw_unsupported(view.argument,
-                      named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
-                            : "code " + std::to_string(tensor.dtype.code) + " with " +
-                                  std::to_string(tensor.dtype.bits) + " bits");
-  }
+  if (!view.dtype) [[unlikely]]
+    throw_unknown(view, tensor);
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  view.count = elements * view.dtype->width;
+  view.count = static_cast<std::size_t>(elements) * view.dtype->width;
   view.device_type = tensor.device.device_type;
   view.device_id = tensor.device.device_id;
   if (elements && !tensor.data) [[unlikely]]
-    throw py::value_error(std::string(view.argument) + ": has no storage");
+    throw_no_storage(view);
 }
 
 void from_array_interface(TensorView& view, const py::dict& interface, int device_type) {
@@ -163,26 +180,14 @@ py::object interface_of(PyObject* object, const char* name) {
   return found;
 }
 
-}  // namespace
-
-TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, PyObject* dtype) {
-  TensorView view;
-  view.argument = argument;
-  view.owner = object;
-  if (PyLong_CheckExact(object)) [[unlikely]] {
-    from_address(view, count, dtype);
-    return view;
-  }
-  if (count || dtype) [[unlikely]]
-    throw py::type_error(std::string(argument) +
+// Everything but a tensor with the exchange API.
+[[gnu::noinline]] void view_other(TensorView& view, PyObject* object, PyObject* count,
+                                  PyObject* dtype) {
+  if (PyLong_CheckExact(object)) return from_address(view, count, dtype);
+  if (count || dtype)
+    throw py::type_error(std::string(view.argument) +
                          ": count= and dtype= go with an integer address only");
-  if (const DLPackExchangeAPI* api = exchange_api(Py_TYPE(object))) [[likely]] {
-    DLTensor tensor;
-    if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) [[unlikely]]
-      throw_refused(argument);
-    view.api = api;
-    fill(view, tensor);
-  } else if (py::isinstance<Buffer>(object)) {
+  if (py::isinstance<Buffer>(object)) {
     py::cast<const Buffer&>(py::handle(object)).fill(view);
   } else if (const auto cuda = interface_of(object, "__cuda_array_interface__")) {
     from_array_interface(view, cuda, kDLCUDA);
@@ -193,32 +198,63 @@ TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, 
   } else if (py::hasattr(object, "__dlpack__")) {
     from_dlpack(view);
   } else {
-    throw_type_error(argument, "a tensor, an array or an address", object);
+    throw_type_error(view.argument, "a tensor, an array or an address", object);
   }
-  return view;
+}
+
+[[gnu::noinline]] int device_of(const char* address, const Library& library) {
+  int id = 0;
+  DRIVER_CHECK(library, PointerGetAttribute,
+               (&id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, reinterpret_cast<CUdeviceptr>(address)));
+  return id;
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_misplaced(const TensorView& view, int id,
+                                                            const Library& library, int device) {
+  const bool host = library.memory() == Memory::kHost;
+  throw py::value_error(std::string(view.argument) + ": is on " +
+                        device_text(view.device_type, id) + ", the communicator is on " +
+                        (host ? "cpu" : device_text(kDLCUDA, device)));
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_too_new(const TensorView& view,
+                                                          const Library& library) {
+  throw py::value_error(std::string(view.argument) + ": dtype " + view.dtype->name +
+                        " needs NCCL " + version_text(view.dtype->since) + ", the loaded one is " +
+                        version_text(library.version()));
+}
+
+}  // namespace
+
+void view_tensor(TensorView& view, const char* argument, PyObject* object, PyObject* count,
+                 PyObject* dtype) {
+  view.argument = argument;
+  view.owner = object;
+  const DLPackExchangeAPI* api = exchange_api(Py_TYPE(object));
+  if (!api || count || dtype) [[unlikely]]
+    return view_other(view, object, count, dtype);
+  DLTensor tensor;
+  if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) [[unlikely]]
+    throw_refused(argument);
+  view.api = api;
+  fill(view, tensor);
 }
 
 void check_placement(const TensorView& view, const Library& library, int device) {
   if (library.version() < view.dtype->since) [[unlikely]]
-    throw py::value_error(std::string(view.argument) + ": dtype " + view.dtype->name +
-                          " needs NCCL " + version_text(view.dtype->since) +
-                          ", the loaded one is " + version_text(library.version()));
+    throw_too_new(view, library);
   if (view.device_type == 0) return;
   int id = view.device_id;
   if (library.memory() == Memory::kHost) {
     if (view.device_type == kDLCPU || view.device_type == kDLCUDAHost) [[likely]]
       return;
   } else if (view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged) {
-    if (id < 0)
-      DRIVER_CHECK(
-          library, PointerGetAttribute,
-          (&id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, reinterpret_cast<CUdeviceptr>(view.data)));
+    if (id < 0) [[unlikely]]
+      id = device_of(view.data, library);
     if (id == device) [[likely]]
       return;
   }
-  throw py::value_error(std::string(view.argument) + ": is on " +
-                        device_text(view.device_type, id) + ", the communicator is on " +
-                        (library.memory() == Memory::kHost ? "cpu" : device_text(kDLCUDA, device)));
+  throw_misplaced(view, id, library, device);
 }
 
 cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
@@ -245,10 +281,7 @@ cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
   return reinterpret_cast<cudaStream_t>(handle);
 }
 
-cudaStream_t resolve_stream(PyObject* stream, const TensorView& view, const Library& library) {
-  if (stream && stream != Py_None) return stream_from_python(stream, library);
-  if (library.memory() == Memory::kHost) [[likely]]
-    return nullptr;
+cudaStream_t current_stream(const TensorView& view) {
   if (view.api) {
     void* current = nullptr;
     if (view.api->current_work_stream(static_cast<DLDeviceType>(view.device_type), view.device_id,

@@ -31,18 +31,32 @@ struct TensorView {
 // Reads a buffer; what count and dtype are for is an address, they must be null otherwise. Throws
 // TypeError and ValueError that name the argument: no buffer, not contiguous, a dtype that NCCL
 // does not have.
-TensorView view_tensor(const char* argument, PyObject* object, PyObject* count, PyObject* dtype);
+void view_tensor(TensorView& view, const char* argument, PyObject* object, PyObject* count,
+                 PyObject* dtype);
+inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* count,
+                              PyObject* dtype) {
+  TensorView view;
+  view_tensor(view, argument, object, count, dtype);
+  return view;
+}
 
 // Throws ValueError where the buffer is not in the memory of this library's communicators on this
 // device, or its dtype is newer than the library.
 void check_placement(const TensorView& view, const Library& library, int device);
 
-// The stream of a call: what the user passed, or the current stream of the framework that owns the
-// tensor. On a library over host memory that is the calling thread.
-cudaStream_t resolve_stream(PyObject* stream, const TensorView& view, const Library& library);
+// The current stream of the framework that owns the tensor.
+cudaStream_t current_stream(const TensorView& view);
 
 // An explicit stream: a pynccl Stream, an object with __cuda_stream__, a torch or CuPy stream, an
 // integer.
 cudaStream_t stream_from_python(PyObject* stream, const Library& library);
+
+// The stream of a call: what the user passed (nullptr and None: nothing), or the current stream of
+// the framework that owns the tensor. On a library over host memory that is the calling thread.
+inline cudaStream_t resolve_stream(PyObject* stream, const TensorView& view,
+                                   const Library& library) {
+  if (stream && stream != Py_None) return stream_from_python(stream, library);
+  return library.memory() == Memory::kHost ? nullptr : current_stream(view);
+}
 
 }  // namespace pynccl::python

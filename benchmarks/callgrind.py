@@ -1,0 +1,113 @@
+"""Counts instructions with valgrind's callgrind: a figure that no load of the machine changes.
+
+    python -m benchmarks.callgrind pynccl
+
+The measured process runs under valgrind and turns the counting on when everything is imported and
+warm. Between the parts it calls ncclResetDebugInit of the no-op library, at which callgrind writes
+down what it has counted and begins anew. Each statement runs n times and then 2n times; the
+difference is n times the statement without anything around it, the loop's own instructions aside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["available", "count"]
+
+_REPEATS = 200
+_MARK = "ncclResetDebugInit"
+
+
+def available() -> bool:
+    """Whether valgrind is there."""
+    return shutil.which("valgrind") is not None and shutil.which("vgdb") is not None
+
+
+def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, float]:
+    """Instructions of the rows of benchmarks.calls_rows, in a process of its own.
+
+    Args:
+        libraries: whose rows; all of them where empty.
+        timeout: seconds.
+
+    Returns:
+        Instructions of one call by the row's name, less those of the empty loop.
+    """
+    with tempfile.TemporaryDirectory(prefix="pynccl-callgrind-") as folder:
+        profile, names = Path(folder, "profile"), Path(folder, "names.json")
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no"]
+        command += [f"--dump-before={_MARK}", f"--callgrind-out-file={profile}"]
+        command += [sys.executable, "-m", "benchmarks.callgrind", "--child", str(names), *libraries]
+        result = subprocess.run(
+            command,
+            check=False,
+            # Addresses of strings decide how dictionaries are searched.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if result.returncode != 0:
+            raise RuntimeError(f"under valgrind: {result.stdout}{result.stderr}"[-4000:])
+        totals = [_total(Path(f"{profile}.{part}")) for part in _parts(profile)]
+        rows: list[str] = json.loads(names.read_text())
+    # Before a row's first mark, its n, its 2n.
+    once, twice = totals[1::3], totals[2::3]
+    counts = [(b - a) / _REPEATS for a, b in zip(once, twice, strict=True)]
+    loop = counts[0]
+    return {row: number - loop for row, number in zip(rows[1:], counts[1:], strict=True)}
+
+
+def _parts(profile: Path) -> list[int]:
+    """The dumps at the marks, in order; the last one, of the end, is a file without a number."""
+    return sorted(int(path.suffix[1:]) for path in profile.parent.glob(f"{profile.name}.*"))
+
+
+def _total(path: Path) -> int:
+    match = re.search(r"^(?:summary|totals): (\d+)", path.read_text(), re.MULTILINE)
+    if match is None:
+        raise RuntimeError(f"{path} has no total")
+    return int(match[1])
+
+
+def _child(names: Path, libraries: Sequence[str]) -> None:
+    """What runs under valgrind."""
+    from benchmarks import calls_rows
+    from pynccl import raw
+
+    rows, _ = calls_rows.rows(libraries or calls_rows.LIBRARIES)
+    mark = getattr(raw.load(calls_rows.NOOP), _MARK)
+    for row in rows:
+        row.timer.timeit(20)
+    # Not a blocking wait: valgrind hears the request while it executes something.
+    switch = subprocess.Popen(["vgdb", f"--pid={os.getpid()}", "instrumentation", "on"], stdout=-3)
+    while switch.poll() is None:
+        pass
+    if switch.returncode != 0:
+        raise SystemExit("vgdb failed")
+    for row in rows:
+        row.timer.timeit(_REPEATS)
+        mark()
+        row.timer.timeit(_REPEATS)
+        mark()
+        row.timer.timeit(2 * _REPEATS)
+        mark()
+    names.write_text(json.dumps([row.name for row in rows]))
+    sys.stdout.flush()
+    os._exit(0)  # what the libraries do at the end takes long under valgrind
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        _child(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        for name, instructions in count(sys.argv[1:]).items():
+            print(f"{name:<36}{instructions:>10.0f}")

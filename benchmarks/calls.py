@@ -1,0 +1,188 @@
+"""Times one call from Python to NCCL's C function and back, for pynccl and its peers.
+
+    python -m benchmarks.calls --instructions
+
+All libraries call the no-op NCCL, so what is timed is the binding: parsing, checks, the tensor, the
+GIL. They are in one process and take turns; a sample is the mean over as many calls as fill its
+time, and the table shows the least of the samples, for whatever disturbs a call makes it longer.
+The loop around the call, a row of its own, is part of every figure. A library that is not installed
+is left out with a line that says how to install it. The table is printed; JSON and a plot go to a
+folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks import callgrind, calls_rows
+from benchmarks.calls_rows import ALL_REDUCE, EXCHANGE, LOOP, Row
+
+__all__ = ["Result", "main"]
+
+_OUT = Path(__file__).parent / "out"
+_BASELINES = {ALL_REDUCE: "cupy.cuda.nccl", EXCHANGE: "torch.distributed"}
+_PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
+_FOLDER = "PYNCCL_BENCH_NCCL"  # says that the search path is set
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A row's figures.
+
+    Attributes:
+        seconds: of one call, the least of the samples.
+        instructions: of one call without the loop, where they were counted.
+    """
+
+    name: str
+    operation: str
+    seconds: float
+    samples: tuple[float, ...]
+    instructions: float | None
+
+
+def main() -> int:
+    """Run the benchmark; the exit status."""
+    options = _parse()
+    with _nccl_in_search_path():
+        rows, missing = calls_rows.rows()
+        print(f"{_machine()}\n{', '.join(_versions())}\n")
+        samples = _measure(rows, options.repeats, options.budget)
+        counts = _count(options.instructions)
+    results = [
+        Result(row.name, row.operation, min(times), tuple(times), counts.get(row.name))
+        for row, times in zip(rows, samples, strict=True)
+    ]
+    print(table(results))
+    for name, reason in missing.items():
+        print(f"{name} is left out: {reason}")
+    _write(options.out, results, missing)
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.calls",
+        description="Times one call from Python to NCCL, for pynccl and its peers.",
+    )
+    add = parser.add_argument
+    add("--instructions", action="store_true", help="count them as well (needs valgrind)")
+    add("--repeats", type=int, default=200, help="samples of each call (default: %(default)s)")
+    add("--budget", type=float, default=2e-3, help="seconds of a sample (default: %(default)s)")
+    add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _nccl_in_search_path() -> Iterator[None]:
+    """Have the no-op library found as libnccl.so.2, by whoever links it.
+
+    The search path is read when a process starts, so this one starts again.
+    """
+    if folder := os.environ.get(_FOLDER):
+        try:
+            yield
+        finally:
+            Path(folder, "libnccl.so.2").unlink()
+            Path(folder).rmdir()
+        return
+    folder = tempfile.mkdtemp(prefix="pynccl-bench-")
+    Path(folder, "libnccl.so.2").symlink_to(calls_rows.NOOP)
+    path = os.pathsep.join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")]))
+    environment = {**os.environ, _FOLDER: folder, "LD_LIBRARY_PATH": path}
+    os.execve(sys.executable, sys.orig_argv, environment)
+
+
+def _measure(rows: list[Row], repeats: int, budget: float) -> list[list[float]]:
+    """Samples of each row, in seconds of one call."""
+    numbers = []
+    for row in rows:
+        row.timer.timeit(100)
+        numbers.append(max(1, int(budget / (row.timer.timeit(100) / 100))))
+    samples: list[list[float]] = [[] for _ in rows]
+    for _ in range(repeats):
+        for row, number, times in zip(rows, numbers, samples, strict=True):
+            times.append(row.timer.timeit(number) / number)
+    return samples
+
+
+def _count(wanted: bool) -> dict[str, float]:
+    if not wanted:
+        return {}
+    if not callgrind.available():
+        print("instructions are not counted: valgrind is not installed\n")
+        return {}
+    return callgrind.count()
+
+
+def table(results: list[Result]) -> str:
+    """Lines of a Markdown table: nanoseconds, the ratio to the first peer, instructions."""
+    lines = [
+        "| call | ns | ratio | instructions |",
+        "|---|---:|---:|---:|",
+    ]
+    for operation in (LOOP, ALL_REDUCE, EXCHANGE):
+        chosen = [result for result in results if result.operation == operation]
+        baseline = next(
+            (r.seconds for r in chosen if r.name.startswith(_BASELINES.get(operation, " "))), None
+        )
+        if operation != LOOP:
+            against = f"of {_BASELINES[operation]}" if baseline else ""
+            lines.append(f"| **{operation}** | | {against} | |")
+        for result in chosen:
+            ratio = f"{result.seconds / baseline:.3g}" if baseline else ""
+            count = "" if result.instructions is None else f"{result.instructions:.0f}"
+            lines.append(f"| {result.name} | {result.seconds * 1e9:.0f} | {ratio} | {count} |")
+    return "\n".join(lines)
+
+
+def _write(folder: Path, results: list[Result], missing: dict[str, str]) -> None:
+    from benchmarks.calls_plot import write_plot  # takes a second to import
+
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "machine": _machine(),
+        "versions": _versions(),
+        "missing": missing,
+        "rows": [dataclasses.asdict(result) for result in results],
+    }
+    (folder / "calls.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_plot(
+        folder / "calls.png",
+        [(r.name, r.operation, r.seconds) for r in results if r.operation != LOOP],
+        f"{_machine()}\n{', '.join(_versions())}",
+    )
+    for suffix in ("json", "png"):
+        print(f"wrote {folder / 'calls'}.{suffix}")
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line for line in lines if line.startswith("model name")), platform.machine())
+    return f"{model.rpartition(':')[2].strip()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _versions() -> list[str]:
+    versions = [f"Python {platform.python_version()}"]
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(f"{package} {metadata.version(package)}")
+    return versions
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""What benchmarks.calls measures: a statement for each library, all of them against the no-op NCCL.
+
+A row has everything that its statement needs made beforehand, so that the statement is what a user
+writes in a loop: the call, without a Python function around it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import timeit
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from pynccl import libraries, nccl, raw
+
+__all__ = [
+    "ALL_REDUCE",
+    "EXCHANGE",
+    "LIBRARIES",
+    "LOOP",
+    "NOOP",
+    "CannotMeasureError",
+    "Row",
+    "rows",
+]
+
+NOOP = Path(libraries.__file__).parent / "lib" / "libnoopnccl.so"
+
+ALL_REDUCE = "all_reduce"
+EXCHANGE = "7 sends + 7 receives"
+LOOP = "empty loop"
+
+_NRANKS = 8
+_OTHERS = range(1, _NRANKS)
+
+
+class _Store(Store):
+    """A store in which the other ranks have been already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self._values.get(key, bytes(128))
+
+    def add(self, key: str, value: int) -> int:
+        self._values[key] = b"%d" % (int(self._values.get(key, b"0")) + value)
+        return int(self._values[key])
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        pass
+
+    def clone(self) -> _Store:
+        return self
+
+
+_STORE = _Store()  # C++ keeps no reference to the Python object
+
+
+class CannotMeasureError(Exception):
+    """A library that cannot be measured here; the text says why, or how to install it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A statement to measure.
+
+    Attributes:
+        name: the library and its call.
+        operation: ALL_REDUCE, EXCHANGE or LOOP.
+        timer: runs it.
+    """
+
+    name: str
+    operation: str
+    timer: timeit.Timer
+
+
+def _row(name: str, operation: str, statement: str, **names: object) -> Row:
+    return Row(name, operation, timeit.Timer(statement, globals=names))
+
+
+def _pynccl() -> Iterator[Row]:
+    library = raw.load(NOOP)
+    comm = nccl.Communicator(_NRANKS, nccl.get_unique_id(NOOP), 0, provider=str(NOOP))
+    tensor = torch.zeros(8)
+    address = tensor.data_ptr()
+    yield _row(
+        "pynccl.raw, integers",
+        ALL_REDUCE,
+        "all_reduce(address, address, 8, 7, 0, comm, 0)",
+        all_reduce=library.ncclAllReduce,
+        address=address,
+        comm=comm.handle,
+    )
+    yield _row(
+        "pynccl Communicator, tensor",
+        ALL_REDUCE,
+        "all_reduce(tensor)",
+        all_reduce=comm.all_reduce,
+        tensor=tensor,
+    )
+    sends = [(torch.zeros(8), peer) for peer in _OTHERS]
+    receives = [(torch.zeros(8), peer) for peer in _OTHERS]
+    exchange = """\
+with group():
+    for tensor, peer in sends:
+        send(tensor, peer)
+    for tensor, peer in receives:
+        recv(tensor, peer)"""
+    names = {"send": comm.send, "recv": comm.recv, "sends": sends, "receives": receives}
+    yield _row("pynccl group(), tensors", EXCHANGE, exchange, group=nccl.group, **names)
+    with nccl.plan() as plan:
+        for tensor, peer in sends:
+            comm.send(tensor, peer)
+        for tensor, peer in receives:
+            comm.recv(tensor, peer)
+    yield _row("pynccl plan, called", EXCHANGE, "plan()", plan=plan)
+
+
+def _mirror() -> Iterator[Row]:
+    # Its provider for CPU tensors, to be the no-op library; a provider is looked for once.
+    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(NOOP)
+    import pynccl
+
+    pynccl.init_process_group(
+        "host", store=_STORE, rank=0, world_size=_NRANKS, timeout=timedelta(seconds=10)
+    )
+    yield from _distributed("pynccl", pynccl)
+
+
+def _fake() -> Iterator[Row]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=_NRANKS)
+    yield from _distributed("torch.distributed fake", dist)
+
+
+def _distributed(name: str, module: Any) -> Iterator[Row]:  # noqa: ANN401 two modules alike
+    tensor = torch.zeros(8)
+    yield _row(
+        f"{name} all_reduce, tensor",
+        ALL_REDUCE,
+        "all_reduce(tensor)",
+        all_reduce=module.all_reduce,
+        tensor=tensor,
+    )
+    operations = [
+        module.P2POp(call, torch.zeros(8), peer)
+        for call in (module.isend, module.irecv)
+        for peer in _OTHERS
+    ]
+    yield _row(
+        f"{name} batch_isend_irecv",
+        EXCHANGE,
+        "for work in batch(operations):\n    work.wait()",
+        batch=module.batch_isend_irecv,
+        operations=operations,
+    )
+
+
+def _cupy() -> Iterator[Row]:
+    from cupy.cuda import nccl as cupy_nccl
+
+    if not hasattr(cupy_nccl, "NcclCommunicator"):
+        raise CannotMeasureError(
+            "CuPy found no libnccl.so.2, which benchmarks.calls puts in its way"
+        )
+    comm = cupy_nccl.NcclCommunicator(_NRANKS, cupy_nccl.get_unique_id(), 0)
+    buffer = torch.zeros(8)
+    yield _row(
+        "cupy.cuda.nccl, integers",
+        ALL_REDUCE,
+        "all_reduce(address, address, 8, 7, 0, 0)",
+        all_reduce=comm.allReduce,
+        address=buffer.data_ptr(),
+        buffer=buffer,
+    )
+    yield _row(
+        "cupy.cuda.nccl, of a tensor",
+        ALL_REDUCE,
+        "all_reduce(tensor.data_ptr(), tensor.data_ptr(), tensor.numel(), 7, 0, 0)",
+        all_reduce=comm.allReduce,
+        tensor=buffer,
+    )
+
+
+def _nccl4py() -> Iterator[Row]:
+    core = importlib.import_module("nccl.core")
+    if not torch.cuda.is_available():
+        raise CannotMeasureError("it needs tensors on a GPU, and there is none")
+    comm = core.Communicator.init(_NRANKS, 0, core.get_unique_id())
+    yield _row(
+        "nccl4py, tensors",
+        ALL_REDUCE,
+        "all_reduce(tensor, tensor, op)",
+        all_reduce=comm.allreduce,
+        tensor=torch.zeros(8, device="cuda"),
+        op=core.SUM,
+    )
+
+
+def _ctypes() -> Iterator[Row]:
+    wrapper = _CtypesWrapper(NOOP)
+    buffer = torch.zeros(8)
+    yield _row(
+        "ctypes, a plain wrapper",
+        ALL_REDUCE,
+        "all_reduce(buffer(data_ptr()), buffer(data_ptr()), 8, 7, 0, comm, stream)",
+        all_reduce=wrapper.all_reduce,
+        buffer=ctypes.c_void_p,
+        data_ptr=buffer.data_ptr,
+        comm=ctypes.c_void_p(1),
+        stream=ctypes.c_void_p(0),
+        tensor=buffer,
+    )
+
+
+class _CtypesWrapper:
+    """NCCL as a project that needs a few of its functions calls it."""
+
+    def __init__(self, path: Path) -> None:
+        pointer = ctypes.c_void_p
+        self._all_reduce = ctypes.CDLL(str(path)).ncclAllReduce
+        self._all_reduce.restype = ctypes.c_int
+        self._all_reduce.argtypes = [
+            *(pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer)
+        ]
+
+    def check(self, result: int) -> None:
+        if result != 0:
+            raise RuntimeError(f"NCCL error {result}")
+
+    def all_reduce(  # noqa: PLR0917 the order is NCCL's
+        self,
+        sendbuff: ctypes.c_void_p,
+        recvbuff: ctypes.c_void_p,
+        count: int,
+        datatype: int,
+        op: int,
+        comm: ctypes.c_void_p,
+        stream: ctypes.c_void_p,
+    ) -> None:
+        self.check(self._all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream))
+
+
+@dataclass(frozen=True)
+class _Peer:
+    rows: Callable[[], Iterator[Row]]
+    module: str
+    install: str
+
+
+_PEERS = MappingProxyType(
+    {
+        "pynccl": _Peer(_pynccl, "pynccl", "make"),
+        "mirror": _Peer(_mirror, "pynccl.mirror", "make"),
+        "torch": _Peer(_fake, "torch", "pip install torch"),
+        "cupy": _Peer(_cupy, "cupy", "pip install cupy-cuda13x"),
+        "nccl4py": _Peer(_nccl4py, "nccl", "pip install nccl4py[cu13]"),
+        "ctypes": _Peer(_ctypes, "ctypes", ""),
+    }
+)
+
+LIBRARIES = tuple(_PEERS)
+
+
+def rows(libraries: Collection[str] = LIBRARIES) -> tuple[list[Row], dict[str, str]]:
+    """Make everything that can be measured here.
+
+    Args:
+        libraries: of LIBRARIES.
+
+    Returns:
+        The rows, and for each library without one the reason.
+    """
+    found = [_row("(the empty loop)", LOOP, "pass")]
+    missing: dict[str, str] = {}
+    for name, peer in _PEERS.items():
+        if name not in libraries:
+            continue
+        if importlib.util.find_spec(peer.module) is None:
+            missing[name] = f"not installed: {peer.install}"
+            continue
+        try:
+            found += peer.rows()
+        except CannotMeasureError as reason:
+            missing[name] = str(reason)
+        except Exception as error:  # a peer that does not work here must not hide the others
+            missing[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return found, missing

@@ -1,0 +1,62 @@
+#include "python/batch.h"
+
+#include <algorithm>
+
+#include "python/tensor.h"
+
+namespace pynccl::python {
+
+void Batch::add(Communicator& communicator, const Operation& operation,
+                std::initializer_list<PyObject*> held) {
+  Library* library = &communicator.library();
+  if (libraries_.empty() || libraries_.back() != library) {
+    if (std::find(libraries_.begin(), libraries_.end(), library) == libraries_.end())
+      libraries_.push_back(library);
+  }
+  for (PyObject* object : held)
+    if (object) held_.push_back(py::reinterpret_borrow<py::object>(object));
+  calls_.push_back({&communicator, operation});
+}
+
+void Batch::append(const Batch& other) {
+  held_.insert(held_.end(), other.held_.begin(), other.held_.end());
+  for (const Call& call : other.calls_) add(*call.communicator, call.operation, {});
+}
+
+void Batch::cut(const Mark& mark) {
+  calls_.resize(mark.calls);
+  libraries_.resize(mark.libraries);
+  held_.resize(mark.held);
+}
+
+Batch Batch::on_stream(PyObject* stream) const {
+  Batch moved = *this;
+  for (Library* library : libraries_) {
+    const cudaStream_t handle = stream_from_python(stream, *library);
+    for (Call& call : moved.calls_)
+      if (&call.communicator->library() == library) call.operation.stream = handle;
+  }
+  moved.held_.push_back(py::reinterpret_borrow<py::object>(stream));
+  return moved;
+}
+
+void Batch::check_open() const {
+  for (std::size_t i = 0; i < calls_.size(); ++i)
+    if (calls_[i].communicator->closed()) [[unlikely]]
+      throw std::invalid_argument("communicator: it is closed, operation " + std::to_string(i + 1) +
+                                  " of " + std::to_string(calls_.size()) +
+                                  " needs it; nothing was sent");
+}
+
+void Batch::issue() const {
+  check_open();
+  for (Library* library : libraries_) {
+    GroupScope group(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
+    group.end();
+  }
+  for (const Call& call : calls_) call.communicator->settle();
+}
+
+}  // namespace pynccl::python

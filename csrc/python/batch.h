@@ -1,0 +1,56 @@
+// Operations that go to NCCL together, in order, and the Python objects that they need: what a
+// group collects and a plan keeps.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <initializer_list>
+#include <vector>
+
+#include "core/communicator.h"
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+class Batch {
+ public:
+  // A point in the order, to come back to.
+  struct Mark {
+    std::size_t calls = 0, libraries = 0, held = 0;
+  };
+
+  bool empty() const { return calls_.empty(); }
+  std::size_t size() const { return calls_.size(); }
+
+  // Needs the GIL, like all that follows but issue(); held are the objects that the operation
+  // needs, the one that owns the communicator among them, or nullptr.
+  void add(Communicator& communicator, const Operation& operation,
+           std::initializer_list<PyObject*> held);
+  void append(const Batch& other);
+
+  Mark mark() const { return {calls_.size(), libraries_.size(), held_.size()}; }
+  void cut(const Mark& mark);  // forgets what came after
+
+  // The same operations, all on one stream: a pynccl, torch or CuPy stream, or an integer.
+  Batch on_stream(PyObject* stream) const;
+
+  // Issues everything, as one NCCL group per library in the order in which the libraries first
+  // appear. A communicator that is not open is found before anything is sent. The GIL need not be
+  // held, and the calls can block.
+  void issue() const;
+
+ private:
+  struct Call {
+    Communicator* communicator;
+    Operation operation;
+  };
+
+  void check_open() const;
+
+  std::vector<Call> calls_;
+  std::vector<Library*> libraries_;
+  std::vector<py::object> held_;
+};
+
+}  // namespace pynccl::python

@@ -1,0 +1,103 @@
+#include "python/group.h"
+
+#include <algorithm>
+
+#include "python/gil.h"
+
+namespace pynccl::python {
+
+Group& Group::of_this_thread() {
+  // Never destroyed: it may hold Python objects, and a thread may end after the interpreter.
+  thread_local Group& group = *new Group;
+  return group;
+}
+
+void Group::record(std::shared_ptr<Communicator> communicator,
+                   std::function<void(Communicator&)> begin) {
+  if (plan_) throw std::runtime_error("plan: a communicator cannot be made inside");
+  creations_.push_back({std::move(communicator), std::move(begin)});
+}
+
+void Group::enter() {
+  marks_.push_back({batch_.mark(), creations_.size()});
+  if (marks_.size() == 1) threads_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Group::leave(bool failed) {
+  const Mark mark = marks_.back();
+  marks_.pop_back();
+  if (marks_.empty()) threads_.fetch_sub(1, std::memory_order_relaxed);
+  if (!failed) return;
+  for (std::size_t i = mark.creations; i < creations_.size(); ++i)
+    creations_[i].communicator->abort();
+  creations_.resize(mark.creations);
+  batch_.cut(mark.batch);
+}
+
+void Group::exit(bool failed) {
+  if (marks_.size() <= (plan_ ? 1 : 0))
+    throw std::runtime_error("group: it was not entered on this thread");
+  leave(failed);
+  if (marks_.empty() && !failed) issue();
+}
+
+void Group::enter_plan(const void* plan) {
+  if (!marks_.empty())
+    throw std::runtime_error("plan: it cannot be recorded inside a group or another plan");
+  plan_ = plan;
+  enter();
+}
+
+Batch Group::exit_plan(const void* plan, bool failed) {
+  if (plan_ != plan) throw std::runtime_error("plan: it was not entered on this thread");
+  if (marks_.size() > 1) throw std::runtime_error("plan: a group inside has not ended");
+  plan_ = nullptr;
+  leave(failed);
+  return std::exchange(batch_, {});
+}
+
+void Group::issue() {
+  // Taken out first: whatever happens, the next group starts empty. The objects outlive the calls.
+  Batch batch = std::exchange(batch_, {});
+  if (!creations_.empty()) create();
+  {
+    const GilReleased released;
+    batch.issue();
+  }
+  // The next group uses the memory again; letting go of the objects may run Python code, and that a
+  // group of its own.
+  batch.cut({});
+  if (batch_.empty()) batch_ = std::move(batch);
+}
+
+void Group::create() {
+  const auto creations = std::exchange(creations_, {});
+  const GilReleased released;
+  std::vector<Library*> libraries;
+  for (const Creation& creation : creations)
+    if (std::find(libraries.begin(), libraries.end(), &creation.communicator->library()) ==
+        libraries.end())
+      libraries.push_back(&creation.communicator->library());
+  try {
+    for (Library* library : libraries) {
+      GroupScope group(*library);
+      for (const Creation& creation : creations)
+        if (&creation.communicator->library() == library) creation.begin(*creation.communicator);
+      group.end();
+    }
+    for (const Creation& creation : creations) creation.communicator->finish();
+  } catch (...) {
+    for (const Creation& creation : creations) creation.communicator->abort();
+    throw;
+  }
+}
+
+void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin) {
+  if (Group* group = Group::active())
+    return group->record(std::move(communicator), std::move(begin));
+  const GilReleased released;
+  begin(*communicator);
+  communicator->finish();
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,41 @@
+"""Proves that calls stay as cheap as they are: their instructions, which callgrind counts and which
+no load of the machine changes, are held against recorded bounds.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks import callgrind
+
+# Instructions of one call, by Python version, as docs/performance.md explains them. A change that
+# makes calls cheaper lowers these figures; one that has a reason to make them dearer raises them.
+_RECORDED = {
+    (3, 11): {
+        "pynccl.raw, integers": 960,
+        "pynccl Communicator, tensor": 1420,
+        "pynccl group(), tensors": 21_200,
+        "pynccl plan, called": 1650,
+    },
+}
+_ALLOWED = 1.15  # another build of the same Python or torch
+
+
+def test_instructions_of_calls() -> None:
+    version = sys.version_info[:2]
+    if version not in _RECORDED:
+        pytest.skip(f"no instructions are recorded for Python {version[0]}.{version[1]}")
+    if not callgrind.available():
+        pytest.skip("needs valgrind")
+    pytest.importorskip("torch")
+    counts = callgrind.count(["pynccl"], timeout=300)
+    expected = _RECORDED[version]
+    assert counts.keys() == expected.keys()
+    dear = {
+        name: f"{counts[name]:.0f} instructions, recorded are {recorded}"
+        for name, recorded in expected.items()
+        if counts[name] > recorded * _ALLOWED
+    }
+    assert not dear
