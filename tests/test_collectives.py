@@ -123,10 +123,15 @@ def test_ranks_as_threads(launch: Launcher, provider: str, collective: str, nran
     launch(nranks, _run_core, collective, provider=provider, threads=True)
 
 
+@pytest.mark.parametrize(
+    "env",
+    [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_BYTES": "16384"}],
+    ids=["never", "from 16 KiB"],
+)
 @pytest.mark.parametrize("collective", collectives.ALL)
-def test_without_single_copy(launch: Launcher, collective: str) -> None:
-    """Hostnccl where the kernel does not let a process read another's memory: the same bits."""
-    launch(3, _run_core, collective, env={"HOSTNCCL_CMA": "0"})
+def test_reading_of_other_processes(launch: Launcher, collective: str, env: dict[str, str]) -> None:
+    """Hostnccl whether or not a process reads another's memory: the same bits."""
+    launch(3, _run_core, collective, env=env)
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])

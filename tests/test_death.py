@@ -51,7 +51,14 @@ def _until_error(rank: Rank, what: str) -> tuple[float, str]:
         comm.abort()
 
 
-@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["single copy", "staged"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"HOSTNCCL_DIRECT_BYTES": "16384", "HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"},
+        {"HOSTNCCL_CMA": "0"},
+    ],
+    ids=["single copy", "staged"],
+)
 @pytest.mark.parametrize("what", ["256 MB all_reduce", "all_reduce", "ring", "stream"])
 def test_sigkill_is_an_error_in_the_others(
     launch: Launcher, what: str, env: dict[str, str]

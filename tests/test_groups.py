@@ -103,8 +103,10 @@ def test_random_messages_of_many_ranks(launch: Launcher, provider: str, seed: in
     launch(16, _exchange, seed, provider=provider)
 
 
-def test_random_messages_without_single_copy(launch: Launcher) -> None:
-    launch(3, _exchange, 300, env={"HOSTNCCL_CMA": "0"})
+@pytest.mark.parametrize("env", [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"}])
+def test_random_messages_read_or_not(launch: Launcher, env: dict[str, str]) -> None:
+    """Hostnccl whether or not a process reads another's memory."""
+    launch(3, _exchange, 300, env=env)
 
 
 def _pairs(rank: Rank) -> None:

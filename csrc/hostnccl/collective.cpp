@@ -7,8 +7,6 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kDirectBytes = size_t{16} << 10;  // from here on a copy less is worth a step more
-
 Task run_alone(Communicator& comm, const Operation& operation) {
   const Call call(comm, operation);
   const Descriptor own = describe(operation);
@@ -74,8 +72,8 @@ Task run_collective(Communicator& comm, const Operation& operation) {
   if (comm.nranks() == 1) return run_alone(comm, operation);
   const Call call(comm, operation);
   const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
-  return comm.world().direct() && contribution >= kDirectBytes ? run_direct(comm, operation)
-                                                               : run_in_rounds(comm, operation);
+  return contribution >= comm.world().direct_from() ? run_direct(comm, operation)
+                                                    : run_in_rounds(comm, operation);
 }
 
 }  // namespace hostnccl

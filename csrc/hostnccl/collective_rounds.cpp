@@ -1,8 +1,8 @@
 // The path through the slots: each round, every source fills its slot, and when all have, every
 // receiver takes what is for it from all slots. One step a round; small calls are one round.
 //
-// A large all-reduce takes a second step: each rank reduces one slice of the round in its own slot,
-// where the others then find it, so that nothing is reduced twice.
+// A large reduction takes a second step: each rank reduces one slice of the round in its own slot,
+// where those who receive then find it, so that nothing is reduced twice, and all reduce.
 #include <algorithm>
 #include <cstring>
 
@@ -11,8 +11,11 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kReduceAllBytes = size_t{8} << 10;  // up to here every rank reduces everything
-constexpr size_t kAligned = 64;                      // elements, so that chunks start aligned
+// Up to here a second step costs more than it saves: of all ranks' contributions to an all-reduce,
+// which every rank then reduces, and of one to a reduce, which the root reduces alone.
+constexpr size_t kReduceAllBytes = size_t{64} << 10;
+constexpr size_t kReduceAloneBytes = size_t{128} << 10;
+constexpr size_t kAligned = 64;  // elements, so that chunks start aligned
 
 size_t round_down(size_t count) { return count < kAligned ? count : count / kAligned * kAligned; }
 
@@ -23,20 +26,39 @@ struct Rounds : Call {
   Rounds(Communicator& communicator, const Operation& called)
       : Call(communicator, called),
         chunk(round_down(kSlotBytes / static_cast<size_t>(blocks()) / element)),
-        sliced(called.kind == Kind::AllReduce && called.block_bytes() > kReduceAllBytes) {}
+        sliced(is_sliced()) {}
+
+  bool is_sliced() const {
+    const size_t bytes = operation.block_bytes();
+    if (operation.kind == Kind::Reduce) return nranks > 2 && bytes > kReduceAloneBytes;
+    return operation.kind == Kind::AllReduce &&
+           bytes * static_cast<size_t>(nranks) > kReduceAllBytes;
+  }
 
   unsigned char* slot_of(int peer) const { return world.lane(peer).slots[comm.turn() & 1]; }
 
-  const void* in_slot(int source) const {
+  // What a source has for this rank, from an element on.
+  const void* block_of(int source, size_t from) const {
+    if (source == rank) return own_block() + from * element;
     const size_t block = shape.block_per_destination ? static_cast<size_t>(rank) : 0;
     return slot_of(source) + block * chunk * element;
   }
 
+  // Nobody takes a rank's own block out of its slot.
   void fill(size_t from, size_t count) const {
     if (!sends()) return;
     const char* send = static_cast<const char*>(operation.send) + from * element;
     unsigned char* slot = slot_of(rank);
+    if (sliced) {
+      const auto [begin, length] = slice_of(rank, count);
+      const size_t end = begin + length;
+      std::memcpy(slot, send, begin * element);
+      std::memcpy(slot + end * element, send + end * element, (count - end) * element);
+      return;
+    }
+    if (shape.only_root_receives && rank == operation.root) return;
     for (int block = 0; block < blocks(); ++block) {
+      if (shape.block_per_destination && block == rank) continue;
       std::memcpy(slot + static_cast<size_t>(block) * chunk * element, send + offset_in_send(block),
                   count * element);
     }
@@ -46,13 +68,17 @@ struct Rounds : Call {
     if (!receives()) return;
     const size_t start = from * element;
     if (shape.reduces) {
-      for (int peer = 0; peer < nranks; ++peer) comm.sources()[peer] = in_slot(peer);
+      for (int peer = 0; peer < nranks; ++peer) comm.sources()[peer] = block_of(peer, from);
       reduce_into(recv_at(start), count);
       return;
     }
     for (int peer = 0; peer < nranks; ++peer) {
       if (!takes_from(peer)) continue;
-      std::memcpy(recv_at(offset_in_recv(peer) + start), in_slot(peer), count * element);
+      if (peer == rank) {
+        copy_own_block(start, count * element);
+      } else {
+        std::memcpy(recv_at(offset_in_recv(peer) + start), block_of(peer, from), count * element);
+      }
     }
   }
 
@@ -63,16 +89,17 @@ struct Rounds : Call {
     return {begin, std::min(count, begin + share) - begin};
   }
 
-  void reduce_own_slice(size_t count) const {
+  void reduce_own_slice(size_t from, size_t count) const {
     const auto [begin, length] = slice_of(rank, count);
     if (length == 0) return;
-    for (int peer = 0; peer < nranks; ++peer) {
+    for (int peer = 0; peer < nranks; ++peer)
       comm.sources()[peer] = slot_of(peer) + begin * element;
-    }
+    comm.sources()[rank] = own_block() + (from + begin) * element;
     reduce_into(slot_of(rank) + begin * element, length);
   }
 
   void take_slices(size_t from, size_t count) const {
+    if (!receives()) return;
     for (int owner = 0; owner < nranks; ++owner) {
       const auto [begin, length] = slice_of(owner, count);
       if (length == 0) break;
@@ -101,7 +128,7 @@ Task run_in_rounds(Communicator& comm, const Operation& operation) {
       call.take(from, count);
       continue;
     }
-    call.reduce_own_slice(count);
+    call.reduce_own_slice(from, count);
     step = comm.raise_stage();
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(comm.stage_of(peer), step, peer);

@@ -2,6 +2,8 @@
 
 #include <thread>
 
+#include "hostnccl/tuning.h"
+
 namespace hostnccl {
 namespace {
 
@@ -27,6 +29,7 @@ void Communicator::initialize(int nranks, int rank, const MeetingName& name) {
 }
 
 void Communicator::meet(const MeetingName& name) {
+  read_tuning();
   const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_);
   {
     const std::lock_guard lock(mutex_);
@@ -127,8 +130,7 @@ void Communicator::abort() {
     }
     if (world_ != nullptr && in_flight()) {
       // Before the blocked ones of this rank hear of it: the others are to know whom to blame.
-      world_->fail(Error(abi::ncclRemoteError,
-                         world_->name_of(rank_) + " aborted its communicator during an operation"));
+      world_->fail(abort_for_others());
     }
     aborted_ = true;
     if (rendezvous_ != nullptr) rendezvous_->cancel();
@@ -199,7 +201,13 @@ void Communicator::fail(const Error& error) noexcept {
     error_text_ = error.text();
     error_code_ = error.code();
   }
-  if (world_ != nullptr) world_->fail(error);
+  // One that was about to begin when it was aborted.
+  if (world_ != nullptr) world_->fail(aborted_ ? abort_for_others() : error);
+}
+
+Error Communicator::abort_for_others() const {
+  return Error(abi::ncclRemoteError,
+               world_->name_of(rank_) + " aborted its communicator during an operation");
 }
 
 void Communicator::begin() {

@@ -78,6 +78,7 @@ class Communicator {
   void step_together(World& world, uint32_t stage, Clock::time_point deadline);
   void drain();
   void wait_until_idle() const;
+  Error abort_for_others() const;  // what they get to know of it
   bool in_flight() const { return issued_.load() != completed_.load(); }
 
   const Settings settings_;

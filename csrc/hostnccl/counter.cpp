@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <climits>
 
+#include "hostnccl/tuning.h"
+
 namespace hostnccl {
 namespace {
 
@@ -95,34 +97,28 @@ void sleep_on(const Wanted* wanted, size_t count, std::chrono::nanoseconds ceili
   Sleep(wanted, count).run(ceiling);
 }
 
-// A yield costs little when nobody else wants the CPU, and all the waiting when the one waited for
-// does: other processes may crowd the machine without our knowing.
+// A yield costs little when nobody else wants the CPU. When it took long, someone did: in a crowd
+// most likely a rank that is waited for, and there is no use in spinning; else a stranger.
 bool Patience::wait() {
-  constexpr uint32_t kSpins = 64;  // between two yields
-  constexpr uint32_t kYieldsInCrowd = 3;
-  constexpr auto kAwake = std::chrono::microseconds(40);
-  const uint32_t round = rounds_++;
-  if (round < kSpins || (!crowded_ && round % kSpins != 0)) {
+  constexpr int kSpins = 64;  // between two yields
+  constexpr int kSpinsInCrowd = 4;
+  constexpr auto kOthersRan = std::chrono::microseconds(1);
+  thread_local int spins = kSpins;
+  if (spins_ < spins) {
+    ++spins_;
     cpu_relax();
     return true;
   }
-  if (crowded_ ? round >= kSpins + kYieldsInCrowd
-               : round > kSpins && Clock::now() - began_ > kAwake) {
-    return false;
+  spins_ = 0;
+  const Clock::time_point now = Clock::now();
+  if (!awake_) {
+    awake_ = true;
+    began_ = now;
   }
-  if (round == kSpins) began_ = Clock::now();
+  if (now - began_ >= awake_time()) return false;
   sched_yield();
+  spins = crowded_ && Clock::now() - now > kOthersRan ? kSpinsInCrowd : kSpins;
   return true;
-}
-
-int usable_cpus() {
-  static const int count = [] {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0
-               ? CPU_COUNT(&set)
-               : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  }();
-  return count;
 }
 
 }  // namespace hostnccl

@@ -50,19 +50,18 @@ inline void sleep_on(const Wanted& wanted, std::chrono::nanoseconds ceiling) {
   sleep_on(&wanted, 1, ceiling);
 }
 
-// How long to stay awake before sleeping: spins, with a CPU to itself; else yields a few times.
+// Waiting awake, for a while: spins, and lets others run now and then, sooner when it is crowded.
 class Patience {
  public:
   explicit Patience(bool crowded) : crowded_(crowded) {}
-  void renew() { rounds_ = 0; }
+  void renew() { awake_ = false; }
   bool wait();  // a moment; false when it is time to sleep
 
  private:
-  bool crowded_;
-  uint32_t rounds_ = 0;
+  bool crowded_;  // by more ranks than there are CPUs
+  int spins_ = 0;
+  bool awake_ = false;  // since began_
   Clock::time_point began_;
 };
-
-int usable_cpus();  // that this process may run on
 
 }  // namespace hostnccl

@@ -3,6 +3,8 @@
 // touches never exist.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -40,8 +42,9 @@ struct alignas(4096) Lane {
   std::atomic<uint32_t> reading;  // this rank is reading another's memory by pointer
   int32_t pid;
   uint64_t start;
-  uint64_t probe;  // address of a word with a known value in the owner's memory
-  std::atomic<uint32_t> reads_directly;
+  uint64_t probe;                    // address of a word with a known value in the owner's memory
+  cpu_set_t cpus;                    // that this rank may run on
+  std::atomic<uint64_t> reads_from;  // bytes from which on this rank would read directly
   alignas(4096) unsigned char slots[2][kSlotBytes];
 };
 

@@ -5,15 +5,17 @@
 
 #include "hostnccl/communicator.h"
 #include "hostnccl/peer_memory.h"
+#include "hostnccl/tuning.h"
 
 namespace hostnccl {
 namespace {
 
 Cell& cell_of(Channel& channel, uint32_t number) { return channel.cells[number % kCells]; }
 
-Transfer transfer_for(const World& world, size_t bytes) {
+Transfer transfer_for(const World& world, int peer, size_t bytes) {
   if (bytes <= kCellBytes) return Transfer::Eager;
-  return world.direct() ? Transfer::Direct : Transfer::Pieces;
+  const size_t direct_from = direct_message_bytes(world.same_process(peer), world.crowded());
+  return world.direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
 }
 
 void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
@@ -36,7 +38,7 @@ Task run_send(Communicator& comm, const Operation& operation) {
   Cell& first = cell_of(channel, number);
   first.count = operation.count;
   first.dtype = operation.dtype;
-  first.transfer = transfer_for(world, bytes);
+  first.transfer = transfer_for(world, peer, bytes);
   if (first.transfer == Transfer::Direct) {
     first.address = reinterpret_cast<uint64_t>(operation.send);
     Exposure exposure(world, comm.rank());

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "hostnccl/peer_memory.h"
+#include "hostnccl/tuning.h"
 
 namespace hostnccl {
 namespace {
@@ -24,11 +25,7 @@ size_t World::bytes(int nranks) {
 }
 
 World::World(int fd, int nranks, const MeetingName& name)
-    : nranks_(nranks),
-      own_pid_(getpid()),
-      name_(name),
-      bytes_(bytes(nranks)),
-      crowded_(nranks > usable_cpus()) {
+    : nranks_(nranks), own_pid_(getpid()), name_(name), bytes_(bytes(nranks)) {
   const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
   memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (memory_ == MAP_FAILED) fail_errno("mmap of %zu bytes for %d ranks", bytes_, nranks);
@@ -49,27 +46,35 @@ void World::set_process(int rank, const ProcessId& process) {
 void World::enter(int rank) {
   Lane& own = lane(rank);
   own.probe = reinterpret_cast<uint64_t>(&probe_word_);
+  if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) CPU_ZERO(&own.cpus);
   own.presence.store(Presence::Alive, std::memory_order_release);
   own.stage.raise(1);
 }
 
 void World::probe(int rank) {
   bool all = direct_reads_wanted();
+  bool within_process = true;
   for (int peer = 0; peer < nranks_ && all; ++peer) {
     if (same_process(peer)) continue;
+    within_process = false;
     uint64_t word = 0;
     all = can_read(process(peer).pid, lane(peer).probe, &word, sizeof word) && word == probe_word_;
   }
-  lane(rank).reads_directly.store(all, std::memory_order_relaxed);
+  lane(rank).reads_from.store(all ? direct_bytes(within_process) : SIZE_MAX,
+                              std::memory_order_relaxed);
   lane(rank).stage.raise(2);
 }
 
 void World::settle() {
-  bool all = true;
+  size_t most = 0;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
   for (int rank = 0; rank < nranks_; ++rank) {
-    all = all && lane(rank).reads_directly.load(std::memory_order_relaxed) != 0;
+    CPU_OR(&cpus, &cpus, &lane(rank).cpus);
+    most = std::max<size_t>(most, lane(rank).reads_from.load(std::memory_order_relaxed));
   }
-  direct_ = all;
+  direct_from_ = most;
+  crowded_ = nranks_ > CPU_COUNT(&cpus);
 }
 
 Error World::failure() const {

@@ -5,6 +5,7 @@
 // afterwards gets that code and text.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,13 +37,17 @@ class World {
   void set_process(int rank, const ProcessId& process);  // before any rank runs
   ProcessId process(int rank) const { return {lane(rank).pid, lane(rank).start}; }
   bool same_process(int rank) const { return lane(rank).pid == own_pid_; }
-  bool crowded() const { return crowded_; }  // more ranks than CPUs
+  bool crowded() const { return crowded_; }  // more ranks than CPUs for all of them together
 
   // The last steps of every rank's init, in lockstep: each step ends when all have taken it.
-  void enter(int rank);                    // to stage 1
-  void probe(int rank);                    // to stage 2
-  void settle();                           // after stage 2, before the first operation
-  bool direct() const { return direct_; }  // every rank can read every other's memory
+  void enter(int rank);  // to stage 1
+  void probe(int rank);  // to stage 2
+  void settle();         // after stage 2, before the first operation
+
+  // What a rank contributes to a collective is read out of its memory from so many bytes on; never
+  // (SIZE_MAX) unless every rank can read every other's.
+  size_t direct_from() const { return direct_from_; }
+  bool direct() const { return direct_from_ != SIZE_MAX; }
 
   bool failed() const { return header_->failing.load(std::memory_order_acquire) != Header::None; }
   Error failure() const;
@@ -64,8 +69,8 @@ class World {
   Header* header_;
   Lane* lanes_;
   Channel* channels_;
-  bool crowded_;
-  std::atomic<bool> direct_{false};
+  std::atomic<bool> crowded_{false};
+  std::atomic<size_t> direct_from_{SIZE_MAX};
   uint64_t probe_word_;
 };
 

@@ -9,8 +9,7 @@ void raise(const py::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
-void translate(std::exception_ptr pointer) {
-  if (!pointer) return;
+void raise_python(const std::exception_ptr& pointer) {
   try {
     std::rethrow_exception(pointer);
   } catch (const NcclFailure& e) {
@@ -21,6 +20,15 @@ void translate(std::exception_ptr pointer) {
     raise(classes().attr("MissingFunctionError")(e.what()));
   } catch (const LibraryNotFound& e) {
     raise(classes().attr("LibraryNotFoundError")(e.what()));
+  }
+}
+
+void translate(std::exception_ptr pointer) {
+  if (!pointer) return;
+  try {
+    raise_python(pointer);
+  } catch (py::error_already_set& e) {
+    e.restore();  // such as a KeyboardInterrupt that waited for Python code to run
   }
 }
 

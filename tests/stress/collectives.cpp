@@ -199,6 +199,7 @@ void collectives() {
       every_case<int32_t>(rank, nranks, comm, {0, 1, 17, 1000, 2999});
       every_case<uint8_t>(rank, nranks, comm, {1, 40000});
       if (nranks <= 3) every_case<double>(rank, nranks, comm, {100003});
+      if (nranks == 5) every_case<double>(rank, nranks, comm, {20011});
     });
   }
   in_one_thread();

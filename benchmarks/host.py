@@ -1,0 +1,204 @@
+"""Times hostnccl beside MPICH and gloo on the CPUs of this machine.
+
+    python -m benchmarks.host --ranks 2,4
+
+Every library has its own processes as ranks, which sleep while it is not their turn. For each
+operation and size the results are checked; then the libraries are timed in turns, so that whatever
+else the machine does meets all of them alike. A sample is the mean over as many calls as fill its
+time, and the maximum over the ranks; the table shows the medians of the samples. "copy" is one
+memcpy of the same number of bytes between the samples: the floor for whoever moves the bytes once.
+A table is printed; JSON and a plot go to a folder. A wrong result ends the run.
+
+MPICH needs the packages mpi4py and mpich, gloo needs torch; what is missing is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import statistics
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import host_report as report
+from benchmarks.host_rows import DTYPES, OPERATIONS, Row, exact_row
+from benchmarks.host_world import World, find_mpiexec
+from benchmarks.launcher import BenchmarkError
+from benchmarks.metrics import parse_size
+
+__all__ = ["main"]
+
+_OUT = Path(__file__).parent / "out"
+_KIB, _MIB = 2**10, 2**20
+_FULL_SIZES = (
+    *(4, 64, 512, 4 * _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB),
+    *(_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
+)
+_QUICK_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
+_NEEDS = {"mpich": ("mpi4py",), "gloo": ("torch",)}
+_LONG = 0.1  # seconds of one call, from where on few samples must do
+
+
+def main() -> int:
+    """Run the benchmark; the exit status."""
+    options = _parse()
+    results: list[report.Result] = []
+    try:
+        for nranks in options.ranks:
+            results += _Run(options, nranks).run()
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    report.write(options.out, results)
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.host", description="Times hostnccl beside MPICH and gloo."
+    )
+    names = _list_of
+    add = parser.add_argument
+    add("--ranks", type=names(int), default=[2, 4, 8], help="worlds (default: 2,4,8)")
+    add("--operations", type=names(str, OPERATIONS), default=list(OPERATIONS), help="default: all")
+    add("--dtypes", type=names(str, DTYPES), help="default: float32; full: all")
+    add("--sizes", type=names(parse_size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
+    add("--quick", action="store_true", help="five sizes, shorter samples")
+    add("--full", action="store_true", help="all dtypes")
+    add("--libraries", type=names(str, ("hostnccl", "mpich", "gloo")), help="default: all")
+    add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
+    add("--bind", action="store_true", help="bind the ranks of every library to CPUs in turn")
+    add("--budget", type=float, help="seconds of a sample (default: 0.02, quick: 0.005)")
+    add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
+    options = parser.parse_args()
+    options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
+    options.dtypes = options.dtypes or (list(DTYPES) if options.full else ["float32"])
+    options.repeats = options.repeats or (5 if options.quick else 9)
+    options.budget = options.budget or (0.005 if options.quick else 0.02)
+    options.libraries = _installed(options.libraries or ["hostnccl", "mpich", "gloo"])
+    return options
+
+
+def _list_of(
+    convert: Callable[[str], object], known: Collection[str] = ()
+) -> Callable[[str], list[object]]:
+    def convert_all(text: str) -> list[object]:
+        parts = text.split(",")
+        for part in parts:
+            if known and part not in known:
+                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(known)}")
+        return [convert(part) for part in parts]
+
+    return convert_all
+
+
+def _installed(libraries: list[str]) -> list[str]:
+    there = []
+    for name in libraries:
+        missing = [part for part in _NEEDS.get(name, ()) if importlib.util.find_spec(part) is None]
+        if name == "mpich" and not find_mpiexec():
+            missing.append("mpiexec")
+        if missing:
+            print(f"note: {name} is left out, {missing[0]} is not installed")
+        else:
+            there.append(name)
+    return there
+
+
+class _Run:
+    """The rows of one number of ranks."""
+
+    def __init__(self, options: argparse.Namespace, nranks: int) -> None:
+        self._options = options
+        self._nranks = nranks
+
+    def run(self) -> list[report.Result]:
+        results: list[report.Result] = []
+        with contextlib.ExitStack() as stack:
+            worlds = []
+            for library in self._options.libraries:
+                worlds.append(stack.enter_context(self._world(library)))
+            print(report.heading(self._nranks, {w.library: w.version for w in worlds}), flush=True)
+            for row in self._rows():
+                result = self._measure(row, worlds)
+                results.append(result)
+                print(report.line(result), flush=True)
+        print(report.summary(results), flush=True)
+        return results
+
+    def _world(self, library: str) -> World:
+        return World(library, self._nranks, bind=self._options.bind)
+
+    def _rows(self) -> list[Row]:
+        rows: dict[Row, None] = {}
+        for dtype in self._options.dtypes:
+            for operation in self._options.operations:
+                sizes = [4] if operation == "barrier" else self._options.sizes
+                for size in sizes:
+                    if operation != "barrier" or dtype == self._options.dtypes[0]:
+                        rows[exact_row(operation, dtype, self._nranks, size)] = None
+        return list(rows)
+
+    def _measure(self, row: Row, worlds: list[World]) -> report.Result:
+        able = [world for world in worlds if world.prepare(row)]
+        plans = [self._calibrate(world) for world in able]
+        floor = _Floor(row.nbytes, self._options.budget)
+        samples: dict[str, list[float]] = {world.library: [] for world in able}
+        samples["copy"] = []
+        longest = max(seconds for _, seconds in plans)
+        for _ in range(min(self._options.repeats, 3 if longest > _LONG else 1000)):
+            samples["copy"].append(floor.sample())
+            for world, (iterations, seconds) in zip(able, plans, strict=True):
+                samples[world.library].append(world.sample(iterations, warm=seconds < _LONG))
+        # One way of a round trip.
+        share = 0.5 if row.operation == "ping_pong" else 1.0
+        medians = {
+            name: statistics.median(times) * (1.0 if name == "copy" else share)
+            for name, times in samples.items()
+        }
+        lowest = {
+            name: min(times) * (1.0 if name == "copy" else share) for name, times in samples.items()
+        }
+        return report.Result(row, medians, lowest)
+
+    def _calibrate(self, world: World) -> tuple[int, float]:
+        """Calls that fill a sample, and the seconds of one."""
+        budget = self._options.budget
+        iterations = 1
+        while True:
+            seconds = world.sample(iterations, warm=iterations == 1)
+            if seconds * iterations >= budget / 4 or iterations >= 100_000:
+                break
+            iterations = min(100_000, max(2 * iterations, int(budget / 2 / seconds)))
+        return max(1, min(100_000, round(budget / seconds))), seconds
+
+
+class _Floor:
+    """One copy between two buffers of so many bytes."""
+
+    def __init__(self, nbytes: int, budget: float) -> None:
+        self._source = np.zeros(nbytes, np.uint8)
+        self._target = np.ones(nbytes, np.uint8)
+        self._source[:] = 1  # so that there are pages behind it
+        self._iterations = 1
+        self._iterations = max(1, min(100_000, int(budget / 4 / self.sample())))
+
+    def sample(self) -> float:
+        """Seconds of one copy on average."""
+        source, target = self._source, self._target
+        target[:] = source
+        start = time.perf_counter()
+        for _ in range(self._iterations):
+            target[:] = source
+        return (time.perf_counter() - start) / self._iterations
+
+
+if __name__ == "__main__":
+    sys.exit(main())

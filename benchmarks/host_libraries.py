@@ -1,0 +1,227 @@
+"""The libraries under comparison, each as: give me the call for a row on these buffers.
+
+A call does the whole operation as a user would write it; what can be made beforehand and used again
+is made beforehand. Every library is imported only by the ranks that run it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from benchmarks.host_rows import ROOT, Buffers
+
+__all__ = ["LIBRARIES", "Call", "Gloo", "Hostnccl", "Library", "Mpich"]
+
+Call = Callable[[], object]
+
+
+class Library(Protocol):
+    """A library that is timed, in one of its ranks.
+
+    Attributes:
+        version: what stands in the report.
+    """
+
+    version: str
+
+    def barrier(self) -> object:
+        """Return when all ranks have come here."""
+
+    def call(self, buffers: Buffers) -> Call | None:
+        """The call that runs the row once; None where the library has no such operation."""
+
+
+class Hostnccl:
+    """hostnccl through pynccl.raw; buffers are addresses."""
+
+    def __init__(self, rank: int, nranks: int, meeting: Path) -> None:
+        from pynccl import raw
+
+        self._raw = raw
+        self._library = raw.load("host")
+        if rank == 0:
+            written = meeting.with_suffix(".new")
+            written.write_bytes(bytes(self._library.ncclGetUniqueId()))
+            written.rename(meeting)
+        while not meeting.exists():
+            os.sched_yield()
+        self._comm = self._library.ncclCommInitRank(nranks, meeting.read_bytes(), rank)
+        # NCCL has no barrier; who wants one sums a word, as torch.distributed does.
+        self._word = np.zeros(1, np.float32)
+        word, all_reduce, comm = self._word.ctypes.data, self._library.ncclAllReduce, self._comm
+        self._barrier: Call = lambda: all_reduce(
+            word, word, 1, raw.ncclFloat32, raw.ncclSum, comm, 0
+        )
+        version = self._library.ncclGetVersion()
+        self.version = f"NCCL {version // 10000}.{version // 100 % 100} ABI"
+
+    def barrier(self) -> object:
+        return self._barrier()
+
+    def call(self, buffers: Buffers) -> Call | None:
+        lib, comm, row, rank = self._library, self._comm, buffers.row, buffers.rank
+        send, recv = buffers.send.ctypes.data, buffers.recv.ctypes.data
+        following, previous = (rank + 1) % row.nranks, (rank - 1) % row.nranks
+        n, dtype, op = row.count, getattr(self._raw, _NCCL_DTYPES[row.dtype]), self._raw.ncclSum
+        nccl_send, nccl_recv = lib.ncclSend, lib.ncclRecv
+        start, end = lib.ncclGroupStart, lib.ncclGroupEnd
+
+        def ring() -> None:
+            start()
+            nccl_send(send, n, dtype, following, comm, 0)
+            nccl_recv(recv, n, dtype, previous, comm, 0)
+            end()
+
+        def first() -> None:
+            nccl_send(send, n, dtype, 1, comm, 0)
+            nccl_recv(recv, n, dtype, 1, comm, 0)
+
+        def second() -> None:
+            nccl_recv(recv, n, dtype, 0, comm, 0)
+            nccl_send(send, n, dtype, 0, comm, 0)
+
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: all_reduce(send, recv, n, dtype, op, comm, 0),
+            "all_gather": lambda: all_gather(send, recv, n, dtype, comm, 0),
+            "reduce_scatter": lambda: reduce_scatter(send, recv, n, dtype, op, comm, 0),
+            "broadcast": lambda: broadcast(recv, recv, n, dtype, ROOT, comm, 0),
+            "reduce": lambda: reduce(send, recv, n, dtype, op, ROOT, comm, 0),
+            "all_to_all": lambda: all_to_all(send, recv, n, dtype, comm, 0),
+            "ping_pong": (first, second, _nothing)[min(rank, 2)],
+            "ring": ring,
+            "barrier": self._barrier,
+        }
+        all_reduce, reduce, broadcast = lib.ncclAllReduce, lib.ncclReduce, lib.ncclBroadcast
+        all_gather, reduce_scatter = lib.ncclAllGather, lib.ncclReduceScatter
+        all_to_all = lib.ncclAlltoAll
+        return calls[row.operation]
+
+
+class Mpich:
+    """MPICH through mpi4py; buffers are arrays with their count and type."""
+
+    def __init__(self, rank: int, nranks: int, meeting: Path) -> None:
+        del rank, nranks, meeting  # mpiexec has told it all
+        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+
+        self._mpi = MPI
+        self._comm = MPI.COMM_WORLD
+        self.version = MPI.Get_library_version().split()[2]
+
+    def barrier(self) -> object:
+        return self._comm.Barrier()
+
+    def call(self, buffers: Buffers) -> Call | None:
+        comm, row, rank = self._comm, buffers.row, buffers.rank
+        reduces = row.operation in ("all_reduce", "reduce", "reduce_scatter")
+        if row.dtype == "bfloat16" and reduces:
+            return None  # mpi4py has no such type
+        code = {"float32": "f", "float16": "e", "int8": "b", "bfloat16": "h"}[row.dtype]
+        dtype = self._mpi._typedict[code]
+        send, recv = ([part, row.count, dtype] for part in (buffers.send, buffers.recv))
+        to_root = recv if rank == ROOT else None
+        following, previous = (rank + 1) % row.nranks, (rank - 1) % row.nranks
+
+        def first() -> None:
+            comm.Send(send, 1)
+            comm.Recv(recv, 1)
+
+        def second() -> None:
+            comm.Recv(recv, 0)
+            comm.Send(send, 0)
+
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.Allreduce(send, recv),
+            "all_gather": lambda: comm.Allgather(send, recv),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(send, recv),
+            "broadcast": lambda: comm.Bcast(recv, ROOT),
+            "reduce": lambda: comm.Reduce(send, to_root, root=ROOT),
+            "all_to_all": lambda: comm.Alltoall(send, recv),
+            "ping_pong": (first, second, _nothing)[min(rank, 2)],
+            "ring": lambda: comm.Sendrecv(send, following, 0, recv, previous, 0),
+            "barrier": comm.Barrier,
+        }
+        return calls[row.operation]
+
+
+class Gloo:
+    """gloo through torch.distributed; buffers are tensors."""
+
+    def __init__(self, rank: int, nranks: int, meeting: Path) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)  # more would disturb the other ranks
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=nranks)
+        self._torch, self._dist = torch, dist
+        self.version = f"torch {torch.__version__}"
+
+    def barrier(self) -> object:
+        return self._dist.barrier()
+
+    def call(self, buffers: Buffers) -> Call | None:
+        dist, row, rank = self._dist, buffers.row, buffers.rank
+        dtype = getattr(self._torch, row.dtype)
+        send, recv = (
+            self._torch.from_numpy(part).view(dtype) for part in (buffers.send, buffers.recv)
+        )
+        if row.operation in ("all_reduce", "reduce"):
+            recv.copy_(send)  # torch's are in place
+        # torch 2.13 renamed the two, and warns at every call of the old names.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        messages = []
+        if row.operation == "ring":
+            messages = [
+                dist.P2POp(dist.isend, send, (rank + 1) % row.nranks),
+                dist.P2POp(dist.irecv, recv, (rank - 1) % row.nranks),
+            ]
+
+        def ring() -> None:
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+
+        def first() -> None:
+            dist.send(send, 1)
+            dist.recv(recv, 1)
+
+        def second() -> None:
+            dist.recv(recv, 0)
+            dist.send(send, 0)
+
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: dist.all_reduce(recv),
+            "all_gather": lambda: all_gather(recv, send),
+            "reduce_scatter": lambda: reduce_scatter(recv, send),
+            "broadcast": lambda: dist.broadcast(recv, ROOT),
+            "reduce": lambda: dist.reduce(recv, ROOT),
+            "all_to_all": lambda: dist.all_to_all_single(recv, send),
+            "ping_pong": (first, second, _nothing)[min(rank, 2)],
+            "ring": ring,
+            "barrier": dist.barrier,
+        }
+        return calls[row.operation]
+
+
+def _nothing() -> None:
+    pass
+
+
+_NCCL_DTYPES = {
+    "float32": "ncclFloat32",
+    "bfloat16": "ncclBfloat16",
+    "float16": "ncclFloat16",
+    "int8": "ncclInt8",
+}
+
+LIBRARIES: dict[str, Callable[[int, int, Path], Library]] = {
+    "hostnccl": Hostnccl,
+    "mpich": Mpich,
+    "gloo": Gloo,
+}

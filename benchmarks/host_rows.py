@@ -1,0 +1,154 @@
+"""The operations on CPUs: which buffers a rank needs, what it fills in, what must come out.
+
+Sizes are those of the larger buffer, as in metrics.py. The values are small whole numbers, exact in
+every dtype whichever way they are summed, and another sequence on each rank. Only NumPy is used, so
+that a library's ranks need import nothing of another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DTYPES", "OPERATIONS", "ROOT", "Buffers", "Row", "exact_row"]
+
+ROOT = 0
+
+# The bytes of an element.
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+_PERIOD = 1009  # a prime: no block of a usual size begins where the values repeat
+_MODULUS = 8
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Blocks that a rank sends and receives, 0 being one for each rank."""
+
+    send: int = 1
+    recv: int = 1
+
+
+OPERATIONS = {
+    "all_reduce": _Shape(),
+    "all_gather": _Shape(recv=0),
+    "reduce_scatter": _Shape(send=0),
+    "broadcast": _Shape(),
+    "reduce": _Shape(),
+    "all_to_all": _Shape(send=0, recv=0),
+    "ping_pong": _Shape(),  # ranks 0 and 1; the time is that of one way
+    "ring": _Shape(),  # every rank sends to the next one and receives from the one before
+    "barrier": _Shape(),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of one size.
+
+    Attributes:
+        nbytes: of the larger buffer.
+        count: elements of one block.
+    """
+
+    operation: str
+    dtype: str
+    nranks: int
+    nbytes: int
+    count: int
+
+
+def exact_row(operation: str, dtype: str, nranks: int, nbytes: int) -> Row:
+    """The row nearest below nbytes that has whole blocks, or that of one element in each."""
+    shape = OPERATIONS[operation]
+    blocks = nranks if 0 in (shape.send, shape.recv) else 1
+    count = max(1, nbytes // (DTYPES[dtype] * blocks))
+    return Row(operation, dtype, nranks, count * DTYPES[dtype] * blocks, count)
+
+
+class Buffers:
+    """One rank's memory for a row, as bytes. The results are checked on filled buffers; timed are
+    zeros, which no number of operations in place can make overflow.
+    """
+
+    def __init__(self, row: Row, rank: int) -> None:
+        self.row = row
+        self.rank = rank
+        shape, block = OPERATIONS[row.operation], row.count * DTYPES[row.dtype]
+        self.send = _pages((shape.send or row.nranks) * block)
+        self.recv = _pages((shape.recv or row.nranks) * block)
+
+    def fill(self) -> None:
+        """Write what this rank sends."""
+        count = self.send.nbytes // DTYPES[self.row.dtype]
+        self.send[:] = self._bytes(_sequence(_values(self.rank), 0, count))
+        self.recv[:] = 0xFF
+        if self.row.operation == "broadcast" and self.rank == ROOT:
+            self.recv[:] = self.send  # it is in place, with every library
+
+    def clear(self) -> None:
+        self.send[:] = 0
+        self.recv[:] = 0
+
+    def wrong(self) -> int:
+        """How many bytes of what was received are not as they must be."""
+        expected = self._expected()
+        return 0 if expected is None else int(np.count_nonzero(self.recv != expected))
+
+    def _expected(self) -> NDArray[np.uint8] | None:
+        operation, nranks, rank, count = (
+            self.row.operation,
+            self.row.nranks,
+            self.rank,
+            self.row.count,
+        )
+        if operation == "barrier":
+            return None
+        if operation == "reduce" and rank != ROOT:
+            return None
+        if operation == "ping_pong" and rank > 1:
+            return None
+        sent = [_values(peer) for peer in range(nranks)]
+        total = np.sum(sent, axis=0)
+        # The sequences that the result is made of, and where in them it begins.
+        sources, begin = {
+            "all_reduce": ([total], 0),
+            "reduce": ([total], 0),
+            "reduce_scatter": ([total], rank * count),
+            "broadcast": ([sent[ROOT]], 0),
+            "all_gather": (sent, 0),
+            "all_to_all": (sent, rank * count),
+            "ping_pong": ([sent[1 - rank] if rank < 2 else total], 0),
+            "ring": ([sent[rank - 1]], 0),
+        }[operation]
+        return np.concatenate([self._bytes(_sequence(values, begin, count)) for values in sources])
+
+    def _bytes(self, values: NDArray[np.int8]) -> NDArray[np.uint8]:
+        """Small whole numbers in the dtype of the row."""
+        match self.row.dtype:
+            case "int8":
+                return values.view(np.uint8)
+            case "bfloat16":  # the upper half of a float32
+                return (values.astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("u1")
+            case _:
+                return values.astype(self.row.dtype).view(np.uint8)
+
+
+def _pages(nbytes: int) -> NDArray[np.uint8]:
+    """Bytes that begin on a page, so that every library and run has the same alignment."""
+    page = 4096
+    memory = np.zeros(nbytes + page, np.uint8)
+    start = -memory.ctypes.data % page
+    return memory[start : start + nbytes]
+
+
+def _values(rank: int) -> NDArray[np.int8]:
+    """What a rank sends, over and over."""
+    return (np.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % _MODULUS).astype(np.int8)
+
+
+def _sequence(values: NDArray[np.int8], start: int, count: int) -> NDArray[np.int8]:
+    """Elements [start, start + count) of the endless repetition of values."""
+    return np.resize(np.roll(values.astype(np.int8), -(start % _PERIOD)), count)
