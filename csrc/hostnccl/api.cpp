@@ -1,38 +1,19 @@
-// NCCL's C API: each function checks its arguments and hands over to the engine. Declared from the
-// list of entry points, so that a wrong signature does not compile; each is also exported under its
-// profiling name, with a p in front.
+// NCCL's C API but for what has a file of its own (api_*.cpp): each function checks its arguments
+// and hands over to the engine.
+#include <cstddef>
+#include <optional>
 #include <vector>
 
+#include "hostnccl/api.h"
 #include "hostnccl/arguments.h"
+#include "hostnccl/encryption.h"
 #include "hostnccl/init.h"
-#include "hostnccl/later.h"
 #include "hostnccl/memory.h"
 #include "hostnccl/thread.h"
 
-using namespace pynccl::abi;
 using namespace hostnccl;
 
-#include "abi/c_params.inc"
-#define FUNCTION(since, result, name, ...) \
-  HOSTNCCL_IF_HERE(name, extern "C" [[gnu::visibility("default")]] result name(__VA_ARGS__);)
-#include "abi/nccl_functions.inc"
-#include "abi/undef.inc"
-
 namespace {
-
-// An error within a group is also the group's: ncclGroupEnd returns it and starts nothing.
-template <typename Body>
-ncclResult_t checked(Body&& body) noexcept {
-  return guarded([&body] {
-    try {
-      return body();
-    } catch (...) {
-      Group& group = Group::of_this_thread();
-      if (group.active()) group.note_failure(current_error());
-      throw;
-    }
-  });
-}
 
 ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
                   const ncclConfig_t* config) {
@@ -55,6 +36,12 @@ Ref<Communicator> take(ncclComm_t handle, const char* function) {
     fail(ncclInvalidArgument, "comm=%p is no longer a communicator", static_cast<void*>(handle));
   }
   return comm;
+}
+
+std::optional<Error> mistake_in(const ncclSimInfo_t* info) {
+  constexpr size_t kSmallest = offsetof(ncclSimInfo_t, estimatedTime) + sizeof(float);
+  if (info == nullptr || (info->magic == kSimInfoMagic && info->size >= kSmallest)) return {};
+  return Error(ncclInvalidArgument, "simInfo was not initialised with NCCL_SIM_INFO_INITIALIZER");
 }
 
 ncclResult_t finalize(const Ref<Communicator>& comm) {
@@ -111,6 +98,13 @@ const char* ncclGetLastError(ncclComm_t handle) {
     return ncclSuccess;
   });
   return last_error();
+}
+
+ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
+  return guarded([=] {
+    set_encryption(config);
+    return ncclSuccess;
+  });
 }
 
 // NCCL reads its debug settings again; this engine prints nothing and so has none.
@@ -279,84 +273,6 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   });
 }
 
-ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
-                           ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::AllReduce, {sendbuff, recvbuff, count, datatype, op}, comm, stream);
-  });
-}
-
-ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::Reduce, {sendbuff, recvbuff, count, datatype, op, root}, comm, stream);
-  });
-}
-
-ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
-                           ncclDataType_t datatype, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::Broadcast, {sendbuff, recvbuff, count, datatype, ncclSum, root}, comm,
-                stream);
-  });
-}
-
-ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
-                       cudaStream_t stream) {
-  return ncclBroadcast(buff, buff, count, datatype, root, comm, stream);
-}
-
-ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
-                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::ReduceScatter, {sendbuff, recvbuff, recvcount, datatype, op}, comm, stream);
-  });
-}
-
-ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
-                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::AllGather, {sendbuff, recvbuff, sendcount, datatype}, comm, stream);
-  });
-}
-
-ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count,
-                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  return checked(
-      [&] { return call(Kind::AlltoAll, {sendbuff, recvbuff, count, datatype}, comm, stream); });
-}
-
-ncclResult_t ncclGather(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
-                        int root, ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::Gather, {sendbuff, recvbuff, count, datatype, ncclSum, root}, comm, stream);
-  });
-}
-
-ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count,
-                         ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::Scatter, {sendbuff, recvbuff, count, datatype, ncclSum, root}, comm, stream);
-  });
-}
-
-ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer,
-                      ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::Send, {sendbuff, nullptr, count, datatype, ncclSum, peer}, comm, stream);
-  });
-}
-
-ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer,
-                      ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    return call(Kind::Recv, {nullptr, recvbuff, count, datatype, ncclSum, peer}, comm, stream);
-  });
-}
-
 ncclResult_t ncclGroupStart() {
   return guarded([] {
     Group::of_this_thread().start();
@@ -368,10 +284,19 @@ ncclResult_t ncclGroupEnd() {
   return guarded([] { return Group::of_this_thread().end(); });
 }
 
-}  // extern "C"
+// The group ends also where simInfo is wrong, as in NCCL.
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
+  return guarded([=] {
+    const std::optional<Error> mistake = mistake_in(simInfo);
+    Group& group = Group::of_this_thread();
+    if (mistake && group.active()) group.note_failure(*mistake);
+    const std::optional<double> microseconds = group.end_simulated();
+    if (mistake) throw *mistake;
+    if (microseconds && simInfo != nullptr) {
+      simInfo->estimatedTime = static_cast<float>(*microseconds);
+    }
+    return ncclSuccess;
+  });
+}
 
-#define FUNCTION(since, result, name, ...) \
-  HOSTNCCL_IF_HERE(                        \
-      name, extern "C" [[gnu::visibility("default"), gnu::alias(#name)]] decltype(name) p##name;)
-#include "abi/nccl_functions.inc"
-#include "abi/undef.inc"
+}  // extern "C"

@@ -112,8 +112,8 @@ void check_dtype(abi::ncclDataType_t datatype) {
 }
 
 abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
-                       abi::cudaStream_t stream_handle) {
-  Item item{usable_comm(handle), {kind, arguments.datatype}, {}};
+                       abi::cudaStream_t stream_handle, const abi::ncclCollConfig_t* config) {
+  Item item{usable_comm(handle), {kind, arguments.datatype}, {}, {}};
   Communicator& comm = *item.comm;
   Operation& operation = item.operation;
   check_dtype(arguments.datatype);
@@ -127,7 +127,16 @@ abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t ha
   check_size(operation, comm.nranks());
   check_buffers(operation, comm.rank());
   item.stream = stream_argument(stream_handle);
-  if (operation.count == 0 && is_collective(kind)) return abi::ncclSuccess;
+  if (config != nullptr) {
+    const CollConfig checked = read_coll_config(config, kind, comm);
+    operation.path = checked.path;
+    operation.tag = checked.tag;
+    item.launched = checked.launched;
+  }
+  if (operation.count == 0 && is_collective(kind)) {
+    if (item.launched) item.launched->record(item.stream);
+    return abi::ncclSuccess;
+  }
   return Group::of_this_thread().submit(std::move(item));
 }
 

@@ -2,6 +2,7 @@
 // error that names the argument and its value.
 #pragma once
 
+#include "hostnccl/coll_config.h"
 #include "hostnccl/communicator.h"
 #include "hostnccl/group.h"
 #include "hostnccl/stream.h"
@@ -35,6 +36,6 @@ struct Arguments {
 
 // Checks everything, then starts the operation or adds it to the group.
 abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t comm,
-                       abi::cudaStream_t stream);
+                       abi::cudaStream_t stream, const abi::ncclCollConfig_t* config = nullptr);
 
 }  // namespace hostnccl

@@ -72,8 +72,9 @@ Task run_collective(Communicator& comm, const Operation& operation) {
   if (comm.nranks() == 1) return run_alone(comm, operation);
   const Call call(comm, operation);
   const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
-  return contribution >= comm.world().direct_from() ? run_direct(comm, operation)
-                                                    : run_in_rounds(comm, operation);
+  const bool direct = operation.path == Path::Any ? contribution >= comm.world().direct_from()
+                                                  : operation.path == Path::Direct;
+  return direct ? run_direct(comm, operation) : run_in_rounds(comm, operation);
 }
 
 }  // namespace hostnccl

@@ -41,8 +41,15 @@ std::shared_ptr<Event::Record> record_on(const Ref<Stream>& stream) {
   return event.last();
 }
 
-void run_between(const Streams& streams, std::shared_ptr<Launch> launch) {
+using Events = std::vector<Ref<Event>>;
+
+void record_all(const Events& events, const Ref<Stream>& stream) {
+  for (const Ref<Event>& event : events) event->record(stream);
+}
+
+void run_between(const Streams& streams, std::shared_ptr<Launch> launch, const Events& launched) {
   for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[0], record_on(streams[i]));
+  record_all(launched, streams[0]);
   run_on(streams, std::move(launch));
   if (streams.size() == 1) return;
   const auto done = record_on(streams[0]);
@@ -53,6 +60,7 @@ void run_between(const Streams& streams, std::shared_ptr<Launch> launch) {
 struct Component {
   std::shared_ptr<Launch> launch;  // none: it is part of the calling thread's
   Streams streams;
+  Events launched;
   bool in_calling_thread = false;
 
   void add(const Ref<Stream>& stream) {
@@ -91,6 +99,7 @@ std::vector<size_t> connect(const std::vector<Item>& items) {
 }  // namespace
 
 void dispatch(const Item& item) {
+  if (item.launched) item.launched->record(item.stream);
   if (item.stream) {
     auto launch = std::make_shared<Launch>();
     launch->add(item.comm, item.operation);
@@ -108,14 +117,21 @@ void dispatch(const std::vector<Item>& items) {
   Launch& here = launch_of_this_thread();
   const auto has_stream = [](const Item& item) { return static_cast<bool>(item.stream); };
   if (std::none_of(items.begin(), items.end(), has_stream)) {
-    for (const Item& item : items) here.add(item.comm, item.operation);
+    for (const Item& item : items) {
+      here.add(item.comm, item.operation);
+      if (item.launched) item.launched->record({});
+    }
     here.take_tickets();
     return run_here(here);
   }
 
   const std::vector<size_t> component_of = connect(items);
   std::vector<Component> components(items.size());
-  for (size_t i = 0; i < items.size(); ++i) components[component_of[i]].add(items[i].stream);
+  for (size_t i = 0; i < items.size(); ++i) {
+    Component& component = components[component_of[i]];
+    component.add(items[i].stream);
+    if (items[i].launched) component.launched.push_back(items[i].launched);
+  }
   for (size_t i = 0; i < items.size(); ++i) {
     Component& component = components[component_of[i]];
     Launch& launch = component.in_calling_thread ? here : component.own_launch();
@@ -126,11 +142,12 @@ void dispatch(const std::vector<Item>& items) {
     if (component.launch) component.launch->take_tickets();
   }
   for (Component& component : components) {
-    if (component.launch) run_between(component.streams, component.launch);
+    if (component.launch) run_between(component.streams, component.launch, component.launched);
   }
   for (Component& component : components) {
     if (!component.in_calling_thread) continue;
     for (const Ref<Stream>& stream : component.streams) record_on(stream)->wait();
+    record_all(component.launched, {});
   }
   run_here(here);
 }

@@ -1,8 +1,10 @@
 #include "hostnccl/group.h"
 
 #include <map>
+#include <set>
 
 #include "hostnccl/dispatch.h"
+#include "hostnccl/simulate.h"
 
 namespace hostnccl {
 
@@ -45,22 +47,49 @@ abi::ncclResult_t Group::submit(Job job) {
   return abi::ncclSuccess;
 }
 
-abi::ncclResult_t Group::end() {
+void Group::leave(const char* function) {
   if (depth_ == 0) {
-    fail(abi::ncclInvalidUsage, "ncclGroupEnd without an ncclGroupStart in this thread");
+    fail(abi::ncclInvalidUsage, "%s without an ncclGroupStart in this thread", function);
   }
-  if (--depth_ != 0) return abi::ncclSuccess;
+  --depth_;
+}
+
+abi::ncclResult_t Group::end() {
+  leave("ncclGroupEnd");
+  if (active()) return abi::ncclSuccess;
   try {
     check();
     const abi::ncclResult_t result = start_all();
     clear();
     return result;
   } catch (...) {
-    const Error error = current_error();
-    for (Job& job : jobs_) job.give_up();
-    clear();
-    throw error;
+    give_up();
   }
+}
+
+std::optional<double> Group::end_simulated() {
+  leave("ncclGroupSimulateEnd");
+  if (active()) return std::nullopt;
+  try {
+    check();
+    if (!jobs_.empty()) {
+      fail(abi::ncclInvalidUsage, "ncclGroupSimulateEnd in a group that makes communicators");
+    }
+    std::optional<double> microseconds;
+    if (!items_.empty()) microseconds = estimate(items_);
+    clear();
+    return microseconds;
+  } catch (...) {
+    give_up();
+  }
+}
+
+// In a catch block: nothing of the group will be, and the exception goes on.
+void Group::give_up() {
+  const Error error = current_error();
+  for (Job& job : jobs_) job.give_up();
+  clear();
+  throw error;
 }
 
 void Group::clear() {
@@ -69,9 +98,14 @@ void Group::clear() {
   jobs_.clear();
 }
 
-// Every send to oneself needs its receive: nobody else could bring it.
 void Group::check() const {
   if (failure_) throw *failure_;
+  check_messages_to_self();
+  check_events();
+}
+
+// Every send to oneself needs its receive: nobody else could bring it.
+void Group::check_messages_to_self() const {
   std::map<Communicator*, int> open;
   for (const Item& item : items_) {
     const Kind kind = item.operation.kind;
@@ -83,6 +117,16 @@ void Group::check() const {
     fail(abi::ncclInvalidUsage, "rank %d has %d more %s itself than %s in this group", comm->rank(),
          std::abs(difference), difference > 0 ? "sends to" : "receives from",
          difference > 0 ? "receives" : "sends");
+  }
+}
+
+// As in NCCL, where a communicator's part of a group is one kernel.
+void Group::check_events() const {
+  std::set<Communicator*> seen;
+  for (const Item& item : items_) {
+    if (!item.launched || seen.insert(item.comm.get()).second) continue;
+    fail(abi::ncclInvalidUsage, "rank %d has more than one launchCompletionEvent in this group",
+         item.comm->rank());
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hostnccl/communicator.h"
+#include "hostnccl/event.h"
 #include "hostnccl/init.h"
 #include "hostnccl/launch.h"
 #include "hostnccl/stream.h"
@@ -18,6 +19,7 @@ struct Item {
   Ref<Communicator> comm;
   Operation operation;
   Ref<Stream> stream;
+  Ref<Event> launched;  // recorded when the operation begins
 };
 
 class Group {
@@ -27,6 +29,9 @@ class Group {
   bool active() const { return depth_ != 0; }
   void start() { ++depth_; }
   abi::ncclResult_t end();
+  // Ends it without starting anything. The microseconds that the outermost group would take; none
+  // for an inner one and for an empty one.
+  std::optional<double> end_simulated();
   void note_failure(const Error& error);
   bool uses(const Ref<Communicator>& comm) const;
 
@@ -35,8 +40,12 @@ class Group {
   abi::ncclResult_t submit(Job job);
 
  private:
+  void leave(const char* function);
+  [[noreturn]] void give_up();
   void clear();
   void check() const;
+  void check_messages_to_self() const;
+  void check_events() const;
   abi::ncclResult_t start_all();
 
   int depth_ = 0;

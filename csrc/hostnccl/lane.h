@@ -14,7 +14,7 @@
 
 namespace hostnccl {
 
-inline constexpr uint32_t kProtocol = 1;  // of the rendezvous and of everything in this file
+inline constexpr uint32_t kProtocol = 2;  // of the rendezvous and of everything in this file
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
 
@@ -31,6 +31,8 @@ struct Descriptor {
   uint8_t dtype;
   uint8_t reduce;
   uint8_t multiplies;
+  uint64_t tag;  // says nothing about the call but to people
+  uint8_t path;
 };
 
 // Two descriptors and two slots, used alternately: a rank fills one for its call k only after every

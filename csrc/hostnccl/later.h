@@ -3,7 +3,6 @@
 // arguments, which lets the preprocessor ask whether a name is here: see HOSTNCCL_HAS.
 #pragma once
 
-#define HOSTNCCL_LATER_ncclSetEncryption 0, 0
 #define HOSTNCCL_LATER_ncclCommRevoke 0, 0
 #define HOSTNCCL_LATER_ncclCommShrink 0, 0
 #define HOSTNCCL_LATER_ncclCommGetUniqueId 0, 0
@@ -14,32 +13,9 @@
 #define HOSTNCCL_LATER_ncclCommWindowRegister 0, 0
 #define HOSTNCCL_LATER_ncclCommWindowDeregister 0, 0
 #define HOSTNCCL_LATER_ncclWinGetUserPtr 0, 0
-#define HOSTNCCL_LATER_ncclAllReduceConfig 0, 0
-#define HOSTNCCL_LATER_ncclBroadcastConfig 0, 0
-#define HOSTNCCL_LATER_ncclReduceConfig 0, 0
-#define HOSTNCCL_LATER_ncclAllGatherConfig 0, 0
-#define HOSTNCCL_LATER_ncclReduceScatterConfig 0, 0
-#define HOSTNCCL_LATER_ncclAlltoAllConfig 0, 0
-#define HOSTNCCL_LATER_ncclGatherConfig 0, 0
-#define HOSTNCCL_LATER_ncclScatterConfig 0, 0
 #define HOSTNCCL_LATER_ncclPutSignal 0, 0
 #define HOSTNCCL_LATER_ncclSignal 0, 0
 #define HOSTNCCL_LATER_ncclWaitSignal 0, 0
-#define HOSTNCCL_LATER_ncclGroupSimulateEnd 0, 0
-#define HOSTNCCL_LATER_ncclParamBind 0, 0
-#define HOSTNCCL_LATER_ncclParamGetI8 0, 0
-#define HOSTNCCL_LATER_ncclParamGetI16 0, 0
-#define HOSTNCCL_LATER_ncclParamGetI32 0, 0
-#define HOSTNCCL_LATER_ncclParamGetI64 0, 0
-#define HOSTNCCL_LATER_ncclParamGetU8 0, 0
-#define HOSTNCCL_LATER_ncclParamGetU16 0, 0
-#define HOSTNCCL_LATER_ncclParamGetU32 0, 0
-#define HOSTNCCL_LATER_ncclParamGetU64 0, 0
-#define HOSTNCCL_LATER_ncclParamGetStr 0, 0
-#define HOSTNCCL_LATER_ncclParamGet 0, 0
-#define HOSTNCCL_LATER_ncclParamGetParameter 0, 0
-#define HOSTNCCL_LATER_ncclParamGetAllParameterKeys 0, 0
-#define HOSTNCCL_LATER_ncclParamDumpAll 0, 0
 
 // HOSTNCCL_IF_HERE(name, text): text, unless name is for later.
 #define HOSTNCCL_IF_HERE(name, ...) \

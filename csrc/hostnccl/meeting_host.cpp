@@ -50,7 +50,7 @@ void answer_late_ones(const Fd& listener, const Reply& reply) {
 MeetingHost::MeetingHost(Rendezvous& own, const MeetingName& name, Fd listener)
     : own_(own),
       name_(name),
-      self_(make_hello(own.nranks_, own.rank_)),
+      self_(make_hello(name, own.nranks_, own.rank_)),
       listener_(std::move(listener)),
       most_claimed_(own.nranks_) {
   arrivals_.set(static_cast<size_t>(own.rank_));
@@ -120,11 +120,25 @@ void MeetingHost::hear(Guest& guest) {
   own_.note(arrivals_);
 }
 
+void MeetingHost::check_key(const Hello& hello) const {
+  if (hello.key == prove_key(name_, hello.rank, hello.process)) return;
+  const bool here = self_.key != KeyProof{};
+  const bool there = hello.key != KeyProof{};
+  fail(abi::ncclInvalidUsage,
+       here && there
+           ? "rank %d (pid %d) and rank %d (pid %d) have different encryption keys"
+           : "rank %d (pid %d) has an encryption key (ncclSetEncryption), rank %d (pid %d) "
+             "has none",
+       here ? self_.rank : hello.rank, here ? self_.process.pid : hello.process.pid,
+       here ? hello.rank : self_.rank, here ? hello.process.pid : self_.process.pid);
+}
+
 void MeetingHost::check(const Hello& hello) const {
   if (hello.protocol != kProtocol) {
     fail(abi::ncclInvalidUsage, "pid %d uses protocol %u of hostnccl, pid %d uses protocol %u",
          self_.process.pid, kProtocol, hello.process.pid, hello.protocol);
   }
+  check_key(hello);
   if (hello.nranks != self_.nranks) {
     fail(abi::ncclInvalidUsage,
          "the ranks disagree about nranks: %d says rank %d (pid %d), %d says rank %d (pid %d)",

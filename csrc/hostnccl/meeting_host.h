@@ -29,6 +29,7 @@ class MeetingHost {
   void accept_all();
   void hear(Guest& guest);
   void check(const Hello& hello) const;
+  void check_key(const Hello& hello) const;
   void tell_reason(const Reply& reply) const;
   void tell_progress() const;
   std::shared_ptr<World> hand_out();

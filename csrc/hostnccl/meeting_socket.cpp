@@ -83,13 +83,14 @@ bool send_reply(int fd, const Reply& reply, int passed_fd) {
 
 }  // namespace
 
-Hello make_hello(int nranks, int rank) {
+Hello make_hello(const MeetingName& name, int nranks, int rank) {
   Hello hello{};
   std::memcpy(hello.magic, kMagic, sizeof kMagic);
   hello.protocol = kProtocol;
   hello.nranks = nranks;
   hello.rank = rank;
   hello.process = this_process();
+  hello.key = prove_key(name, rank, hello.process);
   return hello;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "hostnccl/encryption.h"
 #include "hostnccl/error.h"
 #include "hostnccl/fd.h"
 #include "hostnccl/lane.h"
@@ -22,9 +23,10 @@ struct Hello {
   int32_t nranks;
   int32_t rank;
   ProcessId process;
+  KeyProof key;
 };
 
-Hello make_hello(int nranks, int rank);
+Hello make_hello(const MeetingName& name, int nranks, int rank);
 bool is_hello(const Hello& hello);
 
 enum class Answer : uint32_t { Progress, Accepted, Refused };

@@ -31,6 +31,11 @@ const char* dtype_name(unsigned dtype) {
   return dtype < abi::ncclNumTypes ? kNames[dtype] : "unknown type";
 }
 
+const char* name_of(Path path) {
+  static constexpr const char* kNames[] = {"any path", "rounds", "direct"};
+  return kNames[static_cast<size_t>(path)];
+}
+
 Descriptor describe(const Operation& operation) {
   Descriptor call{};
   call.count = operation.count;
@@ -44,12 +49,14 @@ Descriptor describe(const Operation& operation) {
   call.dtype = static_cast<uint8_t>(operation.dtype);
   call.reduce = static_cast<uint8_t>(operation.reduce);
   call.multiplies = operation.multiplier.from != Multiplier::From::None;
+  call.path = static_cast<uint8_t>(operation.path);
+  call.tag = operation.tag;
   return call;
 }
 
 bool same_call(const Descriptor& a, const Descriptor& b) {
   return a.count == b.count && a.root == b.root && a.kind == b.kind && a.dtype == b.dtype &&
-         a.reduce == b.reduce && a.multiplies == b.multiplies;
+         a.reduce == b.reduce && a.multiplies == b.multiplies && a.path == b.path;
 }
 
 std::string to_text(const Descriptor& call) {
@@ -63,6 +70,9 @@ std::string to_text(const Descriptor& call) {
     text += format(", %s", call.multiplies ? "premulsum" : kReductions[call.reduce]);
   }
   if (shape.has_root()) text += format(", root=%d", call.root);
+  const Path path = static_cast<Path>(call.path);
+  if (path != Path::Any) text += format(", %s", name_of(path));
+  if (call.tag != 0) text += format(", tag=%#llx", static_cast<unsigned long long>(call.tag));
   return text + ")";
 }
 

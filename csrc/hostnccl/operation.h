@@ -40,6 +40,11 @@ struct Shape {
 const Shape& shape_of(Kind kind);
 inline bool is_collective(Kind kind) { return kind <= Kind::Split; }
 
+// The two ways in which a collective's data travels: see collective_paths.h.
+enum class Path : uint8_t { Any, Rounds, Direct };
+
+const char* name_of(Path path);
+
 // PreMulSum's scalar: a value, or an address that is read when the operation runs.
 struct Multiplier {
   enum class From : uint8_t { None, Value, Address } from = From::None;
@@ -56,6 +61,8 @@ struct Operation {
   void* recv = nullptr;
   size_t count = 0;  // elements of one block
   Multiplier multiplier = {};
+  Path path = Path::Any;  // of a collective; any: by its size
+  uint64_t tag = 0;       // the caller's, for profilers and error texts
 
   size_t block_bytes() const { return count * element_size(dtype); }
 };

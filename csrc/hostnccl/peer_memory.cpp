@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
+
+#include "hostnccl/params.h"
 
 namespace hostnccl {
 namespace {
@@ -29,10 +30,7 @@ size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
 
 }  // namespace
 
-bool direct_reads_wanted() {
-  const char* value = std::getenv("HOSTNCCL_CMA");
-  return value == nullptr || std::strcmp(value, "0") != 0;
-}
+bool direct_reads_wanted() { return number(Setting::Cma) != 0; }
 
 bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return read_process(pid, address, to, bytes) == bytes;

@@ -2,32 +2,17 @@
 
 #include <poll.h>
 
-#include <cerrno>
-#include <cstdlib>
 #include <map>
 #include <thread>
 
 #include "hostnccl/meeting_host.h"
+#include "hostnccl/params.h"
 
 namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
 constexpr auto kForTheHost = std::chrono::seconds(1);  // it is to tell all that time is up
-
-std::chrono::seconds timeout_from_environment() {
-  constexpr long kDefault = 300;
-  const char* text = std::getenv("HOSTNCCL_INIT_TIMEOUT");
-  if (text == nullptr || *text == '\0') return std::chrono::seconds(kDefault);
-  char* end = nullptr;
-  errno = 0;
-  const long seconds = std::strtol(text, &end, 10);
-  if (*end != '\0' || errno != 0 || seconds <= 0 || seconds > 1000000000) {
-    fail(abi::ncclInvalidArgument,
-         "HOSTNCCL_INIT_TIMEOUT=%s is not a positive number of whole seconds", text);
-  }
-  return std::chrono::seconds(seconds);
-}
 
 // The worlds that this process has mapped, by their names.
 struct Registry {
@@ -64,7 +49,7 @@ std::shared_ptr<World> map_world(int fd, int nranks, const MeetingName& name) {
 Rendezvous::Rendezvous(int nranks, int rank)
     : nranks_(nranks),
       rank_(rank),
-      timeout_(timeout_from_environment()),
+      timeout_(number(Setting::InitTimeout)),
       deadline_(Clock::now() + timeout_) {
   arrivals_.set(static_cast<size_t>(rank));
 }
@@ -94,7 +79,7 @@ std::shared_ptr<World> Rendezvous::try_as_client(const MeetingName& name, Fd con
     fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", host.pid);
   }
   int host_rank = -1;
-  if (send_hello(fd, make_hello(nranks_, rank_))) {
+  if (send_hello(fd, make_hello(name, nranks_, rank_))) {
     for (;;) {
       Reply reply;
       Fd passed;
