@@ -1,22 +1,38 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
 # Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS.
+# OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
+# the folder WHEELS (`make wheels` fills it elsewhere).
 
 PYTHON ?= python3
 RANKS ?= 2
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
+WHEELS ?= build/wheels
+FOR_PYTHON ?= 3.12
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help bench bench-calls bench-gpu bench-host test test-gpu test-torch-suite abi sanitize lint format clean
+ifdef OFFLINE
+SITE := $(CURDIR)/build/offline/site
+PY := $(PYTHON)
+TO_TEST := build/offline/.built
+TO_BENCH := build/offline/.built
+export PYTHONPATH := $(CURDIR):$(SITE)
+export PATH := $(SITE)/bin:$(PATH)
+else
+TO_TEST := $(VENV)/.installed $(VENV)/.group-test
+TO_BENCH := $(VENV)/.installed $(VENV)/.group-bench
+endif
+
+.PHONY: help bench bench-calls bench-gpu bench-host test test-gpu test-torch-suite wheels abi sanitize lint format clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-bench: $(VENV)/.installed $(VENV)/.group-bench ## time pynccl beside torch.distributed (RANKS=2)
+bench: $(TO_BENCH) ## time pynccl beside torch.distributed (RANKS=2)
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)
 
-bench-gpu: $(VENV)/.installed $(VENV)/.group-bench ## the same on the GPUs of this machine
+bench-gpu: $(TO_BENCH) ## the same on the GPUs of this machine
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) --device cuda $(ARGS)
 
 bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call beside other bindings
@@ -25,14 +41,17 @@ bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## tim
 bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl beside gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)
 
-test: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need no GPU
+test: $(TO_TEST) ## run the tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
-test-gpu: $(VENV)/.installed $(VENV)/.group-test ## run the tests that need a GPU
-	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
+test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
+	$(PY) -m tests.report.run $(ARGS)
 
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
 	$(PY) tests/mirror/torch_suite.py --ranks 2 4 $(ARGS)
+
+wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
+	$(PYTHON) .ci/wheels.py --python $(FOR_PYTHON) --out $(WHEELS)
 
 abi: $(VENV)/.group-abi ## hold csrc/abi against real nccl.h files and libraries
 	$(PY) tests/abi/run.py --cache $(VENV)/abi
@@ -66,4 +85,14 @@ $(VENV)/.group-%: $(VENV)/.created pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.group-build $(SOURCES)
 	$(PIP) install -c constraints.txt --no-build-isolation --config-settings cmake.define.PYNCCL_WERROR=ON -e .
+	@touch $@
+
+build/offline/.built: $(SOURCES) $(wildcard $(WHEELS)/*.whl)
+	mkdir -p $(SITE)
+	$(if $(wildcard $(WHEELS)/*.whl),$(PY) -m pip install --quiet --no-index --no-deps --upgrade --target $(SITE) $(WHEELS)/*.whl)
+	cmake -S . -B build/offline/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=ON \
+	  -DPython_EXECUTABLE=$$($(PY) -c "import sys; print(sys.executable)") \
+	  -DCMAKE_PREFIX_PATH=$$($(PY) -m pybind11 --cmakedir)
+	cmake --build build/offline/cmake
+	cmake --install build/offline/cmake --prefix .
 	@touch $@

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from benchmarks import metrics, report
 from benchmarks.launcher import BenchmarkError, Send, launch
-from benchmarks.results import DTYPES, Machine, Note, Plan, Row, Settings
+from benchmarks.machine import Machine
+from benchmarks.results import DTYPES, Note, Plan, Row, Settings
 from pynccl.libraries import default_provider
 
 __all__ = ["main"]

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from benchmarks.results import Machine, Plan, Row, Settings, Timing
+from benchmarks.machine import Machine
+from benchmarks.results import Plan, Row, Settings, Timing
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -106,7 +107,7 @@ def describe(machine: Machine, settings: Settings) -> str:
     place = f"{machine.cpu}, {machine.cores} cores"
     if machine.gpus:
         place += f", {len(machine.gpus)} GPU ({', '.join(sorted(set(machine.gpus)))})"
-    versions = ", ".join(f"{name} {v}" for name, v in machine.versions.items() if name != "library")
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     return f"{settings.nranks} ranks, {settings.dtype}, on {place}\n{versions}"
 
 

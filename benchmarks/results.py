@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DTYPES", "Machine", "Note", "Plan", "Row", "Settings", "Timing"]
+from benchmarks.machine import Machine
+
+__all__ = ["DTYPES", "Note", "Plan", "Row", "Settings", "Timing"]
 
 # Those in which the checks are exact.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -33,17 +35,6 @@ class Settings:
     repeats: int
     budget: float
     folder: str
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where it ran and with what."""
-
-    cpu: str
-    cores: int
-    gpus: tuple[str, ...]
-    system: str
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True)

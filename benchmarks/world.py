@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-import pynccl
 from benchmarks.clock import Clock, CudaClock, HostClock
 from benchmarks.launcher import BenchmarkError
+from benchmarks.machine import Machine, inspect
 from benchmarks.peers import Pynccl, TorchDistributed
-from benchmarks.results import Machine, Settings
+from benchmarks.results import Settings
 from pynccl import nccl
 
 __all__ = ["World"]
@@ -80,23 +78,7 @@ class World:
             dist.destroy_process_group()
 
     def machine(self) -> Machine:
-        version = ".".join(map(str, nccl.get_version(self._provider)))
-        library = self._comm.library
-        gpus = library.device_names() if self.device.type == "cuda" else []
-        return Machine(
-            cpu=_cpu_model(),
-            cores=len(os.sched_getaffinity(0)),
-            gpus=tuple(gpus),
-            system=platform.platform(),
-            versions={
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "pynccl": pynccl.__version__,
-                "hostnccl" if self._provider == "host" else "nccl": version,
-                "library": library.path,
-            },
-        )
+        return inspect(self._provider)
 
     def _unique_id(self) -> nccl.UniqueId:
         data = torch.empty(128, dtype=torch.uint8)
@@ -133,10 +115,3 @@ def _take_gpu(rank: int, nranks: int) -> torch.device:
     device = torch.device("cuda", rank % gpus)
     torch.cuda.set_device(device)
     return device
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dtypes
+import gpu
 import numpy as np
 import reference
 from worker import Rank
@@ -17,6 +18,8 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 MOVING = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
 ALL = (*REDUCING, *MOVING)
 _ROOTED = ("reduce", "broadcast", "gather", "scatter")
+# None has a common divisor with the numbers of operators and forms.
+_STEPS = (1, 3, 5, 11, 13, 17, 23, 31, 43, 61, 83, 113, 151, 199)
 SENDS_ALL = ("reduce_scatter", "all_to_all", "scatter")  # a block for every rank
 
 
@@ -48,6 +51,7 @@ class Runner:
         self.comm = rank.comm
         self.memory = rank.memory
         self.exact = rank.provider == "host"
+        self._without = gpu.without(rank.provider)
         self._stream: nccl.Stream | None = None
         self._inputs: tuple[object, list[np.ndarray]] = (None, [])
         self._ops: dict[tuple[str, str], tuple[nccl.RedOp, Any]] = {}
@@ -157,6 +161,8 @@ class Runner:
         wrong: list[str] = []
         number = 0
         for case in cases:
+            if case.dtype in self._without:
+                continue
             number += 1
             try:
                 self.run(case)
@@ -218,3 +224,13 @@ def thin(cases: Iterator[Case], step: int) -> Iterator[Case]:
     for number, case in enumerate(cases):
         if number % step == 0:
             yield case
+
+
+def few(cases: Iterator[Case], rank: Rank) -> Iterator[Case]:
+    """As many of the cases as there is time for with this rank's provider, spread over all of them
+    so that every form still comes.
+    """
+    listed = list(cases)
+    most = gpu.most_cases(rank.provider, rank.nranks) or len(listed)
+    step = next(prime for prime in _STEPS if prime * most >= len(listed))
+    return thin(iter(listed), step)

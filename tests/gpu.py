@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from pynccl import libraries, nccl
 from pynccl.errors import DriverError, LibraryNotFoundError
+
+_CROWD = 4  # processes that take turns on one GPU within the time that a test has
 
 
 @functools.cache
@@ -27,9 +30,42 @@ def missing() -> str:
     return "" if torch.cuda.is_available() else "this PyTorch has no CUDA"
 
 
-def can_share(nranks: int) -> bool:
-    """Whether so many ranks of one process find room on the GPUs."""
-    return nranks <= count() or nccl.get_version("cuda") >= (2, 30, 0)
+def too_many(nranks: int, *, threads: bool) -> str:
+    """Why so many ranks, in processes or in threads of one, find no room; empty where they do."""
+    if nranks <= count():
+        return ""
+    if nranks > _CROWD * count():
+        return f"{nranks} ranks are too many for {count()} GPU, which runs one process at a time"
+    if threads and nccl.get_version("cuda") < (2, 30, 0):
+        return "threads of one process share a GPU from NCCL 2.30 on"
+    return ""
+
+
+def most_cases(provider: str, nranks: int) -> int | None:
+    """How many of a product of like cases to run; None for all.
+
+    Processes that share a GPU take turns of some milliseconds, and an operation between them takes
+    several turns. PYNCCL_TEST_SHORT asks for the same choice on CPUs.
+    """
+    if provider == "host" and not os.environ.get("PYNCCL_TEST_SHORT"):
+        return None
+    if nranks <= (count() if provider == "cuda" else 1):
+        return 200
+    return 50 if nranks == 2 else 25
+
+
+@functools.cache
+def without(provider: str) -> frozenset[str]:
+    """The dtypes that the provider does not take here: NCCL has 8-bit floats from 2.24 on, and
+    reduces them on GPUs of compute capability 9.0 and above.
+    """
+    if provider == "host":
+        return frozenset()
+    import torch
+
+    new = nccl.get_version("cuda") >= (2, 24, 0)
+    capable = min(torch.cuda.get_device_capability(device) for device in range(count())) >= (9, 0)
+    return frozenset() if new and capable else frozenset(("float8_e4m3fn", "float8_e5m2"))
 
 
 def environment(nranks: int, rank: int) -> dict[str, str]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TypedDict
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from worker import Job, Outcome, make_ids
 
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _GRACE = 10.0  # seconds that the others have after one rank has failed
+# No job gets more seconds than this, whatever it asks for (tests/report/run.py sets it).
+_LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
+
+
+class World(NamedTuple):
+    """The size of a world that was started, and what its ranks are."""
+
+    nranks: int
+    threads: bool
 
 
 class Options(TypedDict, total=False):
@@ -213,9 +222,14 @@ class Run:
 
 
 class Launcher:
-    """Starts jobs on processes that it keeps, one set for each environment."""
+    """Starts jobs on processes that it keeps, one set for each environment.
+
+    Attributes:
+        worlds: those that were started, in order, for reports of what was covered.
+    """
 
     def __init__(self) -> None:
+        self.worlds: list[World] = []
         self._pools: dict[tuple[tuple[str, str], ...], list[Process]] = {}
 
     def __enter__(self) -> Launcher:
@@ -302,8 +316,8 @@ class Launcher:
             import gpu
             import pytest
 
-            if threads and not gpu.can_share(nranks):
-                pytest.skip("threads of one process share a GPU from NCCL 2.30 on")
+            if reason := gpu.too_many(nranks, threads=threads):
+                pytest.skip(reason)
             environments = [{**gpu.environment(nranks, rank), **env} for rank in range(nranks)]
         key = tuple(sorted(environments[0].items()))
         pool = [] if fresh else self._pools.setdefault(key, [])
@@ -318,7 +332,8 @@ class Launcher:
         except BaseException:
             self._drop(pool)
             raise
-        return Run(processes, hosted, timeout), pool
+        self.worlds.append(World(nranks, threads))
+        return Run(processes, hosted, min(timeout, _LIMIT)), pool
 
     @staticmethod
     def _make_ids(process: Process, count: int, provider: str) -> list[bytes]:
