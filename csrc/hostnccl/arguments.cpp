@@ -5,12 +5,6 @@
 namespace hostnccl {
 namespace {
 
-void check_rank(const char* name, int rank, int nranks) {
-  if (rank < 0 || rank >= nranks) {
-    fail(abi::ncclInvalidArgument, "%s=%d is not in [0, %d)", name, rank, nranks);
-  }
-}
-
 void set_reduction(Operation& operation, Communicator& comm, abi::ncclRedOp_t op) {
   switch (op) {
     case abi::ncclSum:
@@ -95,6 +89,12 @@ Ref<Stream> stream_argument(abi::cudaStream_t handle) {
          static_cast<void*>(handle));
   }
   return stream;
+}
+
+void check_rank(const char* name, int rank, int nranks) {
+  if (rank < 0 || rank >= nranks) {
+    fail(abi::ncclInvalidArgument, "%s=%d is not in [0, %d)", name, rank, nranks);
+  }
 }
 
 void check_world(int nranks, int rank) {

@@ -22,6 +22,7 @@ Ref<Communicator> usable_comm(abi::ncclComm_t comm);  // without an error, not f
 Ref<Stream> stream_argument(abi::cudaStream_t stream);  // none: the calling thread
 
 void check_world(int nranks, int rank);
+void check_rank(const char* name, int rank, int nranks);
 void check_dtype(abi::ncclDataType_t datatype);
 
 // What a collective or a message is called with; peer stands for root too.

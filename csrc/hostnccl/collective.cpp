@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "hostnccl/collective_paths.h"
+#include "hostnccl/tuning.h"
 
 namespace hostnccl {
 namespace {
@@ -68,13 +69,26 @@ void Call::reduce_into(void* to, size_t count) const {
          operation.reduce);
 }
 
+bool Call::in_windows(const WindowSet& windows) const {
+  const size_t sent = operation.block_bytes() * static_cast<size_t>(blocks());
+  const size_t fetched = operation.kind == Kind::AllReduce ? operation.block_bytes() : 0;
+  return windows.identity() != 0 && windows.holds(operation.send, sends() ? sent : 0, rank) &&
+         windows.holds(operation.recv, fetched, rank);
+}
+
 Task run_collective(Communicator& comm, const Operation& operation) {
   if (comm.nranks() == 1) return run_alone(comm, operation);
   const Call call(comm, operation);
   const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
-  const bool direct = operation.path == Path::Any ? contribution >= comm.world().direct_from()
-                                                  : operation.path == Path::Direct;
-  return direct ? run_direct(comm, operation) : run_in_rounds(comm, operation);
+  if (operation.path == Path::Rounds) return run_in_rounds(comm, operation);
+  const bool anywhere =
+      operation.path == Path::Direct || contribution >= comm.world().direct_from();
+  std::shared_ptr<const WindowSet> windows;
+  if (contribution >= window_bytes() && comm.windows().any()) windows = comm.windows().open();
+  if (anywhere || (windows && call.in_windows(*windows))) {
+    return run_direct(comm, operation, std::move(windows), anywhere);
+  }
+  return run_in_rounds(comm, operation);
 }
 
 }  // namespace hostnccl

@@ -14,11 +14,16 @@ constexpr size_t kScratchBytes = size_t{64} << 10;  // of one peer: all of them 
 constexpr size_t kSliceAlignment = 64;              // elements
 
 struct Pull : Call {
-  using Call::Call;
+  const std::shared_ptr<const WindowSet> windows;  // may be null
+
+  Pull(Communicator& communicator, const Operation& called, std::shared_ptr<const WindowSet> open)
+      : Call(communicator, called), windows(std::move(open)) {}
+
+  Reading start_reading() const { return Reading(world, rank, windows.get()); }
 
   // Reduces count elements that begin at an offset in everybody's send buffer.
   void reduce_from_all(size_t offset, void* to, size_t count) const {
-    const Reading reading(world, rank);
+    const Reading reading = start_reading();
     const size_t most = kScratchBytes / element;
     for (size_t done = 0; done < count; done += most) {
       const size_t now = std::min(most, count - done);
@@ -36,7 +41,7 @@ struct Pull : Call {
   }
 
   void copy_from_all() const {
-    const Reading reading(world, rank);
+    const Reading reading = start_reading();
     for (int step = 0; step < nranks; ++step) {
       const int peer = (rank + step) % nranks;  // not all at the same one
       if (!takes_from(peer)) continue;
@@ -64,7 +69,7 @@ struct Pull : Call {
   }
 
   void fetch_slices() const {
-    const Reading reading(world, rank);
+    const Reading reading = start_reading();
     for (int step = 1; step < nranks; ++step) {
       const int owner = (rank + step) % nranks;
       const auto [begin, length] = slice_of(owner);
@@ -85,17 +90,27 @@ struct Pull : Call {
 
 }  // namespace
 
-Task run_direct(Communicator& comm, const Operation& operation) {
-  const Pull call(comm, operation);
+Task run_direct(Communicator& comm, const Operation& operation,
+                std::shared_ptr<const WindowSet> windows, bool anywhere) {
+  const Pull call(comm, operation, std::move(windows));
+  bool reachable = true;
   Exposure exposure(call.world, call.rank);
   try {
-    const Descriptor own = describe(operation);
+    Descriptor own = describe(operation);
+    own.windows = anywhere ? 0 : call.windows->identity();
     comm.next_turn();
     comm.own_descriptor() = own;
     uint32_t step = comm.raise_stage();
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(comm.stage_of(peer), step, peer);
       call.meet(peer, own);
+      reachable = reachable && comm.descriptor_of(peer).windows == own.windows;
+    }
+    if (!reachable) {
+      Task rounds = run_in_rounds(comm, operation);
+      while (!rounds.resume()) co_await Until{rounds.blocked()};
+      exposure.close();
+      co_return;
     }
     if (operation.kind == Kind::AllReduce) {
       call.reduce_own_slice();

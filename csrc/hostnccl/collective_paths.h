@@ -35,13 +35,17 @@ struct Call {
   // After peer has published its call: throws if it is another call than ours.
   void meet(int peer, const Descriptor& own) const;
   void copy_own_block(size_t from, size_t bytes) const;
-  void reduce_into(void* to, size_t count) const;  // of comm.sources()
+  void reduce_into(void* to, size_t count) const;   // of comm.sources()
+  bool in_windows(const WindowSet& windows) const;  // whether all is that others read of this rank
 };
 
 // Through the slots of the lanes, in rounds of what fits into a slot.
 Task run_in_rounds(Communicator& comm, const Operation& operation);
 
-// Straight out of the other ranks' buffers.
-Task run_direct(Communicator& comm, const Operation& operation);
+// Straight out of the other ranks' buffers, in windows (if there are any) or, with anywhere,
+// wherever they are. Without, all must lie in windows, which each rank knows of its own only: where
+// one does not, the call goes in rounds after all.
+Task run_direct(Communicator& comm, const Operation& operation,
+                std::shared_ptr<const WindowSet> windows, bool anywhere);
 
 }  // namespace hostnccl

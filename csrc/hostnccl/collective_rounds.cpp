@@ -114,26 +114,33 @@ struct Rounds : Call {
 Task run_in_rounds(Communicator& comm, const Operation& operation) {
   const Rounds call(comm, operation);
   const Descriptor own = describe(operation);
-  for (size_t from = 0; from < operation.count; from += call.chunk) {
+  bool met = false;
+  for (size_t from = 0; from < operation.count;) {
     const size_t count = std::min(call.chunk, operation.count - from);
     comm.next_turn();
     call.fill(from, count);
     if (from == 0) comm.own_descriptor() = own;
     uint32_t step = comm.raise_stage();
+    bool filled = true;
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(comm.stage_of(peer), step, peer);
-      if (from == 0) call.meet(peer, own);
+      if (met) continue;
+      call.meet(peer, own);
+      filled = filled && comm.descriptor_of(peer).windows == 0;
     }
+    met = true;
+    if (!filled) continue;  // who took it that all lies in windows knows better now: see run_direct
     if (!call.sliced) {
       call.take(from, count);
-      continue;
+    } else {
+      call.reduce_own_slice(from, count);
+      step = comm.raise_stage();
+      for (int peer = 0; peer < call.nranks; ++peer) {
+        co_await until(comm.stage_of(peer), step, peer);
+      }
+      call.take_slices(from, count);
     }
-    call.reduce_own_slice(from, count);
-    step = comm.raise_stage();
-    for (int peer = 0; peer < call.nranks; ++peer) {
-      co_await until(comm.stage_of(peer), step, peer);
-    }
-    call.take_slices(from, count);
+    from += call.chunk;
   }
 }
 

@@ -38,7 +38,7 @@ void Communicator::meet(const MeetingName& name) {
   }
   const std::shared_ptr<World> world = rendezvous->meet(name);
   try {
-    world->enter(rank_);
+    world->enter(rank_, settings_.signals);
     step_together(*world, 1, rendezvous->deadline());
     world->probe(rank_);
     step_together(*world, 2, rendezvous->deadline());
@@ -117,6 +117,7 @@ void Communicator::destroy() {
   if (phase_ == Phase::Initializing) return abort();
   drain();
   wait_until_idle();
+  windows_.close_all();
   world_->leave(rank_, Presence::Left);
 }
 
@@ -136,6 +137,7 @@ void Communicator::abort() {
     if (rendezvous_ != nullptr) rendezvous_->cancel();
   }
   wait_until_idle();
+  windows_.close_all();
   if (world_ != nullptr) world_->leave(rank_, Presence::Aborted);
 }
 
@@ -179,14 +181,18 @@ abi::ncclResult_t Communicator::async_error() const {
   const Phase phase = phase_.load(std::memory_order_acquire);
   if (phase == Phase::Initializing) return abi::ncclInProgress;
   if (world_->failed()) return error().code();
-  return phase == Phase::Finalizing ? abi::ncclInProgress : abi::ncclSuccess;
+  const bool busy = phase == Phase::Finalizing || background_.load(std::memory_order_acquire) != 0;
+  return busy ? abi::ncclInProgress : abi::ncclSuccess;
 }
 
 std::optional<std::string> Communicator::error_text() const {
   const abi::ncclResult_t code = async_error();
   if (code == abi::ncclInProgress) {
     const std::lock_guard lock(mutex_);
-    std::string text = phase_ == Phase::Initializing ? "initialisation" : "finalisation";
+    const Phase phase = phase_;
+    std::string text = phase == Phase::Initializing ? "initialisation"
+                       : phase == Phase::Finalizing ? "finalisation"
+                                                    : "registration of a window";
     text += " in progress";
     if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
     return text;
@@ -221,6 +227,12 @@ void Communicator::check_wait(const Blocked& blocked, bool look_for_life) const 
   if (aborted_.load(std::memory_order_acquire)) throw error();
   if (world_->failed()) throw world_->failure();
   world_->check_owner(blocked.owner, blocked.wanted, look_for_life);
+}
+
+uint32_t& Communicator::signals_taken(int peer, uint32_t signal) {
+  const size_t each = settings_.signals.contexts * settings_.signals.per_context;
+  if (signals_taken_.empty()) signals_taken_.resize(each * static_cast<size_t>(nranks_));
+  return signals_taken_[each * static_cast<size_t>(peer) + signal];
 }
 
 void* Communicator::scratch(int peer, size_t bytes) {

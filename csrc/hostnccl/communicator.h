@@ -18,6 +18,7 @@
 #include "hostnccl/rendezvous.h"
 #include "hostnccl/settings.h"
 #include "hostnccl/task.h"
+#include "hostnccl/window.h"
 #include "hostnccl/world.h"
 
 namespace hostnccl {
@@ -39,6 +40,9 @@ class Communicator {
   World& world() const { return *world_; }
   RedOps& red_ops() { return red_ops_; }
   Registrations& registrations() { return registrations_; }
+  Windows& windows() { return windows_; }
+  const Windows& windows() const { return windows_; }
+  uint32_t& signals_taken(int peer, uint32_t signal);  // of those that a peer has given
 
   // State as the user sees it.
   void check_known() const;   // not of before a fork
@@ -55,6 +59,8 @@ class Communicator {
   void begin();  // this rank's launch runs, or a job of its own; throws if it has failed
   void end() { running_.fetch_sub(1, std::memory_order_acq_rel); }
   void begin_job() { running_.fetch_add(1, std::memory_order_acq_rel); }
+  void begin_background() { background_.fetch_add(1, std::memory_order_acq_rel); }
+  void end_background() { background_.fetch_sub(1, std::memory_order_acq_rel); }
   void check_wait(const Blocked& blocked, bool look_for_life) const;
 
   // The running collective.
@@ -88,6 +94,7 @@ class Communicator {
   std::shared_ptr<World> world_;
   RedOps red_ops_;
   Registrations registrations_;
+  Windows windows_;
 
   std::atomic<Phase> phase_{Phase::Initializing};
   std::atomic<bool> aborted_{false};
@@ -98,6 +105,7 @@ class Communicator {
 
   std::atomic<uint32_t> issued_{0};
   std::atomic<int> running_{0};
+  std::atomic<int> background_{0};  // jobs that a non-blocking communicator is busy with
   Counter completed_;
 
   uint32_t turn_ = 0;
@@ -105,6 +113,7 @@ class Communicator {
   std::vector<const void*> sources_;
   std::vector<Scalar> scalars_;
   std::vector<char> scratch_;
+  std::vector<uint32_t> signals_taken_;
 };
 
 HandleTable<Communicator>& communicators();

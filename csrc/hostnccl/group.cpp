@@ -32,7 +32,7 @@ abi::ncclResult_t Group::submit(Item item) {
     items_.push_back(std::move(item));
     return abi::ncclSuccess;
   }
-  if (!is_collective(item.operation.kind) && item.operation.root == item.comm->rank()) {
+  if (is_message(item.operation.kind) && item.operation.root == item.comm->rank()) {
     fail(abi::ncclInvalidUsage,
          "rank %d sends to or receives from itself: both must be called in one group",
          item.comm->rank());
@@ -109,7 +109,7 @@ void Group::check_messages_to_self() const {
   std::map<Communicator*, int> open;
   for (const Item& item : items_) {
     const Kind kind = item.operation.kind;
-    if (is_collective(kind) || item.operation.root != item.comm->rank()) continue;
+    if (!is_message(kind) || item.operation.root != item.comm->rank()) continue;
     open[item.comm.get()] += kind == Kind::Send ? 1 : -1;
   }
   for (const auto& [comm, difference] : open) {

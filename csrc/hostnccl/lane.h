@@ -31,9 +31,19 @@ struct Descriptor {
   uint8_t dtype;
   uint8_t reduce;
   uint8_t multiplies;
-  uint64_t tag;  // says nothing about the call but to people
   uint8_t path;
+  uint64_t tag;      // says nothing about the call but to people
+  uint64_t windows;  // the set of windows of which some hold all that others read; 0: none do
 };
+
+// Which signals a rank has for each other rank: so many contexts, so many in each of them.
+struct SignalRange {
+  uint32_t contexts = 1;
+  uint32_t per_context = 1;
+  uint32_t index(uint32_t signal, uint32_t context) const { return context * per_context + signal; }
+  friend bool operator==(const SignalRange&, const SignalRange&) = default;
+};
+inline constexpr uint32_t kMostSignals = 1024;
 
 // Two descriptors and two slots, used alternately: a rank fills one for its call k only after every
 // rank has published call k-1, and so has done with call k-2.
@@ -47,6 +57,7 @@ struct alignas(4096) Lane {
   uint64_t probe;                    // address of a word with a known value in the owner's memory
   cpu_set_t cpus;                    // that this rank may run on
   std::atomic<uint64_t> reads_from;  // bytes from which on this rank would read directly
+  SignalRange signals;
   alignas(4096) unsigned char slots[2][kSlotBytes];
 };
 
@@ -63,11 +74,12 @@ struct Cell {
   alignas(64) unsigned char payload[kCellBytes];
 };
 
-// A ring with one sender and one receiver.
+// From one rank to another: a ring of messages, and how often each signal was given.
 struct alignas(4096) Channel {
   alignas(128) Counter posted;
   alignas(128) Counter taken;
   alignas(128) Cell cells[kCells];
+  alignas(128) Counter signals[kMostSignals];
 };
 
 struct alignas(4096) Header {

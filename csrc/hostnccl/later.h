@@ -10,12 +10,6 @@
 #define HOSTNCCL_LATER_ncclCommSuspend 0, 0
 #define HOSTNCCL_LATER_ncclCommResume 0, 0
 #define HOSTNCCL_LATER_ncclCommMemStats 0, 0
-#define HOSTNCCL_LATER_ncclCommWindowRegister 0, 0
-#define HOSTNCCL_LATER_ncclCommWindowDeregister 0, 0
-#define HOSTNCCL_LATER_ncclWinGetUserPtr 0, 0
-#define HOSTNCCL_LATER_ncclPutSignal 0, 0
-#define HOSTNCCL_LATER_ncclSignal 0, 0
-#define HOSTNCCL_LATER_ncclWaitSignal 0, 0
 
 // HOSTNCCL_IF_HERE(name, text): text, unless name is for later.
 #define HOSTNCCL_IF_HERE(name, ...) \

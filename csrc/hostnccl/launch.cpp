@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "hostnccl/collective.h"
+#include "hostnccl/one_sided.h"
 #include "hostnccl/p2p.h"
+#include "hostnccl/window_registration.h"
 
 namespace hostnccl {
 namespace {
@@ -12,8 +14,19 @@ constexpr auto kCeiling = std::chrono::milliseconds(50);        // of a sleep, b
 constexpr auto kLifeInterval = std::chrono::milliseconds(200);  // between two looks at processes
 
 int64_t strand_key(const Operation& operation) {
-  if (is_collective(operation.kind)) return -1;
-  return 2 * int64_t{operation.root} + (operation.kind == Kind::Recv);
+  switch (operation.kind) {
+    case Kind::Send:
+      return 2 * int64_t{operation.root};
+    case Kind::Recv:
+      return 2 * int64_t{operation.root} + 1;
+    case Kind::PutSignal:
+    case Kind::Signal:
+      return -3 - int64_t{operation.root};
+    case Kind::WaitSignal:
+      return -2;
+    default:
+      return -1;
+  }
 }
 
 Task start(Communicator& comm, const Operation& operation) {
@@ -22,6 +35,13 @@ Task start(Communicator& comm, const Operation& operation) {
       return run_send(comm, operation);
     case Kind::Recv:
       return run_recv(comm, operation);
+    case Kind::WindowRegister:
+      return run_registration(comm, operation);
+    case Kind::PutSignal:
+    case Kind::Signal:
+      return run_put(comm, operation);
+    case Kind::WaitSignal:
+      return run_wait(comm, operation);
     default:
       return run_collective(comm, operation);
   }

@@ -1,7 +1,8 @@
 // The operations of one group, or a single one, run together by one thread.
 //
-// The collectives of a communicator run one after the other, its messages with each peer likewise
-// and beside them: each such sequence is a strand. The thread goes round the strands, resuming
+// The collectives of a communicator run one after the other; its messages with each peer likewise
+// and beside them, its puts and signals to each peer, its waits for signals: each such sequence is
+// a strand. The thread goes round the strands, resuming
 // those whose word has arrived; when none has it spins, yields, then sleeps on exactly those words.
 // Because all strands progress together, no order of operations within a group can deadlock.
 #pragma once

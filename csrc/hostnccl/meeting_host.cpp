@@ -1,13 +1,13 @@
 #include "hostnccl/meeting_host.h"
 
 #include <poll.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
 
+#include "hostnccl/memory_file.h"
 #include "hostnccl/thread.h"
 
 namespace hostnccl {
@@ -21,14 +21,6 @@ Fd accept_one(int listener) {
   Fd accepted(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!accepted && (errno == EMFILE || errno == ENFILE)) fail_errno("accept in the rendezvous");
   return accepted;
-}
-
-Fd make_memory() {
-  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older kernels do not know
-  Fd memory(memfd_create("hostnccl", MFD_CLOEXEC | kNoExecSeal));
-  if (!memory && errno == EINVAL) memory = Fd(memfd_create("hostnccl", MFD_CLOEXEC));
-  if (!memory) fail_errno("memfd_create");
-  return memory;
 }
 
 // Tells whoever comes late why it failed, for a while after the meeting.
@@ -178,11 +170,7 @@ void MeetingHost::tell_progress() const {
 
 std::shared_ptr<World> MeetingHost::hand_out() {
   accept_all();  // a rank used twice may have come behind the last one
-  Fd memory = make_memory();
-  const size_t size = World::bytes(own_.nranks_);
-  if (ftruncate(memory.get(), static_cast<off_t>(size)) != 0) {
-    fail_errno("sizing the shared memory of %d ranks to %zu bytes", own_.nranks_, size);
-  }
+  const Fd memory = make_memory_file("hostnccl", World::bytes(own_.nranks_));
   auto world = map_world(memory.get(), own_.nranks_, name_);
   world->set_process(self_.rank, self_.process);
   for (const Guest& guest : guests_) {

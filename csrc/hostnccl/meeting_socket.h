@@ -1,5 +1,4 @@
-// The messages of a rendezvous, over an abstract unix socket of record type: one message, one
-// record. Such a socket has no file and vanishes with its last descriptor, however a process ends.
+// The messages of a rendezvous, over sockets that carry records: one message, one record.
 #pragma once
 
 #include <bitset>
@@ -11,6 +10,7 @@
 #include "hostnccl/fd.h"
 #include "hostnccl/lane.h"
 #include "hostnccl/process.h"
+#include "hostnccl/record_socket.h"
 #include "hostnccl/unique_id.h"
 
 namespace hostnccl {
@@ -56,7 +56,6 @@ bool send_hello(int fd, const Hello& hello);
 void send_news(int fd, const Reply& reply);
 void send_answer(int fd, const Reply& reply, int passed_fd = -1);
 
-enum class Received { Message, Nothing, Closed };
 Received receive_hello(int fd, Hello& hello);
 Received receive_reply(int fd, Reply& reply, Fd& passed_fd);
 

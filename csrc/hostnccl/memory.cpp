@@ -1,9 +1,9 @@
 #include "hostnccl/memory.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <mutex>
 
@@ -14,7 +14,7 @@ namespace {
 
 struct Allocations {
   std::mutex mutex;
-  std::map<void*, size_t> sizes;
+  std::map<uintptr_t, std::shared_ptr<Allocation>> by_base;
 };
 
 Allocations& allocations() {
@@ -22,32 +22,49 @@ Allocations& allocations() {
   return instance;
 }
 
-}  // namespace
-
-void* allocate_memory(size_t bytes) {
+size_t whole_pages(size_t bytes) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > static_cast<size_t>(PTRDIFF_MAX) - page) {
     fail(abi::ncclInvalidArgument, "size=%zu is more than memory can hold", bytes);
   }
-  const size_t whole = (std::max<size_t>(bytes, 1) + page - 1) / page * page;
+  return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
+}
+
+}  // namespace
+
+Allocation::Allocation(size_t bytes)
+    : file_(make_memory_file("ncclMemAlloc", whole_pages(bytes))),
+      mapping_(file_.get(), 0, whole_pages(bytes)) {}
+
+void* allocate_memory(size_t bytes) {
+  auto made = std::make_shared<Allocation>(bytes);
+  char* base = made->base();
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
-  void* memory = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail_errno("ncclMemAlloc of %zu bytes", bytes);
-  all.sizes[memory] = whole;
-  return memory;
+  all.by_base[reinterpret_cast<uintptr_t>(base)] = std::move(made);
+  return base;
 }
 
 void free_memory(void* memory) {
+  std::shared_ptr<Allocation> freed;  // unmapped after the lock is given up
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
-  const auto found = all.sizes.find(memory);
-  if (found == all.sizes.end()) {
+  const auto found = all.by_base.find(reinterpret_cast<uintptr_t>(memory));
+  if (found == all.by_base.end()) {
     fail(abi::ncclInvalidArgument, "ptr=%p was not allocated by ncclMemAlloc, or is freed already",
          memory);
   }
-  munmap(memory, found->second);
-  all.sizes.erase(found);
+  freed = std::move(found->second);
+  all.by_base.erase(found);
+}
+
+std::shared_ptr<Allocation> find_allocation(const void* address, size_t bytes) {
+  Allocations& all = allocations();
+  const std::lock_guard lock(all.mutex);
+  auto next = all.by_base.upper_bound(reinterpret_cast<uintptr_t>(address));
+  if (next == all.by_base.begin()) return nullptr;
+  const std::shared_ptr<Allocation>& candidate = std::prev(next)->second;
+  return candidate->holds(address, bytes) ? candidate : nullptr;
 }
 
 }  // namespace hostnccl

@@ -15,10 +15,14 @@ const Shape& shape_of(Kind kind) {
       {"ncclGather", false, false, false, true},
       {"ncclScatter", true, false, true, false},
       {"ncclCommSplit", false, false, false, false},
+      {"ncclCommWindowRegister", false, false, false, false},
       {"ncclSend", false, false, false, false},
       {"ncclRecv", false, false, false, false},
+      {"ncclPutSignal", false, false, false, false},
+      {"ncclSignal", false, false, false, false},
+      {"ncclWaitSignal", false, false, false, false},
   };
-  static_assert(std::size(kShapes) == size_t(Kind::Recv) + 1);
+  static_assert(std::size(kShapes) == size_t(Kind::WaitSignal) + 1);
   return kShapes[static_cast<size_t>(kind)];
 }
 
@@ -62,8 +66,8 @@ bool same_call(const Descriptor& a, const Descriptor& b) {
 std::string to_text(const Descriptor& call) {
   static constexpr const char* kReductions[] = {"sum", "prod", "max", "min", "avg"};
   const Kind kind = static_cast<Kind>(call.kind);
-  if (kind == Kind::Split) return "ncclCommSplit()";
   const Shape& shape = shape_of(kind);
+  if (kind == Kind::Split || kind == Kind::WindowRegister) return format("%s()", shape.name);
   std::string text = format("%s(count=%llu, %s", shape.name,
                             static_cast<unsigned long long>(call.count), dtype_name(call.dtype));
   if (shape.reduces) {

@@ -9,6 +9,7 @@
 #include "hostnccl/error.h"
 #include "hostnccl/kernels/reduce.h"
 #include "hostnccl/lane.h"
+#include "hostnccl/window.h"
 
 namespace hostnccl {
 
@@ -21,9 +22,13 @@ enum class Kind : uint8_t {
   AlltoAll,
   Gather,
   Scatter,
-  Split,  // an AllGather of the engine's own
+  Split,           // two AllGathers of the engine's own
+  WindowRegister,  //
   Send,
   Recv,
+  PutSignal,
+  Signal,
+  WaitSignal,
 };
 
 // Every collective: each source contributes one block, or one for each destination; each receiver
@@ -38,7 +43,8 @@ struct Shape {
 };
 
 const Shape& shape_of(Kind kind);
-inline bool is_collective(Kind kind) { return kind <= Kind::Split; }
+inline bool is_collective(Kind kind) { return kind <= Kind::WindowRegister; }
+inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::Recv; }
 
 // The two ways in which a collective's data travels: see collective_paths.h.
 enum class Path : uint8_t { Any, Rounds, Direct };
@@ -59,10 +65,12 @@ struct Operation {
   int root = 0;  // or the peer
   const void* send = nullptr;
   void* recv = nullptr;
-  size_t count = 0;  // elements of one block
+  size_t count = 0;  // elements of one block; of a wait: signals
   Multiplier multiplier = {};
-  Path path = Path::Any;  // of a collective; any: by its size
-  uint64_t tag = 0;       // the caller's, for profilers and error texts
+  Path path = Path::Any;    // of a collective; any: by its size
+  uint64_t tag = 0;         // the caller's, for profilers and error texts
+  uint32_t signal = 0;      // of the one-sided ones: see SignalRange
+  Ref<Window> window = {};  // that recv is in, of a put
 
   size_t block_bytes() const { return count * element_size(dtype); }
 };

@@ -70,7 +70,8 @@ Task run_recv(Communicator& comm, const Operation& operation) {
   check_match(comm, operation, first);
   if (first.transfer == Transfer::Direct) {
     {
-      const Reading reading(world, comm.rank());
+      const auto windows = comm.windows().open();
+      const Reading reading(world, comm.rank(), windows.get());
       reading.read(peer, first.address, operation.recv, bytes);
       reading.finish();
     }

@@ -32,8 +32,11 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES", ParamType::Uint64, true, 0, kMostBytes, "8388608",
      "the same for a message above 8192 bytes (with more ranks than CPUs 49152, within one process "
      "always)"},
+    {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMostBytes, "131072",
+     "bytes of a rank's contribution from which on a collective reads it where it is if it lies in "
+     "windows on all ranks"},
 };
-static_assert(std::size(kParams) == size_t(Setting::DirectMessageBytes) + 1);
+static_assert(std::size(kParams) == size_t(Setting::WindowBytes) + 1);
 
 std::optional<std::string> from_environment(const char* key) {
   const char* text = std::getenv(key);

@@ -10,7 +10,15 @@
 
 namespace hostnccl {
 
-enum class Setting : uint8_t { InitTimeout, Cma, Isa, SpinUs, DirectBytes, DirectMessageBytes };
+enum class Setting : uint8_t {
+  InitTimeout,
+  Cma,
+  Isa,
+  SpinUs,
+  DirectBytes,
+  DirectMessageBytes,
+  WindowBytes,
+};
 
 enum class ParamType : uint8_t { Bool, Int64, Uint64, Text };
 

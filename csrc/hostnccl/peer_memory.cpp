@@ -36,7 +36,8 @@ bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return read_process(pid, address, to, bytes) == bytes;
 }
 
-Reading::Reading(World& world, int rank) : world_(world), flag_(world.lane(rank).reading) {
+Reading::Reading(World& world, int rank, const WindowSet* windows)
+    : world_(world), windows_(windows), flag_(world.lane(rank).reading) {
   flag_.store(1, std::memory_order_seq_cst);
   try {
     check();
@@ -52,12 +53,18 @@ void Reading::check() const {
   if (world_.failed()) throw world_.failure();
 }
 
+const char* Reading::reach(int peer, uint64_t address, size_t bytes) const {
+  if (world_.same_process(peer)) return reinterpret_cast<const char*>(address);
+  return windows_ != nullptr ? windows_->reach(peer, address, bytes) : nullptr;
+}
+
 void Reading::read(int peer, uint64_t address, void* to, size_t bytes) const {
+  const char* const here = reach(peer, address, bytes);
   for (size_t done = 0; done < bytes;) {
     const size_t block = std::min(kBlock, bytes - done);
     char* target = static_cast<char*>(to) + done;
-    if (world_.same_process(peer)) {
-      std::memcpy(target, reinterpret_cast<const char*>(address) + done, block);
+    if (here != nullptr) {
+      std::memcpy(target, here + done, block);
     } else if (read_process(world_.process(peer).pid, address + done, target, block) != block) {
       const int error = errno;
       check();
@@ -75,7 +82,7 @@ void Reading::read(int peer, uint64_t address, void* to, size_t bytes) const {
 }
 
 const void* Reading::view(int peer, uint64_t address, void* scratch, size_t bytes) const {
-  if (world_.same_process(peer)) return reinterpret_cast<const void*>(address);
+  if (const char* here = reach(peer, address, bytes)) return here;
   read(peer, address, scratch, bytes);
   return scratch;
 }

@@ -1,5 +1,5 @@
-// Reading another rank's buffers where they are: by pointer within a process, by process_vm_readv
-// between processes.
+// Reading another rank's buffers where they are: by pointer within a process and in windows, else
+// by process_vm_readv.
 //
 // A rank whose operation fails gives its buffers back to the user while others may still be at
 // them. So readers announce themselves (Reading), and an Exposure that ends in failure, which the
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hostnccl/window.h"
 #include "hostnccl/world.h"
 
 namespace hostnccl {
@@ -24,7 +25,7 @@ bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes);
 // overwritten meanwhile because its owner had failed.
 class Reading {
  public:
-  Reading(World& world, int rank);
+  Reading(World& world, int rank, const WindowSet* windows);
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
   ~Reading();
@@ -36,7 +37,10 @@ class Reading {
   void finish() const { check(); }
 
  private:
+  const char* reach(int peer, uint64_t address, size_t bytes) const;  // or null
+
   World& world_;
+  const WindowSet* windows_;
   std::atomic<uint32_t>& flag_;
 };
 

@@ -7,6 +7,15 @@
 #include "hostnccl/error.h"
 
 namespace hostnccl {
+namespace {
+
+uint32_t positive_or_one(int value, const char* name) {
+  if (value == abi::kUndefInt) return 1;
+  if (value < 1) fail(abi::ncclInvalidArgument, "config->%s=%d is below 1", name, value);
+  return static_cast<uint32_t>(value);
+}
+
+}  // namespace
 
 Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) {
   if (given == nullptr) return inherited;
@@ -33,6 +42,20 @@ Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) 
   }
   if (config.splitShare != abi::kUndefInt && config.splitShare != 0 && config.splitShare != 1) {
     fail(abi::ncclInvalidArgument, "config->splitShare=%d is neither 0 nor 1", config.splitShare);
+  }
+  settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
+  settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
+  if (settings.signals.contexts > kMostSignals / settings.signals.per_context) {
+    fail(abi::ncclInvalidArgument,
+         "config->numRmaCtx=%u times config->numRmaSig=%u is more than hostnccl's %u signals",
+         settings.signals.contexts, settings.signals.per_context, kMostSignals);
+  }
+  if (config.rmaEagerInit != abi::kUndefInt) {
+    if (config.rmaEagerInit != 0 && config.rmaEagerInit != 1) {
+      fail(abi::ncclInvalidArgument, "config->rmaEagerInit=%d is neither 0 nor 1",
+           config.rmaEagerInit);
+    }
+    settings.signals_at_once = config.rmaEagerInit == 1;
   }
   if (config.commName != nullptr) settings.name = config.commName;
   return settings;

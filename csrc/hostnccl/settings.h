@@ -5,12 +5,15 @@
 #include <string>
 
 #include "abi/nccl_types.h"
+#include "hostnccl/lane.h"
 
 namespace hostnccl {
 
 struct Settings {
   bool blocking = true;
   std::string name;
+  SignalRange signals;
+  bool signals_at_once = false;  // signals may be used before there is a window
 };
 
 // config may be null (then: inherited) or of an older or newer version of the struct.

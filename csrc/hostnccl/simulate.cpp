@@ -26,7 +26,7 @@ int cpus() {
 // The bytes that pass through the busiest rank: what it hands out, and what it takes in.
 double bytes_moved(const Operation& operation, int nranks) {
   const double block = static_cast<double>(operation.block_bytes());
-  if (!is_collective(operation.kind)) return operation.kind == Kind::Send ? block : 2 * block;
+  if (!is_collective(operation.kind)) return operation.kind == Kind::Recv ? 2 * block : block;
   const Shape& shape = shape_of(operation.kind);
   const double out = shape.block_per_destination ? block * nranks : block;
   if (nranks == 1) return out;

@@ -17,6 +17,7 @@ std::optional<size_t> given_number(Setting setting) {
 void read_tuning() {
   awake_time();
   direct_bytes(false);
+  window_bytes();
   direct_message_bytes(false, false);
   number(Setting::Cma);
 }
@@ -29,6 +30,11 @@ std::chrono::microseconds awake_time() {
 size_t direct_bytes(bool within_process) {
   static const std::optional<size_t> given = given_number(Setting::DirectBytes);
   return given.value_or(within_process ? size_t{16} << 10 : size_t{16} << 20);
+}
+
+size_t window_bytes() {
+  static const size_t bytes = number(Setting::WindowBytes);
+  return bytes;
 }
 
 size_t direct_message_bytes(bool within_process, bool crowded) {

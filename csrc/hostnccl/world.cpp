@@ -43,8 +43,9 @@ void World::set_process(int rank, const ProcessId& process) {
   lane(rank).start = process.start;
 }
 
-void World::enter(int rank) {
+void World::enter(int rank, const SignalRange& signals) {
   Lane& own = lane(rank);
+  own.signals = signals;
   own.probe = reinterpret_cast<uint64_t>(&probe_word_);
   if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) CPU_ZERO(&own.cpus);
   own.presence.store(Presence::Alive, std::memory_order_release);
@@ -72,9 +73,21 @@ void World::settle() {
   for (int rank = 0; rank < nranks_; ++rank) {
     CPU_OR(&cpus, &cpus, &lane(rank).cpus);
     most = std::max<size_t>(most, lane(rank).reads_from.load(std::memory_order_relaxed));
+    check_signals(rank);
   }
   direct_from_ = most;
   crowded_ = nranks_ > CPU_COUNT(&cpus);
+}
+
+void World::check_signals(int rank) const {
+  const SignalRange& first = lane(0).signals;
+  const SignalRange& other = lane(rank).signals;
+  if (first == other) return;
+  hostnccl::fail(abi::ncclInvalidUsage,
+                 "the ranks disagree about numRmaCtx and numRmaSig: %s says %u and %u, %s says %u "
+                 "and %u",
+                 name_of(0).c_str(), first.contexts, first.per_context, name_of(rank).c_str(),
+                 other.contexts, other.per_context);
 }
 
 Error World::failure() const {

@@ -40,9 +40,9 @@ class World {
   bool crowded() const { return crowded_; }  // more ranks than CPUs for all of them together
 
   // The last steps of every rank's init, in lockstep: each step ends when all have taken it.
-  void enter(int rank);  // to stage 1
-  void probe(int rank);  // to stage 2
-  void settle();         // after stage 2, before the first operation
+  void enter(int rank, const SignalRange& signals);  // to stage 1
+  void probe(int rank);                              // to stage 2
+  void settle();                                     // after stage 2, before the first operation
 
   // What a rank contributes to a collective is read out of its memory from so many bytes on; never
   // (SIZE_MAX) unless every rank can read every other's.
@@ -61,6 +61,8 @@ class World {
   std::string name_of(int rank) const;  // "rank 2 (pid 4711)"
 
  private:
+  void check_signals(int rank) const;
+
   int nranks_;
   int own_pid_;
   MeetingName name_;

@@ -1,0 +1,177 @@
+// Windows and the one-sided operations of NCCL's C API.
+#include "abi/constants.h"
+#include "hostnccl/api.h"
+#include "hostnccl/arguments.h"
+#include "hostnccl/init.h"
+#include "hostnccl/window_registration.h"
+
+using namespace pynccl::abi;
+using namespace hostnccl;
+
+namespace {
+
+constexpr int kRestrictions = NCCL_WIN_GIN_ONLY | NCCL_WIN_CFT_COUNTED;
+constexpr int kWindowFlags = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING | kRestrictions;
+
+Ref<Window> open_window(const Communicator& comm, ncclWindow_t handle, const char* name) {
+  Ref<Window> window = windows().find(non_null(handle, name));
+  if (!window) {
+    fail(ncclInvalidArgument, "%s=%p is not a window, or no longer one", name,
+         static_cast<void*>(handle));
+  }
+  if (!window->belongs_to(&comm)) {
+    fail(ncclInvalidArgument, "%s=%p is a window of another communicator", name,
+         static_cast<void*>(handle));
+  }
+  return window;
+}
+
+void check_flags(unsigned flags) {
+  if (flags != 0) fail(ncclInvalidArgument, "flags=%#x: nccl.h has none yet", flags);
+}
+
+void check_index(const char* name, int value, uint32_t end) {
+  if (value < 0 || static_cast<uint32_t>(value) >= end) {
+    fail(ncclInvalidArgument, "%s=%d is not in [0, %u)", name, value, end);
+  }
+}
+
+// A one-sided operation that touches no memory, its arguments checked.
+Item one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
+               cudaStream_t stream) {
+  Item item{usable_comm(handle), {kind, ncclUint8}, {}, {}};
+  const Communicator& comm = *item.comm;
+  check_rank("peer", peer, comm.nranks());
+  const SignalRange& range = comm.settings().signals;
+  check_index("sigIdx", signal, range.per_context);
+  check_index("ctx", context, range.contexts);
+  if (!comm.windows().ever() && !comm.settings().signals_at_once) {
+    fail(ncclInvalidUsage,
+         "%s before a window was registered: register one, or set config->rmaEagerInit to 1",
+         shape_of(kind).name);
+  }
+  item.operation.root = peer;
+  item.operation.signal =
+      range.index(static_cast<uint32_t>(signal), static_cast<uint32_t>(context));
+  item.stream = stream_argument(stream);
+  return item;
+}
+
+void check_source(const Communicator& comm, const Window& window, const void* source,
+                  size_t bytes) {
+  const auto address = reinterpret_cast<uint64_t>(non_null(source, "localbuff"));
+  if (window.reach(comm.rank(), address, bytes) != nullptr) return;
+  if (comm.windows().open()->holds(source, bytes, comm.rank())) return;
+  fail(ncclInvalidArgument,
+       "localbuff=%p with %zu bytes is not within a window of comm: NCCL puts from registered "
+       "memory only",
+       source, bytes);
+}
+
+ncclResult_t wait(const std::vector<ncclWaitSignalDesc_t>& signals, ncclComm_t comm,
+                  cudaStream_t stream) {
+  std::vector<Item> items;
+  for (size_t i = 0; i < signals.size(); ++i) {
+    const ncclWaitSignalDesc_t& one = signals[i];
+    if (one.opCnt < 1) {
+      fail(ncclInvalidArgument, "signalDescs[%zu].opCnt=%d is below 1", i, one.opCnt);
+    }
+    items.push_back(one_sided(Kind::WaitSignal, one.peer, one.sigIdx, one.ctx, comm, stream));
+    items.back().operation.count = static_cast<size_t>(one.opCnt);
+  }
+  // The waits of one communicator run one after the other, in one launch.
+  Group& group = Group::of_this_thread();
+  if (items.size() == 1) return group.submit(std::move(items[0]));
+  group.start();
+  for (Item& item : items) group.submit(std::move(item));
+  return group.end();
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win,
+                                    int winFlags) {
+  return checked([&] {
+    *non_null(win, "win") = nullptr;
+    const Ref<Communicator> registrar = usable_comm(comm);
+    non_null(buff, "buff");
+    if ((winFlags & ~kWindowFlags) != 0) {
+      fail(ncclInvalidArgument, "winFlags=%#x has bits that nccl.h does not name",
+           static_cast<unsigned>(winFlags));
+    }
+    if ((winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0 && (winFlags & kRestrictions) != 0) {
+      fail(ncclInvalidArgument,
+           "winFlags=%#x: NCCL_WIN_COLL_SYMMETRIC goes with neither NCCL_WIN_GIN_ONLY nor "
+           "NCCL_WIN_CFT_COUNTED",
+           static_cast<unsigned>(winFlags));
+    }
+    return Group::of_this_thread().submit(registration_job(win, registrar, buff, size));
+  });
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
+  return guarded([=] {
+    const Ref<Communicator> owner = ready_comm(comm);
+    const Ref<Window> window = open_window(*owner, win, "win");
+    if (!owner->windows().remove(window)) {
+      fail(ncclInvalidArgument, "win=%p is no longer a window", static_cast<void*>(win));
+    }
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr) {
+  return guarded([=] {
+    const Ref<Communicator> owner = ready_comm(comm);
+    *non_null(outUserPtr, "outUserPtr") = open_window(*owner, win, "win")->own().here;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t datatype, int peer,
+                           ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx,
+                           unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
+  return checked([&] {
+    Item item = one_sided(Kind::PutSignal, peer, sigIdx, ctx, comm, stream);
+    check_flags(flags);
+    check_dtype(datatype);
+    Operation& put = item.operation;
+    put.window = open_window(*item.comm, peerWin, "peerWin");
+    put.dtype = datatype;
+    put.count = count;
+    const size_t room = put.window->part(peer).bytes;
+    if (peerWinOffset > room || count > (room - peerWinOffset) / element_size(datatype)) {
+      fail(ncclInvalidArgument,
+           "peerWinOffset=%zu with count=%zu x %s does not fit into the window of rank %d, which "
+           "has %zu bytes",
+           peerWinOffset, count, dtype_name(datatype), peer, room);
+    }
+    if (count != 0) check_source(*item.comm, *put.window, localbuff, put.block_bytes());
+    put.send = localbuff;
+    put.recv = put.window->part(peer).here + peerWinOffset;
+    return Group::of_this_thread().submit(std::move(item));
+  });
+}
+
+ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
+                        cudaStream_t stream) {
+  return checked([&] {
+    Item item = one_sided(Kind::Signal, peer, sigIdx, ctx, comm, stream);
+    check_flags(flags);
+    return Group::of_this_thread().submit(std::move(item));
+  });
+}
+
+ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclComm_t comm,
+                            cudaStream_t stream) {
+  return checked([&] {
+    if (nDesc < 0) fail(ncclInvalidArgument, "nDesc=%d is negative", nDesc);
+    if (nDesc != 0) non_null(signalDescs, "signalDescs");
+    usable_comm(comm);
+    return wait({signalDescs, signalDescs + nDesc}, comm, stream);
+  });
+}
+
+}  // extern "C"
