@@ -72,7 +72,7 @@ format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/clang-format -i $$(git ls-files '*.h' '*.cpp')
 
 clean: ## remove all that was built
-	rm -rf $(VENV) build dist benchmarks/out *.egg-info pynccl/lib pynccl/_C*.so
+	rm -rf $(VENV) build dist benchmarks/out *.egg-info pynccl/include pynccl/lib pynccl/_C*.so
 
 $(VENV)/.created: constraints.txt
 	$(PYTHON) -m venv $(VENV)

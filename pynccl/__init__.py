@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ __all__ = [
     "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
+    "get_include",
     "get_node_local_rank",
     "get_pg_count",
     "get_process_group_ranks",
@@ -230,6 +232,15 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = ("nccl", "raw")
+
+
+def get_include() -> str:
+    """The folder of the C++ header ``pynccl/pynccl.h``, for the include path of an extension.
+
+    With it an extension in C++ or CUDA takes a :class:`pynccl.nccl.Communicator` and calls NCCL
+    through the library that pynccl has loaded, linking none. See docs/extending.md.
+    """
+    return os.path.join(os.path.dirname(__file__), "include")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -2,7 +2,7 @@
 // functions.
 #pragma once
 
-#include "abi/nccl_types.h"
+#include "nccl_types.h"  // beside this file, in the sources and where they are installed
 
 namespace pynccl::abi {
 

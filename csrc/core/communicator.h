@@ -64,6 +64,7 @@ class Communicator {
       throw_not_open();
     return comm_.load(std::memory_order_relaxed);
   }
+  ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
   bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
   bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
   // Asked of NCCL once. A communicator that the user polls may not know before it is ready.

@@ -119,6 +119,18 @@ void Library::load_driver() const {
   });
 }
 
+void* Library::symbol(const char* name) const { return dlsym(handle_, name); }
+
+void* Library::driver_symbol(std::string_view name) const {
+  const DriverTable& table = driver();
+#define FUNCTION(symbol, result, entry, ...) \
+  if (name == #symbol || name == "cu" #entry) return reinterpret_cast<void*>(table.entry);
+#include "abi/c_params.inc"
+#include "abi/driver_functions.inc"
+#include "abi/undef.inc"
+  return nullptr;
+}
+
 void Library::throw_missing(const void* entry) const {
   const auto offset = static_cast<std::size_t>(static_cast<const char*>(entry) -
                                                reinterpret_cast<const char*>(&nccl_));

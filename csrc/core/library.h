@@ -42,6 +42,12 @@ class Library {
     return function;
   }
 
+  // By name, for code that is not ours: any function that the file exports, and the stream calls of
+  // the driver's list under their names in cuda.h; null where there is none. driver_symbol throws
+  // as driver() does.
+  void* symbol(const char* name) const;
+  void* driver_symbol(std::string_view name) const;
+
   // The stream calls. Throws LibraryNotFound where there is no driver.
   const DriverTable& driver() const {
     if (!driver_ready_.load(std::memory_order_acquire)) [[unlikely]]

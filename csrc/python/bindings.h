@@ -17,6 +17,7 @@ void bind_red_op(py::module_& m);
 void bind_stream(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
+void bind_extension(py::module_& m);
 void bind_group(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_work(py::module_& m);

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, m) {
   bind_stream(m);
   bind_buffer(m);
   bind_communicator(m);
+  bind_extension(m);
   bind_group(m);
   bind_plan(m);
   bind_work(m);

@@ -1,0 +1,24 @@
+// The types of NCCL's functions and of the stream calls, each under its own name, in
+// pynccl::abi::functions; for pynccl.h.
+#pragma once
+
+// C++17 has no macro of functions without parameters, which the lists contain; every compiler has.
+#if defined(__GNUC__)
+#pragma GCC system_header
+#endif
+
+#include "abi/driver_types.h"
+#include "abi/nccl_types.h"
+
+namespace pynccl::abi::functions {
+#define FUNCTION(since, result, name, ...) using name = result(__VA_ARGS__);
+#include "abi/c_params.inc"
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+#ifndef CUDA_VERSION  // cuda.h defines some of these names as macros
+#define FUNCTION(symbol, result, name, ...) using cu##name = result(__VA_ARGS__);
+#include "abi/c_params.inc"
+#include "abi/driver_functions.inc"
+#include "abi/undef.inc"
+#endif
+}  // namespace pynccl::abi::functions

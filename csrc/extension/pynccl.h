@@ -1,0 +1,236 @@
+// pynccl for C++ and CUDA: from a Python Communicator to its ncclComm_t and to NCCL's functions,
+// without linking NCCL. C++17; the include path is pynccl.get_include().
+//
+//     void run(pynccl::CommunicatorRef comm, ...) {
+//       const auto all_reduce = PYNCCL_GET(comm, ncclAllReduce);
+//       comm.check(all_reduce(send, recv, n, ncclFloat32, ncclSum, comm.handle(), stream),
+//                  "ncclAllReduce");
+//     }
+//
+// Types. Where nccl.h is included before this file, they are nccl.h's; where not, they are
+// pynccl's own declarations of the same ABI. pynccl::types has the usual ones in either case.
+// The same holds for cuda.h and PYNCCL_GET_DRIVER.
+//
+// Life. A CommunicatorRef keeps the Python object alive, not open: after close() or abort(),
+// handle() throws. What is called with a handle is up to the caller, as in NCCL itself: one thread
+// at a time uses a communicator, and nobody closes it under a call. References must be gone when
+// the interpreter ends.
+//
+// Order. What is enqueued on a stream through this header is ordered with what pynccl enqueues
+// there. Inside Python's group() pynccl collects its own operations and calls NCCL at the end;
+// a call through this header goes to NCCL at once.
+#pragma once
+
+#include <Python.h>
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "capsule.h"
+#include "functions.h"
+
+#ifdef NCCL_MAJOR
+#define PYNCCL_NCCL_SCOPE
+#define PYNCCL_NCCL_FUNCTION(name) std::remove_pointer_t<decltype(&::name)>
+#else
+#define PYNCCL_NCCL_SCOPE ::pynccl::abi
+#define PYNCCL_NCCL_FUNCTION(name) ::pynccl::abi::functions::name
+#endif
+
+#ifdef CUDA_VERSION
+#define PYNCCL_DRIVER_FUNCTION(name) std::remove_pointer_t<decltype(&::name)>
+#else
+#define PYNCCL_DRIVER_FUNCTION(name) ::pynccl::abi::functions::name
+#endif
+
+// The function of nccl.h with that name, of its own type. A look-up takes longer than the call:
+// keep what it gives for as long as the CommunicatorRef.
+#define PYNCCL_GET(comm, name) ((comm).get<PYNCCL_NCCL_FUNCTION(name)>(#name))
+// The same for a stream call of cuda.h.
+#define PYNCCL_GET_DRIVER(comm, name) ((comm).get_driver<PYNCCL_DRIVER_FUNCTION(name)>(#name))
+
+namespace pynccl {
+
+// NCCL's usual names, from nccl.h or from pynccl.
+namespace types {
+using PYNCCL_NCCL_SCOPE::cudaStream_t;
+using PYNCCL_NCCL_SCOPE::ncclComm_t;
+using PYNCCL_NCCL_SCOPE::ncclDataType_t;
+using PYNCCL_NCCL_SCOPE::ncclRedOp_t;
+using PYNCCL_NCCL_SCOPE::ncclResult_t;
+
+using PYNCCL_NCCL_SCOPE::ncclInProgress;
+using PYNCCL_NCCL_SCOPE::ncclSuccess;
+
+using PYNCCL_NCCL_SCOPE::ncclAvg;
+using PYNCCL_NCCL_SCOPE::ncclMax;
+using PYNCCL_NCCL_SCOPE::ncclMin;
+using PYNCCL_NCCL_SCOPE::ncclProd;
+using PYNCCL_NCCL_SCOPE::ncclSum;
+
+using PYNCCL_NCCL_SCOPE::ncclBfloat16;
+using PYNCCL_NCCL_SCOPE::ncclFloat16;
+using PYNCCL_NCCL_SCOPE::ncclFloat32;
+using PYNCCL_NCCL_SCOPE::ncclFloat64;
+using PYNCCL_NCCL_SCOPE::ncclInt32;
+using PYNCCL_NCCL_SCOPE::ncclInt64;
+using PYNCCL_NCCL_SCOPE::ncclInt8;
+using PYNCCL_NCCL_SCOPE::ncclUint32;
+using PYNCCL_NCCL_SCOPE::ncclUint64;
+using PYNCCL_NCCL_SCOPE::ncclUint8;
+}  // namespace types
+
+// An NCCL function that returned neither ncclSuccess nor ncclInProgress.
+class NcclError : public std::runtime_error {
+ public:
+  NcclError(int result, std::string name, int own_rank, const std::string& message)
+      : std::runtime_error(message), code(result), function(std::move(name)), rank(own_rank) {}
+
+  int code;  // the ncclResult_t
+  std::string function;
+  int rank;
+};
+
+namespace detail {
+
+// Takes the Python exception that is set, and gives its text.
+inline std::string take_python_error() {
+#if PY_VERSION_HEX >= 0x030c0000
+  PyObject* value = PyErr_GetRaisedException();
+#else
+  PyObject *kind = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&kind, &value, &trace);
+  PyErr_NormalizeException(&kind, &value, &trace);
+  Py_XDECREF(kind);
+  Py_XDECREF(trace);
+#endif
+  PyObject* text = value ? PyObject_Str(value) : nullptr;
+  const char* characters = text ? PyUnicode_AsUTF8(text) : nullptr;
+  std::string result = characters ? characters : "unknown error";
+  PyErr_Clear();
+  Py_XDECREF(text);
+  Py_XDECREF(value);
+  return result;
+}
+
+}  // namespace detail
+
+// A reference to a pynccl.nccl.Communicator. Copying it needs no GIL.
+class CommunicatorRef {
+ public:
+  CommunicatorRef() = default;  // refers to nothing; everything but assigning to it throws
+
+  // The GIL must be held. Throws std::invalid_argument where the object is no Communicator, or one
+  // that is closed or still being made.
+  explicit CommunicatorRef(PyObject* communicator) {
+    PyObject* capsule = PyObject_CallMethod(communicator, "__pynccl_communicator__", nullptr);
+    void* pointer = capsule ? PyCapsule_GetPointer(capsule, PYNCCL_CAPSULE_NAME) : nullptr;
+    if (pointer) {
+      target_ = static_cast<PyncclCommunicator*>(pointer);
+      target_->retain(target_);
+    }
+    Py_XDECREF(capsule);
+    if (!pointer) throw std::invalid_argument(detail::take_python_error());
+  }
+
+  CommunicatorRef(const CommunicatorRef& other) : target_(other.target_) {
+    if (target_) target_->retain(target_);
+  }
+  CommunicatorRef(CommunicatorRef&& other) noexcept
+      : target_(std::exchange(other.target_, nullptr)) {}
+  CommunicatorRef& operator=(CommunicatorRef other) noexcept {
+    std::swap(target_, other.target_);
+    return *this;
+  }
+  ~CommunicatorRef() {
+    if (target_) target_->release(target_);
+  }
+
+  // Throws std::invalid_argument once the communicator is closed.
+  types::ncclComm_t handle() const {
+    void* handle = target().handle(target_);
+    if (!handle) throw std::invalid_argument("communicator: it is closed");
+    return static_cast<types::ncclComm_t>(handle);
+  }
+
+  int rank() const { return target().rank; }
+  int nranks() const { return target().nranks; }
+  int device() const { return target().device; }
+  int version() const { return target().version; }  // 23203 is 2.32.3
+  bool on_device() const { return target().on_device != 0; }
+  const char* library_path() const { return target().path; }
+
+  // A function by its name and type; PYNCCL_GET writes both. Throws std::runtime_error where the
+  // loaded library does not have it.
+  template <class Function>
+  Function* get(const char* name) const {
+    return found<Function>(target().function(target_, name), name);
+  }
+  template <class Function>
+  Function* get_driver(const char* name) const {
+    return found<Function>(target().driver_function(target_, name), name);
+  }
+
+  // Throws NcclError, with the library's own text, unless the result is a success.
+  void check(types::ncclResult_t result, const char* function) const {
+    if (result == types::ncclSuccess || result == types::ncclInProgress) return;
+    std::string text = std::string(function) + " on rank " + std::to_string(rank()) + ": " +
+                       PYNCCL_GET(*this, ncclGetErrorString)(result);
+    void* handle = target().handle(target_);
+    const char* last = PYNCCL_GET(*this, ncclGetLastError)(static_cast<types::ncclComm_t>(handle));
+    if (last && *last) text += std::string(": ") + last;
+    throw NcclError(static_cast<int>(result), function, rank(), text);
+  }
+
+ private:
+  const PyncclCommunicator& target() const {
+    if (!target_) throw std::invalid_argument("communicator: there is none");
+    return *target_;
+  }
+
+  template <class Function>
+  Function* found(void* address, const char* name) const {
+    static_assert(std::is_function_v<Function>);
+    if (!address)
+      throw std::runtime_error(std::string(name) + ": " + library_path() + " does not have it");
+    return reinterpret_cast<Function*>(address);
+  }
+
+  PyncclCommunicator* target_ = nullptr;
+};
+
+}  // namespace pynccl
+
+#ifdef PYBIND11_VERSION_MAJOR  // pybind11 is included before: functions may take a CommunicatorRef
+namespace pybind11::detail {
+template <>
+struct type_caster<pynccl::CommunicatorRef> {
+  PYBIND11_TYPE_CASTER(pynccl::CommunicatorRef, const_name("pynccl.nccl.Communicator"));
+
+  bool load(handle source, bool) {
+    if (!source || !hasattr(source, "__pynccl_communicator__")) return false;
+    value = pynccl::CommunicatorRef(source.ptr());
+    return true;
+  }
+};
+}  // namespace pybind11::detail
+
+namespace pynccl {
+// In a module's body: an NcclError becomes the exception that pynccl raises for that result.
+inline void translate_exceptions() {
+  namespace py = pybind11;
+  py::register_local_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const NcclError& error) {
+      const py::object exception =
+          py::module_::import("pynccl.errors")
+              .attr("from_result")(error.what(), error.code, error.function, error.rank);
+      PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+    }
+  });
+}
+}  // namespace pynccl
+#endif
