@@ -32,8 +32,8 @@ help:
 bench: $(TO_BENCH) ## time pynccl beside torch.distributed (RANKS=2)
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)
 
-bench-gpu: $(TO_BENCH) ## the same on the GPUs of this machine
-	$(PY) -m benchmarks.collectives --ranks $(RANKS) --device cuda $(ARGS)
+bench-gpu: $(TO_BENCH) ## measure on the GPU with 1, 2 and 4 ranks; a report to docs/results
+	$(PY) -m benchmarks.gpu $(ARGS)
 
 bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call beside other bindings
 	$(PY) -m benchmarks.calls --instructions $(ARGS)

@@ -129,7 +129,8 @@ def write_json(
 ) -> None:
     """Write everything that is known of a run."""
     settings_ = dataclasses.asdict(settings)
-    del settings_["folder"]
+    for of_this_run in ("folder", "seconds"):
+        del settings_[of_this_run]
     content = {
         **about,
         "settings": settings_,

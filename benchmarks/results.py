@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from benchmarks.machine import Machine
@@ -25,6 +26,7 @@ class Settings:
         repeats: samples of each library in a row.
         budget: seconds that a sample should last.
         folder: an empty one, where the ranks meet.
+        seconds: after which no new row begins.
     """
 
     nranks: int
@@ -35,6 +37,7 @@ class Settings:
     repeats: int
     budget: float
     folder: str
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 
 import torch
 
@@ -18,15 +19,19 @@ from benchmarks.peers import Call, Library
 from benchmarks.results import Note, Plan, Row, Settings, Timing
 from benchmarks.world import World
 
-__all__ = ["run"]
+__all__ = ["measure", "run"]
 
 
 def run(rank: int, send: Send, settings: Settings) -> None:
     """Measure everything; rank 0 sends the plan, the notes and the rows."""
     world = World(rank, settings)
-    runner = _Runner(world, settings, send if rank == 0 else lambda message: None)
-    runner.run()
+    measure(world, settings, send if rank == 0 else lambda message: None)
     world.close()
+
+
+def measure(world: World, settings: Settings, send: Send) -> None:
+    """Measure every collective and size in a world that is there; sends the plan and the rows."""
+    _Runner(world, settings, send).run()
 
 
 class _Runner:
@@ -47,7 +52,12 @@ class _Runner:
         # A collection inside a sample would be measured, on every rank that waits for this one.
         gc.disable()
         gc.freeze()
-        for collective, nbytes in cases:
+        stop = time.monotonic() + self._settings.seconds
+        for number, (collective, nbytes) in enumerate(cases):
+            if self._world.maximum([float(time.monotonic() > stop)]) != [0.0]:
+                left = ", ".join(f"{name} of {size}" for name, size in cases[number:])
+                self._send(Note(f"not measured, the time was up: {left} bytes"))
+                return
             gc.collect()
             self._send(self._row(collective, nbytes))
 

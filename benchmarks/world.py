@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
 
+import pynccl
 from benchmarks.clock import Clock, CudaClock, HostClock
 from benchmarks.launcher import BenchmarkError
 from benchmarks.machine import Machine, inspect
@@ -22,6 +25,9 @@ class World:
     """What one rank has to measure with.
 
     Attributes:
+        rank, nranks: this rank and how many there are.
+        provider: pynccl's, ``"cuda"`` or ``"host"``.
+        comm: the communicator of pynccl.
         pynccl, torch: the libraries; torch is None where it cannot be measured.
         refusal: why torch is None, or ''.
         device: where the tensors are.
@@ -30,7 +36,9 @@ class World:
 
     def __init__(self, rank: int, settings: Settings) -> None:
         self.rank = rank
-        self._provider = "cuda" if settings.device == "cuda" else "host"
+        self.nranks = settings.nranks
+        self.provider = "cuda" if settings.device == "cuda" else "host"
+        self._folder = Path(settings.folder)
         # Both libraries take one thread of a rank; more would disturb the other ranks.
         torch.set_num_threads(1)
         if settings.device == "cuda":
@@ -47,14 +55,37 @@ class World:
             rank=rank,
             world_size=settings.nranks,
         )
-        self._comm = nccl.Communicator(
-            settings.nranks, self._unique_id(), rank, provider=self._provider, device=self.device
-        )
-        self.pynccl = Pynccl(self._comm)
+        self.comm = self.communicator()
+        self.pynccl = Pynccl(self.comm)
         self.torch: TorchDistributed | None = TorchDistributed(backend.rpartition(":")[2])
         self.refusal = self._first_of_torch() if settings.device == "cuda" else ""
         if self.refusal:
             self.torch = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether ranks share a GPU."""
+        return self.device.type == "cuda" and self.nranks > torch.cuda.device_count()
+
+    @functools.cached_property
+    def mirror(self) -> ModuleType:
+        """Put pynccl in the place of torch.distributed, initialised. All ranks ask for it."""
+        pynccl.init_process_group(
+            "nccl" if self.provider == "cuda" else "host",
+            init_method=(self._folder / "mirror").as_uri(),
+            rank=self.rank,
+            world_size=self.nranks,
+        )
+        return pynccl
+
+    def communicator(self, config: nccl.Config | None = None) -> nccl.Communicator:
+        """Another communicator of all ranks. All of them make it."""
+        return nccl.Communicator(
+            *(self.nranks, self._unique_id(), self.rank),
+            provider=self.provider,
+            device=self.device,
+            config=config,
+        )
 
     def maximum(self, values: list[float]) -> list[float]:
         """The maximum over the ranks of each value. All ranks call it; none leaves it early."""
@@ -72,18 +103,20 @@ class World:
 
     def close(self) -> None:
         self.barrier()
-        self._comm.close()
+        if "mirror" in vars(self):
+            pynccl.destroy_process_group()
+        self.comm.close()
         # A process group whose NCCL never came up does not come down either.
         if not self.refusal:
             dist.destroy_process_group()
 
     def machine(self) -> Machine:
-        return inspect(self._provider)
+        return inspect(self.provider)
 
     def _unique_id(self) -> nccl.UniqueId:
         data = torch.empty(128, dtype=torch.uint8)
         if self.rank == 0:
-            data = torch.tensor(list(bytes(nccl.get_unique_id(self._provider))), dtype=data.dtype)
+            data = torch.tensor(list(bytes(nccl.get_unique_id(self.provider))), dtype=data.dtype)
         dist.broadcast(data, 0)
         return nccl.UniqueId(bytes(data.tolist()))
 

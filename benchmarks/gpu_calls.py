@@ -1,0 +1,164 @@
+"""How long the host is in one all_reduce call: in C, through pynccl's layers, through torch's.
+
+All ways call the same NCCL on the same tensor, in turns. The bare C call is a loop in C over the
+function of the loaded library; what a way takes beyond it is the cost of that way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import timeit
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu_figures import BARE, CallCost
+from benchmarks.launcher import BenchmarkError
+from benchmarks.results import Note
+from benchmarks.world import World
+from pynccl import nccl, raw
+
+__all__ = ["run"]
+
+_ELEMENTS = 1024  # float32: small enough that the device is done before the next call
+_WARM_UP = 5
+# Calls in a sample. The device's queue must not fill up, or the host would wait for it.
+_CALLS = 100
+_CALLS_SHARED = 25
+
+_SOURCE = """
+#include <stddef.h>
+#include <time.h>
+
+typedef int (*AllReduce)(const void*, void*, size_t, int, int, void*, void*);
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* The seconds of n calls; the negative result of the first that fails. */
+double loop(void* all_reduce, void* buffer, size_t count, int dtype, int op, void* comm,
+            void* stream, long n) {
+  double start = now();
+  for (long i = 0; i < n; ++i) {
+    int result = ((AllReduce)all_reduce)(buffer, buffer, count, dtype, op, comm, stream);
+    if (result != 0) return -result;
+  }
+  return now() - start;
+}
+"""
+
+Timer = Callable[[int], float]
+
+
+def run(world: World, repeats: int, calls: int | None = None) -> Iterator[CallCost | Note]:
+    """Measure every way there is.
+
+    Args:
+        world: this rank's.
+        repeats: samples of each way.
+        calls: in a sample; the default is what suits the world.
+    """
+    calls = calls or (_CALLS_SHARED if world.shares else _CALLS)
+    tensor = torch.zeros(_ELEMENTS, device=world.device)
+    with tempfile.TemporaryDirectory(prefix="pynccl-bare-") as folder:
+        ways, note = _ways(world, tensor, Path(folder))
+        if note:
+            yield Note(note)
+        for timer in ways.values():
+            timer(_WARM_UP)
+            world.synchronize()
+        samples: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(repeats):
+            for way, timer in ways.items():
+                world.barrier()
+                samples[way].append(timer(calls) / calls)
+                world.synchronize()
+    for way, seconds in samples.items():
+        slowest = world.maximum(seconds)
+        yield CallCost(world.nranks, way, tensor.nbytes, statistics.median(slowest), tuple(slowest))
+
+
+def _ways(world: World, tensor: torch.Tensor, folder: Path) -> tuple[dict[str, Timer], str]:
+    """A timer for each way, and why the bare call is missing, or ''."""
+    ways: dict[str, Timer] = {}
+    comm, mirror = world.comm, world.mirror
+    stream = torch.cuda.current_stream().cuda_stream if tensor.is_cuda else 0
+    bare, note = _bare(world, tensor, stream, folder)
+    if bare:
+        ways[BARE] = bare
+    address = tensor.data_ptr()
+    ways["pynccl.raw, integers"] = _timer(
+        "all_reduce(address, address, count, dtype, op, comm, stream)",
+        all_reduce=comm.library.ncclAllReduce,
+        address=address,
+        count=_ELEMENTS,
+        dtype=int(raw.ncclFloat32),
+        op=int(raw.ncclSum),
+        comm=comm.handle,
+        stream=stream,
+    )
+    ways["pynccl Communicator"] = _timer(
+        "all_reduce(tensor)", all_reduce=comm.all_reduce, tensor=tensor
+    )
+    with nccl.plan() as plan:
+        comm.all_reduce(tensor)
+    ways["pynccl plan of one"] = _timer("plan()", plan=plan)
+    of_mirror = {"all_reduce": mirror.all_reduce, "tensor": tensor}
+    ways["pynccl as dist"] = _timer("all_reduce(tensor)", **of_mirror)
+    ways["pynccl as dist, async, wait"] = _timer(
+        "all_reduce(tensor, async_op=True).wait()", **of_mirror
+    )
+    if world.torch:
+        of_torch = {"all_reduce": dist.all_reduce, "tensor": tensor}
+        ways["torch.distributed"] = _timer("all_reduce(tensor)", **of_torch)
+        ways["torch.distributed, async, wait"] = _timer(
+            "all_reduce(tensor, async_op=True).wait()", **of_torch
+        )
+    return ways, note
+
+
+def _timer(statement: str, **names: object) -> Timer:
+    return timeit.Timer(statement, globals=names).timeit
+
+
+def _bare(
+    world: World, tensor: torch.Tensor, stream: int, folder: Path
+) -> tuple[Timer | None, str]:
+    """The loop in C, compiled here; None with the reason where some rank has no compiler."""
+    compiler = next(filter(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang")), "")
+    if world.maximum([float(not compiler)]) != [0.0]:
+        return None, "no C compiler was found: the bare C call is missing"
+    (folder / "loop.c").write_text(_SOURCE)
+    library = folder / "loop.so"
+    subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(folder / "loop.c")],
+        check=True,
+        timeout=60,
+    )
+    loop = ctypes.CDLL(str(library)).loop
+    loop.restype = ctypes.c_double
+    function = ctypes.CDLL(world.comm.library.path).ncclAllReduce
+    pointer = ctypes.cast(function, ctypes.c_void_p)
+    arguments = (
+        *(pointer, ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_ELEMENTS)),
+        *(int(raw.ncclFloat32), int(raw.ncclSum)),
+        *(ctypes.c_void_p(world.comm.handle), ctypes.c_void_p(stream)),
+    )
+
+    def timer(calls: int) -> float:
+        seconds: float = loop(*arguments, ctypes.c_long(calls))
+        if seconds < 0:
+            raise BenchmarkError(f"ncclAllReduce, called from C, failed with {-seconds:g}")
+        return seconds
+
+    return timer, ""

@@ -1,0 +1,150 @@
+"""How much of an all_reduce a matrix product hides, and what the number of CTAs does to it.
+
+Both are measured apart, then together: the collective on a stream of its own, the product on the
+current one. The product is repeated until it takes about as long as the collective.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu_figures import Overlap
+from benchmarks.world import World
+from pynccl import nccl
+
+__all__ = ["Work", "run"]
+
+_CTAS = (1, 4, 16)
+_MOST_PRODUCTS = 2000
+
+
+class Work(NamedTuple):
+    """How much of both there is.
+
+    Attributes:
+        nbytes: of the collective.
+        side: of the square matrices.
+    """
+
+    nbytes: int
+    side: int
+
+
+def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
+    """Measure every way: through the mirror, torch, and communicators of few and more CTAs."""
+    product = _Product(world, work.side)
+    collective = "all_reduce" if world.nranks > 1 else "all_gather"
+    send = torch.zeros(work.nbytes // 4, device=world.device)
+    # An all_reduce of one rank does nothing; gathering from one rank copies.
+    recv = send if world.nranks > 1 else torch.empty_like(send)
+    ways: dict[str, Callable[[], Callable[[], object]]] = {
+        "pynccl as dist": _asynchronous(world.mirror, send, recv)
+    }
+    if world.torch:
+        ways["torch.distributed"] = _asynchronous(dist, send, recv)
+    comms = []
+    for ctas in _CTAS:
+        comm = world.communicator(nccl.Config(min_ctas=ctas, max_ctas=ctas))
+        comms.append(comm)
+        ways[f"pynccl, {ctas} CTA"] = _on_a_stream(world, comm, send, recv)
+    for way, start in ways.items():
+        seconds = _measure(world, start, product, repeats)
+        yield Overlap(world.nranks, way, collective, work.nbytes, *seconds)
+    for comm in comms:
+        comm.close()
+
+
+class _Product:
+    """A matrix product, repeated as often as it is told."""
+
+    def __init__(self, world: World, side: int) -> None:
+        dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+        self._a = torch.randn(side, side, device=world.device).to(dtype)
+        self._b = torch.randn(side, side, device=world.device).to(dtype)
+        self._out = torch.empty_like(self._a)
+        self.times = 1
+
+    def __call__(self) -> None:
+        for _ in range(self.times):
+            torch.mm(self._a, self._b, out=self._out)
+
+
+def _asynchronous(
+    module: Any,  # noqa: ANN401 - torch.distributed, or pynccl
+    send: torch.Tensor,
+    recv: torch.Tensor,
+) -> Callable[[], Callable[[], object]]:
+    """Start the collective by a module with torch's functions; gives what waits for it."""
+
+    def start() -> Callable[[], object]:
+        if recv is send:
+            work = module.all_reduce(send, async_op=True)
+        else:
+            work = module.all_gather_into_tensor(recv, send, async_op=True)
+        return work.wait  # type: ignore[no-any-return]
+
+    return start
+
+
+def _on_a_stream(
+    world: World, comm: nccl.Communicator, send: torch.Tensor, recv: torch.Tensor
+) -> Callable[[], Callable[[], object]]:
+    """Start it on a stream of pynccl's; what it waits for was waited for before."""
+    side = nccl.Stream(world.provider, device=world.device)
+
+    def start() -> Callable[[], object]:
+        if recv is send:
+            comm.all_reduce(send, stream=side)
+        else:
+            comm.all_gather(send, out=recv, stream=side)
+        return side.synchronize
+
+    return start
+
+
+def _measure(
+    world: World,
+    start: Callable[[], Callable[[], object]],
+    product: _Product,
+    repeats: int,
+) -> tuple[float, float, float]:
+    """The seconds of the product, of the collective, and of both together."""
+
+    def communicate() -> None:
+        start()()
+
+    def together() -> None:
+        finish = start()
+        product()
+        finish()
+
+    for _ in range(2):
+        communicate()
+        world.synchronize()
+    communication = _time(world, communicate, repeats)
+    product.times = 1
+    product()
+    world.synchronize()
+    once = _time(world, product, repeats)
+    product.times = max(1, min(_MOST_PRODUCTS, round(communication / once)))
+    matmul = _time(world, product, repeats)
+    return matmul, communication, _time(world, together, repeats)
+
+
+def _time(world: World, call: Callable[[], object], repeats: int) -> float:
+    """Seconds until the device is done, by the host's clock: the median of maxima over ranks."""
+    samples = []
+    for _ in range(repeats):
+        world.barrier()
+        world.synchronize()
+        began = time.perf_counter()
+        call()
+        world.synchronize()
+        samples.append(time.perf_counter() - began)
+    return statistics.median(world.maximum(samples))

@@ -1,0 +1,57 @@
+"""What one rank of benchmarks.gpu does: one section after another, in one world."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from benchmarks import gpu_calls, gpu_graphs, gpu_overlap, runner
+from benchmarks.gpu_figures import Agenda, Done, Start
+from benchmarks.launcher import Send
+from benchmarks.results import Settings
+from benchmarks.world import World
+
+__all__ = ["run"]
+
+# (quick, full)
+_CALLS = (20, None)
+_REPLAYS = (2, 10)
+_WORK_ON_CPUS = (gpu_overlap.Work(1 << 18, 128), gpu_overlap.Work(16 << 20, 512))
+_WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 4096))
+_WORK_ON_A_SHARED_GPU = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(16 << 20, 4096))
+
+
+def run(rank: int, send: Send, settings: Settings, agenda: Agenda) -> None:
+    """Measure what is on the agenda; rank 0 sends what was found, as it is found."""
+    torch.manual_seed(rank)
+    world = World(rank, settings)
+    tell: Send = send if rank == 0 else lambda message: None
+    gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
+    tell(Start(world.nranks, gpus))
+    full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
+
+    def told(figures: Iterator[object]) -> None:
+        for figure in figures:
+            tell(figure)
+
+    sections: dict[str, Callable[[], None]] = {
+        "calls": lambda: told(gpu_calls.run(world, repeats, _CALLS[full])),
+        "overlap": lambda: told(gpu_overlap.run(world, repeats, _work(world)[full])),
+        "sequences": lambda: told(gpu_graphs.run(world, repeats, _REPLAYS[full], without)),
+        "collectives": lambda: runner.measure(world, settings, tell),
+    }
+    for name in agenda.sections:
+        started = time.monotonic()
+        sections[name]()
+        gc.collect()  # graphs go before the communicators that they use
+        tell(Done(name, time.monotonic() - started))
+    world.close()
+
+
+def _work(world: World) -> tuple[gpu_overlap.Work, gpu_overlap.Work]:
+    if world.device.type == "cpu":
+        return _WORK_ON_CPUS
+    return _WORK_ON_A_SHARED_GPU if world.shares else _WORK_ON_GPUS
