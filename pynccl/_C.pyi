@@ -122,7 +122,10 @@ class ncclEncryptionConfig_t:
     magic: int
     version: int
     mode: int
-    psk: str | None
+    @property
+    def psk(self) -> str | None: ...
+    @psk.setter
+    def psk(self, value: str | bytes | None, /) -> None: ...
 
 class ncclSimInfo_t:
     def __init__(self) -> None: ...
@@ -494,6 +497,39 @@ class Config:
     nvls_host_mode: int | None
     init_timeout: float | None
 
+class CollConfig:
+    def __init__(
+        self,
+        *,
+        min_ctas: SupportsIndex | None = None,
+        max_ctas: SupportsIndex | None = None,
+        nvls_ctas: SupportsIndex | None = None,
+        cga_cluster_size: SupportsIndex | None = None,
+        algorithm: str | None = None,
+        force_algorithm: bool = True,
+        cta_policy: SupportsIndex | None = None,
+        profiler_tag: SupportsIndex = 0,
+        launch_event: object = None,
+    ) -> None: ...
+    @property
+    def min_ctas(self) -> int | None: ...
+    @property
+    def max_ctas(self) -> int | None: ...
+    @property
+    def nvls_ctas(self) -> int | None: ...
+    @property
+    def cga_cluster_size(self) -> int | None: ...
+    @property
+    def algorithm(self) -> str | None: ...
+    @property
+    def force_algorithm(self) -> bool: ...
+    @property
+    def cta_policy(self) -> int | None: ...
+    @property
+    def profiler_tag(self) -> int: ...
+    @property
+    def launch_event(self) -> object: ...
+
 class RedOp:
     SUM: ClassVar[RedOp]
     PROD: ClassVar[RedOp]
@@ -615,6 +651,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def broadcast(
         self,
@@ -625,6 +662,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def reduce(
         self,
@@ -636,6 +674,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def all_gather(
         self,
@@ -645,6 +684,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def reduce_scatter(
         self,
@@ -655,6 +695,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def all_to_all(
         self,
@@ -664,6 +705,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def gather(
         self,
@@ -674,6 +716,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def scatter(
         self,
@@ -684,6 +727,7 @@ class Communicator:
         stream: _Stream | None = None,
         count: SupportsIndex | None = None,
         dtype: object = None,
+        config: CollConfig | None = None,
     ) -> None: ...
     def send(
         self,
@@ -730,6 +774,20 @@ class Plan:
     def close(self) -> None: ...
 
 def plan() -> Plan: ...
+
+class Simulation:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]: ...
+    @property
+    def estimated_time(self) -> float | None: ...
+
+def simulate() -> Simulation: ...
 
 class Work:
     def query(self) -> bool: ...

@@ -17,15 +17,19 @@ import os
 from pynccl import _C
 from pynccl._C import (
     Buffer,
+    CollConfig,
     Communicator,
     Config,
     Plan,
     RedOp,
     Registration,
+    Simulation,
     UniqueId,
     group,
     plan,
+    simulate,
 )
+from pynccl.encryption import set_encryption
 from pynccl.errors import (
     DriverError,
     LibraryNotFoundError,
@@ -41,6 +45,7 @@ from pynccl.errors import (
     NcclUnhandledCudaError,
 )
 from pynccl.libraries import load, resolve
+from pynccl.parameters import Param, Params, params
 
 __all__ = [
     "AVG",
@@ -49,6 +54,7 @@ __all__ = [
     "PROD",
     "SUM",
     "Buffer",
+    "CollConfig",
     "Communicator",
     "Config",
     "DriverError",
@@ -64,15 +70,22 @@ __all__ = [
     "NcclSystemError",
     "NcclTimeoutError",
     "NcclUnhandledCudaError",
+    "Param",
+    "Params",
     "Plan",
     "RedOp",
     "Registration",
+    "Simulation",
     "Stream",
     "UniqueId",
     "get_unique_id",
     "get_version",
     "group",
+    "params",
     "plan",
+    "reset_debug",
+    "set_encryption",
+    "simulate",
 ]
 
 SUM = RedOp.SUM
@@ -97,6 +110,14 @@ def get_version(provider: str | os.PathLike[str] | None = None) -> tuple[int, in
     """The version of the loaded NCCL as (major, minor, patch) (ncclGetVersion)."""
     major, minor, patch = map(int, _C.version_text(load(provider).version).split("."))
     return major, minor, patch
+
+
+def reset_debug(provider: str | os.PathLike[str] | None = None) -> None:
+    """Let NCCL read NCCL_DEBUG and what belongs to it again (ncclResetDebugInit, NCCL 2.24).
+
+    NCCL means to drop this function. hostnccl prints nothing and so has nothing to read.
+    """
+    load(provider).ncclResetDebugInit()
 
 
 class Stream(_C.Stream):

@@ -46,8 +46,9 @@ class Case:
 class Runner:
     """Makes the calls of one rank and checks what they leave behind."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, config: nccl.CollConfig | None = None) -> None:
         self.rank = rank
+        self.config = config  # of every call
         self.comm = rank.comm
         self.memory = rank.memory
         self.exact = rank.provider == "host"
@@ -92,7 +93,7 @@ class Runner:
         )
         is_root = rank == case.root
         receives = case.collective not in ("reduce", "gather") or is_root
-        keywords: dict[str, Any] = {}
+        keywords: dict[str, Any] = {} if self.config is None else {"config": self.config}
         if case.collective in REDUCING:
             keywords["op"] = self.op(case)
         if case.collective in _ROOTED:

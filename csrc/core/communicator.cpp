@@ -129,6 +129,8 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
 }
 
 void Communicator::issue(const Operation& o) {
+  if (o.config) [[unlikely]]
+    return issue_configured(o);
   const ncclComm_t comm = handle();
   const NcclTable& nccl = library_->nccl_table();
   ncclResult_t result = ncclSuccess;
@@ -192,7 +194,7 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
   auto* receives = static_cast<char*>(o.recvbuff);
   const bool root = rank_ == o.peer;
   const auto transfer = [&](OperationKind kind, int peer, const void* send, void* receive) {
-    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream});
+    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream, nullptr});
   };
   GroupScope group(*library_);
   switch (o.kind) {
@@ -262,6 +264,14 @@ GroupScope::~GroupScope() {
 void GroupScope::end() {
   open_ = false;
   NCCL_CHECK(library_, nullptr, -1, ncclGroupEnd, ());
+}
+
+std::optional<double> GroupScope::end_simulated() {
+  open_ = false;
+  ncclSimInfo_t info;
+  NCCL_CHECK(library_, nullptr, -1, ncclGroupSimulateEnd, (&info));
+  if (info.estimatedTime == kUndefFloat) return std::nullopt;
+  return static_cast<double>(info.estimatedTime) * 1e-6;
 }
 
 std::size_t element_size(ncclDataType_t dtype) {

@@ -44,6 +44,9 @@ class Communicator {
                                                              Factory make);
 
   void issue(const Operation& operation);
+  // Whether the library has what an operation with a configuration needs: throws MissingFunction,
+  // or std::invalid_argument for a field that it does not know.
+  void check_configured(const Operation& operation) const;
   // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken
   // what was issued.
   void settle() {
@@ -85,6 +88,7 @@ class Communicator {
     return *this;
   }
   void read_identity();
+  void issue_configured(const Operation& operation);
   void exchange_blocks(const Operation& operation, int nranks);
 
   std::shared_ptr<Library> library_;
@@ -109,6 +113,9 @@ class GroupScope {
   GroupScope(const GroupScope&) = delete;
   GroupScope& operator=(const GroupScope&) = delete;
   void end();
+  // Ends it without running anything: the seconds that the library thinks it would take, if it has
+  // an idea.
+  std::optional<double> end_simulated();
 
  private:
   Library& library_;

@@ -152,8 +152,8 @@ ncclConfig_t Library::fit(const ncclConfig_t& config) const {
 
 ncclCollConfig_t Library::fit(const ncclCollConfig_t& config) const {
   Fit fit(config, *this);
-#define FIELD(since, type, name) \
-  fit.field(since, &ncclCollConfig_t::name, offsetof(ncclCollConfig_t, name), "config." #name);
+#define FIELD(since, type, name, attribute) \
+  fit.field(since, &ncclCollConfig_t::name, offsetof(ncclCollConfig_t, name), "config." #attribute);
 #include "abi/coll_config_fields.inc"
 #undef FIELD
   return fit.result();

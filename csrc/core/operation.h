@@ -30,6 +30,7 @@ struct Operation {
   void* recvbuff;
   std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
   cudaStream_t stream;
+  const ncclCollConfig_t* config;  // of a collective; nullptr: none. Its owner keeps it unchanged
 };
 
 }  // namespace pynccl

@@ -86,6 +86,12 @@ ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
   return ncclSuccess;
 }
 
+// What does nothing takes no time.
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
+  if (simInfo) simInfo->estimatedTime = 0;
+  return ncclSuccess;
+}
+
 // Whoever asks for memory writes into it.
 ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
   *ptr = std::malloc(size == 0 ? 1 : size);

@@ -52,11 +52,29 @@ void Batch::issue() const {
   check_open();
   for (Library* library : libraries_) {
     GroupScope group(*library);
-    for (const Call& call : calls_)
-      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
+    issue_to(*library);
     group.end();
   }
   for (const Call& call : calls_) call.communicator->settle();
+}
+
+void Batch::issue_to(const Library& library) const {
+  for (const Call& call : calls_)
+    if (&call.communicator->library() == &library) call.communicator->issue(call.operation);
+}
+
+std::optional<double> Batch::simulate() const {
+  check_open();
+  for (Library* library : libraries_) library->nccl<&NcclTable::ncclGroupSimulateEnd>();
+  std::optional<double> sum = 0;
+  for (Library* library : libraries_) {
+    GroupScope group(*library);
+    issue_to(*library);
+    const std::optional<double> seconds = group.end_simulated();
+    sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
+  }
+  for (const Call& call : calls_) call.communicator->settle();
+  return sum;
 }
 
 }  // namespace pynccl::python

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "core/communicator.h"
@@ -40,6 +41,10 @@ class Batch {
   // held, and the calls can block.
   void issue() const;
 
+  // The seconds that issue() would take, as NCCL estimates it for each library's group; none where
+  // one of them has no idea. Nothing is run.
+  std::optional<double> simulate() const;
+
  private:
   struct Call {
     Communicator* communicator;
@@ -47,6 +52,7 @@ class Batch {
   };
 
   void check_open() const;
+  void issue_to(const Library& library) const;
 
   std::vector<Call> calls_;
   std::vector<Library*> libraries_;

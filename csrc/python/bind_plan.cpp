@@ -9,12 +9,12 @@ namespace pynccl::python {
 void Plan::enter() {
   if (state_ != State::kNew)
     throw std::invalid_argument("plan: it was recorded before; make another one");
-  Group::of_this_thread().enter_plan(this);
+  Group::of_this_thread().enter(*this);
   state_ = State::kRecording;
 }
 
 void Plan::exit(bool failed) {
-  Batch batch = Group::of_this_thread().exit_plan(this, failed);
+  Batch batch = Group::of_this_thread().exit(*this, failed);
   state_ = failed ? State::kFailed : State::kReady;
   if (!failed) batch_ = std::make_shared<const Batch>(std::move(batch));
 }

@@ -13,6 +13,7 @@ void bind_structs(py::module_& m);
 void bind_library(py::module_& m);
 void bind_unique_id(py::module_& m);
 void bind_config(py::module_& m);
+void bind_coll_config(py::module_& m);
 void bind_red_op(py::module_& m);
 void bind_stream(py::module_& m);
 void bind_buffer(py::module_& m);
@@ -20,6 +21,7 @@ void bind_communicator(py::module_& m);
 void bind_extension(py::module_& m);
 void bind_group(py::module_& m);
 void bind_plan(py::module_& m);
+void bind_simulation(py::module_& m);
 void bind_work(py::module_& m);
 
 }  // namespace pynccl::python

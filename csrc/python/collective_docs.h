@@ -15,9 +15,14 @@ Raises:
     NcclError: NCCL failed.
 )";
 
+// Of those that NCCL can configure one by one: all but the messages.
+inline constexpr char kConfig[] =
+    R"(    config: a CollConfig, the same on every rank; NCCL 2.31 or newer.
+)";
+
 inline constexpr char kAllReduce[] =
     "all_reduce($self, tensor, op=None, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Combine the tensors of all ranks element by element, on every rank (ncclAllReduce).
 
 Args:
@@ -28,7 +33,7 @@ Args:
 
 inline constexpr char kBroadcast[] =
     "broadcast($self, tensor, root, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Copy the root's tensor to every rank (ncclBroadcast).
 
 Args:
@@ -39,7 +44,7 @@ Args:
 
 inline constexpr char kReduce[] =
     "reduce($self, tensor, root, op=None, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Combine the tensors of all ranks element by element; the root gets the result (ncclReduce).
 
 Args:
@@ -51,7 +56,7 @@ Args:
 
 inline constexpr char kAllGather[] =
     "all_gather($self, tensor, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Collect the tensors of all ranks, in the order of ranks, on every rank (ncclAllGather).
 
 Args:
@@ -61,7 +66,7 @@ Args:
 
 inline constexpr char kReduceScatter[] =
     "reduce_scatter($self, tensor, op=None, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Combine the tensors of all ranks element by element; rank i gets block i (ncclReduceScatter).
 
 Args:
@@ -72,7 +77,7 @@ Args:
 
 inline constexpr char kAllToAll[] =
     "all_to_all($self, tensor, *, out, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Send block j of the tensor to rank j and receive block i of out from rank i (ncclAlltoAll).
 
 Before NCCL 2.28 a group of sends and receives.
@@ -84,7 +89,7 @@ Args:
 
 inline constexpr char kGather[] =
     "gather($self, tensor, root, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Collect the tensors of all ranks, in the order of ranks, on the root (ncclGather).
 
 Before NCCL 2.28 a group of sends and receives.
@@ -97,7 +102,7 @@ Args:
 
 inline constexpr char kScatter[] =
     "scatter($self, tensor, root, *, out=None, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
+    "dtype=None, config=None)\n--\n\n"
     R"(Send block i of the root's tensor to rank i (ncclScatter).
 
 Before NCCL 2.28 a group of sends and receives.

@@ -1,6 +1,7 @@
 #include "python/collectives.h"
 
 #include "core/communicator.h"
+#include "python/coll_config.h"
 #include "python/collective_docs.h"
 #include "python/fastcall.h"
 #include "python/gil.h"
@@ -61,6 +62,7 @@ struct Arguments {
   PyObject* stream = nullptr;
   PyObject* count = nullptr;
   PyObject* dtype = nullptr;
+  PyObject* config = nullptr;
 };
 
 PyObject* given(PyObject* value) { return value == Py_None ? nullptr : value; }
@@ -70,7 +72,7 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static constexpr Shape shape = shape_of<K>();
   constexpr std::size_t required = 1 + (shape.peer != nullptr);
   constexpr std::size_t positional = required + shape.reduces;
-  using MethodSignature = Signature<positional + shape.takes_out + 3, positional, required>;
+  using MethodSignature = Signature<positional + 2 * shape.takes_out + 3, positional, required>;
   static const MethodSignature signature(shape.name, [] {
     typename MethodSignature::Names names;
     std::size_t next = 0;
@@ -81,6 +83,7 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
     names[next++] = "stream";
     names[next++] = "count";
     names[next++] = "dtype";
+    if (shape.takes_out) names[next++] = "config";  // not of messages
     return names;
   }());
   typename MethodSignature::Values storage;
@@ -94,6 +97,7 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   a.stream = given(values[next++]);
   a.count = given(values[next++]);
   a.dtype = given(values[next++]);
+  if constexpr (shape.takes_out) a.config = given(values[next++]);
   return a;
 }
 
@@ -283,10 +287,13 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   return guarded([&] {
     auto& communicator = unwrap<Communicator>(self);
     const Arguments arguments = parse<K>(args, nargs, kwnames);
-    const Operation operation = Call<K>(communicator, arguments).operation();
+    Operation operation = Call<K>(communicator, arguments).operation();
+    if (arguments.config) [[unlikely]]
+      configure(operation, communicator, arguments.config);
     if (Group* group = Group::active()) [[unlikely]] {
       group->batch().add(communicator, operation,
-                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
+                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op,
+                          arguments.config});
     } else {
       const GilReleased released;  // on CPUs the call lasts until the data has arrived
       communicator.issue(operation);
@@ -300,12 +307,14 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
 
 void add_collectives(const py::handle& communicator_type) {
   static const std::string common = collective_docs::kCommon;
-#define METHOD(kind)                                                                \
-  {                                                                                 \
-    static const std::string doc = collective_docs::kind + common;                  \
-    static PyMethodDef definition =                                                 \
-        fast_method(shape_of<Kind::kind>().name, &method<Kind::kind>, doc.c_str()); \
-    add_method(communicator_type, definition);                                      \
+#define METHOD(kind)                                                                 \
+  {                                                                                  \
+    static const std::string doc =                                                   \
+        std::string(collective_docs::kind) +                                         \
+        (shape_of<Kind::kind>().takes_out ? collective_docs::kConfig : "") + common; \
+    static PyMethodDef definition =                                                  \
+        fast_method(shape_of<Kind::kind>().name, &method<Kind::kind>, doc.c_str());  \
+    add_method(communicator_type, definition);                                       \
   }
   METHOD(kAllReduce)
   METHOD(kBroadcast)

@@ -14,7 +14,9 @@ Group& Group::of_this_thread() {
 
 void Group::record(std::shared_ptr<Communicator> communicator,
                    std::function<void(Communicator&)> begin) {
-  if (plan_) throw std::runtime_error("plan: a communicator cannot be made inside");
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a communicator cannot be made inside");
   creations_.push_back({std::move(communicator), std::move(begin)});
 }
 
@@ -35,23 +37,27 @@ void Group::leave(bool failed) {
 }
 
 void Group::exit(bool failed) {
-  if (marks_.size() <= (plan_ ? 1 : 0))
+  if (marks_.size() <= (recorder_ ? 1 : 0))
     throw std::runtime_error("group: it was not entered on this thread");
   leave(failed);
   if (marks_.empty() && !failed) issue();
 }
 
-void Group::enter_plan(const void* plan) {
+void Group::enter(const Recorder& recorder) {
+  const std::string name = recorder.name;
   if (!marks_.empty())
-    throw std::runtime_error("plan: it cannot be recorded inside a group or another plan");
-  plan_ = plan;
+    throw std::runtime_error(name +
+                             ": it cannot begin inside a group or another plan or simulation");
+  recorder_ = &recorder;
   enter();
 }
 
-Batch Group::exit_plan(const void* plan, bool failed) {
-  if (plan_ != plan) throw std::runtime_error("plan: it was not entered on this thread");
-  if (marks_.size() > 1) throw std::runtime_error("plan: a group inside has not ended");
-  plan_ = nullptr;
+Batch Group::exit(const Recorder& recorder, bool failed) {
+  const std::string name = recorder.name;
+  if (recorder_ != &recorder)
+    throw std::runtime_error(name + ": it was not entered on this thread");
+  if (marks_.size() > 1) throw std::runtime_error(name + ": a group inside has not ended");
+  recorder_ = nullptr;
   leave(failed);
   return std::exchange(batch_, {});
 }

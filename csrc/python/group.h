@@ -1,7 +1,7 @@
 // What a thread collects between the entry and the exit of group(): operations, checked and with
 // their buffers held, and communicators to be made. Nothing reaches NCCL before the outermost group
 // ends, so that an exception on the way leaves nothing half done. The recording of a plan is a
-// group whose operations are kept instead of issued.
+// group whose operations are kept instead of issued; a simulation asks how long they would take.
 #pragma once
 
 #include <atomic>
@@ -34,10 +34,13 @@ class Group {
   // drops it.
   void exit(bool failed);
 
-  // The same for the recording of a plan, which is the outermost group of its thread. The plan gets
-  // what was collected.
-  void enter_plan(const void* plan);
-  Batch exit_plan(const void* plan, bool failed);
+  // The same for a recorder, which is the outermost group of its thread and gets what was
+  // collected: a plan, or a simulation. Its name is for errors.
+  struct Recorder {
+    const char* name;
+  };
+  void enter(const Recorder& recorder);
+  Batch exit(const Recorder& recorder, bool failed);
 
  private:
   struct Creation {
@@ -58,7 +61,7 @@ class Group {
   std::vector<Mark> marks_;  // where each of the groups that are open began
   Batch batch_;
   std::vector<Creation> creations_;
-  const void* plan_ = nullptr;
+  const Recorder* recorder_ = nullptr;
 };
 
 // Makes one communicator now, or at the end of the current group. The GIL is released while NCCL

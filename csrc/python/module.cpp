@@ -13,10 +13,12 @@ PYBIND11_MODULE(_C, m) {
   bind_config(m);
   bind_red_op(m);
   bind_stream(m);
+  bind_coll_config(m);
   bind_buffer(m);
   bind_communicator(m);
   bind_extension(m);
   bind_group(m);
   bind_plan(m);
+  bind_simulation(m);
   bind_work(m);
 }

@@ -4,12 +4,13 @@
 
 #include <memory>
 
-#include "python/batch.h"
+#include "python/group.h"
 
 namespace pynccl::python {
 
-class Plan {
+class Plan : Group::Recorder {
  public:
+  Plan() : Recorder{"plan"} {}
   void enter();
   void exit(bool failed);
   void close();  // lets go of the buffers; closing twice is no error

@@ -1,0 +1,53 @@
+// Collectives with a configuration of their own: the second row of entry points, from NCCL 2.31 on.
+#include "core/communicator.h"
+
+namespace pynccl {
+namespace {
+
+// visit.operator()<entry>(name, what stands between dtype and comm): of the function for an
+// operation's kind.
+template <class Visit>
+void visit_entry(const Operation& o, Visit&& visit) {
+#define ENTRY(name, ...) \
+  visit.template operator()<&NcclTable::name>(#name __VA_OPT__(, ) __VA_ARGS__)
+  switch (o.kind) {
+    case OperationKind::kAllReduce:
+      return ENTRY(ncclAllReduceConfig, o.op);
+    case OperationKind::kBroadcast:
+      return ENTRY(ncclBroadcastConfig, o.peer);
+    case OperationKind::kReduce:
+      return ENTRY(ncclReduceConfig, o.op, o.peer);
+    case OperationKind::kAllGather:
+      return ENTRY(ncclAllGatherConfig);
+    case OperationKind::kReduceScatter:
+      return ENTRY(ncclReduceScatterConfig, o.op);
+    case OperationKind::kAllToAll:
+      return ENTRY(ncclAlltoAllConfig);
+    case OperationKind::kGather:
+      return ENTRY(ncclGatherConfig, o.peer);
+    case OperationKind::kScatter:
+      return ENTRY(ncclScatterConfig, o.peer);
+    default:
+      throw std::invalid_argument("config: sends and receives have none");
+  }
+#undef ENTRY
+}
+
+}  // namespace
+
+void Communicator::check_configured(const Operation& o) const {
+  visit_entry(o, [this]<auto Entry>(const char*, auto...) { library_->nccl<Entry>(); });
+  library_->fit(*o.config);
+}
+
+void Communicator::issue_configured(const Operation& o) {
+  const ncclComm_t comm = handle();
+  const ncclCollConfig_t config = library_->fit(*o.config);
+  visit_entry(o, [&]<auto Entry>(const char* name, auto... between) {
+    const auto function = library_->nccl<Entry>();
+    check(function(o.sendbuff, o.recvbuff, o.count, o.dtype, between..., comm, o.stream, &config),
+          name, __LINE__);
+  });
+}
+
+}  // namespace pynccl

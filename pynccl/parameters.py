@@ -1,0 +1,150 @@
+"""The settings of a loaded NCCL, as its parameter API shows them: keys, values and types."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pynccl import _C
+from pynccl.errors import NcclInvalidArgumentError
+from pynccl.libraries import load
+
+__all__ = ["Param", "Params", "params"]
+
+# C types that nccl.h has a getter for, by the getter's suffix.
+_GETTERS: Final = {
+    "int8_t": "I8",
+    "int16_t": "I16",
+    "int32_t": "I32",
+    "int64_t": "I64",
+    "uint8_t": "U8",
+    "uint16_t": "U16",
+    "uint32_t": "U32",
+    "uint64_t": "U64",
+    "const char*": "Str",
+}
+_MOST_BYTES: Final = 1 << 16
+
+
+class Param:
+    """One parameter, looked up once (ncclParamBind). The library owns what it refers to.
+
+    Attributes:
+        key: its name, such as ``"NCCL_DEBUG"``.
+        c_type: its type in C, None where nccl.h has no getter for it (booleans, enumerations).
+    """
+
+    def __init__(self, library: _C.Library, key: str) -> None:
+        self.key = key
+        self._library = library
+        self._handle = library.ncclParamBind(key)
+        self.c_type = next((name for name in _GETTERS if self._has(name)), None)
+
+    def _has(self, c_type: str) -> bool:
+        try:
+            self._get(c_type)
+        except NcclInvalidArgumentError:
+            return False
+        return True
+
+    def _get(self, c_type: str) -> int | str:
+        getter = getattr(self._library, "ncclParamGet" + _GETTERS[c_type])
+        value: int | str | None = getter(self._handle)
+        return "" if value is None else value
+
+    def get(self, c_type: str | None = None) -> int | str:
+        """Read the value as what it is in C (ncclParamGetI8 to ncclParamGetU64, ncclParamGetStr).
+
+        Args:
+            c_type: the type that it must have, such as ``"int64_t"`` or ``"const char*"``; None
+                takes its own. What has no getter is given as text.
+
+        Raises:
+            ValueError: there is no such C type.
+            TypeError: the parameter has another one; NCCL converts none into another.
+        """
+        if c_type is None:
+            return self.text if self.c_type is None else self._get(self.c_type)
+        if c_type not in _GETTERS:
+            raise ValueError(f"c_type: {c_type!r} is none of {', '.join(_GETTERS)}")
+        if c_type != self.c_type:
+            has = self.c_type or "a type without a getter"
+            raise TypeError(f"c_type: {self.key} has {has}, not {c_type}")
+        return self._get(c_type)
+
+    @property
+    def text(self) -> str:
+        """The value as text (ncclParamGetParameter)."""
+        return self._library.ncclParamGetParameter(self.key)[0] or ""
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes of the value in memory, a text with its zero (ncclParamGet)."""
+        return self._library.ncclParamGet(self._handle, _MOST_BYTES)[0]
+
+    def __repr__(self) -> str:
+        return f"<pynccl.nccl.Param {self.key}={self.text}>"
+
+
+class Params(Mapping[str, str]):
+    """The parameters of one library, read-only: their values as text, by key.
+
+    A value is what the library uses: from its configuration file, the environment, or its default.
+    ``NCCL_PARAM_DUMP_ALL=true`` in the environment makes NCCL show those too that its documentation
+    leaves out. NCCL 2.30.4 or newer.
+    """
+
+    def __init__(self, library: _C.Library) -> None:
+        self._library = library
+        self._keys = tuple(library.ncclParamGetAllParameterKeys()[0])
+
+    def __getitem__(self, key: str) -> str:
+        try:
+            return self._library.ncclParamGetParameter(key)[0] or ""
+        except NcclInvalidArgumentError:
+            if key in self:
+                raise
+            raise KeyError(key) from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def param(self, key: str) -> Param:
+        """Look one up, with its type.
+
+        Raises:
+            TypeError: the key is not a str.
+            KeyError: the library has no such parameter.
+        """
+        if not isinstance(key, str):
+            raise TypeError(f"key: expected a str, got {key!r}")
+        try:
+            return Param(self._library, key)
+        except NcclInvalidArgumentError:
+            raise KeyError(key) from None
+
+    def dump(self) -> None:
+        """Print all of them to NCCL's log, standard output by default (ncclParamDumpAll)."""
+        self._library.ncclParamDumpAll()
+
+    def __repr__(self) -> str:
+        return f"<pynccl.nccl.Params of {self._library.path}: {dict(self)}>"
+
+
+def params(provider: str | os.PathLike[str] | None = None) -> Params:
+    """Show the settings of a provider (ncclParamGetAllParameterKeys).
+
+    Args:
+        provider: ``"cuda"``, ``"host"`` or None, as for :class:`pynccl.nccl.Communicator`.
+
+    Raises:
+        MissingFunctionError: the library is older than NCCL 2.30.4.
+    """
+    return Params(load(provider))
