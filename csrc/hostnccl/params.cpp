@@ -20,7 +20,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 40;
 constexpr Param kParams[] = {
     {"HOSTNCCL_INIT_TIMEOUT", ParamType::Int64, false, 1, 1000000000, "300",
      "seconds that the ranks of a communicator may take to meet"},
-    {"HOSTNCCL_CMA", ParamType::Bool, true, 0, 1, "TRUE",
+    {"HOSTNCCL_CMA", ParamType::Bool, false, 0, 1, "TRUE",
      "whether data may be read out of the memory of other processes"},
     {"HOSTNCCL_ISA", ParamType::Text, true, 0, 0, nullptr,
      "the instruction set of the reductions: no newer one than this, where the CPU has it"},
@@ -50,10 +50,10 @@ std::optional<std::string> given(Setting setting) {
     std::once_flag once;
     std::optional<std::string> text;
   };
-  static Cache& caches = *new Cache[std::size(kParams)]{};
+  static Cache* const caches = new Cache[std::size(kParams)]{};
   const auto index = static_cast<size_t>(setting);
   if (!kParams[index].cached) return from_environment(kParams[index].key);
-  Cache& cache = (&caches)[index];
+  Cache& cache = caches[index];
   std::call_once(cache.once, [&] { cache.text = from_environment(kParams[index].key); });
   return cache.text;
 }

@@ -1,5 +1,6 @@
 // The settings that come from the environment, in one table: what the engine reads, and what
-// ncclParam* shows. Each is read once in a process unless the table says otherwise.
+// ncclParam* shows. Each is read once in a process, or for each communicator where the table says
+// that it is not cached.
 #pragma once
 
 #include <cstdint>

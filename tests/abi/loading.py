@@ -13,14 +13,96 @@ import sys
 UNIQUE_ID_BYTES = 128
 
 
+INVALID_ARGUMENT, INVALID_USAGE = 4, 5
+API_MAGIC, SIM_INFO_MAGIC = 0xCAFEBEEF, 0x74685283
+
+
 class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * UNIQUE_ID_BYTES),)
+
+
+class SimInfo(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("estimated_time", ctypes.c_float),
+    )
+
+
+class EncryptionConfig(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("mode", ctypes.c_int),
+        ("psk", ctypes.c_char_p),
+    )
 
 
 def require(condition: bool, message: str) -> None:
     if not condition:
         sys.exit(message)
     print(message)
+
+
+# What tests/test_simulate.py, test_params.py and test_encryption.py hold hostnccl to, seen here on
+# the library that it follows.
+
+
+def check_simulation(lib: ctypes.CDLL, version: int) -> None:
+    """Where a simulated group ends, and what it leaves alone."""
+    info = SimInfo(ctypes.sizeof(SimInfo), SIM_INFO_MAGIC, version, -1.0)
+    simulate = lib.ncclGroupSimulateEnd
+    require(simulate(ctypes.byref(info)) == INVALID_USAGE, "a simulation needs a group")
+    for _ in range(2):
+        lib.ncclGroupStart()
+    codes = [simulate(ctypes.byref(info)) for _ in range(2)]
+    require(codes == [0, 0] and info.estimated_time == -1, "empty groups have no estimate")
+    info.magic = 1
+    lib.ncclGroupStart()
+    codes = [simulate(ctypes.byref(info)), lib.ncclGroupEnd()]
+    require(codes == [INVALID_ARGUMENT, INVALID_USAGE], f"a wrong simInfo ends the group: {codes}")
+
+
+def check_params(lib: ctypes.CDLL) -> None:
+    """Each parameter is read as its own type only."""
+    table, count = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_int()
+    code = lib.ncclParamGetAllParameterKeys(ctypes.byref(table), ctypes.byref(count))
+    keys = [table[i] for i in range(count.value)]
+    require(code == 0 and b"NCCL_DEBUG" in keys, f"{count.value} parameters, NCCL_DEBUG among them")
+    getters = [
+        getattr(lib, f"ncclParamGet{name}")
+        for name in ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "Str")
+    ]
+    most = 0
+    for key in keys:
+        handle, again = ctypes.c_void_p(), ctypes.c_void_p()
+        lib.ncclParamBind(ctypes.byref(handle), key)
+        lib.ncclParamBind(ctypes.byref(again), key)
+        if not handle.value or handle.value != again.value:
+            sys.exit(f"{key!r} is bound to {handle.value} and {again.value}")
+        codes = [getter(handle, ctypes.byref(ctypes.c_uint64())) for getter in getters]
+        if set(codes) - {0, INVALID_ARGUMENT}:
+            sys.exit(f"{key!r} gives {codes}")
+        most = max(most, codes.count(0))
+    require(most == 1, "a parameter has one getter at most")
+    code = lib.ncclParamBind(ctypes.byref(ctypes.c_void_p()), b"NOBODY_KNOWS_IT")
+    require(code == INVALID_ARGUMENT, "an unknown parameter is refused")
+
+
+def check_encryption(lib: ctypes.CDLL, version: int) -> None:
+    """Which keys are taken."""
+
+    def code(mode: int, psk: bytes | None, magic: int = API_MAGIC) -> int:
+        config = EncryptionConfig(ctypes.sizeof(EncryptionConfig), magic, version, mode, psk)
+        result: int = lib.ncclSetEncryption(ctypes.byref(config))
+        return result
+
+    refused = [code(0, None, 1), code(2, None), code(1, None), code(1, b"k" * 31)]
+    require(set(refused) == {INVALID_ARGUMENT}, f"wrong encryption is refused: {refused}")
+    accepted = [code(1, b"k" * 32), code(0, b"unused"), lib.ncclSetEncryption(None)]
+    require(set(accepted) == {0}, f"right encryption is accepted: {accepted}")
 
 
 def main(path: str, version: int, results: int) -> None:
@@ -53,6 +135,13 @@ def main(path: str, version: int, results: int) -> None:
     for _ in range(2):
         require(lib.ncclGroupEnd() == 0, "ncclGroupEnd")
     require(lib.ncclGroupEnd() != 0, "ncclGroupEnd without a group is refused")
+
+    if hasattr(lib, "ncclGroupSimulateEnd"):
+        check_simulation(lib, version)
+    if hasattr(lib, "ncclParamBind"):
+        check_params(lib)
+    if hasattr(lib, "ncclSetEncryption"):
+        check_encryption(lib, version)
 
     comm = ctypes.c_void_p()
     unique_id = UniqueId.from_buffer_copy(ids[0][:UNIQUE_ID_BYTES])

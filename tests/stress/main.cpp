@@ -12,10 +12,9 @@ int main(int argc, char** argv) {
     const char* name;
     void (*run)();
   } scenarios[] = {
-      {"collectives", stress::collectives},
-      {"messages", stress::messages},
-      {"streams", stress::streams},
-      {"lives", stress::lives},
+      {"collectives", stress::collectives}, {"messages", stress::messages},
+      {"streams", stress::streams},         {"lives", stress::lives},
+      {"configured", stress::configured},
   };
   setenv("HOSTNCCL_INIT_TIMEOUT", "60", 1);
   for (const char* direct : {"1", "0"}) {

@@ -56,5 +56,6 @@ void collectives();
 void messages();
 void streams();
 void lives();
+void configured();
 
 }  // namespace stress
