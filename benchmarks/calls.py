@@ -27,12 +27,16 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks import callgrind, calls_rows
-from benchmarks.calls_rows import ALL_REDUCE, EXCHANGE, LOOP, Row
+from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
 
 __all__ = ["Result", "main"]
 
 _OUT = Path(__file__).parent / "out"
-_BASELINES = {ALL_REDUCE: "cupy.cuda.nccl", EXCHANGE: "torch.distributed"}
+_BASELINES = {
+    ALL_REDUCE: "cupy.cuda.nccl",
+    ASYNC: "torch.distributed",
+    EXCHANGE: "torch.distributed",
+}
 _PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
 _FOLDER = "PYNCCL_BENCH_NCCL"  # says that the search path is set
 
@@ -133,7 +137,7 @@ def table(results: list[Result]) -> str:
         "| call | ns | ratio | instructions |",
         "|---|---:|---:|---:|",
     ]
-    for operation in (LOOP, ALL_REDUCE, EXCHANGE):
+    for operation in (LOOP, ALL_REDUCE, ASYNC, EXCHANGE):
         chosen = [result for result in results if result.operation == operation]
         baseline = next(
             (r.seconds for r in chosen if r.name.startswith(_BASELINES.get(operation, " "))), None

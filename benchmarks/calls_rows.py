@@ -26,6 +26,7 @@ from pynccl import libraries, nccl, raw
 
 __all__ = [
     "ALL_REDUCE",
+    "ASYNC",
     "EXCHANGE",
     "LIBRARIES",
     "LOOP",
@@ -38,6 +39,7 @@ __all__ = [
 NOOP = Path(libraries.__file__).parent / "lib" / "libnoopnccl.so"
 
 ALL_REDUCE = "all_reduce"
+ASYNC = "all_reduce, async_op=True, and wait"
 EXCHANGE = "7 sends + 7 receives"
 LOOP = "empty loop"
 
@@ -82,7 +84,7 @@ class Row:
 
     Attributes:
         name: the library and its call.
-        operation: ALL_REDUCE, EXCHANGE or LOOP.
+        operation: ALL_REDUCE, ASYNC, EXCHANGE or LOOP.
         timer: runs it.
     """
 
@@ -160,17 +162,26 @@ def _distributed(name: str, module: Any) -> Iterator[Row]:  # noqa: ANN401 two m
         all_reduce=module.all_reduce,
         tensor=tensor,
     )
-    operations = [
-        module.P2POp(call, torch.zeros(8), peer)
-        for call in (module.isend, module.irecv)
-        for peer in _OTHERS
-    ]
+    yield _row(
+        f"{name} all_reduce, async_op=True",
+        ASYNC,
+        "all_reduce(tensor, async_op=True).wait()",
+        all_reduce=module.all_reduce,
+        tensor=tensor,
+    )
+    exchange = """\
+operations = [P2POp(isend, tensor, peer) for tensor, peer in sends]
+operations += [P2POp(irecv, tensor, peer) for tensor, peer in receives]
+for work in batch_isend_irecv(operations):
+    work.wait()"""
+    names = ("P2POp", "isend", "irecv", "batch_isend_irecv")
     yield _row(
         f"{name} batch_isend_irecv",
         EXCHANGE,
-        "for work in batch(operations):\n    work.wait()",
-        batch=module.batch_isend_irecv,
-        operations=operations,
+        exchange,
+        sends=[(torch.zeros(8), peer) for peer in _OTHERS],
+        receives=[(torch.zeros(8), peer) for peer in _OTHERS],
+        **{function: getattr(module, function) for function in names},
     )
 
 

@@ -24,6 +24,7 @@ class Batch {
   bool empty() const { return calls_.empty(); }
   std::size_t size() const { return calls_.size(); }
 
+  void reserve(std::size_t calls) { calls_.reserve(calls); }
   // Needs the GIL, like all that follows but issue(); held are the objects that the operation
   // needs, the one that owns the communicator among them, or nullptr.
   void add(Communicator& communicator, const Operation& operation,

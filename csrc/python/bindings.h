@@ -22,6 +22,5 @@ void bind_extension(py::module_& m);
 void bind_group(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_simulation(py::module_& m);
-void bind_work(py::module_& m);
 
 }  // namespace pynccl::python

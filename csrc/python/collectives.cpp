@@ -53,18 +53,6 @@ constexpr Shape shape_of() {
   }
 }
 
-// A call's arguments, by name.
-struct Arguments {
-  PyObject* tensor = nullptr;
-  PyObject* peer = nullptr;
-  PyObject* op = nullptr;
-  PyObject* out = nullptr;
-  PyObject* stream = nullptr;
-  PyObject* count = nullptr;
-  PyObject* dtype = nullptr;
-  PyObject* config = nullptr;
-};
-
 PyObject* given(PyObject* value) { return value == Py_None ? nullptr : value; }
 
 template <Kind K>
@@ -169,21 +157,30 @@ class Call {
   static constexpr Shape shape = shape_of<K>();
 
  public:
-  Call(Communicator& communicator, const Arguments& arguments)
-      : communicator_(communicator), arguments_(arguments) {
+  // On this stream; nullptr: the one that the arguments say.
+  Call(Communicator& communicator, const Arguments& arguments, const cudaStream_t* stream)
+      : communicator_(communicator), arguments_(arguments), stream_(stream) {
     communicator.handle();  // a closed communicator is refused before its arguments are read
     if constexpr (shape.peer != nullptr)
       operation_.peer = rank_from_python(shape.peer, arguments.peer, communicator.nranks());
   }
 
   Operation operation() {
-    operation_.kind = K;
     if constexpr (K == Kind::kGather || K == Kind::kScatter)
       if (communicator_.rank() != operation_.peer) {
+        operation_.kind = K;
         other_side();
         return operation_;
       }
-    const TensorView in = view("tensor", arguments_.tensor);
+    TensorView in;
+    view_tensor(in, "tensor", arguments_.tensor, arguments_.count, arguments_.dtype);
+    return operation(in);
+  }
+
+  // Of a tensor that was looked at before.
+  Operation operation(const TensorView& in) {
+    operation_.kind = K;
+    check_placement(in, communicator_.library(), communicator_.device());
     if constexpr (shape.reduces)
       operation_.op = op_from_python(arguments_.op, *in.dtype, communicator_);
     if (arguments_.out)
@@ -204,7 +201,8 @@ class Call {
   void finish(const TensorView& owner, std::size_t count) {
     operation_.dtype = owner.dtype->nccl;
     operation_.count = count;
-    operation_.stream = resolve_stream(arguments_.stream, owner, communicator_.library());
+    operation_.stream =
+        stream_ ? *stream_ : resolve_stream(arguments_.stream, owner, communicator_.library());
   }
 
   std::size_t nranks() const { return static_cast<std::size_t>(communicator_.nranks()); }
@@ -279,6 +277,7 @@ class Call {
 
   Communicator& communicator_;
   const Arguments& arguments_;
+  const cudaStream_t* stream_;
   Operation operation_{};
 };
 
@@ -287,7 +286,7 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   return guarded([&] {
     auto& communicator = unwrap<Communicator>(self);
     const Arguments arguments = parse<K>(args, nargs, kwnames);
-    Operation operation = Call<K>(communicator, arguments).operation();
+    Operation operation = Call<K>(communicator, arguments, nullptr).operation();
     if (arguments.config) [[unlikely]]
       configure(operation, communicator, arguments.config);
     if (Group* group = Group::active()) [[unlikely]] {
@@ -304,6 +303,24 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
 }
 
 }  // namespace
+
+template <OperationKind K>
+Operation checked(Communicator& communicator, const Arguments& arguments, const TensorView& tensor,
+                  const cudaStream_t* stream) {
+  return Call<K>(communicator, arguments, stream).operation(tensor);
+}
+
+#define CHECKED(kind)                                                                        \
+  template Operation checked<Kind::kind>(Communicator&, const Arguments&, const TensorView&, \
+                                         const cudaStream_t*);
+CHECKED(kAllReduce)
+CHECKED(kBroadcast)
+CHECKED(kReduce)
+CHECKED(kAllGather)
+CHECKED(kReduceScatter)
+CHECKED(kSend)
+CHECKED(kRecv)
+#undef CHECKED
 
 void add_collectives(const py::handle& communicator_type) {
   static const std::string common = collective_docs::kCommon;

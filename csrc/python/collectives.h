@@ -2,10 +2,29 @@
 // Operation, and that to NCCL or to the group of the thread.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "core/communicator.h"
+#include "python/tensor.h"
 
 namespace pynccl::python {
 
-void add_collectives(const pybind11::handle& communicator_type);
+// A call's arguments, by name.
+struct Arguments {
+  PyObject* tensor = nullptr;
+  PyObject* peer = nullptr;
+  PyObject* op = nullptr;
+  PyObject* out = nullptr;
+  PyObject* stream = nullptr;
+  PyObject* count = nullptr;
+  PyObject* dtype = nullptr;
+  PyObject* config = nullptr;
+};
+
+// The checked operation of a call, for callers other than the methods: of a tensor that they have
+// looked at, on that stream (nullptr: on the one that the arguments say).
+template <OperationKind K>
+Operation checked(Communicator& communicator, const Arguments& arguments, const TensorView& tensor,
+                  const cudaStream_t* stream);
+
+void add_collectives(const py::handle& communicator_type);
 
 }  // namespace pynccl::python

@@ -1,6 +1,7 @@
 // The extension module pynccl._C.
 #include "python/bindings.h"
 #include "python/errors.h"
+#include "python/mirror/bind.h"
 
 PYBIND11_MODULE(_C, m) {
   using namespace pynccl::python;
@@ -20,5 +21,5 @@ PYBIND11_MODULE(_C, m) {
   bind_group(m);
   bind_plan(m);
   bind_simulation(m);
-  bind_work(m);
+  mirror::bind(m);
 }

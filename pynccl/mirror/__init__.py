@@ -30,6 +30,7 @@ from torch.distributed import (
 )
 from torch.distributed.distributed_c10d import GroupName
 
+from pynccl import _C
 from pynccl.mirror.backend import (
     Backend,
     BackendConfig,
@@ -94,6 +95,7 @@ from pynccl.mirror.objects import (
     send_object_list,
 )
 from pynccl.mirror.operators import (
+    OPERATORS,
     ReduceOp,
     _make_nccl_premul_sum,
     reduce_op,
@@ -224,6 +226,9 @@ __all__ = [
     "split_group",
     "supports_complex",
 ]
+
+
+_C.set_names(torch.Tensor, Work, ProcessGroup, list(OPERATORS.items()))
 
 
 @contextmanager

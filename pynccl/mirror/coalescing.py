@@ -109,14 +109,14 @@ def _coalescing_manager(
         async_ops: whether to leave the waiting to the manager's wait().
     """
     pg = group or _get_default_group()
-    if pg.batch is not None:
+    if pg._batch is not None:
         raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
-    batch = pg.batch = Batch(of_all_kinds=bool(device))
+    batch = pg._batch = Batch(of_all_kinds=bool(device))
     manager = _CoalescingManager()
     try:
         yield manager
     finally:
-        pg.batch = None
+        pg._batch = None
     work = batch.run(pg, async_ops)
     if async_ops:
         manager.append(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import deprecated
 
+from pynccl import _C
 from pynccl.mirror.checks import check_tensor, real
 from pynccl.mirror.operators import ReduceOp, resolve, supports_complex
 from pynccl.mirror.process_group import ProcessGroup
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 
+@_C.fast
 def broadcast(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -59,6 +61,7 @@ def broadcast(
     )
 
 
+@_C.fast
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op: bool = False):
     """Combine the tensors of all ranks element by element, in place, on every rank (ncclAllReduce).
 
@@ -84,6 +87,7 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op: bool = False):
     )
 
 
+@_C.fast
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
@@ -125,6 +129,7 @@ def _check_dtypes(output: torch.Tensor, input_: torch.Tensor) -> None:
         )
 
 
+@_C.fast
 def all_gather_single(output_tensor, input_tensor, group=None, async_op=False):
     """Collect the tensors of all ranks in one tensor, on every rank (ncclAllGather).
 
@@ -170,6 +175,7 @@ def _all_gather_base(output_tensor, input_tensor, group=None, async_op: bool = F
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
+@_C.fast
 def reduce_scatter_single(output, input, op=ReduceOp.SUM, group=None, async_op=False):
     """Combine the tensors of all ranks; each rank gets its block of the result (ncclReduceScatter).
 

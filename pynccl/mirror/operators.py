@@ -17,10 +17,17 @@ from pynccl.nccl import RedOp
 if TYPE_CHECKING:
     from pynccl.mirror.channel import Channel
 
-__all__ = ["ReduceOp", "_make_nccl_premul_sum", "reduce_op", "resolve", "supports_complex"]
+__all__ = [
+    "OPERATORS",
+    "ReduceOp",
+    "_make_nccl_premul_sum",
+    "reduce_op",
+    "resolve",
+    "supports_complex",
+]
 
 _SUM = ReduceOp.SUM
-_OPERATORS: dict[Any, RedOp] = {
+OPERATORS: dict[Any, RedOp] = {
     ReduceOp.SUM: RedOp.SUM,
     ReduceOp.AVG: RedOp.AVG,
     ReduceOp.PRODUCT: RedOp.PROD,
@@ -42,7 +49,7 @@ def resolve(op: Any, tensor: torch.Tensor, channel: Channel) -> RedOp:
     kind = _state(op)[0] if type(op) is ReduceOp else op
     if kind == ReduceOp.PREMUL_SUM:
         return _pre_mul_sum(op, tensor, channel)
-    found = _OPERATORS.get(kind)
+    found = OPERATORS.get(kind)
     if found is None:
         if not isinstance(kind, ReduceOp.RedOpType):
             raise TypeError(f"op: expected a ReduceOp, got {op!r}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pynccl import _C, nccl
+from pynccl._C import P2POp
+from pynccl.mirror.channel import Issue
 from pynccl.mirror.checks import check_tensor, real
 from pynccl.mirror.coalescing import _coalescing_manager
 from pynccl.mirror.pair import Transfer
@@ -14,7 +18,6 @@ from pynccl.mirror.process_group import ProcessGroup
 from pynccl.mirror.registry import (
     _rank_not_in_group,
     get_global_rank,
-    get_rank,
     group_or_default,
     group_rank_of,
     warn_outside,
@@ -24,75 +27,60 @@ from pynccl.mirror.work import Work
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
 
-class P2POp:
-    """One of the operations of :func:`batch_isend_irecv`.
-
-    Args:
-        op: :func:`isend` or :func:`irecv`.
-        tensor: what to send, or where to receive.
-        peer: the other side's global rank.
-        group: the group; None is the default one.
-        tag: ignored, as by torch's NCCL backend.
-        group_peer: the other side's rank in the group, instead of peer.
-    """
-
-    def __init__(
-        self,
-        op: Callable,
-        tensor: torch.Tensor,
-        peer: int | None = None,
-        group: ProcessGroup | None = None,
-        tag: int = 0,
-        group_peer: int | None = None,
-    ):
-        self.op = op
-        self.tensor = tensor
-        self.group = group_or_default(group)
-        self.group_peer = group_rank_of(self.group, peer, group_peer)
-        self.peer = get_global_rank(self.group, self.group_peer) if peer is None else peer
-        self.tag = tag
-
-    def __new__(
-        cls,
-        op: Callable,
-        tensor: torch.Tensor,
-        peer: int | None = None,
-        group: ProcessGroup | None = None,
-        tag: int = 0,
-        group_peer: int | None = None,
-    ):
-        if op is not isend and op is not irecv:
-            raise ValueError("Invalid ``op``. Expected ``op`` to be ``isend`` or ``irecv``.")
-        check_tensor(tensor, "tensor")
-        return object.__new__(cls)
-
-    def __repr__(self) -> str:
-        own = get_rank(self.group)
-        src, dst = (own, self.group_peer) if self.op is isend else (self.group_peer, own)
-        return (
-            f"P2POp({self.op.__name__} pg={self.group.group_name}, group_src={src}, "
-            f"group_dst={dst},  {self.tensor.shape}, {self.tensor.dtype})"
-        )
+@_C.complete_p2p_ops
+def _arguments(
+    op: Callable,
+    tensor: torch.Tensor,
+    peer: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_peer: int | None = None,
+):
+    """Check the arguments of a P2POp, and complete them."""
+    if op is not isend and op is not irecv:
+        raise ValueError("Invalid ``op``. Expected ``op`` to be ``isend`` or ``irecv``.")
+    check_tensor(tensor, "tensor")
+    pg = group_or_default(group)
+    rank = group_rank_of(pg, peer, group_peer)
+    return op, tensor, get_global_rank(pg, rank) if peer is None else peer, pg, tag, rank
 
 
-def _send(pg: ProcessGroup, tensor: torch.Tensor, peer: int) -> Transfer:
-    _refuse_self(pg, peer, "isend")
-    sent = real(tensor)
-    return Transfer(
-        "send", True, tensor, lambda comm, stream: comm.send(sent, 1 - comm.rank, stream=stream)
-    )
+P2POp.__signature__ = inspect.signature(_arguments)
 
 
-def _recv(pg: ProcessGroup, tensor: torch.Tensor, peer: int) -> Transfer:
-    _refuse_self(pg, peer, "irecv")
-    out = real(tensor)
-    return Transfer(
-        "recv",
-        False,
-        tensor,
-        lambda comm, stream: comm.recv(out, 1 - comm.rank, stream=stream),
-        peer,
-    )
+def _issue(sends: bool, tensor: torch.Tensor, peer: int | None = None) -> Issue:
+    """Moves a tensor; without a peer between the two ranks of the communicator."""
+    moved = real(tensor)
+
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        call = comm.send if sends else comm.recv
+        call(moved, 1 - comm.rank if peer is None else peer, stream=stream)
+
+    return issue
+
+
+def _transfer(pg: ProcessGroup, sends: bool, tensor: torch.Tensor, peer: int) -> Transfer:
+    """What a pair is given."""
+    _refuse_self(pg, peer, "isend" if sends else "irecv")
+    issue = _issue(sends, tensor)
+    return Transfer("send" if sends else "recv", sends, tensor, issue, None if sends else peer)
+
+
+def _begin(pg: ProcessGroup, sends: bool, tensor: torch.Tensor, peer: int) -> Work | None:
+    """What isend and irecv do, in a batch and outside."""
+    name = "isend" if sends else "irecv"
+    if pg._batch is not None and pg._batch.takes(name):
+        result = [] if sends else [tensor]
+        return pg._batch.add(name, tensor, _issue(sends, tensor, peer), result, False)
+    return pg.pair(tensor.device, peer).start(_transfer(pg, sends, tensor, peer))
+
+
+def _finish(pg: ProcessGroup, sends: bool, tensor: torch.Tensor, peer: int) -> None:
+    """What send and recv do."""
+    if pg._batch is not None:
+        _begin(pg, sends, tensor, peer)
+    else:
+        pg.pair(tensor.device, peer).call(_transfer(pg, sends, tensor, peer))
 
 
 def _refuse_self(pg: ProcessGroup, peer: int, name: str) -> None:
@@ -105,8 +93,10 @@ def _refuse_self(pg: ProcessGroup, peer: int, name: str) -> None:
         )
 
 
-def _only_source(pg: ProcessGroup) -> int:
-    """The rank that a receive from any source receives from."""
+def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int:
+    """The rank in the group to receive from."""
+    if src is not None or group_src is not None:
+        return group_rank_of(pg, src, group_src)
     if pg.size() != 2:
         raise ValueError(
             "recv from any source: NCCL cannot wait for whichever rank sends first; name the "
@@ -115,6 +105,7 @@ def _only_source(pg: ProcessGroup) -> int:
     return 1 - pg.rank()
 
 
+@_C.fast
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,
@@ -137,14 +128,10 @@ def isend(
     if _rank_not_in_group(pg):
         warn_outside("isend")
         return None
-    if pg.batch is not None and pg.batch.takes("isend"):
-        sent = real(tensor)
-        return pg.batch.add(
-            "isend", tensor, lambda comm, stream: comm.send(sent, peer, stream=stream), [], False
-        )
-    return pg.pair(tensor.device, peer).start(_send(pg, tensor, peer))
+    return _begin(pg, True, tensor, peer)
 
 
+@_C.fast
 def irecv(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -166,22 +153,10 @@ def irecv(
         warn_outside("irecv")
         return None
     pg = group_or_default(group)
-    if src is None and group_src is None:
-        peer = _only_source(pg)
-    else:
-        peer = group_rank_of(pg, src, group_src)
-    if pg.batch is not None and pg.batch.takes("irecv"):
-        out = real(tensor)
-        return pg.batch.add(
-            "irecv",
-            tensor,
-            lambda comm, stream: comm.recv(out, peer, stream=stream),
-            [tensor],
-            False,
-        )
-    return pg.pair(tensor.device, peer).start(_recv(pg, tensor, peer))
+    return _begin(pg, False, tensor, _source(pg, src, group_src))
 
 
+@_C.fast
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,
@@ -202,12 +177,10 @@ def send(
     peer = group_rank_of(pg, dst, group_dst)
     _check_not_self(pg, peer, "destination")
     check_tensor(tensor, "tensor")
-    if pg.batch is not None:
-        isend(tensor, group=pg, group_dst=peer)
-        return
-    pg.pair(tensor.device, peer).call(_send(pg, tensor, peer))
+    _finish(pg, True, tensor, peer)
 
 
+@_C.fast
 def recv(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -232,16 +205,10 @@ def recv(
         warn_outside("irecv")
         return -1
     pg = group_or_default(group)
-    if src is None and group_src is None:
-        peer = _only_source(pg)
-    else:
-        peer = group_rank_of(pg, src, group_src)
+    peer = _source(pg, src, group_src)
     if src is None:
         _check_not_self(pg, peer, "source")
-    if pg.batch is not None:
-        irecv(tensor, group=pg, group_src=peer)
-    else:
-        pg.pair(tensor.device, peer).call(_recv(pg, tensor, peer))
+    _finish(pg, False, tensor, peer)
     return get_global_rank(pg, peer) if src is None else src
 
 
@@ -253,6 +220,7 @@ def _check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
         )
 
 
+@_C.fast
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """Begin several sends and receives as one, in any order (ncclGroupStart, ncclGroupEnd).
 
@@ -268,8 +236,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     group = _checked_group(p2p_op_list)
     with _coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as manager:
         for p2p_op in p2p_op_list:
-            peer = {"group_dst" if p2p_op.op is isend else "group_src": p2p_op.group_peer}
-            p2p_op.op(p2p_op.tensor, group=p2p_op.group, tag=p2p_op.tag, **peer)
+            _begin(group, p2p_op.op is isend, p2p_op.tensor, p2p_op.group_peer)
     return manager.works
 
 

@@ -50,11 +50,15 @@ class Pair:
 
     Args:
         connect: makes them, waiting for the other rank until it is told to give up.
+        connected: is told of them.
         defers: whether asynchronous transfers may wait for that in another thread.
     """
 
-    def __init__(self, connect: Connect, defers: bool) -> None:
+    def __init__(
+        self, connect: Connect, connected: Callable[[Channel, Channel], None], defers: bool
+    ) -> None:
         self._connect = connect
+        self._connected = connected
         self._defers = defers
         self._channels: tuple[Channel, Channel] | None = None
         self._deferred: list[tuple[Transfer, Future[Work]]] = []
@@ -67,15 +71,13 @@ class Pair:
         thread = self._connecting
         if thread is not None:
             thread.join()
-        if self._channels is None:
-            self._channels = self._connect(self._closed.is_set)
-        channel = self._channels[0 if transfer.sends else 1]
-        channel.call(transfer.name, transfer.issue)
+        channels = self._channels or self._open(self._connect(self._closed.is_set))
+        channels[0 if transfer.sends else 1].call(transfer.name, transfer.issue)
 
     def start(self, transfer: Transfer) -> Work:
         """Issue a transfer on the stream of its direction."""
         if self._channels is None and not self._defers:
-            self._channels = self._connect(self._closed.is_set)
+            self._open(self._connect(self._closed.is_set))
         with self._lock:
             if self._channels is not None:
                 return transfer.start(self._channels)
@@ -120,5 +122,11 @@ class Pair:
                 except BaseException as error:
                     made.set_exception(error)
             self._deferred = []
-            self._channels = channels
+            self._open(channels)
             self._connecting = None
+
+    def _open(self, channels: tuple[Channel, Channel]) -> tuple[Channel, Channel]:
+        self._channels = channels
+        if not self._closed.is_set():
+            self._connected(*channels)
+        return channels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pynccl import nccl
+from pynccl import _C, nccl
 from pynccl.errors import NcclError
 from pynccl.mirror.backend import PROVIDERS, BackendConfig
 from pynccl.mirror.channel import Channel, Issue
@@ -72,8 +72,10 @@ class _Gone(dict[str, Channel]):
         self.__missing__("")
 
 
-class ProcessGroup(Methods):
+class ProcessGroup(_C.ProcessGroup, Methods):
     """Some of the ranks, which can communicate with each other."""
+
+    _batch: Batch | None  # what collects operations now
 
     def __init__(
         self,
@@ -94,9 +96,9 @@ class ProcessGroup(Methods):
         self.config = config
         self.ranks = ranks
         self.rank_of = {global_rank: rank for rank, global_rank in enumerate(ranks)}
+        super().__init__(rank, self.rank_of)
         self.timeout = timeout
         self.options = options or Options(None)
-        self.batch: Batch | None = None
         self.barriers = 0  # monitored ones so far
         self.splits = 0
         self.store = PrefixStore(f"{name}/", store)
@@ -147,8 +149,8 @@ class ProcessGroup(Methods):
             result: the tensors that it writes.
             async_op: whether to return its work.
         """
-        if self.batch is not None and self.batch.takes(name):
-            return self.batch.add(name, tensor, issue, result, async_op)
+        if self._batch is not None and self._batch.takes(name):
+            return self._batch.add(name, tensor, issue, result, async_op)
         channel = self.channel(tensor.device)
         if async_op:
             return channel.start(name, issue, tensor, result)
@@ -171,14 +173,16 @@ class ProcessGroup(Methods):
     def adopt(self, channel: Channel) -> None:
         """Take over a channel that was made elsewhere, by a split."""
         self._channels[channel.device.type] = channel
+        self._connect(channel.device.type, channel)
 
     def pair(self, device: torch.device, peer: int) -> Pair:
         """The two channels between this rank and another, one for each direction."""
         key = (device.type, peer)
         if key not in self._pairs:
             self._channels.get(device.type)  # refuses where the group is gone
-            connect = functools.partial(self._connect_pair, device, peer)
-            self._pairs[key] = Pair(connect, self.provider(device) == "host")
+            connect = functools.partial(self._meet_pair, device, peer)
+            connected = functools.partial(self._connect_pair, *key)
+            self._pairs[key] = Pair(connect, connected, self.provider(device) == "host")
         return self._pairs[key]
 
     def provider(self, device: torch.device) -> str:
@@ -221,6 +225,7 @@ class ProcessGroup(Methods):
         """Refuse every use from now on, and let nothing go."""
         self._channels = _Gone(reason, (self._channels, self._pairs))
         self._pairs = {}
+        self._disconnect()
 
     def _give_up(self, reason: str) -> list[Channel]:
         channels = list(self._channels.values())
@@ -228,6 +233,7 @@ class ProcessGroup(Methods):
             channels += pair.close()
         self._pairs = {}
         self._channels = _Gone(reason)
+        self._disconnect()
         return channels
 
     def _open(self, device: torch.device) -> Channel:
@@ -243,7 +249,7 @@ class ProcessGroup(Methods):
         )
         comm = self._communicator(self.size(), unique_id, self._rank, device)
         channel = self.make_channel(comm, device)
-        self._channels[device.type] = channel
+        self.adopt(channel)
         return channel
 
     def _communicator(
@@ -260,7 +266,7 @@ class ProcessGroup(Methods):
         """A channel with this group's options."""
         return Channel(comm, device, self.timeout, high_priority=self.options.high_priority)
 
-    def _connect_pair(
+    def _meet_pair(
         self, device: torch.device, peer: int, given_up: Callable[[], bool]
     ) -> tuple[Channel, Channel]:
         """The channels to and from another rank."""

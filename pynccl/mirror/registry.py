@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 from torch.distributed.distributed_c10d import Store
 
+from pynccl import _C
 from pynccl.mirror.backend import Backend
 from pynccl.mirror.process_group import ProcessGroup
 
@@ -40,10 +41,19 @@ class _World:
         self.reset()
 
     def reset(self) -> None:
-        self.default: ProcessGroup | None = None
+        self.default = None
         self.store: Store | None = None  # common to all groups, below their prefixes
         self.groups: dict[ProcessGroup, str] = {}
         self.count = 0
+
+    @property
+    def default(self) -> ProcessGroup | None:
+        return self._default
+
+    @default.setter
+    def default(self, pg: ProcessGroup | None) -> None:
+        self._default = pg
+        _C.set_default_group(pg)
 
     def next_name(self) -> str:
         name = str(self.count)
@@ -248,7 +258,7 @@ def destroy_process_group(group: ProcessGroup | None = None):
     if not is_registered(pg):
         raise ValueError("Invalid process group specified")
     if pg is not world.default:
-        if pg.batch is not None:
+        if pg._batch is not None:
             warnings.warn(
                 "Some coalesced collectives haven't been launched when ProcessGroup is destroyed. "
                 "They will be cleaned.",

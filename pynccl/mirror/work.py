@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pynccl.errors import DriverError, NcclError
-from pynccl.mirror.errors import BackendError, BackendTimeoutError, translate
+from pynccl import _C
+from pynccl.mirror.errors import BackendTimeoutError
 
 if TYPE_CHECKING:
-    from pynccl import _C
     from pynccl.mirror.channel import Channel
 
 __all__ = ["DeferredWork", "IllegalWork", "Work"]
@@ -21,60 +20,28 @@ __all__ = ["DeferredWork", "IllegalWork", "Work"]
 _NO_TIMEOUT = timedelta(0)
 
 
-class Work:
+class Work(_C.Work):
     """An operation that was issued with ``async_op=True``.
 
     It holds the operation's tensors until somebody has waited for it.
     """
 
-    def __init__(
-        self,
-        inner: _C.Work,
-        channel: Channel,
-        name: str,
-        result: list[torch.Tensor],
-        source: int | None = None,
-    ) -> None:
-        self._inner = inner
-        self._channel = channel
-        self._name = name
-        self._result = result
-        self._source = source
-        self._error: BackendError | None = None
-        self._waited = False
+    __slots__ = ("__weakref__",)
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Make the current stream wait for the operation; on CPUs, and with a timeout, the caller.
+    _channel: Channel
 
-        Args:
-            timeout: how long to wait at most; zero is as long as the group's own timeout lets it.
-
-        Returns:
-            True.
-
-        Raises:
-            DistBackendError: the operation failed, or took longer.
-        """
-        if self._waited and self._error is None and self._channel.blocks:
-            return True
-        try:
-            if timeout > _NO_TIMEOUT:
-                if not self._inner.wait_for(timeout.total_seconds()):
-                    raise BackendTimeoutError(
-                        f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._name} "
-                        f"on rank {self._channel.rank}",
-                        8,
-                        self._name,
-                        self._channel.rank,
-                    )
-            else:
-                self._inner.wait()
-        except (NcclError, DriverError) as error:
-            raise translate(error) from None
-        self._note_error()
-        self._waited = True
-        if self._error is not None:
-            raise self._error
+    def _wait_at_most(self, timeout: timedelta | None) -> bool:
+        """What wait() does with a timeout."""
+        if timeout is None or timeout <= _NO_TIMEOUT:
+            return self.wait()
+        if not self._wait_for(timeout.total_seconds()):
+            raise BackendTimeoutError(
+                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._name} "
+                f"on rank {self._channel.rank}",
+                8,
+                self._name,
+                self._channel.rank,
+            )
         return True
 
     def synchronize(self) -> None:
@@ -85,25 +52,9 @@ class Work:
         """Make the current stream wait for the operation; on CPUs that is the caller."""
         self.wait()
 
-    def is_completed(self) -> bool:
-        """Whether the operation has ended, well or with an error."""
-        if not self._inner.query():
-            return False
-        self._note_error()
-        return True
-
     def is_success(self) -> bool:
         """Whether the operation has ended well."""
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> BackendError | None:
-        """What the operation has failed with, so far."""
-        self.is_completed()
-        return self._error
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors that the operation writes."""
-        return self._result
+        return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:
         """The rank, in the group, that an irecv from any source received from."""
@@ -120,26 +71,22 @@ class Work:
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
         def complete() -> None:
-            self._note_error()
-            if self._error is not None:
-                future.set_exception(self._error)  # type: ignore[arg-type]
+            error = self.exception()
+            if error is not None:
+                future.set_exception(error)
             else:
-                future.set_result(self._result)
+                future.set_result(self.result())
 
-        self._channel.after_queue(complete)
+        self._channel.stream.launch(complete)
         return future
 
     def _future_on_device(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Complete at once: whoever waits for it makes their stream wait for ours."""
         device = self._channel.device
         future: Any = torch.futures.Future(devices=[device])
-        with torch.cuda.stream(torch.cuda.ExternalStream(self._channel.queue_handle, device)):
-            future.set_result(self._result)
+        with torch.cuda.stream(torch.cuda.ExternalStream(self._channel.stream.handle, device)):
+            future.set_result(self.result())
         return future
-
-    def _note_error(self) -> None:
-        if self._error is None and not self._waited:
-            self._error = self._channel.error(self._name)
 
     def __repr__(self) -> str:
         return f"<pynccl.Work {self._name} on rank {self._channel.rank}>"
@@ -166,19 +113,20 @@ class DeferredWork(Work):
     """An operation whose communicator is still being made, by another thread."""
 
     def __init__(self, name: str, made: Future[Work]) -> None:
-        self._name = name
+        self._operation = name
         self._made = made
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        timeout = timeout or _NO_TIMEOUT
         limit = timeout.total_seconds() if timeout > _NO_TIMEOUT else None
         try:
             work = self._made.result(limit)
         except FutureTimeoutError:
             raise BackendTimeoutError(
-                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._name}: the "
-                "other rank has not come yet",
+                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._operation}: "
+                "the other rank has not come yet",
                 8,
-                self._name,
+                self._operation,
             ) from None
         return work.wait(timeout)
 
@@ -207,7 +155,7 @@ class DeferredWork(Work):
         return self._made.result().get_future()
 
     def __repr__(self) -> str:
-        return f"<pynccl.Work {self._name}, connecting>"
+        return f"<pynccl.Work {self._operation}, connecting>"
 
 
 def _milliseconds(duration: timedelta) -> int:

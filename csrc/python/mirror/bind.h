@@ -1,0 +1,24 @@
+// One function per class of the mirror, in the order in which they need each other.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pynccl::python::mirror {
+
+namespace py = pybind11;
+
+void bind_channel(py::module_& m);
+void bind_work(py::module_& m);
+void bind_process_group(py::module_& m);
+void bind_function(py::module_& m);
+void bind_p2p_op(py::module_& m);
+
+inline void bind(py::module_& m) {
+  bind_channel(m);
+  bind_work(m);
+  bind_process_group(m);
+  bind_function(m);
+  bind_p2p_op(m);
+}
+
+}  // namespace pynccl::python::mirror

@@ -1,0 +1,69 @@
+// Python types whose instances contain a C++ object: for what is made in every call, where the
+// table of instances that pybind11 keeps would cost more than the object.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <new>
+
+#include "python/errors.h"
+
+namespace pynccl::python::mirror {
+
+// T is made without arguments, all zeros are a valid state of it, and each(f) calls f for each of
+// its py::object members.
+template <class T>
+struct Native {
+  PyObject_HEAD T value;
+
+  static T& of(PyObject* self) { return reinterpret_cast<Native*>(self)->value; }
+
+  // A new instance of the type, or of a class in Python that inherits it.
+  static PyObject* make(PyTypeObject* type) {
+    PyObject* self = type->tp_alloc(type, 0);
+    if (!self) throw py::error_already_set();
+    new (&of(self)) T();
+    return self;
+  }
+
+  static PyObject* create(PyTypeObject* type, PyObject*, PyObject*) {
+    return guarded([&] { return make(type); });
+  }
+
+  static void destroy(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    of(self).~T();
+    type->tp_free(self);
+    Py_DECREF(type);
+  }
+
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    int stop = 0;
+    of(self).each([&](py::object& member) {
+      if (!stop && member) stop = visit(member.ptr(), arg);
+    });
+    return stop;
+  }
+
+  static int clear(PyObject* self) {
+    of(self).each([](py::object& member) { const py::object gone = std::move(member); });
+    return 0;
+  }
+};
+
+template <class Function>
+void* slot(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+// Makes the type and puts it into the module.
+inline PyTypeObject* add_type(py::module_& m, PyType_Spec& spec, const char* name) {
+  PyObject* type = PyType_FromSpec(&spec);
+  if (!type) throw py::error_already_set();
+  m.attr(name) = py::handle(type);
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+}  // namespace pynccl::python::mirror

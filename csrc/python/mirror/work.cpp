@@ -1,0 +1,210 @@
+#include "python/mirror/work.h"
+
+#include "python/fastcall.h"
+#include "python/gil.h"
+#include "python/mirror/bind.h"
+#include "python/mirror/channel.h"
+#include "python/mirror/names.h"
+
+namespace pynccl::python::mirror {
+
+CUstream Work::current_stream() const {
+  const Library& library = part->communicator().library();
+  if (library.memory() == Memory::kDevice && !place.api) [[unlikely]]
+    throw py::type_error(
+        "tensor: asynchronous operations need a tensor with DLPack's C exchange API, as torch's "
+        "have since 2.10");
+  return resolve_stream(nullptr, place, library);
+}
+
+PyObject* make_work(Work&& work) {
+  PyObject* self = Native<Work>::make(names.work);
+  Native<Work>::of(self) = std::move(work);
+  return self;
+}
+
+std::shared_ptr<void> hold(py::object object) {
+  const auto let_go = [](void* reference) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(static_cast<PyObject*>(reference));
+    PyGILState_Release(state);
+  };
+  return {object.release().ptr(), let_go};
+}
+
+namespace {
+
+Work& started(PyObject* self) {
+  Work& work = Native<Work>::of(self);
+  if (!work.operation) [[unlikely]]
+    throw py::value_error("the work was never started");
+  return work;
+}
+
+// Whether the communicator has failed, as far as is known.
+bool failed(const Work& work) {
+  if (!work.part->usable()) return true;
+  const Communicator& communicator = work.part->communicator();
+  return !communicator.closed() && communicator.async_error() != ncclSuccess;
+}
+
+// The first to see an error keeps it: when somebody has waited, later ones are not this work's.
+void note_error(Work& work) {
+  if (work.error || work.waited) return;
+  if (!failed(work)) [[likely]]
+    return;
+  const py::object error = work.channel.attr("error")(work.name);
+  if (!error.is_none()) work.error = error;
+}
+
+void raise_error(const Work& work) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(work.error.ptr())), work.error.ptr());
+  throw py::error_already_set();
+}
+
+PyObject* finish_wait(Work& work) {
+  work.operation->release();
+  note_error(work);
+  work.waited = true;
+  if (work.error) [[unlikely]]
+    raise_error(work);
+  return Py_NewRef(Py_True);
+}
+
+PyObject* wait_without_limit(Work& work) {
+  const bool on_host = work.part->communicator().library().memory() == Memory::kHost;
+  if (on_host && work.waited && !work.error) return Py_NewRef(Py_True);
+  const CUstream current = work.current_stream();
+  // Another thread may let go of the work meanwhile.
+  const std::shared_ptr<pynccl::Work> operation = work.operation;
+  {
+    const GilReleased released;
+    operation->wait(current);
+  }
+  return finish_wait(work);
+}
+
+PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  if (nargs != 0 || kwnames) [[unlikely]]
+    return guarded([&] {
+      static const Signature<1, 1, 0> signature("wait", {"timeout"});
+      Signature<1, 1, 0>::Values values;
+      PyObject* timeout = signature.parse(args, nargs, kwnames, values)[0];
+      return py::handle(self).attr("_wait_at_most")(py::handle(timeout)).release().ptr();
+    });
+  return guarded([&] {
+    Work& work = started(self);
+    return explained(work.channel, work.name.ptr(), [&] { return wait_without_limit(work); });
+  });
+}
+
+PyObject* wait_for(PyObject* self, PyObject* seconds) {
+  return guarded([&]() -> PyObject* {
+    Work& work = started(self);
+    const double limit = PyFloat_AsDouble(seconds);
+    if (limit == -1 && PyErr_Occurred()) throw py::error_already_set();
+    return explained(work.channel, work.name.ptr(), [&] {
+      const std::shared_ptr<pynccl::Work> operation = work.operation;
+      {
+        const GilReleased released;
+        if (!operation->wait_for(limit)) return Py_NewRef(Py_False);
+      }
+      return finish_wait(work);
+    });
+  });
+}
+
+PyObject* is_completed(PyObject* self, PyObject*) {
+  return guarded([&] {
+    Work& work = started(self);
+    return explained(work.channel, work.name.ptr(), [&] {
+      if (!work.operation->done()) return Py_NewRef(Py_False);
+      note_error(work);
+      return Py_NewRef(Py_True);
+    });
+  });
+}
+
+PyObject* exception(PyObject* self, PyObject*) {
+  return guarded([&] {
+    Work& work = started(self);
+    return explained(work.channel, work.name.ptr(), [&] {
+      if (work.operation->done()) note_error(work);
+      return work.error ? py::object(work.error).release().ptr() : Py_NewRef(Py_None);
+    });
+  });
+}
+
+PyObject* result(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const Work& work = started(self);
+    if (PyList_Check(work.result.ptr())) return py::object(work.result).release().ptr();
+    py::list only(1);
+    only[0] = work.result;
+    return only.release().ptr();
+  });
+}
+
+PyObject* get_channel(PyObject* self, void*) {
+  return guarded([&] { return py::object(started(self).channel).release().ptr(); });
+}
+
+PyObject* get_name(PyObject* self, void*) {
+  return guarded([&] { return py::object(started(self).name).release().ptr(); });
+}
+
+PyObject* get_source(PyObject* self, void*) {
+  return guarded([&] {
+    const int source = started(self).source;
+    return source < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(source);
+  });
+}
+
+constexpr char kWaitDoc[] =
+    "wait($self, timeout=None)\n--\n\n"
+    R"(Make the current stream wait for the operation; on CPUs, and with a timeout, the caller.
+
+Args:
+    timeout: a datetime.timedelta, how long to wait at most; zero and None are as long as the
+        group's own timeout lets it.
+
+Returns:
+    True.
+
+Raises:
+    DistBackendError: the operation failed, or took longer.)";
+
+}  // namespace
+
+void bind_work(py::module_& m) {
+  static PyMethodDef methods[] = {
+      fast_method("wait", &wait, kWaitDoc),
+      {"_wait_for", &wait_for, METH_O,
+       "_wait_for($self, seconds, /)\n--\n\n"
+       "Block the caller until the operation is done, which is True, or the time is over."},
+      fast_method("is_completed", &is_completed,
+                  "is_completed($self)\n--\n\n"
+                  "Whether the operation has ended, well or with an error."),
+      fast_method("exception", &exception,
+                  "exception($self)\n--\n\nWhat the operation has failed with, so far."),
+      fast_method("result", &result, "result($self)\n--\n\nThe tensors that the operation writes."),
+      {}};
+  static PyGetSetDef properties[] = {
+      {"_channel", &get_channel, nullptr, "What the operation was issued on.", nullptr},
+      {"_name", &get_name, nullptr, "The operation's name.", nullptr},
+      {"_source", &get_source, nullptr, "The rank that it receives from, or None.", nullptr},
+      {}};
+  static PyType_Slot slots[] = {{Py_tp_new, slot(&Native<Work>::create)},
+                                {Py_tp_dealloc, slot(&Native<Work>::destroy)},
+                                {Py_tp_traverse, slot(&Native<Work>::traverse)},
+                                {Py_tp_clear, slot(&Native<Work>::clear)},
+                                {Py_tp_methods, methods},
+                                {Py_tp_getset, properties},
+                                {Py_tp_doc, const_cast<char*>("An asynchronous operation.")},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pynccl._C.Work", sizeof(Native<Work>), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+  add_type(m, spec, "Work");
+}
+
+}  // namespace pynccl::python::mirror

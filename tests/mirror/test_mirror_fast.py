@@ -1,0 +1,366 @@
+"""Proves that the functions in C++ are, but for their speed, the functions in Python behind them:
+the same results, the same exceptions for mistakes, the same names, and that they keep nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+import pydoc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import pynccl
+
+World = Callable[..., list[Any]]
+
+FAST = (
+    *("all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"),
+    *("isend", "irecv", "send", "recv", "batch_isend_irecv"),
+)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_it_is_the_function_to_all_who_ask(name: str) -> None:
+    function = getattr(pynccl, name)
+    behind = function.__wrapped__
+    assert inspect.isfunction(behind)
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        assert getattr(function, attribute) == getattr(behind, attribute)
+    assert inspect.signature(function) == inspect.signature(behind)
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert copy.deepcopy(function) is function
+    assert inspect.isroutine(function)
+    page = pydoc.plain(pydoc.render_doc(function))
+    assert f"{name}(" in page
+    assert "Args:" in page
+    assert repr(function) == f"<function pynccl.{name}>"
+    # Found in the module itself, not by its __getattr__.
+    assert vars(pynccl)[name] is function
+
+
+def test_it_binds_as_functions_do() -> None:
+    class Owner:
+        reduce = pynccl.all_reduce
+
+    owner = Owner()
+    with pytest.raises(TypeError, match="Expected parameter `tensor`"):
+        owner.reduce()
+    assert Owner.reduce is pynccl.all_reduce
+
+
+def _mistakes(dist: Any, torch: Any) -> dict[str, tuple[Any, ...]]:
+    """Wrong calls, by what is wrong: the function, arguments, keywords."""
+    good, strided = torch.ones(4), torch.ones(4, 4).t()
+    quantity = torch.ones(4, dtype=torch.int16)
+    cases: dict[str, tuple[Any, ...]] = {"nothing given": (dist.all_reduce, ())}
+    for function in (dist.all_reduce, dist.broadcast, dist.reduce):
+        name = function.__name__
+        root = () if function is dist.all_reduce else (0,)
+        cases |= {
+            f"{name}: no tensor": (function, ([1.0], *root)),
+            f"{name}: strided": (function, (strided, *root)),
+            f"{name}: dtype": (function, (quantity, *root)),
+            f"{name}: sparse": (function, (good.to_sparse(), *root)),
+            f"{name}: device": (function, (good.to("meta"), *root)),
+            f"{name}: group": (function, (good, *root), {"group": "all"}),
+            f"{name}: keyword": (function, (good, *root), {"what": 1}),
+            f"{name}: twice": (function, (good, *root), {"tensor": good}),
+            f"{name}: too many": (function, (good, *range(9))),
+        }
+    for function in (dist.all_reduce, dist.reduce):
+        given = {} if function is dist.all_reduce else {"dst": 0}
+        cases |= {
+            f"{function.__name__}: {op!r}": (function, (good,), {**given, "op": op})
+            for op in (dist.ReduceOp.BAND, dist.ReduceOp.PREMUL_SUM, "sum", None)
+        }
+    average = {"op": dist.ReduceOp.AVG}
+    product = {"op": dist.ReduceOp.MAX}
+    cases |= {
+        "average of booleans": (dist.all_reduce, (torch.ones(2, dtype=torch.bool),), average),
+        "maximum of complex": (dist.all_reduce, (good.to(torch.complex64),), product),
+        "no root": (dist.broadcast, (good,)),
+        "two roots": (dist.broadcast, (good, 0), {"group_src": 0}),
+        "no such root": (dist.broadcast, (good, 7)),
+        "root of another kind": (dist.broadcast, (good, "0")),
+        "gathered size": (dist.all_gather_single, (torch.ones(3), good)),
+        "gathered dtype": (dist.all_gather_single, (torch.ones(8, dtype=torch.int32), good)),
+        "gathered list": (dist.all_gather_single, ([good], good)),
+        "scattered size": (dist.reduce_scatter_single, (good, torch.ones(3))),
+        "overlap": (dist.all_gather_single, (good, good[1:3])),
+        "send strided": (dist.send, (strided, 1 - dist.get_rank())),
+        "receive a dtype": (dist.recv, (quantity, 1 - dist.get_rank())),
+        "send to nobody": (dist.isend, (good, 9)),
+        "send to itself": (dist.isend, (good, dist.get_rank())),
+        "receive from a name": (dist.irecv, (good, "x")),
+        "no list": (dist.batch_isend_irecv, ((),)),
+        "empty batch": (dist.batch_isend_irecv, ([],)),
+        "strange batch": (dist.batch_isend_irecv, ([dist.isend],)),
+        "strided batch": (dist.batch_isend_irecv, ([dist.P2POp(dist.isend, strided, 0)],)),
+        "batch to nobody": (dist.batch_isend_irecv, ([dist.P2POp(dist.isend, good, 9)],)),
+    }
+    return cases
+
+
+def _refused_alike(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    # What they need is there, so that only the mistake keeps them from being fast.
+    dist.all_reduce(torch.ones(1))
+    other = torch.ones(1)
+    dist.isend(torch.ones(1), 1 - rank)
+    dist.recv(other, 1 - rank)
+    for what, (function, args, *keywords) in _mistakes(dist, torch).items():
+        given = keywords[0] if keywords else {}
+        with pytest.raises(Exception) as slow:  # noqa: PT011 compared below
+            function.__wrapped__(*args, **given)
+        with pytest.raises(type(slow.value)) as fast:
+            function(*args, **given)
+        assert str(fast.value) == str(slow.value), what
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def test_mistakes_are_refused_alike(world: World) -> None:
+    world(2, _refused_alike)
+
+
+def _same_results(dist: Any, rank: int, size: int) -> None:
+    """Each function in both forms, in the default group and in one with other ranks."""
+    import torch
+
+    pg = dist.new_group([1, 2])
+    if rank == 0:
+        with pytest.warns(UserWarning, match="Running all_reduce on global rank 0"):
+            assert dist.all_reduce(torch.ones(1), group=pg) is None
+    groups = {dist.group.WORLD: list(range(size))} | ({pg: [1, 2]} if rank > 0 else {})
+    for group, ranks in groups.items():
+        own = group.rank()
+        for fast in (True, False):
+
+            def of(name: str, fast: bool = fast) -> Any:
+                return getattr(dist, name) if fast else getattr(dist, name).__wrapped__
+
+            for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+                full = torch.arange(6).to(dtype) + own
+                total = sum(torch.arange(6).to(dtype) + other for other in range(len(ranks)))
+                reduced = full.clone()
+                assert of("all_reduce")(reduced, group=group) is None
+                assert torch.equal(reduced, total.to(dtype))
+                largest = full.clone()
+                assert of("all_reduce")(largest, dist.ReduceOp.MAX, group, True).wait()
+                assert torch.equal(largest, (torch.arange(6) + len(ranks) - 1).to(dtype))
+                copied = full.clone()
+                of("broadcast")(copied, src=ranks[-1], group=group)
+                assert torch.equal(copied, (torch.arange(6) + len(ranks) - 1).to(dtype))
+                rooted = full.clone()
+                of("reduce")(rooted, group=group, group_dst=0)
+                assert own != 0 or torch.equal(rooted, total.to(dtype))
+                gathered = torch.zeros(6 * len(ranks), dtype=dtype)
+                of("all_gather_single")(gathered, full, group)
+                assert torch.equal(gathered[:6], torch.arange(6).to(dtype))
+                block = torch.zeros(6, dtype=dtype)
+                of("reduce_scatter_single")(block, gathered, group=group)
+                assert torch.equal(block, gathered[6 * own : 6 * own + 6] * len(ranks))
+            to, from_ = ranks[(own + 1) % len(ranks)], ranks[own - 1]
+            for number in range(3):  # the first ones meet, the later ones are fast
+                inbox = torch.zeros(3)
+                sending = of("isend")(torch.full((3,), own + 10.0 * number), to, group)
+                assert of("recv")(inbox, from_, group) == from_
+                assert sending.wait()
+                assert sending.result() == []
+                assert inbox.tolist() == [ranks.index(from_) + 10.0 * number] * 3
+                sending = of("isend")(inbox, group=group, group_dst=(own + 1) % len(ranks))
+                receiving = of("irecv")(inbox.clone(), from_, group)
+                assert receiving.wait()
+                assert receiving.source_rank() == ranks.index(from_)
+                sending.wait()
+
+
+def test_results_are_the_same(world: World) -> None:
+    world(3, _same_results)
+
+
+def _p2p_ops(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    tensor = torch.ones(2)
+    pg = dist.new_group([1, 2])
+    made = dist.P2POp(dist.isend, tensor, 1)
+    assert (made.op, made.tensor, made.peer) == (dist.isend, tensor, 1)
+    assert (made.group, made.tag, made.group_peer) == (dist.group.WORLD, 0, 1)
+    assert f"isend pg=0, group_src={rank}, group_dst=1," in repr(made)
+    made = dist.P2POp(dist.irecv, tensor, group_peer=0)
+    assert (made.peer, made.group_peer) == (0, 0)
+    assert f"irecv pg=0, group_src=0, group_dst={rank}," in repr(made)
+    if rank == 0:
+        with pytest.raises(ValueError, match="not registered"):
+            dist.P2POp(dist.isend, tensor, 1, pg)
+    else:
+        for _ in range(2):  # before and after the group's first operation
+            made = dist.P2POp(op=dist.isend, tensor=tensor, peer=2, group=pg, tag=3)
+            assert (made.peer, made.group, made.tag, made.group_peer) == (2, pg, 3, 1)
+            made = dist.P2POp(dist.irecv, tensor, group=pg, group_peer=0)
+            assert (made.peer, made.group, made.group_peer) == (1, pg, 0)
+            dist.all_reduce(tensor, group=pg)
+        dist.destroy_process_group(pg)
+        with pytest.raises(ValueError, match="not registered"):
+            dist.P2POp(dist.isend, tensor, 1, pg)
+        with pytest.raises(ValueError, match="Invalid process group"):
+            dist.all_reduce(tensor, group=pg)
+    if rank == 2:
+        return
+    group = dist.new_group([0, 1], use_local_synchronization=True)
+
+    class Named(dist.P2POp):
+        def __init__(self, name: str, *args: Any) -> None:
+            super().__init__(*args)
+            self.name = name
+
+        def __new__(cls, _: str, *args: Any) -> Any:
+            return super().__new__(cls, *args)
+
+    named = Named("first", dist.isend, torch.full((2,), float(rank)), 1 - rank, group)
+    assert named.name == "first"
+    inbox = torch.zeros(2)
+    for _ in range(2):
+        for work in dist.batch_isend_irecv([named, dist.P2POp(dist.irecv, inbox, 1 - rank, group)]):
+            work.wait()
+        assert inbox.tolist() == [1.0 - rank] * 2
+    operation = dist.P2POp(dist.isend, tensor, 1 - rank, group)
+    operation.tensor = torch.full((2,), 5.0 + rank)
+    (work,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, inbox, 1 - rank, group), operation])
+    assert work.wait()
+    assert inbox.tolist() == [6.0 - rank] * 2
+    assert work.result()[0] is inbox
+    assert "coalesced irecv, isend" in repr(work)
+    with pytest.raises(TypeError, match="missing"):
+        dist.P2POp(dist.isend)
+
+
+def test_p2p_ops(world: World) -> None:
+    world(3, _p2p_ops)
+
+
+def _keeps_nothing(dist: Any, rank: int, size: int) -> None:
+    """A thousand calls of each kind leave no reference behind."""
+    import torch
+
+    peer = 1 - rank
+    tensor, inbox, wide = torch.ones(4), torch.ones(4), torch.ones(4 * size)
+    dist.isend(tensor, peer)
+    dist.recv(inbox, peer)
+
+    def calls() -> None:
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG, dist.group.WORLD, True)
+        dist.broadcast(tensor, 0)
+        dist.all_gather_single(wide, tensor, async_op=True)
+        sending = dist.isend(tensor, peer)
+        dist.recv(inbox, peer)
+        sending.wait()
+        operations = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, inbox, peer)]
+        dist.batch_isend_irecv(operations)
+        with pytest.raises(ValueError, match="no rank"):
+            dist.broadcast(tensor, 5)
+
+    def state() -> list[int]:
+        gc.collect()
+        held = (tensor, inbox, wide, dist.group.WORLD, dist.isend, dist.ReduceOp.AVG, 0, 1)
+        return [sys.getrefcount(value) for value in held[:6]] + [len(gc.get_objects())]
+
+    for _ in range(20):
+        calls()
+    for _ in range(2):  # what is done goes with the calls after it
+        dist.barrier(async_op=True).wait()
+    before = state()
+    for _ in range(1000):
+        calls()
+    for _ in range(2):
+        dist.barrier(async_op=True).wait()
+    grown = [after - number for after, number in zip(state(), before, strict=True)]
+    assert max(grown) < 20, grown
+
+
+def test_a_thousand_calls_keep_nothing(world: World) -> None:
+    world(2, _keeps_nothing)
+
+
+def _in_flight(dist: Any, rank: int, size: int) -> None:
+    """Works nobody waits for hold their tensors until they are done, and no longer."""
+    import torch
+
+    tensors, works = [], []
+    for number in range(1000):
+        tensor = torch.full((100,), float(number))
+        tensors.append(weakref.ref(tensor))
+        work = dist.all_reduce(tensor, async_op=True)
+        works.append(weakref.ref(work))
+        del tensor, work
+    dist.barrier(async_op=True).wait()
+    dist.barrier(async_op=True).wait()
+    assert sum(seen() is not None for seen in tensors) < 5
+    assert not any(seen() is not None for seen in works)
+
+
+def test_a_thousand_works_that_nobody_waits_for(world: World) -> None:
+    world(2, _in_flight)
+
+
+def _threads(dist: Any, rank: int, size: int) -> None:
+    """Many threads begin operations of one rank; the others wait for their turn without the GIL."""
+    import torch
+
+    tensors = [torch.ones(1000) for _ in range(4)]
+
+    def begin(tensor: Any) -> None:
+        for _ in range(50):
+            dist.all_reduce(tensor, async_op=True)
+
+    threads = [threading.Thread(target=begin, args=(tensor,)) for tensor in tensors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    dist.barrier(async_op=True).wait()
+
+
+def test_threads_take_turns(world: World) -> None:
+    world(1, _threads, timeout=60)
+
+
+def _watched(dist: Any, rank: int, size: int) -> None:
+    """The watchdog sees a call that blocks, and no call afterwards."""
+    import torch
+
+    dist.barrier()
+    channel = dist.group.WORLD.channel(torch.device("cpu"))
+    assert channel.progress() is None
+    if rank == 1:
+        time.sleep(0.4)
+        dist.all_reduce(torch.ones(1))
+        return
+    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),))
+    thread.start()
+    time.sleep(0.1)
+    first = channel.progress()
+    assert first is not None
+    assert first[0] % 2 == 1
+    assert channel.progress() == first
+    thread.join()
+    assert channel.progress() is None
+
+
+def test_the_watchdog_sees_the_call(world: World) -> None:
+    world(2, _watched)
