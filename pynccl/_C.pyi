@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, final
 
 import torch
-from typing_extensions import CapsuleType, Self
+from typing_extensions import CapsuleType, Self, disjoint_base
 
 from pynccl import mirror
 from pynccl.errors import NcclError
@@ -821,6 +821,7 @@ class Channel:
     def call_under_way(self) -> int: ...
     def oldest(self) -> int | None: ...
 
+@disjoint_base
 class Work:
     @property
     def _channel(self) -> mirror_channel.Channel: ...
@@ -852,6 +853,7 @@ def set_names(
     tensor: type, work: type[Work], group: type[ProcessGroup], operators: list[tuple[object, RedOp]]
 ) -> None: ...
 
+@disjoint_base
 class P2POp:
     op: Callable[..., Any]
     tensor: torch.Tensor

@@ -73,7 +73,7 @@ class Work(_C.Work):
         def complete() -> None:
             error = self.exception()
             if error is not None:
-                future.set_exception(error)
+                future.set_exception(error)  # type: ignore[arg-type]
             else:
                 future.set_result(self.result())
 
