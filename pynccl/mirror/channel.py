@@ -38,6 +38,7 @@ class Channel(_C.Channel):
         high_priority: bool = False,
     ) -> None:
         super().__init__(comm, -1 if high_priority else 0)
+        self._communicator = comm  # so that `comm` always is this object
         self.device = device
         self.rank = comm.rank
         # Where a call without a stream lasts until the operation is done.

@@ -61,10 +61,10 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
     if pg is None:
         return None
     check_length(tensor_list, pg.size(), "tensor_list")
-    return _gather_everywhere(pg, "all_gather", [reals(tensor_list)], [real(tensor)], async_op)
+    return gather_everywhere(pg, "all_gather", [reals(tensor_list)], [real(tensor)], async_op)
 
 
-def _gather_everywhere(
+def gather_everywhere(
     pg: ProcessGroup,
     name: str,
     outputs: list[list[torch.Tensor]],
@@ -123,7 +123,7 @@ def all_gather_coalesced(
                 f"tensors, must have one for each of the {len(input_tensor_list)} inputs"
             )
     outputs = [reals(of_input) for of_input in zip(*output_tensor_lists, strict=True)]
-    work = _gather_everywhere(
+    work = gather_everywhere(
         pg, "all_gather_coalesced", outputs, reals(input_tensor_list), async_op
     )
     return work.get_future() if work is not None else None
@@ -196,7 +196,8 @@ def gather(
     if outputs:
         check_length(outputs, pg.size(), "gather_list")
         check_same_size(outputs, tensor, "gather_list")
-    return gather_parts(pg, "gather", real(tensor), reals(outputs), root, async_op)
+    own, parts = real(tensor), reals(outputs)
+    return move_parts(pg, "gather", own, parts, root, gathers=True, async_op=async_op)
 
 
 def check_gather_list(rank: int, root: int, outputs: Sequence[object] | None) -> None:
@@ -211,23 +212,29 @@ def check_gather_list(rank: int, root: int, outputs: Sequence[object] | None) ->
         raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
 
 
-def gather_parts(
+def move_parts(
     pg: ProcessGroup,
     name: str,
     own: torch.Tensor,
-    outputs: list[torch.Tensor],
+    parts: list[torch.Tensor],
     root: int,
+    *,
+    gathers: bool,
     async_op: bool = False,
 ) -> Work | None:
-    """Send this rank's part to the root, which receives those of all; their sizes may differ."""
+    """Move each rank's own part to the root, which has all of them, or from it.
+
+    Parts may differ in size; on ranks that are not the root there are none.
+    """
 
     def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        of_own, of_parts = (comm.send, comm.recv) if gathers else (comm.recv, comm.send)
         with nccl.group():
-            comm.send(own, root, stream=stream)
-            for peer, out in enumerate(outputs):
-                comm.recv(out, peer, stream=stream)
+            for peer, part in enumerate(parts):
+                of_parts(part, peer, stream=stream)
+            of_own(own, root, stream=stream)
 
-    return pg.run(name, own, issue, outputs, async_op)
+    return pg.run(name, own, issue, parts if gathers else [own], async_op)
 
 
 def scatter(
@@ -265,26 +272,8 @@ def scatter(
     if inputs:
         check_length(inputs, pg.size(), "scatter_list")
         check_same_size(inputs, tensor, "scatter_list")
-    return scatter_parts(pg, "scatter", real(tensor), reals(inputs), root, async_op)
-
-
-def scatter_parts(
-    pg: ProcessGroup,
-    name: str,
-    own: torch.Tensor,
-    inputs: list[torch.Tensor],
-    root: int,
-    async_op: bool = False,
-) -> Work | None:
-    """Receive this rank's part from the root, which sends those of all; their sizes may differ."""
-
-    def issue(comm: nccl.Communicator, stream: int | None) -> None:
-        with nccl.group():
-            for peer, sent in enumerate(inputs):
-                comm.send(sent, peer, stream=stream)
-            comm.recv(own, root, stream=stream)
-
-    return pg.run(name, own, issue, [own], async_op)
+    own, parts = real(tensor), reals(inputs)
+    return move_parts(pg, "scatter", own, parts, root, gathers=False, async_op=async_op)
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op: bool = False):

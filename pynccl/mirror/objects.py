@@ -5,15 +5,15 @@ Only between ranks that trust each other: a pickle can make its reader run anyth
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pynccl import nccl
 from pynccl.mirror.collectives import all_gather_single, broadcast
-from pynccl.mirror.lists import check_gather_list, gather_parts, scatter_parts
+from pynccl.mirror.lists import check_gather_list, gather_everywhere, move_parts
 from pynccl.mirror.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from pynccl.mirror.process_group import ProcessGroup
 from pynccl.mirror.registry import (
@@ -72,14 +72,7 @@ def all_gather_object(object_list, obj, group=None):
     sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
     all_gather_single(sizes, size, group=pg)
     _, parts = _room_for(sizes, pg.object_device)
-
-    def issue(comm: nccl.Communicator, stream: int | None) -> None:
-        with nccl.group():
-            for root, part in enumerate(parts):
-                sent = own if root == pg.rank() else part
-                comm.broadcast(sent, root, out=part, stream=stream)
-
-    pg.run("all_gather_object", own, issue, [], False)
+    gather_everywhere(pg, "all_gather_object", [list(parts)], [own], False)
     for rank, part in enumerate(parts):
         object_list[rank] = _unpickled(part)
     return None
@@ -109,14 +102,15 @@ def gather_object(
     check_gather_list(pg.rank(), root, object_gather_list)
     device = pg.object_device
     own, size = _packed([obj], device)
+    gather = functools.partial(move_parts, pg, "gather_object", root=root, gathers=True)
     if object_gather_list is None or pg.rank() != root:
-        gather_parts(pg, "gather_object", size, [], root)
-        gather_parts(pg, "gather_object", own, [], root)
+        gather(size, parts=[])
+        gather(own, parts=[])
         return None
     sizes = torch.empty(pg.size(), dtype=torch.long, device=device)
-    gather_parts(pg, "gather_object", size, list(sizes.split(1)), root)
+    gather(size, parts=list(sizes.split(1)))
     _, parts = _room_for(sizes, device)
-    gather_parts(pg, "gather_object", own, list(parts), root)
+    gather(own, parts=list(parts))
     for rank, part in enumerate(parts):
         object_gather_list[rank] = _unpickled(part)
     return None
@@ -195,9 +189,10 @@ def scatter_object_list(
         packed = [_packed([value], device) for value in scatter_object_input_list]
         pickles, sizes = map(list, zip(*packed, strict=True))
     size = torch.empty(1, dtype=torch.long, device=device)
-    scatter_parts(pg, "scatter_object_list", size, sizes, root)
+    scatter = functools.partial(move_parts, pg, "scatter_object_list", root=root, gathers=False)
+    scatter(size, parts=sizes)
     own = torch.empty(int(size), dtype=torch.uint8, device=device)
-    scatter_parts(pg, "scatter_object_list", own, pickles, root)
+    scatter(own, parts=pickles)
     scatter_object_output_list[0] = _unpickled(own)
     return None
 

@@ -16,16 +16,17 @@ inline ProcessGroup* direct_group(PyObject* argument) {
   return group;
 }
 
-// Runs body, which only looks, and says whether it got through: what it throws, the function in
-// Python finds again and says it properly.
+// Runs body, which only looks, and says whether it got through: what it throws or raises, the
+// function in Python finds again and says it properly.
 template <class Body>
 bool passes(Body&& body) noexcept {
   try {
-    return body();
-  } catch (...) {
-    PyErr_Clear();
-    return false;
+    if (body()) [[likely]]
+      return true;
+  } catch (...) {  // as the comment says
   }
+  PyErr_Clear();
+  return false;
 }
 
 // Calls send() of whatever goes to NCCL without the GIL.

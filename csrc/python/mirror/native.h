@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <new>
 
 #include "python/errors.h"
@@ -11,8 +12,8 @@
 namespace pynccl::python::mirror {
 
 // T is made without arguments, all zeros are a valid state of it, and each(f) calls f for each of
-// its py::object members.
-template <class T>
+// its py::object members. The memory of up to Spares instances is used again.
+template <class T, std::size_t Spares = 0>
 struct Native {
   PyObject_HEAD T value;
 
@@ -20,7 +21,14 @@ struct Native {
 
   // A new instance of the type, or of a class in Python that inherits it.
   static PyObject* make(PyTypeObject* type) {
-    PyObject* self = type->tp_alloc(type, 0);
+    PyObject* self = nullptr;
+    if (spares.count != 0 && type == spares.type) {
+      self = PyObject_Init(spares.instances[--spares.count], type);
+      new (&of(self)) T();
+      PyObject_GC_Track(self);
+      return self;
+    }
+    self = type->tp_alloc(type, 0);
     if (!self) throw py::error_already_set();
     new (&of(self)) T();
     return self;
@@ -34,7 +42,10 @@ struct Native {
     PyTypeObject* type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     of(self).~T();
-    type->tp_free(self);
+    if (type == spares.type && spares.count < Spares)
+      spares.instances[spares.count++] = self;
+    else
+      type->tp_free(self);
     Py_DECREF(type);
   }
 
@@ -51,6 +62,14 @@ struct Native {
     of(self).each([](py::object& member) { const py::object gone = std::move(member); });
     return 0;
   }
+
+  // Only of the type itself: a class that inherits it has members of its own.
+  struct Spare {
+    PyTypeObject* type = nullptr;
+    std::size_t count = 0;
+    std::array<PyObject*, Spares> instances;
+  };
+  inline static Spare spares;
 };
 
 template <class Function>

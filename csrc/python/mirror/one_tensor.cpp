@@ -18,7 +18,7 @@ struct Places {
   int tensor = 0;
   int out = -1;
   int op = -1;
-  int peer = -1;
+  long peer = -1;
   int group_peer = -1;
 };
 
@@ -117,7 +117,7 @@ PyObject* transfer(const Function&, PyObject* const* values) {
   TensorView view;
   const ProcessGroup::Link* link = nullptr;
   Operation operation;
-  int peer = -1;
+  long peer = -1;
   const bool checked_well = passes([&] {
     view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
     peer = PyLong_AsLong(rank);
@@ -139,7 +139,7 @@ PyObject* transfer(const Function&, PyObject* const* values) {
     const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
     Work work(link->object, *link->channel, py::reinterpret_borrow<py::object>(name), view);
     work.result = Sends ? py::object(py::list()) : tensor;
-    if (!Sends) work.source = peer;
+    if (!Sends) work.source = static_cast<int>(peer);
     return issue_async(std::move(work), tensor, [&] { send(communicator, operation); });
   } else {
     PyObject* done = issue_now(*link, name, [&] { send(communicator, operation); });

@@ -9,6 +9,8 @@
 namespace pynccl::python::mirror {
 namespace {
 
+using Kind = OperationKind;
+
 PyTypeObject* p2p_op_type;
 PyObject* complete;  // Python's function for arguments that are not simple
 
@@ -26,7 +28,9 @@ struct P2POp {
   }
 };
 
-P2POp& p2p_op(PyObject* self) { return Native<P2POp>::of(self); }
+using NativeP2POp = Native<P2POp, 128>;
+
+P2POp& p2p_op(PyObject* self) { return NativeP2POp::of(self); }
 
 py::object borrow(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
@@ -74,8 +78,8 @@ void fill_from(P2POp& made, PyObject* completed) {
 PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   return guarded([&] {
     static const Parameters parameters(P2POp::kNames);
-    auto made = py::reinterpret_steal<py::object>(
-        Native<P2POp>::make(reinterpret_cast<PyTypeObject*>(type)));
+    auto made =
+        py::reinterpret_steal<py::object>(NativeP2POp::make(reinterpret_cast<PyTypeObject*>(type)));
     Parameters::Values values;
     const auto nargs = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
     if (!parameters.match(args, nargs, kwnames, values) || !fill(p2p_op(made.ptr()), values))
@@ -87,7 +91,7 @@ PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, P
 // What a class that inherits it does.
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&] {
-    auto made = py::reinterpret_steal<py::object>(Native<P2POp>::make(type));
+    auto made = py::reinterpret_steal<py::object>(NativeP2POp::make(type));
     fill_from(p2p_op(made.ptr()), PyObject_Call(complete, args, kwargs));
     return made.release().ptr();
   });
@@ -142,60 +146,80 @@ py::object name_of(bool sends, bool receives) {
   return borrow(names_of_batches[receives + (sends && receives)]);
 }
 
+// Lists of the tensors of a batch, filled in its order.
+struct Tensors {
+  explicit Tensors(std::size_t size) : list(size) {}
+  void add(PyObject* tensor) { PyList_SET_ITEM(list.ptr(), count++, Py_NewRef(tensor)); }
+
+  py::list list;
+  Py_ssize_t count = 0;
+};
+
+// How many receive, or nothing where the list is not one of operations that can be taken as it is.
+std::optional<std::size_t> count_receives(PyObject* list) {
+  if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return std::nullopt;
+  std::size_t receives = 0;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    PyObject* item = PyList_GET_ITEM(list, i);
+    if (Py_TYPE(item) != p2p_op_type) return std::nullopt;
+    const auto& fields = p2p_op(item).fields;
+    const Direction direction = direction_of(fields[P2POp::kOp].ptr());
+    if (direction == Direction::kNone || !is_tensor(fields[P2POp::kTensor].ptr()))
+      return std::nullopt;
+    receives += direction == Direction::kReceive;
+  }
+  return receives;
+}
+
+// Its tensors were checked by count_receives().
 PyObject* batch_isend_irecv(const Function&, PyObject* const* values) {
-  PyObject* list = values[0];
-  if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return declined();
-  const auto size = static_cast<std::size_t>(PyList_GET_SIZE(list));
+  PyObject* operations = values[0];
+  const auto receives = count_receives(operations);
+  if (!receives) return declined();
+  PyObject* group_object = p2p_op(PyList_GET_ITEM(operations, 0)).fields[P2POp::kGroup].ptr();
+  const ProcessGroup* group = group_object != Py_None ? direct_group(group_object) : nullptr;
+  if (!group) return declined();
+
+  const auto size = static_cast<std::size_t>(PyList_GET_SIZE(operations));
+  Tensors sent(size - *receives), received(*receives);
   const ProcessGroup::Link* link = nullptr;
   TensorView place;
-  py::list tensors(size);
-  py::list received;
   Batch batch;
-  bool sends = false;
   const bool checked_well = passes([&] {
     batch.reserve(size);
-    PyObject* group_object = nullptr;
-    const ProcessGroup* group = nullptr;
     cudaStream_t queue = nullptr;
     for (std::size_t i = 0; i < size; ++i) {
-      PyObject* item = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
-      if (Py_TYPE(item) != p2p_op_type) return false;
-      const auto& fields = p2p_op(item).fields;
-      const Direction direction = direction_of(fields[P2POp::kOp].ptr());
+      const auto& fields = p2p_op(PyList_GET_ITEM(operations, static_cast<Py_ssize_t>(i))).fields;
+      if (fields[P2POp::kGroup].ptr() != group_object) return false;
       Arguments arguments;
       arguments.tensor = fields[P2POp::kTensor].ptr();
       arguments.peer = fields[P2POp::kGroupPeer].ptr();
-      if (direction == Direction::kNone || !is_tensor(arguments.tensor)) return false;
       TensorView view;
       view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
       if (i == 0) {
-        group_object = fields[P2POp::kGroup].ptr();
-        group = group_object != Py_None ? direct_group(group_object) : nullptr;
-        link = group ? group->channel(view.device_type) : nullptr;
+        link = group->channel(view.device_type);
         if (!link) return false;
         queue = reinterpret_cast<cudaStream_t>(link->channel->queue().handle());
         place = view;
-      } else if (fields[P2POp::kGroup].ptr() != group_object) {
-        return false;
       }
       Communicator& communicator = link->channel->communicator();
-      const bool is_send = direction == Direction::kSend;
-      const auto check = is_send ? &checked<OperationKind::kSend> : &checked<OperationKind::kRecv>;
-      batch.add(communicator, check(communicator, arguments, view, &queue), {});
-      PyList_SET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(arguments.tensor));
-      if (is_send)
-        sends = true;
-      else
-        received.append(py::handle(arguments.tensor));
+      if (direction_of(fields[P2POp::kOp].ptr()) == Direction::kSend) {
+        batch.add(communicator, checked<Kind::kSend>(communicator, arguments, view, &queue), {});
+        sent.add(arguments.tensor);
+      } else {
+        batch.add(communicator, checked<Kind::kRecv>(communicator, arguments, view, &queue), {});
+        received.add(arguments.tensor);
+      }
     }
     return true;
   });
   if (!checked_well) [[unlikely]]
     return declined();
 
-  Work work(link->object, *link->channel, name_of(sends, !received.empty()), place);
-  work.result = std::move(received);
-  PyObject* started = issue_async(std::move(work), std::move(tensors), [&] { batch.issue(); });
+  Work work(link->object, *link->channel, name_of(size > *receives, *receives > 0), place);
+  work.result = std::move(received.list);
+  py::object held = py::make_tuple(std::move(sent.list), work.result);
+  PyObject* started = issue_async(std::move(work), std::move(held), [&] { batch.issue(); });
   if (!started) [[unlikely]]
     return nullptr;
   PyObject* works = PyList_New(1);
@@ -229,17 +253,18 @@ void bind_p2p_op(py::module_& m) {
     properties[i] = {P2POp::kNames[i], &get_field, &set_field, nullptr, reinterpret_cast<void*>(i)};
   static PyType_Slot slots[] = {{Py_tp_new, slot(&create)},
                                 {Py_tp_init, slot(&initialize)},
-                                {Py_tp_dealloc, slot(&Native<P2POp>::destroy)},
-                                {Py_tp_traverse, slot(&Native<P2POp>::traverse)},
-                                {Py_tp_clear, slot(&Native<P2POp>::clear)},
+                                {Py_tp_dealloc, slot(&NativeP2POp::destroy)},
+                                {Py_tp_traverse, slot(&NativeP2POp::traverse)},
+                                {Py_tp_clear, slot(&NativeP2POp::clear)},
                                 {Py_tp_repr, slot(&repr)},
                                 {Py_tp_getset, properties},
                                 {Py_tp_doc, const_cast<char*>(kDoc)},
                                 {0, nullptr}};
-  static PyType_Spec spec = {"pynccl.mirror.p2p.P2POp", sizeof(Native<P2POp>), 0,
+  static PyType_Spec spec = {"pynccl.mirror.p2p.P2POp", sizeof(NativeP2POp), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   p2p_op_type = add_type(m, spec, "P2POp");
   p2p_op_type->tp_vectorcall = &construct;
+  NativeP2POp::spares.type = p2p_op_type;
   m.def(
       "complete_p2p_ops",
       [](const py::function& function) {

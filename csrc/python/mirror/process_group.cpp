@@ -54,7 +54,7 @@ const ProcessGroup::Link* ProcessGroup::channel(int device_type) const {
   return kind && kind->channel ? &kind->channel : nullptr;
 }
 
-const ProcessGroup::Link* ProcessGroup::pair(int device_type, int peer, bool sends) const {
+const ProcessGroup::Link* ProcessGroup::pair(int device_type, long peer, bool sends) const {
   const Kind* kind = this->kind(device_type);
   if (!kind || peer < 0 || static_cast<std::size_t>(peer) >= kind->pairs.size()) return nullptr;
   const Link& link = kind->pairs[static_cast<std::size_t>(peer)][sends];

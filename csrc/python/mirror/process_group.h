@@ -44,7 +44,7 @@ class ProcessGroup {
   // The links of a kind of device, by its DLDeviceType; nullptr where there is none.
   const Link* channel(int device_type) const;
   // The one on which this rank sends to a peer outside a batch, or receives from it.
-  const Link* pair(int device_type, int peer, bool sends) const;
+  const Link* pair(int device_type, long peer, bool sends) const;
 
   void connect(const std::string& kind, const py::object& channel);
   void connect_pair(const std::string& kind, int peer, const py::object& to,
