@@ -27,7 +27,7 @@ from benchmarks.results import Settings
 
 __all__ = ["main"]
 
-_PATIENCE = 60.0  # seconds without a message
+_PATIENCE = 90.0  # seconds without a message
 # What is given up first where a sequence cannot be captured.
 _FALLBACKS = ("torch, a CUDA graph", "pynccl, a CUDA graph")
 _K, _M = 1 << 10, 1 << 20

@@ -9,7 +9,7 @@ __all__ = ["BARE", "SECTIONS", "Agenda", "CallCost", "Done", "Overlap", "Sequenc
 
 BARE = "NCCL's C function, from C"
 
-SECTIONS = ("calls", "overlap", "sequences", "collectives")
+SECTIONS = ("calls", "overlap", "collectives", "sequences")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ TORCH_GRAPH = "torch, a CUDA graph"
 
 _LENGTH = 20
 _SIZES = (8, 64 << 10, 1 << 20)  # bytes
-_WARM_UP = 3
+_WARM_UP = 2
 
 
 def run(world: World, repeats: int, replays: int, without: Collection[str]) -> Iterator[Sequence]:

@@ -19,6 +19,7 @@ __all__ = ["run"]
 # (quick, full)
 _CALLS = (20, None)
 _REPLAYS = (2, 10)
+_REPLAYS_SHARED = 1
 _WORK_ON_CPUS = (gpu_overlap.Work(1 << 18, 128), gpu_overlap.Work(16 << 20, 512))
 _WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 4096))
 _WORK_ON_A_SHARED_GPU = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(16 << 20, 4096))
@@ -32,6 +33,7 @@ def run(rank: int, send: Send, settings: Settings, agenda: Agenda) -> None:
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
     tell(Start(world.nranks, gpus))
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
+    replays = _REPLAYS_SHARED if world.shares else _REPLAYS[full]
 
     def told(figures: Iterator[object]) -> None:
         for figure in figures:
@@ -40,8 +42,8 @@ def run(rank: int, send: Send, settings: Settings, agenda: Agenda) -> None:
     sections: dict[str, Callable[[], None]] = {
         "calls": lambda: told(gpu_calls.run(world, repeats, _CALLS[full])),
         "overlap": lambda: told(gpu_overlap.run(world, repeats, _work(world)[full])),
-        "sequences": lambda: told(gpu_graphs.run(world, repeats, _REPLAYS[full], without)),
         "collectives": lambda: runner.measure(world, settings, tell),
+        "sequences": lambda: told(gpu_graphs.run(world, repeats, replays, without)),
     }
     for name in agenda.sections:
         started = time.monotonic()

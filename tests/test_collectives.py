@@ -76,6 +76,7 @@ def _run_core(rank: Rank, collective: str) -> int:
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("collective", collectives.ALL)
 def test_small(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
     counts = launch(nranks, _run_small, collective, provider=provider, timeout=120)
     assert min(counts) > (gpu.most_cases(provider, nranks) or 200) // 2
 
@@ -83,6 +84,7 @@ def test_small(launch: Launcher, provider: str, collective: str, nranks: int) ->
 @pytest.mark.parametrize("nranks", [2, 3, 4])
 @pytest.mark.parametrize("collective", collectives.ALL)
 def test_large(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
     counts = launch(nranks, _run_large, collective, provider=provider, timeout=120)
     assert min(counts) > min(len(dtypes.ALL), (gpu.most_cases(provider, nranks) or 200) // 2)
 

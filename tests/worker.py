@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -152,6 +153,8 @@ class Worker:
         rank = Rank(number, job.nranks, job.provider, job.unique_ids, tell)
         try:
             try:
+                if job.provider == "cuda":
+                    importlib.import_module("torch")  # first, so that its NCCL is the one
                 outcome = Outcome(number, value=job.function(rank, *job.args))
             except BaseException:
                 rank.finish(failed=True)

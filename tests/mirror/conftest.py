@@ -1,4 +1,4 @@
-"""Fixtures: world() runs a function in processes that pynccl has initialised."""
+"""Fixtures: world() and any_world() run a function in processes that pynccl has initialised."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
 
     Options are those of the launcher, and ``init=`` for those of init_process_group.
     """
+    return _runner(launch, tmp_path)
+
+
+@pytest.fixture
+def any_world(launch: Launcher, tmp_path: Path, provider: str) -> Callable[..., list[Any]]:
+    """Do the same with each provider; on GPUs the ranks make their tensors there by default."""
+    return _runner(launch, tmp_path, provider=provider)
+
+
+def _runner(launch: Launcher, folder: Path, **always: Any) -> Callable[..., list[Any]]:
     numbers = itertools.count()
 
     def run(
@@ -29,7 +39,7 @@ def world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
         init: dict[str, Any] | None = None,
         **options: Any,
     ) -> list[Any]:
-        url = f"file://{tmp_path}/store{next(numbers)}"
-        return launch(nranks, run_in_world, function, url, init or {}, args, **options)
+        url = f"file://{folder}/store{next(numbers)}"
+        return launch(nranks, run_in_world, function, url, init or {}, args, **always, **options)
 
     return run

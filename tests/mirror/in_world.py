@@ -19,9 +19,16 @@ def run_in_world(
     args: tuple[Any, ...],
 ) -> Any:
     """Call a function between init_process_group and destroy_process_group."""
+    import torch
+
     import pynccl as dist
 
-    options = {"backend": "host", "timeout": timedelta(seconds=30), **init}
+    backend = "host"
+    if rank.device is not None:
+        backend = "nccl"
+        torch.cuda.set_device(rank.device)
+        torch.set_default_device(f"cuda:{rank.device}")
+    options = {"backend": backend, "timeout": timedelta(seconds=30), **init}
     dist.init_process_group(init_method=url, world_size=rank.nranks, rank=rank.rank, **options)
     try:
         value = function(dist, rank.rank, rank.nranks, *args)
@@ -29,6 +36,8 @@ def run_in_world(
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
         raise
+    finally:
+        torch.set_default_device(None)
     if dist.is_initialized():
         dist.destroy_process_group()
     return value

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import gpu
 import pytest
 
 World = Callable[..., list[Any]]
@@ -49,8 +50,9 @@ def _rooted(dist: Any, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("nranks", SIZES)
-def test_roots(world: World, nranks: int) -> None:
-    world(nranks, _rooted)
+def test_roots(any_world: World, provider: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _rooted)
 
 
 def _unequal(dist: Any, rank: int, size: int, async_op: bool) -> None:
@@ -90,8 +92,9 @@ def _unequal(dist: Any, rank: int, size: int, async_op: bool) -> None:
 
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("nranks", SIZES)
-def test_unequal_parts(world: World, nranks: int, async_op: bool) -> None:
-    world(nranks, _unequal, async_op)
+def test_unequal_parts(any_world: World, provider: str, nranks: int, async_op: bool) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _unequal, async_op)
 
 
 def _in_place_lists(dist: Any, rank: int, size: int) -> None:
@@ -106,8 +109,8 @@ def _in_place_lists(dist: Any, rank: int, size: int) -> None:
     assert torch.equal(buffer, torch.arange(size).repeat_interleave(3).reshape(size, 3).float())
 
 
-def test_lists_are_used_in_place(world: World) -> None:
-    world(3, _in_place_lists)
+def test_lists_are_used_in_place(any_world: World) -> None:
+    any_world(3, _in_place_lists)
 
 
 def _dtypes(dist: Any, rank: int, size: int) -> None:
@@ -291,7 +294,7 @@ def _coalesced(dist: Any, rank: int, size: int, async_ops: bool) -> None:
 
     # With a device every operation is taken, of all kinds.
     tensor, received = torch.ones(2), torch.empty(1)
-    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=async_ops) as manager:
+    with dist._coalescing_manager(device=tensor.device, async_ops=async_ops) as manager:
         dist.all_reduce(tensor)
         dist.isend(torch.tensor([float(rank)]), (rank + 1) % size)
         dist.irecv(received, (rank - 1) % size)
@@ -309,8 +312,8 @@ def _coalesced(dist: Any, rank: int, size: int, async_ops: bool) -> None:
 
 
 @pytest.mark.parametrize("async_ops", [False, True])
-def test_coalescing(world: World, async_ops: bool) -> None:
-    world(3, _coalesced, async_ops)
+def test_coalescing(any_world: World, async_ops: bool) -> None:
+    any_world(3, _coalesced, async_ops)
 
 
 def _deprecated(dist: Any, rank: int, size: int) -> None:
@@ -378,8 +381,9 @@ def _objects(dist: Any, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("nranks", SIZES)
-def test_objects(world: World, nranks: int) -> None:
-    world(nranks, _objects)
+def test_objects(any_world: World, provider: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _objects)
 
 
 def _methods(dist: Any, rank: int, size: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import gpu
 import pytest
 
 World = Callable[..., list[Any]]
@@ -139,8 +140,9 @@ def _new_group(dist: Any, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("nranks", [3, 4])
-def test_new_group(world: World, nranks: int) -> None:
-    world(nranks, _new_group)
+def test_new_group(any_world: World, provider: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _new_group)
 
 
 def _new_group_variants(dist: Any, rank: int, size: int) -> None:
@@ -219,8 +221,8 @@ def _split(dist: Any, rank: int, size: int) -> None:
         dist.split_group(split_ranks=[])
 
 
-def test_split_group(world: World) -> None:
-    world(4, _split)
+def test_split_group(any_world: World) -> None:
+    any_world(4, _split)
 
 
 def _shrink(dist: Any, rank: int, size: int, flags: int) -> list[float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import gpu
 import pytest
 
 World = Callable[..., list[Any]]
@@ -29,13 +30,16 @@ def _ring(dist: Any, rank: int, size: int, count: int) -> None:
         assert sending.wait()
         assert (received == (rank - shift) % size).all()
         assert receiving._source_rank() == (rank - shift) % size
+        if sent.is_cuda:  # there wait() makes the current stream wait, not the caller
+            torch.cuda.synchronize()
         assert sending.is_success()
 
 
 @pytest.mark.parametrize("count", [1, LARGE])
 @pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_ring_without_a_batch(world: World, nranks: int, count: int) -> None:
-    world(nranks, _ring, count)
+def test_ring_without_a_batch(any_world: World, provider: str, nranks: int, count: int) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _ring, count)
 
 
 def _ring_of_blocking_recv(dist: Any, rank: int, size: int) -> None:
@@ -124,8 +128,8 @@ def _batch(dist: Any, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 4])
-def test_batch(world: World, nranks: int) -> None:
-    world(nranks, _batch)
+def test_batch(any_world: World, nranks: int) -> None:
+    any_world(nranks, _batch)
 
 
 def _refused(dist: Any, rank: int, size: int) -> None:

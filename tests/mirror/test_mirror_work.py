@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import gpu
 import pytest
 from in_world import run_in_world
 from launcher import Launcher
@@ -48,6 +49,9 @@ def _every_collective(dist: Any, rank: int, size: int) -> None:
     ]
     for work in reversed(works):
         assert work.wait() is True
+    if tensor.is_cuda:  # there wait() makes the current stream wait, not the caller
+        torch.cuda.synchronize()
+    for work in works:
         assert work.is_completed()
         assert work.is_success()
         assert work.exception() is None
@@ -65,8 +69,9 @@ def _every_collective(dist: Any, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_every_collective(world: World, nranks: int) -> None:
-    world(nranks, _every_collective)
+def test_every_collective(any_world: World, provider: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _every_collective)
 
 
 def _overlap(dist: Any, rank: int, size: int) -> None:
