@@ -21,6 +21,9 @@ class Memory(Protocol):
     def get(self, buffer: Any) -> np.ndarray:  # noqa: ANN401
         """The contents of a buffer, when all that was enqueued is done; checks its guards."""
 
+    def set(self, buffer: Any, array: np.ndarray | float) -> None:  # noqa: ANN401
+        """Give a buffer new contents, complete when it returns."""
+
 
 class HostMemory:
     def put(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
@@ -39,6 +42,9 @@ class HostMemory:
             start = buffer.__array_interface__["data"][0] - raw.__array_interface__["data"][0]
             _check_guards(raw[:start], raw[start + buffer.nbytes :])
         return buffer.copy()
+
+    def set(self, buffer: np.ndarray, array: np.ndarray | float) -> None:
+        buffer[...] = array
 
 
 class CudaMemory:
@@ -68,6 +74,14 @@ class CudaMemory:
         _check_guards(raw[:start], raw[start + nbytes :])
         array = np.frombuffer(raw[start : start + nbytes].tobytes(), dtypes.of_torch(buffer.dtype))
         return array.reshape(buffer.shape).copy()
+
+    def set(self, buffer: torch.Tensor, array: np.ndarray | float) -> None:
+        import torch
+
+        dtype = dtypes.of_torch(buffer.dtype)
+        whole = np.ascontiguousarray(np.broadcast_to(np.asarray(array, dtype), buffer.shape))
+        buffer.copy_(torch.from_numpy(whole))
+        torch.cuda.synchronize(self._device)
 
 
 def memory_of(provider: str, device: int | None) -> Memory:

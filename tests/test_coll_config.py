@@ -23,6 +23,7 @@ from pynccl import nccl, raw
 from pynccl.errors import MissingFunctionError
 
 _COUNTS = (0, 1, 1009, 70_001)
+_RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
 def _algorithms(provider: str) -> tuple[str, ...]:
@@ -54,6 +55,8 @@ def test_values(launch: Launcher, provider: str, collective: str, threads: bool)
 def test_every_path_gives_the_same(
     launch: Launcher, provider: str, collective: str, algorithm: str
 ) -> None:
+    if provider == "cuda" and (algorithm != "ring" or collective not in _RINGS):
+        pytest.skip("NCCL's only algorithm that every GPU has is the ring, of five collectives")
     if algorithm not in _algorithms(provider):
         force = collective not in ("all_reduce", "broadcast", "reduce")
         config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
@@ -114,7 +117,8 @@ def _groups_and_plans(rank: Rank) -> None:
     del config
     gc.collect()
     for turn in range(5):
-        x[:], y[:] = turn + rank.rank, turn - rank.rank
+        memory.set(x, turn + rank.rank)
+        memory.set(y, turn - rank.rank)
         plan()
         event.synchronize()
         stream.synchronize()

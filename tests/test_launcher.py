@@ -4,14 +4,15 @@ deaths and deadlines reported, and no process left behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 
 import pytest
-from launcher import Launcher, RankFailure, Run
-from worker import Rank
+from launcher import Launcher, RankFailure, Run, skip_old
+from worker import Outcome, Rank
 
 
 def _identity(rank: Rank, offset: int) -> tuple[int, int, int]:
@@ -75,6 +76,24 @@ def test_an_error_names_its_rank_and_is_the_cause(launch: Launcher) -> None:
 def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None:
     with pytest.raises(RankFailure, match="_UnpicklableError: 1 and 2"):
         launch(2, _raise, None, threads=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("ncclX is in NCCL since 2.32.0; the loaded x (version 2.28.9) does not have it", True),
+        ("config.num_rma_ctx needs NCCL 2.29.0; the loaded x is 2.28.9", True),
+        ("tensor: dtype float8_e5m2 needs NCCL 2.24.0, the loaded one is 2.20.5", True),
+        ("ncclX failed: internal error of NCCL 2.28.9", False),
+    ],
+)
+def test_on_gpus_what_an_older_nccl_lacks_skips_the_test(text: str, lacks: bool) -> None:
+    old = Outcome(0, error=ValueError(text))
+    assert old.lacks == (text if lacks else "")
+    failure = RankFailure("", [old, Outcome(1, value=3)])
+    with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
+        skip_old(failure)
+    skip_old(RankFailure("", [old, Outcome(1, died="killed by SIGSEGV")]))
 
 
 def _die(rank: Rank) -> None:

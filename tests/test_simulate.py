@@ -17,10 +17,13 @@ from pynccl import errors, libraries, nccl, raw
 
 
 def _simulate(rank: Rank) -> list[float]:
-    """Rank 0 alone asks; the others have nothing to do with it."""
+    """Rank 0 alone asks; the others have nothing to do with it.
+
+    On GPUs all ask: NCCL may connect ranks for an algorithm that it has not used before.
+    """
     memory, comm = rank.memory, rank.comm
     times = []
-    if rank.rank == 0:
+    if rank.rank == 0 or rank.provider == "cuda":
         for count in (1, 1000, 1_000_000, 8_000_000):
             buffer = memory.put(np.full(count, 3, np.float32))
             with nccl.simulate() as simulation:

@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import os
 import pickle
+import re
 import signal
 import threading
 import traceback
@@ -52,6 +53,14 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.error is None and not self.died
+
+    @property
+    def lacks(self) -> str:
+        """What the loaded NCCL is too old for, where that is all that went wrong; nothing was sent
+        then.
+        """
+        text = str(self.error)
+        return text if re.search(r"NCCL (since )?[\d.]+[;,] the loaded", text) else ""
 
 
 @dataclass
