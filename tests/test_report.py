@@ -66,11 +66,14 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_outcome_is_told(tmp_path: Path) -> None:
     tests = tmp_path / "test_outcomes.py"
     tests.write_text(_TESTS)
-    done = _run("--out", str(tmp_path), "--each", "3", "--total", "60", str(tests))
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("import a_module_that_is_not_there")
+    done = _run(*("--out", str(tmp_path), "--each", "3", "--total", "60", str(broken), str(tests)))
     assert done.returncode == 1, done.stderr
     (written,) = tmp_path.glob("*-cpu-tests.json")
     report = json.loads(written.read_text())
     outcomes = {test["test"].partition("::")[2]: test for test in report["tests"]}
+    assert "a_module_that_is_not_there" in outcomes.pop("")["why"]
     assert {name: outcome["outcome"] for name, outcome in outcomes.items()} == {
         "test_well[host]": "passed",
         "test_hangs[host]": "hung",
@@ -82,7 +85,7 @@ def test_every_outcome_is_told(tmp_path: Path) -> None:
     assert "in test_hangs" in outcomes["test_hangs[host]"]["why"]
     assert outcomes["test_skipped[host]"]["why"] == "for a reason"
     text = written.with_suffix(".md").read_text()
-    assert "2 passed, 1 failed, 1 hung, 1 died, 1 skipped" in text
+    assert "2 passed, 2 failed, 1 hung, 1 died, 1 skipped" in text
     for whole in (text, written.read_text()):
         assert str(tmp_path) not in whole
         assert str(_ROOT) not in whole

@@ -42,6 +42,13 @@ class _Recorder:
         line = json.dumps({"event": event, "time": time.time(), **what})
         os.write(self._file, f"{line}\n".encode())
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:  # a file that does not import here: the others go on
+            why = report.longreprtext
+            self._write(
+                "ended", test=report.nodeid, outcome="failed", why=why, seconds=0, worlds=[]
+            )
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

@@ -153,7 +153,7 @@ class Supervisor:
             *(sys.executable, "-m", "pytest", "-p", "tests.report.recorder", "-q", "--tb=short"),
             *("--of", _provider(options.device), "--events", str(self._events)),
             *("--past", str(past), *marker, *(["-k", options.k] if options.k else [])),
-            *("-p", "no:cacheprovider", *options.tests),
+            *("--continue-on-collection-errors", "-p", "no:cacheprovider", *options.tests),
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -211,7 +211,8 @@ def main() -> int:
         options.out or machine.ROOT / ("docs" if options.device == "cuda" else "build") / "results"
     )
     stem = out / f"{date}-{machine.slug(facts)}-tests"
-    outcomes = [progress.outcomes[test] for test in progress.order]
+    tests = dict.fromkeys([*progress.order, *progress.outcomes])
+    outcomes = [progress.outcomes[test] for test in tests]
     well = write_report(stem, date, facts, outcomes, time.monotonic() - started)
     print(f"wrote {stem.name}.md and .json")
     return 0 if well else 1
