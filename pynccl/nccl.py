@@ -13,6 +13,7 @@ copied. torch is not needed.
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from pynccl import _C
 from pynccl._C import (
@@ -20,6 +21,7 @@ from pynccl._C import (
     CollConfig,
     Communicator,
     Config,
+    Graph,
     Plan,
     RedOp,
     Registration,
@@ -59,6 +61,7 @@ __all__ = [
     "Config",
     "DriverError",
     "Event",
+    "Graph",
     "LibraryNotFoundError",
     "MissingFunctionError",
     "NcclError",
@@ -78,6 +81,7 @@ __all__ = [
     "Simulation",
     "Stream",
     "UniqueId",
+    "capture",
     "get_unique_id",
     "get_version",
     "group",
@@ -120,13 +124,58 @@ def reset_debug(provider: str | os.PathLike[str] | None = None) -> None:
     load(provider).ncclResetDebugInit()
 
 
+def capture(
+    stream: object,
+    provider: str | os.PathLike[str] | None = None,
+    *,
+    mode: Literal["global", "thread_local", "relaxed"] = "thread_local",
+) -> Graph:
+    """Capture what the with block enqueues on a stream, to launch it as one call.
+
+        with nccl.capture(stream) as graph:
+            stream.launch(produce)
+            comm.all_reduce(x)
+            stream.launch(consume)
+        graph.launch(stream)
+
+    Nothing runs while it is captured: collectives, sends, receives, groups and plans, functions,
+    and the work of others on that stream (kernels, copies) become nodes of a CUDA graph
+    (cuStreamBeginCapture), on CPUs of a graph of hostnccl's with the same rules. Other streams join
+    the capture by waiting for an event that was recorded in it, and must be joined in the same way
+    before the block ends; asynchronous operations whose work was waited for do that by themselves.
+
+    In the capturing thread, ``stream=None`` of a collective means the captured stream, unless the
+    current stream of the tensor's framework is captured too. An exception in the block drops the
+    graph. All ranks have to launch their graphs in the same order, as with any other operations.
+
+    Args:
+        stream: what to capture: a Stream, a torch or CuPy stream, an object with
+            ``__cuda_stream__``, or an integer. Not the default streams, of which CPUs have none.
+        provider: for a stream that is none of pynccl's, ``"cuda"``, ``"host"`` or None, as for
+            :class:`Communicator`.
+        mode: which calls of other threads the capture forbids (CUstreamCaptureMode). The default
+            concerns this thread only; ``"global"`` is what torch.cuda.graph begins with.
+
+    Raises:
+        TypeError: stream is no stream.
+        ValueError: mode is none of these.
+        DriverError: the capture could not begin, or at the end of the block, broke a rule of
+            capturing: its text has the name of CUDA's error.
+    """
+    library = stream.library if isinstance(stream, _C.Stream) else load(provider)
+    return Graph(library, stream, mode)
+
+
 class Stream(_C.Stream):
     """A queue of work, in order: a CUDA stream, or a queue with a worker thread on CPUs.
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
         device: the GPU; None is the thread's current device.
-        priority: as CUDA counts it, lower numbers first; 0 is the default.
+        priority: as CUDA counts it, lower numbers first; 0 is the default. A number that the device
+            does not have becomes the nearest one, which the attribute ``priority`` tells. On CPUs
+            -1 to -5 are the nice value of the queue's thread, if the kernel allows it to this
+            process.
     """
 
     def __init__(

@@ -32,6 +32,8 @@ _HOST = {
     "HOSTNCCL_SPIN_US": ("uint64_t", "1000"),
     "HOSTNCCL_DIRECT_BYTES": ("uint64_t", str(16 << 20)),
     "HOSTNCCL_DIRECT_MESSAGE_BYTES": ("uint64_t", str(8 << 20)),
+    "HOSTNCCL_WINDOW_BYTES": ("uint64_t", str(128 << 10)),
+    "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
 }
 
 

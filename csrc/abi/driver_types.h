@@ -12,7 +12,14 @@ using CUstream = CUstream_st*;
 using CUevent = CUevent_st*;
 struct CUctx_st;
 using CUcontext = CUctx_st*;
+struct CUgraph_st;
+using CUgraph = CUgraph_st*;
+struct CUgraphNode_st;
+using CUgraphNode = CUgraphNode_st*;
+struct CUgraphExec_st;
+using CUgraphExec = CUgraphExec_st*;
 using CUhostFn = void (*)(void* userData);
+using cuuint64_t = std::uint64_t;
 
 enum CUresult : unsigned {
   CUDA_SUCCESS = 0,
@@ -22,8 +29,17 @@ enum CUresult : unsigned {
   CUDA_ERROR_NO_DEVICE = 100,
   CUDA_ERROR_INVALID_DEVICE = 101,
   CUDA_ERROR_INVALID_HANDLE = 400,
+  CUDA_ERROR_ILLEGAL_STATE = 401,
   CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_NOT_SUPPORTED = 801,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+  CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+  CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
+  CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+  CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+  CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+  CUDA_ERROR_CAPTURED_EVENT = 907,
+  CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
   CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -38,6 +54,12 @@ enum CUstreamCaptureStatus : unsigned {
   CU_STREAM_CAPTURE_STATUS_NONE = 0,
   CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
   CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+};
+
+enum CUstreamCaptureMode : unsigned {
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+  CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;

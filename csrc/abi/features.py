@@ -27,7 +27,10 @@ CALLS = {
     ),
     "ncclResetDebugInit": ("reset_debug", "test_features.py::test_reset_debug"),
     "ncclSetEncryption": ("set_encryption", "test_encryption.py::test_the_rules_of_nccl"),
-    "ncclCommInitRank": ("Communicator", "test_raw.py::test_every_function_of_a_communicator_works"),
+    "ncclCommInitRank": (
+        "Communicator",
+        "test_raw.py::test_every_function_of_a_communicator_works",
+    ),
     "ncclCommInitRankConfig": (
         "Communicator Config",
         "test_communicator.py::test_what_it_says_of_itself",

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/device.h"
+#include "core/graph.h"
 
 namespace pynccl {
 namespace {
@@ -129,6 +130,8 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
 }
 
 void Communicator::issue(const Operation& o) {
+  if (Graph::any_capture()) [[unlikely]]
+    Graph::note(shared_from_this(), o.stream);
   if (o.config) [[unlikely]]
     return issue_configured(o);
   const ncclComm_t comm = handle();
@@ -228,6 +231,7 @@ void Communicator::finalize() {
 }
 
 void Communicator::close() {
+  Graph::let_go(*this, false);
   // NCCL frees a non-blocking communicator only when it is quiescent.
   if (polled_ && state_.load() == State::kOpen) finalize();
   if (state_.exchange(State::kClosed) != State::kOpen) return;
@@ -238,6 +242,7 @@ void Communicator::close() {
 }
 
 void Communicator::abort() {
+  Graph::let_go(*this, true);
   state_.store(State::kClosed, std::memory_order_release);
   const ncclComm_t comm = comm_.exchange(nullptr);
   if (!comm) return;

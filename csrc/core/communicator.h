@@ -12,7 +12,7 @@
 
 namespace pynccl {
 
-class Communicator {
+class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   struct Options {
     ncclConfig_t config;                 // strings in it must outlive the creation

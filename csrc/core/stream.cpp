@@ -5,6 +5,22 @@
 namespace pynccl {
 namespace {
 
+// Asking a stream or an event, for the length of a scope, without a risk for the captures of other
+// threads: outside of the relaxed mode that is a call that a global capture does not survive.
+class RelaxedMode {
+ public:
+  explicit RelaxedMode(const Library& library) : library_(library) { exchange(); }
+  ~RelaxedMode() { exchange(); }
+  RelaxedMode(const RelaxedMode&) = delete;
+  RelaxedMode& operator=(const RelaxedMode&) = delete;
+
+ private:
+  void exchange() { library_.driver().ThreadExchangeStreamCaptureMode(&mode_); }
+
+  const Library& library_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 bool done(const Library& library, CUresult result, const char* function) {
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) throw_driver(library, result, function, __FILE__, __LINE__);
@@ -29,9 +45,22 @@ CUstream Stream::handle() const {
   return stream_;
 }
 
+int Stream::priority() const {
+  int priority = 0;
+  DRIVER_CHECK(*library_, StreamGetPriority, (handle(), &priority));
+  return priority;
+}
+
+CUstreamCaptureStatus Stream::capture_status() const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  DRIVER_CHECK(*library_, StreamIsCapturing, (handle(), &status));
+  return status;
+}
+
 void Stream::synchronize() const { DRIVER_CHECK(*library_, StreamSynchronize, (handle())); }
 
 bool Stream::query() const {
+  const RelaxedMode relaxed(*library_);
   return done(*library_, library_->driver().StreamQuery(handle()), "cuStreamQuery");
 }
 
@@ -73,6 +102,7 @@ void Event::record(CUstream stream) const {
 void Event::synchronize() const { DRIVER_CHECK(*library_, EventSynchronize, (handle())); }
 
 bool Event::query() const {
+  const RelaxedMode relaxed(*library_);
   return done(*library_, library_->driver().EventQuery(handle()), "cuEventQuery");
 }
 

@@ -12,16 +12,20 @@ class Event;
 
 class Stream {
  public:
-  // priority: as CUDA counts it, lower numbers first; 0 is the default. device below 0: the current
-  // one.
+  // priority: as CUDA counts it, lower numbers first; 0 is the default. What the device does not
+  // have becomes the nearest that it has. device below 0: the current one.
   Stream(std::shared_ptr<Library> library, int device, int priority);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   const Library& library() const { return *library_; }
+  const std::shared_ptr<Library>& shared_library() const { return library_; }
   int device() const { return device_; }
   CUstream handle() const;  // throws std::invalid_argument when closed
+
+  int priority() const;
+  CUstreamCaptureStatus capture_status() const;
 
   void synchronize() const;
   bool query() const;  // whether all that was enqueued is done

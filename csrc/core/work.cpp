@@ -4,10 +4,19 @@
 #include <chrono>
 #include <thread>
 
+#include "core/graph.h"
+
 namespace pynccl {
 
-Work::Work(std::shared_ptr<Event> done, std::shared_ptr<void> held)
-    : done_(std::move(done)), held_(std::move(held)) {}
+Work::Work(std::shared_ptr<Event> done, std::shared_ptr<void> held, bool captured)
+    : done_(std::move(done)), held_(std::move(held)), captured_(captured) {}
+
+bool Work::done() const {
+  if (captured_)
+    throw std::invalid_argument(
+        "work: it was captured into a graph; it runs whenever that is launched");
+  return done_->query();
+}
 
 void Work::wait(CUstream stream) const {
   DRIVER_CHECK(done_->library(), StreamWaitEvent, (stream, done_->handle(), 0));
@@ -17,7 +26,7 @@ bool Work::wait_for(double seconds) const {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   auto pause = std::chrono::microseconds(1);
-  while (!done_->query()) {
+  while (!done()) {
     if (std::chrono::duration<double>(Clock::now() - start).count() > seconds) return false;
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(1000));
@@ -32,7 +41,8 @@ WorkQueue::WorkQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> s
 void WorkQueue::begin(CUstream current) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
-  // A captured event cannot be asked; what a graph uses lives as long as the graph.
+  // A captured event cannot be asked. It may go back to the pool all the same: whoever takes it
+  // records it again, which makes it an event like others, and a graph has no part in it.
   capturing_ = status != CU_STREAM_CAPTURE_STATUS_NONE;
   if (!capturing_) forget_done();
   const auto ready = events_->take();
@@ -43,7 +53,8 @@ void WorkQueue::begin(CUstream current) {
 std::shared_ptr<Work> WorkQueue::end(std::shared_ptr<void> held) {
   auto done = events_->take();
   done->record(handle());
-  auto work = std::make_shared<Work>(std::move(done), std::move(held));
+  if (capturing_) Graph::hold(library(), handle(), held);
+  auto work = std::make_shared<Work>(std::move(done), std::move(held), capturing_);
   if (!capturing_) pending_.push_back(work);
   return work;
 }

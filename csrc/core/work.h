@@ -14,12 +14,13 @@ namespace pynccl {
 // What was issued between begin() and end() of a WorkQueue.
 class Work {
  public:
-  // held is kept alive until somebody has waited.
-  Work(std::shared_ptr<Event> done, std::shared_ptr<void> held);
+  // held is kept alive until somebody has waited. Work that was captured into a graph can be waited
+  // for within the capture; whether it is done cannot be asked, for that is a matter of launches.
+  Work(std::shared_ptr<Event> done, std::shared_ptr<void> held, bool captured);
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  bool done() const { return done_->query(); }
+  bool done() const;  // throws std::invalid_argument if it was captured
   // What is enqueued on the stream from now on comes after this work. Where the stream is the
   // calling thread itself, that is to block.
   void wait(CUstream stream) const;
@@ -31,6 +32,7 @@ class Work {
  private:
   std::shared_ptr<Event> done_;
   std::shared_ptr<void> held_;
+  bool captured_;
 };
 
 // The communication stream of a communicator. Calls come from one thread at a time.

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "hostnccl/delay.h"
 #include "hostnccl/tuning.h"
 
 namespace hostnccl {
@@ -30,6 +31,8 @@ void Communicator::initialize(int nranks, int rank, const MeetingName& name) {
 
 void Communicator::meet(const MeetingName& name) {
   read_tuning();
+  Delay::read_seed();
+  Delay::set_rank(rank_);
   const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_);
   {
     const std::lock_guard lock(mutex_);

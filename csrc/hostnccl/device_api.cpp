@@ -1,83 +1,20 @@
 // The calls of the CUDA driver API that pynccl uses, for CPU memory: the same names with host in
-// place of cu, the same meanings. There is one device, 0, which is this machine's CPU.
+// place of cu, the same meanings. Here are those of the device, which is one, 0: this machine's
+// CPU.
+#include "hostnccl/device_api.h"
+
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <string>
 
-#include "abi/driver_types.h"
-#include "hostnccl/event.h"
-#include "hostnccl/stream.h"
-
-using namespace pynccl::abi;
 using namespace hostnccl;
 
-#include "abi/c_params.inc"
-#define FUNCTION(symbol, result, name, ...) \
-  extern "C" [[gnu::visibility("default")]] result host##name(__VA_ARGS__);
-#include "abi/driver_functions.inc"
-#include "abi/undef.inc"
-
+namespace pynccl::abi {
 namespace {
 
 constexpr int kDriverVersion = 13000;  // whose semantics these are
-
-// A failed check, as the result to return.
-struct Refused {
-  CUresult result;
-};
-
-void require(bool holds, CUresult otherwise) {
-  if (!holds) throw Refused{otherwise};
-}
-
-template <typename Body>
-CUresult checked(Body&& body) noexcept {
-  try {
-    body();
-    return CUDA_SUCCESS;
-  } catch (const Refused& refused) {
-    return refused.result;
-  } catch (const std::bad_alloc&) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  } catch (...) {
-    remember_error(current_error().text());
-    return CUDA_ERROR_UNKNOWN;
-  }
-}
-
-// None for the streams that are the calling thread.
-Ref<Stream> find(CUstream handle) {
-  if (is_calling_thread(handle)) return {};
-  Ref<Stream> stream = streams().find(handle);
-  require(stream && stream->is_of_this_process(), CUDA_ERROR_INVALID_HANDLE);
-  return stream;
-}
-
-Ref<Event> find(CUevent handle) {
-  Ref<Event> event = events().find(handle);
-  require(event && event->is_of_this_process(), CUDA_ERROR_INVALID_HANDLE);
-  return event;
-}
-
-template <typename T>
-T* out(T* pointer) {
-  require(pointer != nullptr, CUDA_ERROR_INVALID_VALUE);
-  return pointer;
-}
-
-void run_or_enqueue(const Ref<Stream>& stream, Stream::Work work) {
-  if (stream) {
-    Stream::enqueue(stream, std::move(work));
-  } else {
-    work();
-  }
-}
-
-// An operation that failed in the queue shows once, here; its communicator keeps the reason.
-void report_failure(Stream& stream) { require(!stream.take_failure(), CUDA_ERROR_UNKNOWN); }
 
 void require_device(CUdevice device) { require(device == 0, CUDA_ERROR_INVALID_DEVICE); }
 
@@ -97,38 +34,10 @@ std::string cpu_name() {
   return "CPU";
 }
 
-struct ErrorText {
-  CUresult result;
-  const char* name;
-  const char* text;
-};
-
-const ErrorText* error_text(CUresult result) {
-  static constexpr ErrorText kTexts[] = {
-      {CUDA_SUCCESS, "CUDA_SUCCESS", "success"},
-      {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid value"},
-      {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-      {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "not initialised"},
-      {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no device"},
-      {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "no such device: there is only 0"},
-      {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE",
-       "the handle is not, or no longer, a stream or event of this process"},
-      {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "not ready: work is still queued"},
-      {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "not supported on CPUs"},
-      {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN",
-       "work queued on the stream failed; ncclCommGetAsyncError of its communicator has the "
-       "reason"},
-  };
-  const auto* found = std::find_if(std::begin(kTexts), std::end(kTexts),
-                                   [result](const ErrorText& e) { return e.result == result; });
-  return found == std::end(kTexts) ? nullptr : found;
-}
-
-CUresult describe(CUresult error, const char** text, const char* ErrorText::* field) {
+CUresult describe(const char** text, const char* known) {
   return checked([=] {
-    const ErrorText* found = error_text(error);
-    *out(text) = found != nullptr ? found->*field : nullptr;
-    require(found != nullptr, CUDA_ERROR_INVALID_VALUE);
+    *out(text) = known;
+    require(known != nullptr, CUDA_ERROR_INVALID_VALUE);
   });
 }
 
@@ -145,11 +54,11 @@ CUresult hostDriverGetVersion(int* version) {
 }
 
 CUresult hostGetErrorName(CUresult error, const char** text) {
-  return describe(error, text, &ErrorText::name);
+  return describe(text, device_error_name(error));
 }
 
 CUresult hostGetErrorString(CUresult error, const char** text) {
-  return describe(error, text, &ErrorText::text);
+  return describe(text, device_error_text(error));
 }
 
 CUresult hostDeviceGetCount(int* count) {
@@ -216,7 +125,7 @@ CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUde
         *static_cast<int*>(out(data)) = 0;
         return;
     }
-    throw Refused{CUDA_ERROR_NOT_SUPPORTED};
+    throw DeviceError(CUDA_ERROR_NOT_SUPPORTED);
   });
 }
 
@@ -231,112 +140,6 @@ CUresult hostMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstrea
   });
 }
 
-CUresult hostStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
-  return checked([=] {
-    out(stream);
-    require((flags & ~CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE);
-    *stream = reinterpret_cast<CUstream>(streams().open(std::make_unique<Stream>()).slot());
-  });
-}
-
-CUresult hostStreamDestroy(CUstream stream) {
-  return checked([=] {
-    require(!is_calling_thread(stream), CUDA_ERROR_INVALID_HANDLE);
-    const Ref<Stream> queue = streams().find(stream);
-    require(queue && streams().close(queue), CUDA_ERROR_INVALID_HANDLE);
-    if (queue->is_of_this_process()) queue->close();
-  });
-}
-
-CUresult hostStreamSynchronize(CUstream stream) {
-  return checked([=] {
-    const Ref<Stream> queue = find(stream);
-    if (!queue) return;
-    queue->synchronize();
-    report_failure(*queue);
-  });
-}
-
-CUresult hostStreamQuery(CUstream stream) {
-  return checked([=] {
-    const Ref<Stream> queue = find(stream);
-    if (!queue) return;
-    require(queue->idle(), CUDA_ERROR_NOT_READY);
-    report_failure(*queue);
-  });
-}
-
-CUresult hostStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
-  return checked([=] {
-    require(flags == 0, CUDA_ERROR_INVALID_VALUE);
-    const Ref<Stream> queue = find(stream);
-    wait_for(queue, find(event)->last());
-  });
-}
-
-CUresult hostStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  return checked([=] {
-    find(stream);
-    *out(status) = CU_STREAM_CAPTURE_STATUS_NONE;
-  });
-}
-
-CUresult hostLaunchHostFunc(CUstream stream, CUhostFn function, void* userData) {
-  return checked([=] {
-    const Ref<Stream> queue = find(stream);
-    require(function != nullptr, CUDA_ERROR_INVALID_VALUE);
-    run_or_enqueue(queue, [=] { function(userData); });
-  });
-}
-
-CUresult hostEventCreate(CUevent* event, unsigned int flags) {
-  return checked([=] {
-    out(event);
-    const unsigned known = CU_EVENT_DISABLE_TIMING | 1u;  // 1: blocking synchronisation, as always
-    require((flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
-    auto made = std::make_unique<Event>((flags & CU_EVENT_DISABLE_TIMING) == 0);
-    *event = reinterpret_cast<CUevent>(events().open(std::move(made)).slot());
-  });
-}
-
-CUresult hostEventDestroy(CUevent event) {
-  return checked([=] {
-    const Ref<Event> found = events().find(event);
-    require(found && events().close(found), CUDA_ERROR_INVALID_HANDLE);
-  });
-}
-
-CUresult hostEventRecord(CUevent event, CUstream stream) {
-  return checked([=] {
-    const Ref<Stream> queue = find(stream);
-    find(event)->record(queue);
-  });
-}
-
-CUresult hostEventQuery(CUevent event) {
-  return checked([=] {
-    const auto record = find(event)->last();
-    require(record == nullptr || record->done(), CUDA_ERROR_NOT_READY);
-  });
-}
-
-CUresult hostEventSynchronize(CUevent event) {
-  return checked([=] {
-    if (const auto record = find(event)->last()) record->wait();
-  });
-}
-
-CUresult hostEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  return checked([=] {
-    out(milliseconds);
-    const Ref<Event> from = find(start);
-    const Ref<Event> to = find(end);
-    const auto began = from->last();
-    const auto ended = to->last();
-    require(from->timing() && to->timing() && began && ended, CUDA_ERROR_INVALID_HANDLE);
-    require(began->done() && ended->done(), CUDA_ERROR_NOT_READY);
-    *milliseconds = std::chrono::duration<float, std::milli>(ended->time() - began->time()).count();
-  });
-}
-
 }  // extern "C"
+
+}  // namespace pynccl::abi

@@ -5,6 +5,8 @@
 #include <memory>
 #include <numeric>
 
+#include "hostnccl/capture.h"
+#include "hostnccl/delay.h"
 #include "hostnccl/event.h"
 #include "hostnccl/group.h"
 #include "hostnccl/launch.h"
@@ -22,6 +24,7 @@ Launch& launch_of_this_thread() {
 }
 
 void run_here(Launch& launch) {
+  Delay::pause();
   const std::optional<Error> error = launch.run();
   launch.clear();
   if (error) throw *error;
@@ -62,6 +65,20 @@ struct Component {
   Streams streams;
   Events launched;
   bool in_calling_thread = false;
+  std::vector<Graph::Call> calls;  // if it is recorded, and then no launch
+
+  bool capturing() const {
+    return std::any_of(streams.begin(), streams.end(),
+                       [](const Ref<Stream>& stream) { return stream->capturing(); });
+  }
+  void check() const {
+    const auto captures = [](const Ref<Stream>& stream) { return stream->capturing(); };
+    if (!capturing()) return;
+    if (!in_calling_thread && std::all_of(streams.begin(), streams.end(), captures)) return;
+    fail(abi::ncclInvalidUsage,
+         "some streams of a group are capturing and others are not, although they share a "
+         "communicator: either all or none of them");
+  }
 
   void add(const Ref<Stream>& stream) {
     if (!stream) {
@@ -100,6 +117,9 @@ std::vector<size_t> connect(const std::vector<Item>& items) {
 
 void dispatch(const Item& item) {
   if (item.launched) item.launched->record(item.stream);
+  if (item.stream && item.stream->capturing()) {
+    return Capture::record({item.stream}, std::vector<Graph::Call>{{item.comm, item.operation}});
+  }
   if (item.stream) {
     auto launch = std::make_shared<Launch>();
     launch->add(item.comm, item.operation);
@@ -132,10 +152,20 @@ void dispatch(const std::vector<Item>& items) {
     component.add(items[i].stream);
     if (items[i].launched) component.launched.push_back(items[i].launched);
   }
+  for (const Component& component : components) component.check();
   for (size_t i = 0; i < items.size(); ++i) {
     Component& component = components[component_of[i]];
+    if (component.capturing()) {
+      component.calls.push_back({items[i].comm, items[i].operation});
+      continue;
+    }
     Launch& launch = component.in_calling_thread ? here : component.own_launch();
     launch.add(items[i].comm, items[i].operation);
+  }
+  for (Component& component : components) {
+    if (component.calls.empty()) continue;
+    record_all(component.launched, component.streams[0]);
+    Capture::record(component.streams, std::move(component.calls));
   }
   here.take_tickets();
   for (Component& component : components) {

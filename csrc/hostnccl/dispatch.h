@@ -11,7 +11,7 @@ void dispatch(const Item& item);
 
 // The items of a group. What shares a communicator or a stream is one launch. A launch on several
 // streams runs on one of them, between events; a launch that touches the calling thread runs there,
-// after what its other streams were given before.
+// after what its other streams were given before. On streams that are capturing it is recorded.
 void dispatch(const std::vector<Item>& items);
 
 }  // namespace hostnccl

@@ -1,5 +1,8 @@
 #include "hostnccl/event.h"
 
+#include "hostnccl/capture.h"
+#include "hostnccl/device_error.h"
+
 namespace hostnccl {
 
 HandleTable<Event>& events() {
@@ -18,8 +21,10 @@ void Event::Record::wait() {
 }
 
 void Event::record(const Ref<Stream>& stream) {
-  const auto record = std::make_shared<Record>();
-  if (stream) {
+  std::shared_ptr<Record> record;
+  if (stream && stream->capturing()) {
+    record = Capture::mark(stream);
+  } else if (record = std::make_shared<Record>(); stream) {
     Stream::enqueue(stream, [record] { record->complete(); });
   } else {
     record->complete();
@@ -34,7 +39,10 @@ std::shared_ptr<Event::Record> Event::last() const {
 }
 
 void wait_for(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record) {
-  if (record == nullptr || record->done()) return;
+  if (record == nullptr) return;
+  if (record->place()) return Capture::join(stream, *record->place());
+  Capture::refuse(stream, abi::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+  if (record->done()) return;
   if (stream) {
     Stream::enqueue(stream, [record] { record->wait(); });
   } else {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "hostnccl/counter.h"
 #include "hostnccl/handle.h"
@@ -13,15 +14,20 @@ namespace hostnccl {
 
 class Event {
  public:
-  // One recording; done once its queue has come to it.
+  // One recording; done once its queue has come to it. One in a capture is a place there, and never
+  // done.
   class Record {
    public:
+    Record() = default;
+    explicit Record(Place place) : place_(std::move(place)) {}
+    const std::optional<Place>& place() const { return place_; }
     void complete();
     bool done() const { return done_.reached(1); }
     void wait();
     Clock::time_point time() const { return time_; }
 
    private:
+    const std::optional<Place> place_;
     Counter done_;
     Clock::time_point time_;
   };

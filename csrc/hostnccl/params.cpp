@@ -35,8 +35,12 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMostBytes, "131072",
      "bytes of a rank's contribution from which on a collective reads it where it is if it lies in "
      "windows on all ranks"},
+    {"HOSTNCCL_DELAY_SEED", ParamType::Uint64, false, 0, UINT64_MAX, "0",
+     "a test mode: threads and streams pause at random, drawn from this seed, before they work; 0 "
+     "is "
+     "off"},
 };
-static_assert(std::size(kParams) == size_t(Setting::WindowBytes) + 1);
+static_assert(std::size(kParams) == size_t(Setting::DelaySeed) + 1);
 
 std::optional<std::string> from_environment(const char* key) {
   const char* text = std::getenv(key);

@@ -19,6 +19,7 @@ enum class Setting : uint8_t {
   DirectBytes,
   DirectMessageBytes,
   WindowBytes,
+  DelaySeed,
 };
 
 enum class ParamType : uint8_t { Bool, Int64, Uint64, Text };

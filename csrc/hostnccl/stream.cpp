@@ -1,5 +1,10 @@
 #include "hostnccl/stream.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
 #include "hostnccl/thread.h"
 
 namespace hostnccl {
@@ -8,6 +13,8 @@ HandleTable<Stream>& streams() {
   static HandleTable<Stream>& table = *new HandleTable<Stream>;
   return table;
 }
+
+Stream::Stream(int priority) : priority_(std::clamp(priority, kGreatestPriority, kLeastPriority)) {}
 
 void Stream::enqueue(const Ref<Stream>& self, Work work) {
   Stream& stream = *self;
@@ -21,7 +28,17 @@ void Stream::enqueue(const Ref<Stream>& self, Work work) {
   stream.changed_.notify_one();
 }
 
+// The kernel grants a priority above the default only to whom it may (CAP_SYS_NICE, or a
+// RLIMIT_NICE); without, all streams are alike.
+void Stream::prepare_thread() const {
+  if (priority_ != kLeastPriority) {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), priority_);  // of this thread only
+  }
+  Delay::be_stream(number_);
+}
+
 void Stream::run() {
+  prepare_thread();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
@@ -30,6 +47,7 @@ void Stream::run() {
       const Work work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
+      Delay::pause();
       try {
         work();
       } catch (...) {

@@ -1,5 +1,5 @@
-// Numbers that the environment can change, each read once per process. Wherever ranks must agree on
-// one, they settle it while their world is made.
+// Numbers that the environment can change, each read once per process. Wherever ranks
+// must agree on one, they settle it while their world is made.
 #pragma once
 
 #include <chrono>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/graph.h"
+#include "python/held.h"
 #include "python/tensor.h"
 
 namespace pynccl::python {
@@ -46,6 +48,17 @@ void Batch::check_open() const {
       throw std::invalid_argument("communicator: it is closed, operation " + std::to_string(i + 1) +
                                   " of " + std::to_string(calls_.size()) +
                                   " needs it; nothing was sent");
+}
+
+void Batch::hold_in_captures() const {
+  const std::shared_ptr<void> held = hold(held_);
+  std::vector<CUstream> streams;
+  for (const Call& call : calls_) {
+    const CUstream stream = call.operation.stream;
+    if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
+    streams.push_back(stream);
+    Graph::hold(call.communicator->library(), stream, held);
+  }
 }
 
 void Batch::issue() const {

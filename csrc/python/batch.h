@@ -37,6 +37,9 @@ class Batch {
   // The same operations, all on one stream: a pynccl, torch or CuPy stream, or an integer.
   Batch on_stream(PyObject* stream) const;
 
+  // Keeps the objects in the graphs that capture() captures the operations into. Needs the GIL.
+  void hold_in_captures() const;
+
   // Issues everything, as one NCCL group per library in the order in which the libraries first
   // appear. A communicator that is not open is found before anything is sent. The GIL need not be
   // held, and the calls can block.

@@ -1,3 +1,4 @@
+#include "core/graph.h"
 #include "python/bindings.h"
 #include "python/fastcall.h"
 #include "python/gil.h"
@@ -33,6 +34,8 @@ void Plan::replay(PyObject* stream) const {
   if (stream) batch = std::make_shared<const Batch>(batch->on_stream(stream));
   if (Group* group = Group::active()) [[unlikely]]
     return group->batch().append(*batch);
+  if (Graph::any_capture()) [[unlikely]]
+    batch->hold_in_captures();
   const GilReleased released;
   batch->issue();
 }

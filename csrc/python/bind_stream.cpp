@@ -1,18 +1,18 @@
 // The classes Stream and Event: work queues of our own on either provider.
 #include "core/stream.h"
 
+#include "core/graph.h"
 #include "python/bindings.h"
 #include "python/errors.h"
+#include "python/held.h"
 #include "python/tensor.h"
 
 namespace pynccl::python {
 namespace {
 
-// Runs a Python callable on a stream's worker. Nothing can be raised there: what it raises goes to
+// Calls a Python callable on a stream's worker. Nothing can be raised there: what it raises goes to
 // sys.unraisablehook.
-void run_callable(void* data) {
-  const py::gil_scoped_acquire gil;
-  const auto callable = py::reinterpret_steal<py::object>(static_cast<PyObject*>(data));
+void call(const py::object& callable) {
   try {
     callable();
   } catch (py::error_already_set& error) {
@@ -20,11 +20,32 @@ void run_callable(void* data) {
   }
 }
 
-void launch(const Stream& stream, py::function callable) {
+void call_once(void* data) {
+  const py::gil_scoped_acquire gil;
+  call(py::reinterpret_steal<py::object>(static_cast<PyObject*>(data)));
+}
+
+void call_again(void* data) {
+  const py::gil_scoped_acquire gil;
+  call(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data)));
+}
+
+// Into a graph, which keeps the callable for as long as it may be launched.
+void capture(const Stream& stream, const py::function& callable) {
+  const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  if (!Graph::hold(stream.library(), stream.handle(), hold({callable})) && valid)
+    throw py::value_error(
+        "stream: it is being captured, but not by capture(): nobody would keep the function");
+  const py::gil_scoped_release released;
+  stream.launch_host_function(&call_again, callable.ptr());
+}
+
+void launch(const Stream& stream, const py::function& callable) {
+  if (stream.capture_status() != CU_STREAM_CAPTURE_STATUS_NONE) return capture(stream, callable);
   PyObject* reference = callable.inc_ref().ptr();
   try {
     const py::gil_scoped_release released;
-    stream.launch_host_function(&run_callable, reference);
+    stream.launch_host_function(&call_once, reference);
   } catch (...) {
     callable.dec_ref();
     throw;
@@ -51,6 +72,9 @@ __cuda_stream__, which torch and CuPy take.)");
           "handle", [](const Stream& s) { return reinterpret_cast<std::uintptr_t>(s.handle()); },
           "The cudaStream_t as an integer.")
       .def_property_readonly("device", &Stream::device, "The device's ordinal.")
+      .def_property_readonly("library", &Stream::shared_library, "The loaded NCCL.")
+      .def_property_readonly("priority", &Stream::priority,
+                             "The priority, as the device has it (cuStreamGetPriority).")
       .def("__cuda_stream__",
            [](const Stream& s) {
              return py::make_tuple(0, reinterpret_cast<std::uintptr_t>(s.handle()));
@@ -64,7 +88,7 @@ __cuda_stream__, which torch and CuPy take.)");
            "(cuStreamWaitEvent).")
       .def("launch", &launch, py::arg("function"),
            "Enqueues a call of function() (cuLaunchHostFunc). It must not call CUDA or a "
-           "collective.")
+           "collective.\nInside capture() the graph calls it in every launch.")
       .def("close", &Stream::close, Release(),
            "Lets what is enqueued run and frees the stream (cuStreamDestroy).");
 

@@ -22,5 +22,6 @@ void bind_extension(py::module_& m);
 void bind_group(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_simulation(py::module_& m);
+void bind_graph(py::module_& m);
 
 }  // namespace pynccl::python

@@ -1,11 +1,13 @@
 #include "python/collectives.h"
 
 #include "core/communicator.h"
+#include "core/graph.h"
 #include "python/coll_config.h"
 #include "python/collective_docs.h"
 #include "python/fastcall.h"
 #include "python/gil.h"
 #include "python/group.h"
+#include "python/held.h"
 #include "python/red_op.h"
 #include "python/structs.h"
 #include "python/tensor.h"
@@ -294,6 +296,9 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
                          {self, arguments.tensor, arguments.out, arguments.stream, arguments.op,
                           arguments.config});
     } else {
+      if (Graph::any_capture()) [[unlikely]]
+        hold_in_capture(communicator.library(), operation.stream,
+                        {arguments.tensor, arguments.out, arguments.op});
       const GilReleased released;  // on CPUs the call lasts until the data has arrived
       communicator.issue(operation);
       communicator.settle();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/graph.h"
 #include "python/gil.h"
 
 namespace pynccl::python {
@@ -66,6 +67,7 @@ void Group::issue() {
   // Taken out first: whatever happens, the next group starts empty. The objects outlive the calls.
   Batch batch = std::exchange(batch_, {});
   if (!creations_.empty()) create();
+  if (Graph::any_capture()) batch.hold_in_captures();
   {
     const GilReleased released;
     batch.issue();

@@ -21,5 +21,6 @@ PYBIND11_MODULE(_C, m) {
   bind_group(m);
   bind_plan(m);
   bind_simulation(m);
+  bind_graph(m);
   mirror::bind(m);
 }

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "core/library.h"
+#include "core/graph.h"
 #include "python/dtype.h"
 
 struct DLPackExchangeAPI;
@@ -52,11 +52,13 @@ cudaStream_t current_stream(const TensorView& view);
 cudaStream_t stream_from_python(PyObject* stream, const Library& library);
 
 // The stream of a call: what the user passed (nullptr and None: nothing), or the current stream of
-// the framework that owns the tensor. On a library over host memory that is the calling thread.
+// the framework that owns the tensor. On a library over host memory that is the calling thread. In
+// a thread that captures by capture(), the captured stream stands for one that is not captured.
 inline cudaStream_t resolve_stream(PyObject* stream, const TensorView& view,
                                    const Library& library) {
   if (stream && stream != Py_None) return stream_from_python(stream, library);
-  return library.memory() == Memory::kHost ? nullptr : current_stream(view);
+  const cudaStream_t current = library.memory() == Memory::kHost ? nullptr : current_stream(view);
+  return Graph::any_capture() ? Graph::redirect(library, current) : current;
 }
 
 }  // namespace pynccl::python

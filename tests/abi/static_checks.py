@@ -39,6 +39,7 @@ VERSIONED = {
 # cuda.h maps a call to its newest form; where we ask for another one, this says why.
 OLDER_SYMBOLS = {
     "cuEventElapsedTime": "_v2 has the same signature, but only drivers from CUDA 12.8 on have it",
+    "cuStreamGetCaptureInfo_v2": "_v3 adds the edges' data, only drivers from CUDA 12.3 on have it",
 }
 
 

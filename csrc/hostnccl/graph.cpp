@@ -1,0 +1,53 @@
+#include "hostnccl/graph.h"
+
+#include <algorithm>
+
+#include "hostnccl/device_error.h"
+
+namespace hostnccl {
+namespace {
+
+void check(const Ref<Communicator>& comm) {
+  if (!comm.slot()->open.load(std::memory_order_acquire)) {
+    const std::string& name = comm->settings().name;
+    throw DeviceError(abi::CUDA_ERROR_ILLEGAL_STATE,
+                      format("the graph needs the communicator%s%s of rank %d of %d, which was "
+                             "destroyed",
+                             name.empty() ? "" : " ", name.c_str(), comm->rank(), comm->nranks()));
+  }
+  comm->check_usable();
+}
+
+}  // namespace
+
+size_t Graph::lanes() const {
+  size_t lanes = 0;
+  for (const Node& node : nodes_) lanes = std::max(lanes, node.lane + 1);
+  return lanes;
+}
+
+size_t Graph::add(Node node) {
+  nodes_.push_back(std::move(node));
+  return nodes_.size() - 1;
+}
+
+bool Graph::end_with(std::vector<size_t> last) {
+  last_ = std::move(last);
+  std::vector<bool> joined(nodes_.size());
+  for (const size_t index : last_) joined[index] = true;
+  for (size_t index = nodes_.size(); index-- > 0;) {
+    if (!joined[index]) return false;
+    for (const size_t before : nodes_[index].after) joined[before] = true;
+  }
+  return true;
+}
+
+void Graph::check_communicators() const {
+  for (const Node& node : nodes_) {
+    const auto* calls = std::get_if<std::vector<Call>>(&node.work);
+    if (calls == nullptr) continue;
+    for (const Call& call : *calls) check(call.comm);
+  }
+}
+
+}  // namespace hostnccl

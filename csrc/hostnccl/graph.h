@@ -1,0 +1,47 @@
+// Recorded work: nodes, each after those that it depends on, in the order in which they were
+// captured.
+#pragma once
+
+#include <functional>
+#include <variant>
+#include <vector>
+
+#include "hostnccl/communicator.h"
+#include "hostnccl/operation.h"
+
+namespace hostnccl {
+
+class Graph {
+ public:
+  struct Call {
+    Ref<Communicator> comm;
+    Operation operation;
+  };
+  // A function, or operations that are one launch.
+  using Work = std::variant<std::function<void()>, std::vector<Call>>;
+
+  struct Node {
+    std::vector<size_t> after;  // earlier nodes
+    size_t lane;                // the stream that it was captured on: its nodes are in order
+    Work work;
+  };
+
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<size_t>& last() const { return last_; }  // all others come before one of these
+  size_t lanes() const;
+  bool is_of_this_process() const { return generation_ == fork_generation(); }
+
+  size_t add(Node node);
+  // True if every node is one of these or comes before one.
+  bool end_with(std::vector<size_t> last);
+
+  // Throws where a communicator is gone or cannot take operations.
+  void check_communicators() const;
+
+ private:
+  const uint32_t generation_ = fork_generation();
+  std::vector<Node> nodes_;
+  std::vector<size_t> last_;
+};
+
+}  // namespace hostnccl
