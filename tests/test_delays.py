@@ -51,7 +51,7 @@ class Buffer:
 
 
 class Program:
-    """One drawn program as one rank runs it, beside its model, which has the arrays of all ranks."""
+    """A drawn program as one rank runs it, beside its model, the arrays of all ranks."""
 
     def __init__(self, rank: Rank, comms: list[nccl.Communicator], seed: int) -> None:
         self.rank, self.comms = rank, comms
@@ -128,7 +128,7 @@ class Program:
         self.after(stream, source, target)
 
     def add(self, source: int, target: int) -> Callable[[], None]:
-        """target = source + target, as a function for a stream."""
+        """Add one buffer to another: a function for a stream."""
         read, write = self.buffers[source].array, self.buffers[target].array
 
         def function() -> None:
