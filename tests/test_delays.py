@@ -14,19 +14,22 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import numpy as np
 import pytest
+import torch
 from launcher import Launcher
 from worker import Rank
 
-from pynccl import _C, nccl
+from pynccl import nccl
+from pynccl.mirror.channel import Channel
 
 SEEDS = 200
 STEPS = 14
 COUNT = 301
 BUFFERS = 5
-STREAMS = 4
+STREAMS = 3
 COMMUNICATORS = 3
 
 
@@ -57,7 +60,7 @@ class Program:
         self.rank, self.comms = rank, comms
         self.random = random.Random(seed)
         self.streams = [nccl.Stream("host") for _ in range(STREAMS)]
-        self.queue = _C.WorkQueue(comms[0].library, self.streams[-1])
+        self.channels = [Channel(comm, torch.device("cpu"), timedelta(minutes=1)) for comm in comms]
         start = [
             [np.arange(COUNT) % 7 + 3.0 * r + i for i in range(BUFFERS)] for r in range(rank.nranks)
         ]
@@ -103,7 +106,7 @@ class Program:
 
     def place(self) -> nccl.Stream | None:
         """A stream, or the calling thread."""
-        return self.random.choice([*self.streams[:-1], None])
+        return self.random.choice([*self.streams, None])
 
     def reduce(self, source: int, target: int) -> None:
         """What an all_reduce to the maximum gives, plus nothing: values stay small."""
@@ -163,7 +166,7 @@ class Program:
     def graph(self) -> None:
         """A function on a fork, then a collective that needs it; launched twice."""
         source, target = self.draw(1)
-        stream, fork = self.random.sample(self.streams[:-1], 2)
+        stream, fork = self.random.sample(self.streams, 2)
         comm = self.random.choice(self.comms)
         forked, joined = nccl.Event("host"), nccl.Event("host")
         array = self.buffers[target].array
@@ -184,18 +187,20 @@ class Program:
         self.after(where, source, target)
 
     def work(self) -> None:
-        """On the communication stream, between the calling thread's events."""
+        """As async_op=True does it: on a communicator's own stream; waited for now, or by event."""
         source, target = self.draw(1)
-        comm, stream = self.random.choice(self.comms), self.streams[-1]
+        channel = self.random.choice(self.channels)
+        array, into = self.buffers[source].array, self.buffers[target].array
+
+        def issue(comm: nccl.Communicator, stream: int | None) -> None:
+            comm.all_reduce(array, nccl.MAX, out=into, stream=stream)
+
         self.before(None, source, target)
-        self.queue.begin(self.buffers[source].array)
-        into = self.buffers[target].array
-        comm.all_reduce(self.buffers[source].array, nccl.MAX, out=into, stream=stream)
-        work = self.queue.end((self.buffers[source].array, into))
+        work = channel.start("all_reduce", issue, array, [into])
         self.reduce(source, target)
         if self.random.random() < 0.5:
             work.wait()
-        self.after(stream, source, target)
+        self.after(channel.stream, source, target)
 
 
 def _drawn_programs(rank: Rank) -> None:

@@ -55,6 +55,7 @@ ncclConfig_t non_blocking();
 void collectives();
 void messages();
 void streams();
+void graphs();
 void lives();
 void configured();
 

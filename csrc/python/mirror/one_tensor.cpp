@@ -3,6 +3,7 @@
 
 #include "python/collectives.h"
 #include "python/mirror/function.h"
+#include "python/held.h"
 #include "python/mirror/issue.h"
 
 namespace pynccl::python::mirror {
@@ -86,7 +87,11 @@ PyObject* collective(const Function& function, PyObject* const* values) {
     return declined();
 
   Communicator& communicator = link->channel->communicator();
-  if (!async_op) return issue_now(*link, function.name(), [&] { send(communicator, operation); });
+  if (!async_op) {
+    if (Graph::any_capture()) [[unlikely]]
+      hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
+    return issue_now(*link, function.name(), [&] { send(communicator, operation); });
+  }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
   const auto name = py::reinterpret_borrow<py::object>(function.name());
   Work work(link->object, *link->channel, name, view);
@@ -142,6 +147,8 @@ PyObject* transfer(const Function&, PyObject* const* values) {
     if (!Sends) work.source = static_cast<int>(peer);
     return issue_async(std::move(work), tensor, [&] { send(communicator, operation); });
   } else {
+    if (Graph::any_capture()) [[unlikely]]
+      hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
     PyObject* done = issue_now(*link, name, [&] { send(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
