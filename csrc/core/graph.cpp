@@ -152,6 +152,7 @@ void Graph::sweep() noexcept {
 }
 
 void Graph::drop() noexcept {
+  const std::lock_guard turn(launching_);
   {
     const std::lock_guard lock(graphs_mutex);
     left_behind().push_back({std::move(launched_), std::exchange(exec_, {}),
@@ -177,9 +178,9 @@ std::shared_ptr<const Graph::Exec> Graph::exec() const {
 }
 
 void Graph::launch(CUstream stream) const {
+  const std::lock_guard turn(launching_);
   const std::shared_ptr<const Exec> running = exec();
   const DeviceScope scope(*library_, device_);
-  const std::lock_guard lock(launching_);
   if (!launched_) launched_ = std::make_shared<Event>(library_, device_, false);
   DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
   launched_->record(stream);
