@@ -149,7 +149,6 @@ def _captured(rank: Rank) -> None:
     first, second = _tensor(rank, 1000), _tensor(rank, 1000)
     before = _start(channel, first)  # outside, and not waited for yet
     before.wait()
-    rank.memory.get(first)
     _reset(rank, first)
     with nccl.capture(stream) as graph:
         works = [_start(channel, first), _start(channel, second)]
@@ -158,26 +157,31 @@ def _captured(rank: Rank) -> None:
         for work in works:
             work.wait()
         rank.comm.all_reduce(first)
-    assert (rank.memory.get(first) == 1).all()
+    assert (_settled(rank, first) == 1).all()
     after = _start(channel, second)  # the queue is free again, with the events of the capture
     after.wait()
     _reset(rank, second)
     for replay in range(1, 4):
         graph.launch()
         stream.synchronize()
-        assert (rank.memory.get(first) == float(rank.nranks) ** (2 * replay)).all()
-        assert (rank.memory.get(second) == float(rank.nranks) ** replay).all()
+        assert (_settled(rank, first) == float(rank.nranks) ** (2 * replay)).all()
+        assert (_settled(rank, second) == float(rank.nranks) ** replay).all()
         _start(channel, _tensor(rank, 10)).wait()  # between launches
     graph.close()
 
 
 def _reset(rank: Rank, tensor: Any) -> None:  # noqa: ANN401
+    _settled(rank, tensor).fill_(1)
+    _settled(rank, tensor)
+
+
+def _settled(rank: Rank, tensor: Any) -> Any:  # noqa: ANN401
+    """The tensor, when all that was enqueued is done."""
     if rank.device is not None:
         import torch
 
         torch.cuda.synchronize()
-    tensor.fill_(1)
-    rank.memory.get(tensor)
+    return tensor
 
 
 def test_asynchronous_work_is_captured(launch: Launcher, provider: str) -> None:
@@ -193,7 +197,7 @@ def _unjoined(rank: Rank) -> None:
     ):
         _start(channel, tensor)
     _start(channel, tensor).wait()
-    assert (rank.memory.get(tensor) == rank.nranks).all()
+    assert (_settled(rank, tensor) == rank.nranks).all()
 
 
 def test_captured_work_that_nobody_waits_for(launch: Launcher, provider: str) -> None:
