@@ -18,6 +18,8 @@ void Batch::add(Communicator& communicator, const Operation& operation,
   calls_.push_back({&communicator, operation});
 }
 
+void Batch::hold(PyObject* object) { held_.push_back(py::reinterpret_borrow<py::object>(object)); }
+
 void Batch::append(const Batch& other) {
   held_.insert(held_.end(), other.held_.begin(), other.held_.end());
   for (const Call& call : other.calls_) add(*call.communicator, call.operation, {});
@@ -52,15 +54,11 @@ void Batch::issue() const {
   check_open();
   for (Library* library : libraries_) {
     GroupScope group(*library);
-    issue_to(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
     group.end();
   }
   for (const Call& call : calls_) call.communicator->settle();
-}
-
-void Batch::issue_to(const Library& library) const {
-  for (const Call& call : calls_)
-    if (&call.communicator->library() == &library) call.communicator->issue(call.operation);
 }
 
 std::optional<double> Batch::simulate() const {
@@ -69,7 +67,8 @@ std::optional<double> Batch::simulate() const {
   std::optional<double> sum = 0;
   for (Library* library : libraries_) {
     GroupScope group(*library);
-    issue_to(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
     const std::optional<double> seconds = group.end_simulated();
     sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
   }

@@ -29,6 +29,7 @@ class Batch {
   // needs, the one that owns the communicator among them, or nullptr.
   void add(Communicator& communicator, const Operation& operation,
            std::initializer_list<PyObject*> held);
+  void hold(PyObject* object);  // something more that an operation needs
   void append(const Batch& other);
 
   Mark mark() const { return {calls_.size(), libraries_.size(), held_.size()}; }
@@ -53,7 +54,6 @@ class Batch {
   };
 
   void check_open() const;
-  void issue_to(const Library& library) const;
 
   std::vector<Call> calls_;
   std::vector<Library*> libraries_;

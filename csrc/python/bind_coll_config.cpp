@@ -2,6 +2,7 @@
 
 #include "python/bindings.h"
 #include "python/coll_config.h"
+#include "python/group.h"
 
 namespace pynccl::python {
 namespace {
@@ -118,6 +119,7 @@ void configure(Operation& operation, const Communicator& communicator, PyObject*
                           ", the communicator to " + communicator.library().path());
   operation.config = &given.value;
   communicator.check_configured(operation);
+  if (Group* group = Group::active()) group->batch().hold(config);
 }
 
 void bind_coll_config(py::module_& m) {

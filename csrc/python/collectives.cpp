@@ -291,8 +291,7 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
       configure(operation, communicator, arguments.config);
     if (Group* group = Group::active()) [[unlikely]] {
       group->batch().add(communicator, operation,
-                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op,
-                          arguments.config});
+                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
     } else {
       const GilReleased released;  // on CPUs the call lasts until the data has arrived
       communicator.issue(operation);
