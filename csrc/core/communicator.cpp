@@ -129,8 +129,6 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
 }
 
 void Communicator::issue(const Operation& o) {
-  if (o.config) [[unlikely]]
-    return issue_configured(o);
   const ncclComm_t comm = handle();
   const NcclTable& nccl = library_->nccl_table();
   ncclResult_t result = ncclSuccess;
@@ -182,6 +180,8 @@ void Communicator::issue(const Operation& o) {
       function = "ncclRecv";
       result = nccl.ncclRecv(o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
       break;
+    default:
+      return issue_configured(o);
   }
   check(result, function, __LINE__);
 }
@@ -194,7 +194,7 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
   auto* receives = static_cast<char*>(o.recvbuff);
   const bool root = rank_ == o.peer;
   const auto transfer = [&](OperationKind kind, int peer, const void* send, void* receive) {
-    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream, nullptr});
+    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream});
   };
   GroupScope group(*library_);
   switch (o.kind) {

@@ -17,7 +17,19 @@ enum class OperationKind : unsigned char {
   kScatter,
   kSend,
   kRecv,
+  kConfigured = 0x80,  // added to a collective's kind where it has a configuration
 };
+
+constexpr OperationKind configured(OperationKind kind) {
+  return static_cast<OperationKind>(static_cast<unsigned char>(kind) |
+                                    static_cast<unsigned char>(OperationKind::kConfigured));
+}
+
+// The kind itself.
+constexpr OperationKind plain(OperationKind kind) {
+  return static_cast<OperationKind>(static_cast<unsigned char>(kind) &
+                                    ~static_cast<unsigned char>(OperationKind::kConfigured));
+}
 
 class Communicator;
 
@@ -30,7 +42,7 @@ struct Operation {
   void* recvbuff;
   std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
   cudaStream_t stream;
-  const ncclCollConfig_t* config;  // of a collective; nullptr: none. Its owner keeps it unchanged
+  const ncclCollConfig_t* config = nullptr;  // of a configured one; its owner keeps it unchanged
 };
 
 }  // namespace pynccl

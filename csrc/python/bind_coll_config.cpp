@@ -118,6 +118,7 @@ void configure(Operation& operation, const Communicator& communicator, PyObject*
     throw py::value_error("config.launch_event: belongs to " + given.event_library->path() +
                           ", the communicator to " + communicator.library().path());
   operation.config = &given.value;
+  operation.kind = configured(operation.kind);
   communicator.check_configured(operation);
   if (Group* group = Group::active()) group->batch().hold(config);
 }
