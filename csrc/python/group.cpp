@@ -12,12 +12,20 @@ Group& Group::of_this_thread() {
   return group;
 }
 
-void Group::record(std::shared_ptr<Communicator> communicator,
+void Group::Creation::finish() const {
+  kind == Kind::kMake ? communicator->finish() : communicator->settle();
+}
+
+void Group::Creation::drop() const {
+  if (kind == Kind::kMake) communicator->abort();
+}
+
+void Group::record(Kind kind, std::shared_ptr<Communicator> communicator,
                    std::function<void(Communicator&)> begin) {
   if (recorder_)
     throw std::runtime_error(std::string(recorder_->name) +
-                             ": a communicator cannot be made inside");
-  creations_.push_back({std::move(communicator), std::move(begin)});
+                             ": a communicator cannot be made or changed inside");
+  creations_.push_back({kind, std::move(communicator), std::move(begin)});
 }
 
 void Group::enter() {
@@ -30,8 +38,7 @@ void Group::leave(bool failed) {
   marks_.pop_back();
   if (marks_.empty()) threads_.fetch_sub(1, std::memory_order_relaxed);
   if (!failed) return;
-  for (std::size_t i = mark.creations; i < creations_.size(); ++i)
-    creations_[i].communicator->abort();
+  for (std::size_t i = mark.creations; i < creations_.size(); ++i) creations_[i].drop();
   creations_.resize(mark.creations);
   batch_.cut(mark.batch);
 }
@@ -91,19 +98,27 @@ void Group::create() {
         if (&creation.communicator->library() == library) creation.begin(*creation.communicator);
       group.end();
     }
-    for (const Creation& creation : creations) creation.communicator->finish();
+    for (const Creation& creation : creations) creation.finish();
   } catch (...) {
-    for (const Creation& creation : creations) creation.communicator->abort();
+    for (const Creation& creation : creations) creation.drop();
     throw;
   }
 }
 
 void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin) {
   if (Group* group = Group::active())
-    return group->record(std::move(communicator), std::move(begin));
+    return group->record(Group::Kind::kMake, std::move(communicator), std::move(begin));
   const GilReleased released;
   begin(*communicator);
   communicator->finish();
+}
+
+void change(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin) {
+  if (Group* group = Group::active())
+    return group->record(Group::Kind::kChange, std::move(communicator), std::move(begin));
+  const GilReleased released;
+  begin(*communicator);
+  communicator->settle();
 }
 
 }  // namespace pynccl::python

@@ -26,8 +26,10 @@ class Group {
 
   // What operations are added to.
   Batch& batch() { return batch_; }
-  // The communicator is made at the end of the group, by begin.
-  void record(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
+  // The communicator is made at the end of the group, by begin; or, one that is there, changed.
+  enum class Kind { kMake, kChange };
+  void record(Kind kind, std::shared_ptr<Communicator> communicator,
+              std::function<void(Communicator&)> begin);
 
   void enter();
   // Ends the innermost group: keeps what it collected for the outer one, or issues it. With failed,
@@ -44,8 +46,11 @@ class Group {
 
  private:
   struct Creation {
+    Kind kind;
     std::shared_ptr<Communicator> communicator;
     std::function<void(Communicator&)> begin;
+    void finish() const;
+    void drop() const;
   };
   struct Mark {
     Batch::Mark batch;
@@ -67,5 +72,8 @@ class Group {
 // Makes one communicator now, or at the end of the current group. The GIL is released while NCCL
 // works.
 void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
+
+// The same for a call that NCCL takes into a group and that changes a communicator (suspend).
+void change(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
 
 }  // namespace pynccl::python

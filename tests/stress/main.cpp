@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   } scenarios[] = {
       {"collectives", stress::collectives}, {"messages", stress::messages},
       {"streams", stress::streams},         {"lives", stress::lives},
-      {"configured", stress::configured},
+      {"configured", stress::configured},   {"regroup", stress::regroup},
   };
   setenv("HOSTNCCL_INIT_TIMEOUT", "60", 1);
   for (const char* direct : {"1", "0"}) {

@@ -57,5 +57,6 @@ void messages();
 void streams();
 void lives();
 void configured();
+void regroup();
 
 }  // namespace stress
