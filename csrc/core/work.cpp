@@ -6,7 +6,7 @@
 
 namespace pynccl {
 
-Work::Work(std::shared_ptr<Event> done, std::shared_ptr<void> held)
+Work::Work(PooledEvent done, std::shared_ptr<void> held)
     : done_(std::move(done)), held_(std::move(held)) {}
 
 void Work::wait(CUstream stream) const {
@@ -35,13 +35,13 @@ void WorkQueue::begin(CUstream current) {
   // A captured event cannot be asked; what a graph uses lives as long as the graph.
   capturing_ = status != CU_STREAM_CAPTURE_STATUS_NONE;
   if (!capturing_) forget_done();
-  const auto ready = events_->take();
+  const PooledEvent ready = events_->take();
   ready->record(current);
   stream_->wait(*ready);
 }
 
 std::shared_ptr<Work> WorkQueue::end(std::shared_ptr<void> held) {
-  auto done = events_->take();
+  PooledEvent done = events_->take();
   done->record(handle());
   auto work = std::make_shared<Work>(std::move(done), std::move(held));
   if (!capturing_) pending_.push_back(work);

@@ -15,7 +15,7 @@ namespace pynccl {
 class Work {
  public:
   // held is kept alive until somebody has waited.
-  Work(std::shared_ptr<Event> done, std::shared_ptr<void> held);
+  Work(PooledEvent done, std::shared_ptr<void> held);
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
@@ -29,7 +29,7 @@ class Work {
   void release() { held_.reset(); }
 
  private:
-  std::shared_ptr<Event> done_;
+  PooledEvent done_;
   std::shared_ptr<void> held_;
 };
 
