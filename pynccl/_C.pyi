@@ -2,7 +2,7 @@
 
 import enum
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, final
@@ -610,6 +610,20 @@ class MemoryStats:
     @property
     def suspended(self) -> bool: ...
 
+class Window:
+    @property
+    def handle(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def user_pointer(self) -> int: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+
 class Communicator:
     def __init__(
         self,
@@ -684,6 +698,49 @@ class Communicator:
     def mem_alloc(
         self, shape: SupportsIndex | Sequence[int], dtype: object = "uint8"
     ) -> Buffer: ...
+    def register_window(
+        self,
+        buffer: _Tensor,
+        *,
+        symmetric: bool | None = None,
+        strict_ordering: bool = False,
+        gin_only: bool = False,
+        cft_counted: bool = False,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> Window: ...
+    def put_signal(
+        self,
+        tensor: _Tensor,
+        peer: SupportsIndex,
+        window: Window,
+        offset: SupportsIndex = 0,
+        *,
+        signal: SupportsIndex = 0,
+        context: SupportsIndex = 0,
+        stream: _Stream | None = None,
+        count: SupportsIndex | None = None,
+        dtype: object = None,
+    ) -> None: ...
+    def signal(
+        self,
+        peer: SupportsIndex,
+        *,
+        signal: SupportsIndex = 0,
+        context: SupportsIndex = 0,
+        stream: _Stream | None = None,
+    ) -> None: ...
+    def wait_signal(
+        self,
+        peers: SupportsIndex
+        | Iterable[SupportsIndex | ncclWaitSignalDesc_t]
+        | dict[int, int],
+        count: SupportsIndex = 1,
+        *,
+        signal: SupportsIndex = 0,
+        context: SupportsIndex = 0,
+        stream: _Stream | None = None,
+    ) -> None: ...
     def pre_mul_sum(self, scalar: _Tensor, dtype: object) -> RedOp: ...
     def __pynccl_communicator__(self) -> object: ...
     def all_reduce(

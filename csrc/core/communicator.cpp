@@ -6,6 +6,7 @@
 
 #include "abi/constants.h"
 #include "core/device.h"
+#include "core/window.h"
 
 namespace pynccl {
 namespace {
@@ -272,6 +273,23 @@ void Communicator::issue(const Operation& o) {
     case OperationKind::kRecv:
       function = "ncclRecv";
       result = nccl.ncclRecv(o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
+      break;
+    case OperationKind::kPutSignal:
+      function = "ncclPutSignal";
+      result = library_->nccl<&NcclTable::ncclPutSignal>()(o.sendbuff, o.count, o.dtype, o.peer,
+                                                           o.window->handle(), o.offset, o.signal,
+                                                           o.context, 0, comm, o.stream);
+      break;
+    case OperationKind::kSignal:
+      function = "ncclSignal";
+      result =
+          library_->nccl<&NcclTable::ncclSignal>()(o.peer, o.signal, o.context, 0, comm, o.stream);
+      break;
+    case OperationKind::kWaitSignal:
+      function = "ncclWaitSignal";
+      result = library_->nccl<&NcclTable::ncclWaitSignal>()(
+          static_cast<int>(o.count),
+          static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)), comm, o.stream);
       break;
     default:
       return issue_configured(o);

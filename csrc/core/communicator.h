@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -53,9 +54,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_configured(const Operation& operation) const;
   // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken
   // what was issued.
-  void settle() {
+  void settle(const char* function = "ncclGroupEnd") {
     if (polled_) [[unlikely]]
-      poll(std::nullopt, "ncclGroupEnd");
+      poll(std::nullopt, function);
   }
 
   void finalize();
@@ -83,6 +84,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return comm_.load(std::memory_order_relaxed);
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
+  ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // for NCCL to fill
   bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
   bool pending() const {  // not made yet
     const State state = state_.load(std::memory_order_acquire);
@@ -127,6 +129,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool leaves_ = false;                   // a rank that split() leaves without a communicator
   bool polled_ = false;                   // NCCL's non-blocking mode, used by us to keep a deadline
   std::atomic<bool> revoked_ = false;
+  std::deque<ncclWindow_t> windows_;
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/window.h"
 #include "python/tensor.h"
 
 namespace pynccl::python {
@@ -43,11 +44,16 @@ Batch Batch::on_stream(PyObject* stream) const {
 }
 
 void Batch::check_open() const {
-  for (std::size_t i = 0; i < calls_.size(); ++i)
-    if (calls_[i].communicator->closed()) [[unlikely]]
-      throw std::invalid_argument("communicator: it is closed, operation " + std::to_string(i + 1) +
-                                  " of " + std::to_string(calls_.size()) +
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Window* window = calls_[i].operation.window;
+    const char* closed = calls_[i].communicator->closed() ? "communicator"
+                         : window && window->closed()     ? "window"
+                                                          : nullptr;
+    if (closed) [[unlikely]]
+      throw std::invalid_argument(std::string(closed) + ": it is closed, operation " +
+                                  std::to_string(i + 1) + " of " + std::to_string(calls_.size()) +
                                   " needs it; nothing was sent");
+  }
 }
 
 void Batch::issue() const {

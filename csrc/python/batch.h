@@ -39,8 +39,8 @@ class Batch {
   Batch on_stream(PyObject* stream) const;
 
   // Issues everything, as one NCCL group per library in the order in which the libraries first
-  // appear. A communicator that is not open is found before anything is sent. The GIL need not be
-  // held, and the calls can block.
+  // appear. A communicator or window that is not open is found before anything is sent. The GIL
+  // need not be held, and the calls can block.
   void issue() const;
 
   // The seconds that issue() would take, as NCCL estimates it for each library's group; none where

@@ -19,6 +19,7 @@ void bind_stream(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_extension(py::module_& m);
+void bind_window(py::module_& m);
 void bind_group(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_simulation(py::module_& m);

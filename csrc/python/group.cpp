@@ -28,8 +28,15 @@ void Group::record(Kind kind, std::shared_ptr<Communicator> communicator,
   creations_.push_back({kind, std::move(communicator), std::move(begin)});
 }
 
+void Group::record(std::shared_ptr<Window> window, py::object buffer) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a window cannot be registered inside");
+  registrations_.push_back({std::move(window), std::move(buffer)});
+}
+
 void Group::enter() {
-  marks_.push_back({batch_.mark(), creations_.size()});
+  marks_.push_back({batch_.mark(), creations_.size(), registrations_.size()});
   if (marks_.size() == 1) threads_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -39,7 +46,10 @@ void Group::leave(bool failed) {
   if (marks_.empty()) threads_.fetch_sub(1, std::memory_order_relaxed);
   if (!failed) return;
   for (std::size_t i = mark.creations; i < creations_.size(); ++i) creations_[i].drop();
+  for (std::size_t i = mark.registrations; i < registrations_.size(); ++i)
+    registrations_[i].window->give_up();
   creations_.resize(mark.creations);
+  registrations_.resize(mark.registrations);
   batch_.cut(mark.batch);
 }
 
@@ -73,6 +83,7 @@ void Group::issue() {
   // Taken out first: whatever happens, the next group starts empty. The objects outlive the calls.
   Batch batch = std::exchange(batch_, {});
   if (!creations_.empty()) create();
+  if (!registrations_.empty()) register_windows();
   {
     const GilReleased released;
     batch.issue();
@@ -101,6 +112,29 @@ void Group::create() {
     for (const Creation& creation : creations) creation.finish();
   } catch (...) {
     for (const Creation& creation : creations) creation.drop();
+    throw;
+  }
+}
+
+void Group::register_windows() {
+  const auto registrations = std::exchange(registrations_, {});
+  const GilReleased released;
+  std::vector<Library*> libraries;
+  for (const Registration& one : registrations) {
+    Library* library = &one.window->communicator()->library();
+    if (std::find(libraries.begin(), libraries.end(), library) == libraries.end())
+      libraries.push_back(library);
+  }
+  try {
+    for (Library* library : libraries) {
+      GroupScope group(*library);
+      for (const Registration& one : registrations)
+        if (&one.window->communicator()->library() == library) one.window->begin();
+      group.end();
+    }
+    for (const Registration& one : registrations) one.window->finish();
+  } catch (...) {
+    for (const Registration& one : registrations) one.window->give_up();
     throw;
   }
 }
