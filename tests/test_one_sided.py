@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from launcher import Launcher, Run
+from old_nccl import compile_nccl
 from worker import Rank
 
 from pynccl import nccl, raw
@@ -403,3 +405,53 @@ def _eager(rank: Rank) -> None:
 
 def test_signals_without_a_window(launch: Launcher) -> None:
     launch(2, _eager)
+
+
+_OLD_NCCL = """
+#include <stdint.h>
+#include <stdlib.h>
+int ncclCommInitRankConfig(void** comm, int nranks, ...) { *comm = (void*)16; return 0; }
+int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
+int ncclCommCount(void* comm, int* count) { *count = 1; return 0; }
+int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
+int ncclCommDestroy(void* comm) { return 0; }
+int ncclCommAbort(void* comm) { return 0; }
+int ncclGetLastError(void* comm) { return 0; }
+int ncclGroupStart(void) { return 0; }
+int ncclGroupEnd(void) { return 0; }
+int ncclMemAlloc(void** memory, size_t size) { return posix_memalign(memory, 4096, size) != 0; }
+int ncclMemFree(void* memory) { free(memory); return 0; }
+"""
+_WINDOWS = """
+int ncclCommWindowRegister(void* c, void* b, size_t s, void** w, int f) { *w = NULL; return 0; }
+int ncclPutSignal(void) { return 0; }
+"""
+
+
+def test_an_nccl_without_them(tmp_path: Path) -> None:
+    path = compile_nccl(tmp_path, 22604, _OLD_NCCL, with_streams=True)
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
+        buffer = comm.mem_alloc(4096)
+        for call, function, since in (
+            (lambda: comm.register_window(buffer), "ncclCommWindowRegister", "2.27.0"),
+            (lambda: comm.put_signal(buffer, 0, None), "ncclPutSignal", "2.29.0"),  # type: ignore[arg-type]
+            (lambda: comm.signal(0), "ncclSignal", "2.29.0"),
+            (lambda: comm.wait_signal(0), "ncclWaitSignal", "2.29.0"),
+        ):
+            with pytest.raises(
+                nccl.MissingFunctionError, match=f"{function} is in NCCL since {since}"
+            ):
+                call()
+
+
+def test_an_nccl_that_gives_no_window(tmp_path: Path) -> None:
+    """NCCL answers with success and no handle where it cannot share memory between the ranks."""
+    path = compile_nccl(tmp_path, 22900, _OLD_NCCL + _WINDOWS, with_streams=True)
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
+        buffer = comm.mem_alloc(4096)
+        with comm.register_window(buffer) as window:
+            assert window.handle == 0
+            with pytest.raises(ValueError, match="window: NCCL cannot share this memory"):
+                comm.put_signal(buffer, 0, window)
+        with pytest.raises(ValueError, match=r"gin_only: NCCL has it since 2.32.0, .* 2.29.0"):
+            comm.register_window(buffer, gin_only=True)

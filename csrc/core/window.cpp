@@ -11,9 +11,10 @@ Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::s
       handle_(communicator_->new_window()) {}
 
 Window::~Window() {
-  if (state_ != State::kOpen || communicator_->closed() || !*handle_) return;
-  NCCL_RECORD(communicator_->library(), ncclCommWindowDeregister,
-              (communicator_->handle(), *handle_));
+  try {
+    if (state_ == State::kOpen) close();
+  } catch (...) {  // the communicator failed meanwhile, and its windows with it
+  }
 }
 
 void Window::begin() {

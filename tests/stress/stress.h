@@ -56,6 +56,8 @@ void collectives();
 void messages();
 void streams();
 void lives();
+void windows();
+void windows_of_processes();
 void configured();
 void regroup();
 
