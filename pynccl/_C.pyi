@@ -732,9 +732,7 @@ class Communicator:
     ) -> None: ...
     def wait_signal(
         self,
-        peers: SupportsIndex
-        | Iterable[SupportsIndex | ncclWaitSignalDesc_t]
-        | dict[int, int],
+        peers: SupportsIndex | Iterable[SupportsIndex | ncclWaitSignalDesc_t] | dict[int, int],
         count: SupportsIndex = 1,
         *,
         signal: SupportsIndex = 0,
