@@ -46,7 +46,7 @@ Work& started(PyObject* self) {
 // Whether the communicator has failed, as far as is known.
 bool failed(const Work& work) {
   if (!work.part->usable()) return true;
-  const Communicator& communicator = work.part->communicator();
+  Communicator& communicator = work.part->communicator();
   return !communicator.closed() && communicator.async_error() != ncclSuccess;
 }
 
