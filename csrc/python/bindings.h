@@ -16,6 +16,7 @@ void bind_config(py::module_& m);
 void bind_coll_config(py::module_& m);
 void bind_red_op(py::module_& m);
 void bind_stream(py::module_& m);
+void bind_arena(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_extension(py::module_& m);
