@@ -95,7 +95,7 @@ def _check_results(dist: Any, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_results(world: World, size: int) -> None:
-    world(size, _check_results)
+    world(size, _check_results, timeout=180)
 
 
 def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
@@ -173,7 +173,7 @@ def _opcheck(dist: Any, rank: int, size: int) -> None:
 
 def test_torch_finds_the_operators_sound(world: World) -> None:
     """Schemas, fake forms, registrations and symbolic shapes, by torch's own check."""
-    world(1, _opcheck)
+    world(1, _opcheck, timeout=180)
 
 
 def _differences(dist: Any, rank: int, size: int) -> None:
@@ -210,7 +210,7 @@ def _differences(dist: Any, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_are_the_derivatives(world: World, size: int) -> None:
-    world(size, _differences)
+    world(size, _differences, timeout=180)
 
 
 def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
@@ -251,7 +251,7 @@ def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_are_torch_distributed_nns(world: World, tmp_path: Path) -> None:
-    world(2, _beside_torch, f"file://{tmp_path}/gloo")
+    world(2, _beside_torch, f"file://{tmp_path}/gloo", timeout=180)
 
 
 def _mistakes(dist: Any, rank: int, size: int) -> None:
@@ -286,7 +286,7 @@ def _mistakes(dist: Any, rank: int, size: int) -> None:
 
 
 def test_mistakes(world: World) -> None:
-    world(2, _mistakes)
+    world(2, _mistakes, timeout=180)
 
 
 def _mirror_in_a_compiled_function(dist: Any, rank: int, size: int) -> None:
@@ -302,4 +302,4 @@ def _mirror_in_a_compiled_function(dist: Any, rank: int, size: int) -> None:
 
 
 def test_mirrors_functions_break_the_graph_and_work(world: World) -> None:
-    world(2, _mirror_in_a_compiled_function)
+    world(2, _mirror_in_a_compiled_function, timeout=180)
