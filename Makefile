@@ -45,7 +45,7 @@ test: $(TO_TEST) ## run the tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
-	$(PY) -m tests.report.run $(ARGS)
+	$(PY) tests/report/run.py $(ARGS)
 
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
 	$(PY) tests/mirror/torch_suite.py --ranks 2 4 $(ARGS)

@@ -88,11 +88,12 @@ class CallCost:
 
 @dataclass(frozen=True)
 class Sequence:
-    """A sequence of all_reduce operations, called or replayed.
+    """A sequence of operations, called or replayed.
 
     Attributes:
         nranks: the world's size.
         way: how it was made.
+        collective: the operation.
         length: operations in it.
         nbytes: the size of each.
         seconds: of one operation, on GPUs by events on the stream; the median of samples, each the
@@ -102,6 +103,7 @@ class Sequence:
 
     nranks: int
     way: str
+    collective: str
     length: int
     nbytes: int
     seconds: float

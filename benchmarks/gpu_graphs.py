@@ -1,13 +1,13 @@
-"""A sequence of all_reduce operations: called one by one, as a recorded plan, as a CUDA graph.
+"""A sequence of operations: called one by one, as a recorded plan, as a CUDA graph.
 
-Each way is checked before it is timed: after a sequence every element is multiplied by the number
-of ranks as often as there are operations.
+Every operation has a tensor of its own, because NCCL may run at the same time what is grouped, as
+the operations of a plan are. Each way is checked before it is timed.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.clock import Elapsed
 from benchmarks.gpu_figures import Sequence
 from benchmarks.launcher import BenchmarkError
-from benchmarks.peers import Call
+from benchmarks.peers import Call, all_gather_of
 from benchmarks.world import World
 from pynccl import nccl
 
@@ -40,11 +40,11 @@ def run(world: World, repeats: int, replays: int, without: Collection[str]) -> I
         without: ways to leave out.
     """
     for nbytes in _SIZES:
-        tensor = torch.zeros(nbytes // 4, device=world.device)
-        ways = {way: make() for way, make in _ways(world, tensor) if way not in without}
+        whole = torch.zeros(_LENGTH, nbytes // 4, device=world.device)
+        ways = {way: make() for way, make in _ways(world, whole) if way not in without}
         for way, call in ways.items():
-            _check(world, tensor, way, call)
-        tensor.zero_()
+            _check(world, whole, way, call)
+        whole.zero_()
         samples: dict[str, list[Elapsed]] = {way: [] for way in ways}
         for _ in range(repeats):
             for way, call in ways.items():
@@ -53,18 +53,32 @@ def run(world: World, repeats: int, replays: int, without: Collection[str]) -> I
         for way, elapsed in samples.items():
             slowest = world.maximum([sample.seconds / _LENGTH for sample in elapsed])
             yield Sequence(
-                *(world.nranks, way, _LENGTH, nbytes, statistics.median(slowest), tuple(slowest))
+                nranks=world.nranks,
+                way=way,
+                collective="all_reduce" if world.nranks > 1 else "all_gather",
+                length=_LENGTH,
+                nbytes=nbytes,
+                seconds=statistics.median(slowest),
+                samples=tuple(slowest),
             )
 
 
-def _ways(world: World, tensor: torch.Tensor) -> Iterator[tuple[str, Callable[[], Call]]]:
-    """The ways, each with what makes its call."""
-    ours, theirs = _repeated(world.comm.all_reduce, tensor), _repeated(dist.all_reduce, tensor)
+def _ways(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Callable[[], Call]]]:
+    """The ways, each with what makes its call; a row of the tensor is an operation's."""
+    rows, comm = whole.unbind(), world.comm
+    if world.nranks > 1:
+        ours = _for_each(comm.all_reduce, rows)
+        theirs = _for_each(dist.all_reduce, rows)
+    else:  # an all_reduce of one rank does nothing; gathering from one rank copies
+        gather = all_gather_of(dist)
+        pairs = list(zip(rows, torch.ones_like(whole).unbind(), strict=True))
+        ours = _for_each(lambda pair: comm.all_gather(pair[1], out=pair[0]), pairs)
+        theirs = _for_each(lambda pair: gather(*pair), pairs)
     yield "pynccl, called", lambda: ours
     if world.torch:
         yield "torch, called", lambda: theirs
     yield "pynccl, a plan", lambda: _recorded(ours)
-    if tensor.is_cuda:
+    if whole.is_cuda:
         yield OUR_GRAPH, lambda: _captured(ours)
         if world.torch:
             yield TORCH_GRAPH, lambda: _captured(theirs)
@@ -76,10 +90,10 @@ def _recorded(call: Call) -> Call:
     return plan
 
 
-def _repeated(function: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Call:
+def _for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> Call:
     def call() -> None:
-        for _ in range(_LENGTH):
-            function(tensor)
+        for argument in arguments:
+            function(argument)
 
     return call
 
@@ -98,13 +112,14 @@ def _captured(call: Call) -> Call:
     return graph.replay
 
 
-def _check(world: World, tensor: torch.Tensor, way: str, call: Call) -> None:
+def _check(world: World, whole: torch.Tensor, way: str, call: Call) -> None:
     for _ in range(_WARM_UP):
-        tensor.fill_(1)
+        whole.fill_(world.rank + 1 if world.nranks > 1 else 0)
         call()
         world.synchronize()
-    if not bool((tensor == float(world.nranks) ** _LENGTH).all()):
+    expected = world.nranks * (world.nranks + 1) // 2
+    if not bool((whole == expected).all()):
         raise BenchmarkError(
-            f"{_LENGTH} times all_reduce by {way} is wrong on rank {world.rank} of "
-            f"{world.nranks}: {tensor[0].item()} instead of {world.nranks}**{_LENGTH}"
+            f"a sequence by {way} is wrong on rank {world.rank} of "
+            f"{world.nranks}: {whole.flatten()[0].item()} instead of {expected}"
         )

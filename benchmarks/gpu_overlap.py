@@ -9,12 +9,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_figures import Overlap
+from benchmarks.peers import all_gather_of
 from benchmarks.world import World
 from pynccl import nccl
 
@@ -76,17 +78,18 @@ class _Product:
 
 
 def _asynchronous(
-    module: Any,  # noqa: ANN401 - torch.distributed, or pynccl
+    module: ModuleType,
     send: torch.Tensor,
     recv: torch.Tensor,
 ) -> Callable[[], Callable[[], object]]:
     """Start the collective by a module with torch's functions; gives what waits for it."""
+    gather = all_gather_of(module)
 
     def start() -> Callable[[], object]:
         if recv is send:
             work = module.all_reduce(send, async_op=True)
         else:
-            work = module.all_gather_into_tensor(recv, send, async_op=True)
+            work = gather(recv, send, async_op=True)
         return work.wait  # type: ignore[no-any-return]
 
     return start

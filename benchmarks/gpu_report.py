@@ -110,7 +110,9 @@ class Findings:
             if calls := self._of(nranks, CallCost):
                 yield "### The host's time in one all_reduce\n" + _calls(calls)
             if sequences := self._of(nranks, Sequence):
-                yield f"### {sequences[0].length} all_reduce in sequence\n" + _sequences(sequences)
+                first = sequences[0]
+                title = f"{first.length} {first.collective} in sequence"
+                yield f"### {title}\n{_sequences(sequences)}"
             if overlaps := self._of(nranks, Overlap):
                 yield "### A matrix product at the same time\n" + _overlaps(overlaps)
             found = self._of(nranks, Row)

@@ -7,14 +7,15 @@ A call does the whole operation as a user would write it; what can be made befor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from benchmarks.operations import ROOT, Buffers
 from pynccl import nccl
 
-__all__ = ["Call", "Library", "Pynccl", "TorchDistributed"]
+__all__ = ["Call", "Library", "Pynccl", "TorchDistributed", "all_gather_of"]
 
 Call = Callable[[], object]
 
@@ -65,9 +66,8 @@ class TorchDistributed:
 
     def __init__(self, backend: str) -> None:
         self.name = f"torch {backend}"
-        # torch 2.13 renamed the two, and warns at every call of the old names.
-        self._all_gather = _first_of("all_gather_single", "all_gather_into_tensor")
-        self._reduce_scatter = _first_of("reduce_scatter_single", "reduce_scatter_tensor")
+        self._all_gather = all_gather_of(dist)
+        self._reduce_scatter = _first_of(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 
     def call(self, buffers: Buffers) -> Call:
         send, recv = buffers.send, buffers.recv
@@ -100,8 +100,14 @@ class TorchDistributed:
         return calls[buffers.collective]
 
 
-def _first_of(*names: str) -> Callable[..., object]:
+def all_gather_of(module: ModuleType) -> Callable[..., Any]:
+    """``all_gather(output, input)`` of one tensor each, of torch.distributed or of the mirror."""
+    return _first_of(module, "all_gather_single", "all_gather_into_tensor")
+
+
+def _first_of(module: ModuleType, *names: str) -> Callable[..., Any]:
+    # torch 2.13 gave them new names, and warns at every call of the old ones.
     for name in names:
-        if function := getattr(dist, name, None):
+        if function := getattr(module, name, None):
             return function  # type: ignore[no-any-return]
-    raise AttributeError(f"torch.distributed has none of {', '.join(names)}")
+    raise AttributeError(f"{module.__name__} has none of {', '.join(names)}")

@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pynccl import nccl, raw
+    from pynccl import memory, nccl, ops, raw
     from pynccl.mirror import (
         SHRINK_ABORT,
         SHRINK_DEFAULT,
@@ -202,11 +202,13 @@ __all__ = [
     "is_ucc_available",
     "is_xccl_available",
     "isend",
+    "memory",
     "monitored_barrier",
     "nccl",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "ops",
     "raw",
     "record_comm",
     "recv",
@@ -231,7 +233,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_MODULES = ("nccl", "raw")
+_MODULES = ("memory", "nccl", "ops", "raw")
 
 
 def get_include() -> str:

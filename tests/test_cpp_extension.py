@@ -303,6 +303,13 @@ def test_header_alone(tmp_path: Path) -> None:
     assert done.returncode != 0
 
 
+def test_header_as_the_guide_uses_it(tmp_path: Path) -> None:
+    guide = (_ROOT / "docs" / "extending.md").read_text()
+    (source,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)
+    done = _compile(tmp_path, source)
+    assert done.returncode == 0, done.stderr
+
+
 def test_header_beside_nccls_own(tmp_path: Path) -> None:
     """The types are those of the nccl.h that was included before: here one of the same ABI."""
     (tmp_path / "nccl.h").write_text(_NCCL_H)

@@ -80,7 +80,7 @@ def test_the_report_of_a_shared_gpu_that_failed_in_part(tmp_path: Path) -> None:
         Start(4, 1),
         CallCost(4, "pynccl.raw, integers", 4096, 2e-6, (2e-6,)),
         *(
-            Sequence(4, f"{library}, a CUDA graph", 20, 8, seconds, (seconds,))
+            Sequence(4, f"{library}, a CUDA graph", "all_reduce", 20, 8, seconds, (seconds,))
             for library, seconds in (("pynccl", 9e-6), ("pynccl", 3e-6), ("torch", 6e-6))
         ),
         Overlap(4, "pynccl, 1 CTA", "all_reduce", 1 << 24, 2e-3, 1e-3, 2.25e-3),

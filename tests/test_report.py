@@ -57,7 +57,7 @@ def test_last(provider):
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.report.run", "--device", "cpu", *arguments]
+    command = [sys.executable, "tests/report/run.py", "--device", "cpu", *arguments]
     return subprocess.run(
         command, cwd=_ROOT, capture_output=True, text=True, timeout=100, check=False
     )

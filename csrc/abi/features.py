@@ -35,10 +35,7 @@ CALLS = {
         "Communicator Config",
         "test_communicator.py::test_what_it_says_of_itself",
     ),
-    "ncclCommInitRankScalable": (
-        "Communicator",
-        "test_raw.py::test_functions_without_a_communicator",
-    ),
+    "ncclCommInitRankScalable": ("Communicator", "test_life.py::test_several_ids"),
     "ncclCommInitAll": ("Communicator.init_all", "test_groups.py::test_init_all"),
     "ncclCommFinalize": (
         "Communicator.finalize",
@@ -49,10 +46,29 @@ CALLS = {
         "test_communicator.py::test_close_waits_for_what_was_issued",
     ),
     "ncclCommAbort": ("Communicator.abort", "test_waiting.py::test_abort_frees_a_blocked_thread"),
+    "ncclCommRevoke": ("Communicator.revoke", "test_life.py::test_revoke_frees_who_is_blocked"),
     "ncclCommSplit": ("Communicator.split", "test_communicator.py::test_split"),
+    "ncclCommShrink": (
+        "Communicator.shrink",
+        "test_life.py::test_shrink_with_abort_when_a_rank_hangs_or_is_dead",
+    ),
+    "ncclCommGetUniqueId": (
+        "Communicator.get_unique_id",
+        "test_life.py::test_grow_from_two_to_four",
+    ),
+    "ncclCommGrow": (
+        "Communicator.grow Communicator.join",
+        "test_life.py::test_grow_from_two_to_four",
+    ),
+    "ncclCommSuspend": ("Communicator.suspend", "test_suspension.py::test_memory_is_given_back"),
+    "ncclCommResume": ("Communicator.resume", "test_suspension.py::test_results_stay_right"),
+    "ncclCommMemStats": (
+        "Communicator.memory_stats MemoryStats",
+        "test_suspension.py::test_memory_is_given_back",
+    ),
     "ncclCommGetAsyncError": (
-        "Communicator.async_error",
-        "test_mismatch.py::test_different_calls",
+        "Communicator.async_error Communicator.ready Communicator.wait_ready",
+        "test_nonblocking.py::test_a_whole_life",
     ),
     "ncclCommCount": ("Communicator.nranks", "test_communicator.py::test_what_it_says_of_itself"),
     "ncclCommCuDevice": (
@@ -70,6 +86,15 @@ CALLS = {
         "Registration.close",
         "test_leaks.py::test_streams_events_operators_and_buffers",
     ),
+    "ncclCommWindowRegister": (
+        "Communicator.register_window",
+        "test_windows.py::test_lifecycle",
+    ),
+    "ncclCommWindowDeregister": ("Window.close", "test_windows.py::test_lifecycle"),
+    "ncclWinGetUserPtr": ("Window.user_pointer", "test_windows.py::test_lifecycle"),
+    "ncclPutSignal": ("Communicator.put_signal", "test_one_sided.py::test_values_on_streams"),
+    "ncclSignal": ("Communicator.signal", "test_one_sided.py::test_values_on_streams"),
+    "ncclWaitSignal": ("Communicator.wait_signal", "test_one_sided.py::test_values_on_streams"),
     "ncclRedOpCreatePreMulSum": ("Communicator.pre_mul_sum", "test_values.py::test_own_operators"),
     "ncclRedOpDestroy": ("RedOp.close", "test_values.py::test_own_operators"),
     "ncclSend": ("Communicator.send", "test_groups.py::test_random_messages"),

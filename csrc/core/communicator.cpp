@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <thread>
 
+#include "abi/constants.h"
 #include "core/device.h"
 #include "core/graph.h"
+#include "core/window.h"
 
 namespace pynccl {
 namespace {
@@ -34,9 +36,11 @@ Communicator::~Communicator() {
 }
 
 void Communicator::throw_not_open() const {
-  throw std::invalid_argument(pending()
-                                  ? "communicator: it is still being made; leave the group first"
-                                  : "communicator: it is closed");
+  const State state = state_.load();
+  throw std::invalid_argument(
+      state == State::kPending  ? "communicator: it is still being made; leave the group first"
+      : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
+                                : "communicator: it is closed");
 }
 
 void Communicator::check(ncclResult_t result, const char* function, int line) {
@@ -46,19 +50,64 @@ void Communicator::check(ncclResult_t result, const char* function, int line) {
   throw_nccl(*library_, result, function, comm_.load(), rank_, __FILE__, line);
 }
 
-void Communicator::begin_init(int nranks, const ncclUniqueId& id, int rank) {
+void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank) {
   const DeviceScope scope(*library_, options_.device);
-  const auto init = library_->nccl<&NcclTable::ncclCommInitRankConfig>();
   rank_ = rank;
   nranks_ = nranks;
-  check(init(&created_, nranks, id, rank, &options_.config), creator_, __LINE__);
+  if (ids.size() == 1) {
+    const auto init = library_->nccl<&NcclTable::ncclCommInitRankConfig>();
+    check(init(created_.get(), nranks, ids[0], rank, &options_.config), creator_, __LINE__);
+    return;
+  }
+  creator_ = "ncclCommInitRankScalable";
+  const auto init = library_->nccl<&NcclTable::ncclCommInitRankScalable>();
+  std::vector<ncclUniqueId> own(ids);  // not const in nccl.h
+  check(init(created_.get(), nranks, rank, static_cast<int>(own.size()), own.data(),
+             &options_.config),
+        creator_, __LINE__);
+}
+
+void Communicator::begin_child(Communicator& parent, const char* creator) {
+  creator_ = creator;
+  parent_ = parent.shared_from_this();
+  std::erase_if(parent.children_, [](const auto& made) { return made.use_count() == 1 && *made; });
+  parent.children_.push_back(created_);
 }
 
 void Communicator::begin_split(Communicator& parent, int color, int key) {
-  creator_ = "ncclCommSplit";
   const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
-  ncclConfig_t* config = options_.inherits ? nullptr : &options_.config;
-  parent.check(split(parent.handle(), color, key, &created_, config), creator_, __LINE__);
+  const ncclComm_t comm = parent.handle();
+  leaves_ = color == kSplitNoColor;
+  begin_child(parent, "ncclCommSplit");
+  parent.check(split(comm, color, key, created_.get(), child_config()), creator_, __LINE__);
+}
+
+void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
+  const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
+  const ncclComm_t comm = parent.handle();
+  begin_child(parent, "ncclCommShrink");
+  if (flags != 0) parent.revoked_ = true;
+  parent.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
+                      child_config(), flags),
+               creator_, __LINE__);
+}
+
+void Communicator::begin_grow(Communicator& parent, int nranks,
+                              const std::optional<ncclUniqueId>& id) {
+  const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
+  const ncclComm_t comm = parent.handle();
+  begin_child(parent, "ncclCommGrow");
+  parent.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()),
+               creator_, __LINE__);
+}
+
+void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
+  const DeviceScope scope(*library_, options_.device);
+  creator_ = "ncclCommGrow";
+  const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
+  rank_ = rank;
+  nranks_ = nranks;
+  check(grow(nullptr, nranks, &id, rank, created_.get(), &options_.config), creator_, __LINE__);
 }
 
 Communicator::Options Communicator::inherited() const {
@@ -71,41 +120,86 @@ Communicator::Options Communicator::inherited() const {
 }
 
 void Communicator::finish() {
-  comm_.store(created_, std::memory_order_release);
-  if (!created_) {  // a rank that split() leaves without a communicator
+  if (leaves_) {
     state_.store(State::kClosed, std::memory_order_release);
+    parent_->settle();
+    parent_.reset();
     return;
   }
-  if (polled_) poll(options_.init_timeout, creator_);
+  state_.store(State::kMaking, std::memory_order_release);
+  const bool made = take_handle();
+  if (polled_) {
+    poll(options_.init_timeout, creator_);
+  } else if (!made && options_.config.blocking != 0) {
+    wait_ready(std::nullopt);  // the parent is non-blocking, this one is not
+  }
   if (options_.config.blocking != 0 || polled_) read_identity();
-  state_.store(State::kOpen, std::memory_order_release);
+}
+
+// The handle, as soon as NCCL has written it.
+bool Communicator::take_handle() {
+  if (state_.load(std::memory_order_acquire) != State::kMaking) return true;
+  const ncclComm_t made = std::atomic_ref(*created_).load(std::memory_order_acquire);
+  if (!made) return false;
+  comm_.store(made, std::memory_order_release);
+  State making = State::kMaking;  // unless an abort was faster
+  state_.compare_exchange_strong(making, State::kOpen);
+  parent_.reset();
+  return true;
 }
 
 void Communicator::read_identity() {
-  const ncclComm_t comm = created_;
+  const ncclComm_t comm = handle();
   NCCL_CHECK(*library_, comm, rank_, ncclCommUserRank, (comm, &rank_));
   NCCL_CHECK(*library_, comm, rank_, ncclCommCount, (comm, &nranks_));
   NCCL_CHECK(*library_, comm, rank_, ncclCommCuDevice, (comm, &device_));
 }
 
+ncclResult_t Communicator::async_error() {
+  if (!take_handle()) {
+    // A child that NCCL has not given yet: the parent tells.
+    const ncclResult_t state = parent_ ? parent_->async_error() : ncclInternalError;
+    if (state != ncclSuccess) return state;
+    if (!take_handle()) return ncclInternalError;
+  }
+  const ncclComm_t comm = handle();
+  ncclResult_t state = ncclSuccess;
+  NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
+  return state;
+}
+
+bool Communicator::ready() {
+  const ncclResult_t state = async_error();
+  if (!good(state))
+    throw_nccl(*library_, state, "ncclCommGetAsyncError", comm_.load(), rank_, __FILE__, __LINE__);
+  return state == ncclSuccess;
+}
+
+void Communicator::wait_ready(std::optional<double> seconds) {
+  poll(seconds, "ncclCommGetAsyncError", Late::kLeave);
+}
+
 void Communicator::poll(std::optional<double> seconds, const char* function) {
-  const ncclComm_t comm = comm_.load();
+  poll(seconds, function, Late::kAbort);
+}
+
+void Communicator::poll(std::optional<double> seconds, const char* function, Late late) {
   const auto start = Clock::now();
   auto pause = std::chrono::microseconds(1);
   for (;;) {
-    ncclResult_t state = ncclSuccess;
-    NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
+    const ncclResult_t state = async_error();
+    const ncclComm_t comm = comm_.load();
     if (state == ncclSuccess) return;
     if (state != ncclInProgress)
       throw_nccl(*library_, state, function, comm, rank_, __FILE__, __LINE__);
-    if (seconds && std::chrono::duration<double>(Clock::now() - start).count() > *seconds) {
+    if (seconds && std::chrono::duration<double>(Clock::now() - start).count() >= *seconds) {
       const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
       char limit[32];
       std::snprintf(limit, sizeof limit, "%g s", *seconds);
       std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
                          " did not complete within " + limit;
       if (last && *last) text += std::string(": ") + last;
-      abort();
+      if (late == Late::kAbort) abort();
       throw NcclFailure(ncclTimeout, function, rank_, text);
     }
     std::this_thread::sleep_for(pause);
@@ -123,7 +217,7 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
   std::vector<std::shared_ptr<Communicator>> ranks;
   for (const ncclComm_t comm : comms) {
     const auto& rank = ranks.emplace_back(make(library, Options{}));
-    rank->created_ = comm;
+    *rank->created_ = comm;
     rank->finish();
   }
   return ranks;
@@ -132,8 +226,6 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
 void Communicator::issue(const Operation& o) {
   if (Graph::any_capture()) [[unlikely]]
     Graph::note(shared_from_this(), o.stream);
-  if (o.config) [[unlikely]]
-    return issue_configured(o);
   const ncclComm_t comm = handle();
   const NcclTable& nccl = library_->nccl_table();
   ncclResult_t result = ncclSuccess;
@@ -185,6 +277,25 @@ void Communicator::issue(const Operation& o) {
       function = "ncclRecv";
       result = nccl.ncclRecv(o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
       break;
+    case OperationKind::kPutSignal:
+      function = "ncclPutSignal";
+      result = library_->nccl<&NcclTable::ncclPutSignal>()(o.sendbuff, o.count, o.dtype, o.peer,
+                                                           o.window->handle(), o.offset, o.signal,
+                                                           o.context, 0, comm, o.stream);
+      break;
+    case OperationKind::kSignal:
+      function = "ncclSignal";
+      result =
+          library_->nccl<&NcclTable::ncclSignal>()(o.peer, o.signal, o.context, 0, comm, o.stream);
+      break;
+    case OperationKind::kWaitSignal:
+      function = "ncclWaitSignal";
+      result = library_->nccl<&NcclTable::ncclWaitSignal>()(
+          static_cast<int>(o.count),
+          static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)), comm, o.stream);
+      break;
+    default:
+      return issue_configured(o);
   }
   check(result, function, __LINE__);
 }
@@ -197,7 +308,7 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
   auto* receives = static_cast<char*>(o.recvbuff);
   const bool root = rank_ == o.peer;
   const auto transfer = [&](OperationKind kind, int peer, const void* send, void* receive) {
-    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream, nullptr});
+    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream});
   };
   GroupScope group(*library_);
   switch (o.kind) {
@@ -233,7 +344,7 @@ void Communicator::finalize() {
 void Communicator::close() {
   Graph::let_go(*this, false);
   // NCCL frees a non-blocking communicator only when it is quiescent.
-  if (polled_ && state_.load() == State::kOpen) finalize();
+  if (polled_ && !revoked_ && state_.load() == State::kOpen) finalize();
   if (state_.exchange(State::kClosed) != State::kOpen) return;
   const ncclComm_t comm = comm_.exchange(nullptr);
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
@@ -251,11 +362,35 @@ void Communicator::abort() {
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
 
-ncclResult_t Communicator::async_error() const {
+ncclUniqueId Communicator::get_unique_id() {
   const ncclComm_t comm = handle();
-  ncclResult_t state = ncclSuccess;
-  NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
-  return state;
+  ncclUniqueId id;
+  NCCL_CHECK(*library_, comm, rank_, ncclCommGetUniqueId, (comm, &id));
+  return id;
+}
+
+void Communicator::revoke() {
+  const ncclComm_t comm = handle();
+  NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+  revoked_ = true;
+  settle();
+}
+
+void Communicator::begin_suspend() {
+  const ncclComm_t comm = handle();
+  NCCL_CHECK(*library_, comm, rank_, ncclCommSuspend, (comm, NCCL_SUSPEND_MEM));
+}
+
+void Communicator::begin_resume() {
+  const ncclComm_t comm = handle();
+  NCCL_CHECK(*library_, comm, rank_, ncclCommResume, (comm));
+}
+
+std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {
+  const ncclComm_t comm = handle();
+  std::uint64_t value = 0;
+  NCCL_CHECK(*library_, comm, rank_, ncclCommMemStats, (comm, stat, &value));
+  return value;
 }
 
 GroupScope::GroupScope(Library& library) : library_(library) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -27,14 +29,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // For a split that is to behave as this communicator does.
+  // For one that is made of this communicator and is to behave as it does.
   Options inherited() const;
 
-  // The two ways to make one, each in two steps so that a group can make several in one thread:
-  // begin calls NCCL, finish waits (unless the user asked for a non-blocking communicator) and
-  // reads rank and size.
-  void begin_init(int nranks, const ncclUniqueId& id, int rank);
+  // The ways to make one, each in two steps so that a group can make several in one thread: begin
+  // calls NCCL, finish waits (unless the user asked for a non-blocking communicator) and reads rank
+  // and size. Several ids: ncclCommInitRankScalable. A parent is one that the new one is made of.
+  void begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank);
   void begin_split(Communicator& parent, int color, int key);
+  void begin_shrink(Communicator& parent, std::vector<int> excluded, int flags);
+  void begin_grow(Communicator& parent, int nranks, const std::optional<ncclUniqueId>& id);
+  void begin_join(int nranks, const ncclUniqueId& id, int rank);
   void finish();
 
   // All ranks of one communicator in this process, each from the factory.
@@ -49,16 +54,27 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_configured(const Operation& operation) const;
   // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken
   // what was issued.
-  void settle() {
+  void settle(const char* function = "ncclGroupEnd") {
     if (polled_) [[unlikely]]
-      poll(std::nullopt, "ncclGroupEnd");
+      poll(std::nullopt, function);
   }
 
   void finalize();
   void close();  // finalizes and destroys; does nothing when closed already
   void abort();  // from any thread; does nothing when closed already
 
-  ncclResult_t async_error() const;
+  ncclUniqueId get_unique_id();  // for begin_grow
+  void revoke();                 // from any thread
+  // In a group NCCL suspends and resumes when it ends; settle() waits for it.
+  void begin_suspend();
+  void begin_resume();
+  std::uint64_t memory_stat(ncclCommMemStat_t stat);
+
+  // What NCCL does in the background: how far it is, and until it is done. wait_ready throws
+  // ncclTimeout when it is not done in time, and the communicator stays as it is.
+  ncclResult_t async_error();
+  bool ready();
+  void wait_ready(std::optional<double> seconds);
 
   Library& library() const { return *library_; }
   const std::shared_ptr<Library>& shared_library() const { return library_; }
@@ -68,8 +84,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return comm_.load(std::memory_order_relaxed);
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
+  ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // for NCCL to fill
   bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
-  bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
+  bool pending() const {  // not made yet
+    const State state = state_.load(std::memory_order_acquire);
+    return state == State::kPending || state == State::kMaking;
+  }
   // Asked of NCCL once. A communicator that the user polls may not know before it is ready.
   int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
   int nranks() { return nranks_ < 1 ? identified().nranks_ : nranks_; }
@@ -77,11 +97,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int known_rank() const { return rank_; }  // -1 where NCCL has not been asked yet
 
  private:
-  enum class State { kPending, kOpen, kClosed };
+  // Making: NCCL has been asked for it, and has not given its handle yet.
+  enum class State { kPending, kMaking, kOpen, kClosed };
 
   [[noreturn]] void throw_not_open() const;
   void check(ncclResult_t result, const char* function, int line);
   void poll(std::optional<double> seconds, const char* function);
+  enum class Late { kAbort, kLeave };
+  void poll(std::optional<double> seconds, const char* function, Late late);
+  void begin_child(Communicator& parent, const char* creator);
+  ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
+  bool take_handle();
   Communicator& identified() {
     if (device_ < 0 && !closed()) [[unlikely]]
       read_identity();
@@ -95,8 +121,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Options options_;
   std::atomic<State> state_ = State::kPending;
   std::atomic<ncclComm_t> comm_ = nullptr;
-  ncclComm_t created_ = nullptr;  // where NCCL writes while the communicator is being made
-  bool polled_ = false;           // NCCL's non-blocking mode, used by us to keep a deadline
+  // Where NCCL writes the handle, of a child of a non-blocking communicator later and from a thread
+  // of its own: so the parent holds on to it as well.
+  std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
+  std::vector<std::shared_ptr<ncclComm_t>> children_;
+  std::shared_ptr<Communicator> parent_;  // until there is a handle
+  bool leaves_ = false;                   // a rank that split() leaves without a communicator
+  bool polled_ = false;                   // NCCL's non-blocking mode, used by us to keep a deadline
+  std::atomic<bool> revoked_ = false;
+  std::deque<ncclWindow_t> windows_;
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;

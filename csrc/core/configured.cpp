@@ -10,7 +10,7 @@ template <class Visit>
 void visit_entry(const Operation& o, Visit&& visit) {
 #define ENTRY(name, ...) \
   visit.template operator()<&NcclTable::name>(#name __VA_OPT__(, ) __VA_ARGS__)
-  switch (o.kind) {
+  switch (plain(o.kind)) {
     case OperationKind::kAllReduce:
       return ENTRY(ncclAllReduceConfig, o.op);
     case OperationKind::kBroadcast:

@@ -7,7 +7,11 @@ namespace pynccl {
 EventPool::EventPool(std::shared_ptr<Library> library, int device)
     : library_(std::move(library)), device_(device) {}
 
-std::shared_ptr<Event> EventPool::take() {
+PooledEvent::~PooledEvent() {
+  if (event_) pool_->give_back(std::move(event_));
+}
+
+PooledEvent EventPool::take() {
   std::unique_ptr<Event> event;
   {
     const std::lock_guard lock(mutex_);
@@ -17,10 +21,7 @@ std::shared_ptr<Event> EventPool::take() {
     }
   }
   if (!event) event = std::make_unique<Event>(library_, device_, false);
-  const auto give_back = [pool = shared_from_this()](Event* returned) {
-    pool->give_back(std::unique_ptr<Event>(returned));
-  };
-  return {event.release(), give_back};
+  return {shared_from_this(), std::move(event)};
 }
 
 void EventPool::give_back(std::unique_ptr<Event> event) noexcept {

@@ -1,5 +1,5 @@
-// One collective or point-to-point operation with all its arguments, checked and ready to be
-// issued: what a direct call, a group and a recorded sequence have in common.
+// One collective, point-to-point or one-sided operation with all its arguments, checked and ready
+// to be issued: what a direct call, a group and a recorded sequence have in common.
 #pragma once
 
 #include "core/table.h"
@@ -17,20 +17,41 @@ enum class OperationKind : unsigned char {
   kScatter,
   kSend,
   kRecv,
+  kPutSignal,
+  kSignal,
+  kWaitSignal,
+  kConfigured = 0x80,  // added to a collective's kind where it has a configuration
 };
 
+constexpr OperationKind configured(OperationKind kind) {
+  return static_cast<OperationKind>(static_cast<unsigned char>(kind) |
+                                    static_cast<unsigned char>(OperationKind::kConfigured));
+}
+
+// The kind itself.
+constexpr OperationKind plain(OperationKind kind) {
+  return static_cast<OperationKind>(static_cast<unsigned char>(kind) &
+                                    ~static_cast<unsigned char>(OperationKind::kConfigured));
+}
+
 class Communicator;
+class Window;
 
 struct Operation {
   OperationKind kind;
   ncclDataType_t dtype;
   ncclRedOp_t op;  // of the reductions
-  int peer;        // the root of the rooted collectives, the other side of send and recv
-  const void* sendbuff;
+  int peer;        // the root of the rooted collectives, the other side of messages and signals
+  const void* sendbuff;  // of a wait: its array of ncclWaitSignalDesc_t
   void* recvbuff;
   std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
   cudaStream_t stream;
-  const ncclCollConfig_t* config;  // of a collective; nullptr: none. Its owner keeps it unchanged
+  const ncclCollConfig_t* config = nullptr;  // of a configured one; its owner keeps it unchanged
+  // Of the one-sided operations.
+  const Window* window = nullptr;
+  std::size_t offset = 0;  // bytes
+  int signal = 0;
+  int context = 0;
 };
 
 }  // namespace pynccl

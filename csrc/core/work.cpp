@@ -8,7 +8,7 @@
 
 namespace pynccl {
 
-Work::Work(std::shared_ptr<Event> done, std::shared_ptr<void> held, bool captured)
+Work::Work(PooledEvent done, std::shared_ptr<void> held, bool captured)
     : done_(std::move(done)), held_(std::move(held)), captured_(captured) {}
 
 bool Work::done() const {
@@ -45,13 +45,13 @@ void WorkQueue::begin(CUstream current) {
   // records it again, which makes it an event like others, and a graph has no part in it.
   capturing_ = status != CU_STREAM_CAPTURE_STATUS_NONE;
   if (!capturing_) forget_done();
-  const auto ready = events_->take();
+  const PooledEvent ready = events_->take();
   ready->record(current);
   stream_->wait(*ready);
 }
 
 std::shared_ptr<Work> WorkQueue::end(std::shared_ptr<void> held) {
-  auto done = events_->take();
+  PooledEvent done = events_->take();
   done->record(handle());
   if (capturing_) Graph::hold(library(), handle(), held);
   auto work = std::make_shared<Work>(std::move(done), std::move(held), capturing_);

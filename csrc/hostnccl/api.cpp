@@ -21,9 +21,10 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   check_world(nranks, rank);
   if (ids < 1) fail(ncclInvalidArgument, "nId=%d is not positive", ids);
   non_null(id, "commIds");
+  const MeetingName name = meeting_name(*id);
   for (int i = 1; i < ids; ++i) meeting_name(id[i]);
   const Settings settings = read_config(config);
-  return Group::of_this_thread().submit(init_job(comm, nranks, rank, *id, settings));
+  return Group::of_this_thread().submit(init_job(comm, nranks, rank, name, settings));
 }
 
 // Takes the handle of a communicator away; from here on only those inside still use it.
@@ -45,6 +46,9 @@ std::optional<Error> mistake_in(const ncclSimInfo_t* info) {
 }
 
 ncclResult_t finalize(const Ref<Communicator>& comm) {
+  if (comm->revoked()) {
+    fail(ncclInvalidArgument, "comm was revoked: it can be destroyed, but not finalized");
+  }
   comm->check_usable();
   if (Group::of_this_thread().uses(comm)) {
     fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group still uses");
@@ -136,10 +140,10 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
         fail(ncclInvalidArgument, "devlist[%d]=%d: hostnccl has the one device 0", i, devlist[i]);
       }
     }
-    const ncclUniqueId id = make_unique_id();
+    const MeetingName name = random_name();
     std::vector<Job> jobs;
     for (int rank = 0; rank < ndev; ++rank) {
-      jobs.push_back(init_job(comm + rank, ndev, rank, id, Settings()));
+      jobs.push_back(init_job(comm + rank, ndev, rank, name, Settings()));
     }
     Group& group = Group::of_this_thread();
     if (!group.active()) return run_jobs(jobs.data(), jobs.size());
@@ -165,19 +169,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (comm == nullptr) return ncclSuccess;
     take(comm, "ncclCommAbort")->abort();
     return ncclSuccess;
-  });
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
-                           ncclConfig_t* config) {
-  return checked([&] {
-    *non_null(newcomm, "newcomm") = nullptr;
-    const Ref<Communicator> parent = usable_comm(comm);
-    if (color < 0 && color != kSplitNoColor) {
-      fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
-    }
-    const Settings settings = read_config(config, parent->settings());
-    return Group::of_this_thread().submit(split_job(newcomm, parent, color, key, settings));
   });
 }
 

@@ -1,4 +1,6 @@
 // Windows and the one-sided operations of NCCL's C API.
+#include <vector>
+
 #include "abi/constants.h"
 #include "hostnccl/api.h"
 #include "hostnccl/arguments.h"
@@ -68,23 +70,15 @@ void check_source(const Communicator& comm, const Window& window, const void* so
        source, bytes);
 }
 
-ncclResult_t wait(const std::vector<ncclWaitSignalDesc_t>& signals, ncclComm_t comm,
-                  cudaStream_t stream) {
-  std::vector<Item> items;
-  for (size_t i = 0; i < signals.size(); ++i) {
-    const ncclWaitSignalDesc_t& one = signals[i];
-    if (one.opCnt < 1) {
-      fail(ncclInvalidArgument, "signalDescs[%zu].opCnt=%d is below 1", i, one.opCnt);
-    }
-    items.push_back(one_sided(Kind::WaitSignal, one.peer, one.sigIdx, one.ctx, comm, stream));
-    items.back().operation.count = static_cast<size_t>(one.opCnt);
+Item wait_item(const ncclWaitSignalDesc_t* signals, int index, ncclComm_t comm,
+               cudaStream_t stream) {
+  const ncclWaitSignalDesc_t& one = signals[index];
+  if (one.opCnt < 1) {
+    fail(ncclInvalidArgument, "signalDescs[%d].opCnt=%d is below 1", index, one.opCnt);
   }
-  // The waits of one communicator run one after the other, in one launch.
-  Group& group = Group::of_this_thread();
-  if (items.size() == 1) return group.submit(std::move(items[0]));
-  group.start();
-  for (Item& item : items) group.submit(std::move(item));
-  return group.end();
+  Item item = one_sided(Kind::WaitSignal, one.peer, one.sigIdx, one.ctx, comm, stream);
+  item.operation.count = static_cast<size_t>(one.opCnt);
+  return item;
 }
 
 }  // namespace
@@ -169,8 +163,15 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
   return checked([&] {
     if (nDesc < 0) fail(ncclInvalidArgument, "nDesc=%d is negative", nDesc);
     if (nDesc != 0) non_null(signalDescs, "signalDescs");
+    Group& group = Group::of_this_thread();
+    if (nDesc == 1) return group.submit(wait_item(signalDescs, 0, comm, stream));
     usable_comm(comm);
-    return wait({signalDescs, signalDescs + nDesc}, comm, stream);
+    std::vector<Item> items;
+    for (int i = 0; i < nDesc; ++i) items.push_back(wait_item(signalDescs, i, comm, stream));
+    // The waits of one communicator run one after the other, in one launch.
+    group.start();
+    for (Item& item : items) group.submit(std::move(item));
+    return group.end();
   });
 }
 

@@ -18,22 +18,23 @@ HandleTable<Communicator>& communicators() {
   return table;
 }
 
-void Communicator::initialize(int nranks, int rank, const MeetingName& name) {
+void Communicator::initialize(int nranks, int rank, const MeetingName& name,
+                              Rendezvous::Watch watch) {
   rank_ = rank;
   nranks_ = nranks;
   try {
-    meet(name);
+    meet(name, std::move(watch));
   } catch (...) {
     fail(current_error());
     throw error();
   }
 }
 
-void Communicator::meet(const MeetingName& name) {
+void Communicator::meet(const MeetingName& name, Rendezvous::Watch watch) {
   read_tuning();
   Delay::read_seed();
   Delay::set_rank(rank_);
-  const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_);
+  const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_, std::move(watch));
   {
     const std::lock_guard lock(mutex_);
     rendezvous_ = rendezvous;
@@ -106,13 +107,13 @@ void Communicator::finalize() {
 void Communicator::drain() {
   const Wanted last{&completed_, issued_.load()};
   while (!last.arrived()) {
-    if (aborted_ || error_code_ != abi::ncclSuccess || world_->failed()) break;
+    if (aborted_ || revoked() || error_code_ != abi::ncclSuccess || world_->failed()) break;
     sleep_on(last, kLook);
   }
 }
 
 void Communicator::wait_until_idle() const {
-  while (running_.load(std::memory_order_acquire) != 0) std::this_thread::sleep_for(kPoll);
+  while (running_.load(std::memory_order_seq_cst) != 0) std::this_thread::sleep_for(kPoll);
 }
 
 void Communicator::destroy() {
@@ -160,31 +161,47 @@ void Communicator::check_ready() const {
                  "comm is not initialised yet: wait until ncclCommGetAsyncError says ncclSuccess");
 }
 
+void Communicator::check_settled() const {
+  if (changing_.load(std::memory_order_acquire) == 0) return;
+  hostnccl::fail(abi::ncclInvalidArgument,
+                 "comm is being suspended or resumed: wait until ncclCommGetAsyncError says "
+                 "ncclSuccess");
+}
+
 void Communicator::check_usable() const {
   check_ready();
+  if (revoked()) throw error();
+  check_settled();
   if (error_code_.load(std::memory_order_acquire) != abi::ncclSuccess || world_->failed()) {
     throw error();
   }
   if (phase_.load(std::memory_order_acquire) != Phase::Ready) {
     hostnccl::fail(abi::ncclInvalidUsage, "comm was finalized by ncclCommFinalize");
   }
+  if (suspended()) {
+    hostnccl::fail(abi::ncclInvalidUsage,
+                   "comm is suspended by ncclCommSuspend: ncclCommResume makes it usable again");
+  }
 }
 
 Error Communicator::error() const {
   const std::string label = settings_.name.empty() ? "" : "communicator " + settings_.name + ": ";
   const std::lock_guard lock(mutex_);
+  if (revoked()) return Error(revocation().code(), label + revocation().text());
   if (error_code_ != abi::ncclSuccess) return Error(error_code_, label + error_text_);
   const Error failure = world_->failure();
   return Error(failure.code(), label + failure.text());
 }
 
 abi::ncclResult_t Communicator::async_error() const {
+  if (revoked()) return running_.load() != 0 ? abi::ncclInProgress : abi::ncclSuccess;
   const abi::ncclResult_t code = error_code_.load(std::memory_order_acquire);
   if (code != abi::ncclSuccess) return code;
   const Phase phase = phase_.load(std::memory_order_acquire);
   if (phase == Phase::Initializing) return abi::ncclInProgress;
   if (world_->failed()) return error().code();
-  const bool busy = phase == Phase::Finalizing || background_.load(std::memory_order_acquire) != 0;
+  const bool busy = phase == Phase::Finalizing || changing_.load(std::memory_order_acquire) != 0 ||
+                    background_.load(std::memory_order_acquire) != 0;
   return busy ? abi::ncclInProgress : abi::ncclSuccess;
 }
 
@@ -195,6 +212,8 @@ std::optional<std::string> Communicator::error_text() const {
     const Phase phase = phase_;
     std::string text = phase == Phase::Initializing ? "initialisation"
                        : phase == Phase::Finalizing ? "finalisation"
+                       : revoked()                  ? "revocation"
+                       : changing_ != 0             ? "suspension or resumption"
                                                     : "registration of a window";
     text += " in progress";
     if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
@@ -206,6 +225,10 @@ std::optional<std::string> Communicator::error_text() const {
 
 void Communicator::fail(const Error& error) noexcept {
   const std::lock_guard lock(mutex_);
+  if (revoked()) {  // what ends its operations is no error of its own
+    world_->fail(revocation_for_others());
+    return;
+  }
   if (error_code_ == abi::ncclSuccess) {
     error_text_ = error.text();
     error_code_ = error.code();
@@ -220,14 +243,15 @@ Error Communicator::abort_for_others() const {
 }
 
 void Communicator::begin() {
-  running_.fetch_add(1, std::memory_order_acq_rel);
-  if (!aborted_.load() && error_code_ == abi::ncclSuccess && !world_->failed()) return;
+  running_.fetch_add(1, std::memory_order_seq_cst);
+  if (!aborted_.load() && !revoked() && error_code_ == abi::ncclSuccess && !world_->failed())
+    return;
   end();
   throw error();
 }
 
 void Communicator::check_wait(const Blocked& blocked, bool look_for_life) const {
-  if (aborted_.load(std::memory_order_acquire)) throw error();
+  if (aborted_.load(std::memory_order_acquire) || revoked()) throw error();
   if (world_->failed()) throw world_->failure();
   world_->check_owner(blocked.owner, blocked.wanted, look_for_life);
 }
@@ -239,7 +263,10 @@ uint32_t& Communicator::signals_taken(int peer, uint32_t signal) {
 }
 
 void* Communicator::scratch(int peer, size_t bytes) {
-  if (scratch_.empty()) scratch_.resize(bytes * static_cast<size_t>(nranks_));
+  if (scratch_.empty()) {
+    scratch_.resize(bytes * static_cast<size_t>(nranks_));
+    scratch_bytes_ = scratch_.size();
+  }
   return scratch_.data() + bytes * static_cast<size_t>(peer);
 }
 

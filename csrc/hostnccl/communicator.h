@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,12 +28,36 @@ class Communicator {
  public:
   explicit Communicator(Settings settings) : settings_(std::move(settings)) {}
 
-  // Life. initialize() blocks until all ranks are there.
-  void initialize(int nranks, int rank, const MeetingName& name);
+  // Life. initialize() blocks until all ranks are there; watch tells who will never come.
+  void initialize(int nranks, int rank, const MeetingName& name, Rendezvous::Watch watch = {});
   void finalize();  // blocks until what has been issued is done; later operations are refused
   void start_finalizing();
   void destroy();
   void abort();
+
+  // Making other communicators of it (communicator_life.cpp).
+  //
+  // Revoked, it is no longer for operations, those under way end with an error, and those of the
+  // other ranks too; but it can be split and shrunk, however dead some ranks are.
+  enum class Revoker { Revoke, Shrink };
+  void revoke(Revoker by);
+  bool revoked() const { return revoked_.load(std::memory_order_seq_cst); }
+  void check_parent() const;     // ready to make others of it
+  void wait_until_idle() const;  // nothing of this rank is under way
+  // The ballots of all ranks, which have revoked it. Votes have numbers as operations have tickets.
+  uint32_t take_vote() { return ++votes_; }
+  std::vector<Ballot> vote(const Ballot& own, uint32_t number);
+  MeetingName shrink_name(const std::vector<int>& excluded);
+  abi::ncclUniqueId make_grow_id();
+  void check_grow_id(const MeetingName& name) const;
+  void use_grow_id();
+
+  // Its memory. All ranks suspend and resume together; see suspension.h.
+  void meet_in_suspension();  // until all ranks have come to the same step of it
+  bool suspended() const { return suspended_.load(std::memory_order_acquire); }
+  void set_suspended(bool suspended) { suspended_.store(suspended, std::memory_order_release); }
+  void release_memory();
+  World::Held memory() const;  // bytes, scratch memory included
 
   const Settings& settings() const { return settings_; }
   int rank() const { return rank_; }
@@ -45,22 +70,25 @@ class Communicator {
   uint32_t& signals_taken(int peer, uint32_t signal);  // of those that a peer has given
 
   // State as the user sees it.
-  void check_known() const;   // not of before a fork
-  void check_ready() const;   // initialised: its rank and size are known
-  void check_usable() const;  // ready for an operation; throws its error if it has one
+  void check_known() const;    // not of before a fork
+  void check_ready() const;    // initialised: its rank and size are known
+  void check_settled() const;  // not on its way into or out of suspension
+  void check_usable() const;   // ready for an operation; throws its error if it has one
   abi::ncclResult_t async_error() const;
   std::optional<std::string> error_text() const;  // or who is missing while it initialises
   Error error() const;                            // there must be one
   void fail(const Error& error) noexcept;         // the first one stays; ends the world
 
   // Order. A ticket's turn has come when completed() reaches it.
-  uint32_t take_ticket() { return issued_.fetch_add(1); }
+  uint32_t take_ticket(uint32_t count = 1) { return issued_.fetch_add(count); }
   Counter& completed() { return completed_; }
   void begin();  // this rank's launch runs, or a job of its own; throws if it has failed
   void end() { running_.fetch_sub(1, std::memory_order_acq_rel); }
   void begin_job() { running_.fetch_add(1, std::memory_order_acq_rel); }
   void begin_background() { background_.fetch_add(1, std::memory_order_acq_rel); }
   void end_background() { background_.fetch_sub(1, std::memory_order_acq_rel); }
+  void begin_change() { changing_.fetch_add(1, std::memory_order_acq_rel); }  // ncclInProgress
+  void end_change() { changing_.fetch_sub(1, std::memory_order_acq_rel); }
   void check_wait(const Blocked& blocked, bool look_for_life) const;
 
   // The running collective.
@@ -80,11 +108,13 @@ class Communicator {
  private:
   enum class Phase { Initializing, Ready, Finalizing, Finalized };
 
-  void meet(const MeetingName& name);
+  void meet(const MeetingName& name, Rendezvous::Watch watch);
   void step_together(World& world, uint32_t stage, Clock::time_point deadline);
   void drain();
-  void wait_until_idle() const;
+  void await_all(Counter Lane::* counter, uint32_t step) const;
   Error abort_for_others() const;  // what they get to know of it
+  Error revocation() const;
+  Error revocation_for_others() const;
   bool in_flight() const { return issued_.load() != completed_.load(); }
 
   const Settings settings_;
@@ -98,10 +128,16 @@ class Communicator {
 
   std::atomic<Phase> phase_{Phase::Initializing};
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> revoked_{false};
+  std::atomic<bool> suspended_{false};
+  std::atomic<int> changing_{0};
+  Revoker revoker_ = Revoker::Revoke;  // once it is revoked
   std::atomic<abi::ncclResult_t> error_code_{abi::ncclSuccess};
   mutable std::mutex mutex_;
   std::string error_text_;
   std::shared_ptr<Rendezvous> rendezvous_;  // while it initialises
+  std::optional<MeetingName> grow_name_;    // given out and not used yet
+  std::map<std::vector<int>, uint32_t> shrinks_;
 
   std::atomic<uint32_t> issued_{0};
   std::atomic<int> running_{0};
@@ -114,6 +150,10 @@ class Communicator {
   std::vector<Scalar> scalars_;
   std::vector<char> scratch_;
   std::vector<uint32_t> signals_taken_;
+  std::atomic<size_t> scratch_bytes_{0};
+  std::atomic<uint32_t> votes_{0};
+  Counter voted_;
+  uint32_t suspension_ = 0;
 };
 
 HandleTable<Communicator>& communicators();

@@ -1,5 +1,6 @@
-// Making communicators: from a unique id, or by splitting another. Each is a job that blocks until
-// its ranks have met; several in a group, or non-blocking ones, have threads of their own.
+// Making communicators from a unique id; and the jobs in which all communicators are made. A job
+// blocks until its ranks have met; several in a group, or non-blocking ones, have threads of their
+// own.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +12,23 @@ namespace hostnccl {
 
 struct Job {
   Ref<Communicator> comm;    // to be made; none for a rank that a split leaves without one
-  Ref<Communicator> parent;  // of a split
+  Ref<Communicator> parent;  // that it is made of; the same as comm where that is changed
   abi::ncclComm_t* out = nullptr;
   bool blocking = true;
-  uint32_t ticket = 0;  // for the parent
+  uint32_t tickets = 1;  // for the parent: how many it takes, and the first of them
+  uint32_t ticket = 0;
+  bool votes = false;
+  uint32_t vote = 0;  // instead of a ticket, where the parent is revoked
   std::function<void(const Job&)> work;
+
+  bool changes_parent() const { return comm && comm == parent; }
 
   // The communicator will not be: its handle is closed, the caller's variable is null.
   void give_up();
 };
 
-Job init_job(abi::ncclComm_t* out, int nranks, int rank, const abi::ncclUniqueId& id,
-             const Settings& settings);
-
-Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
-              const Settings& settings);
+Job init_job(abi::ncclComm_t* out, int nranks, int rank, const MeetingName& name,
+             const Settings& settings, Rendezvous::Watch watch = {});
 
 // ncclSuccess when all are done, ncclInProgress when some go on in the background; throws the first
 // error of those that it waited for.

@@ -11,6 +11,7 @@
 
 #include "hostnccl/counter.h"
 #include "hostnccl/kernels/reduce.h"
+#include "hostnccl/unique_id.h"
 
 namespace hostnccl {
 
@@ -18,7 +19,8 @@ inline constexpr uint32_t kProtocol = 2;  // of the rendezvous and of everything
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
 
-enum class Presence : uint32_t { Absent, Alive, Left, Aborted };
+// Revoked and Shrunk: there, but no longer for operations.
+enum class Presence : uint32_t { Absent, Alive, Left, Aborted, Revoked, Shrunk };
 
 // One collective call as its rank made it.
 struct Descriptor {
@@ -45,11 +47,22 @@ struct SignalRange {
 };
 inline constexpr uint32_t kMostSignals = 1024;
 
+// What a rank brings when communicators are made of this one.
+struct Ballot {
+  int32_t group;  // split: its color; grow: the new size
+  int32_t order;  // split: its key; grow: 1 for the root
+  MeetingName name;
+};
+
 // Two descriptors and two slots, used alternately: a rank fills one for its call k only after every
-// rank has published call k-1, and so has done with call k-2.
+// rank has published call k-1, and so has done with call k-2. Of the two ballots the same
+// is true; votes counts them, and goes on when the world has failed.
 struct alignas(4096) Lane {
   alignas(128) Counter stage;
   alignas(128) Descriptor descriptors[2];
+  alignas(128) Counter votes;
+  Counter suspension;
+  Ballot ballots[2];
   alignas(128) std::atomic<Presence> presence;
   std::atomic<uint32_t> reading;  // this rank is reading another's memory by pointer
   int32_t pid;

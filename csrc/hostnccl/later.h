@@ -3,14 +3,6 @@
 // arguments, which lets the preprocessor ask whether a name is here: see HOSTNCCL_HAS.
 #pragma once
 
-#define HOSTNCCL_LATER_ncclCommRevoke 0, 0
-#define HOSTNCCL_LATER_ncclCommShrink 0, 0
-#define HOSTNCCL_LATER_ncclCommGetUniqueId 0, 0
-#define HOSTNCCL_LATER_ncclCommGrow 0, 0
-#define HOSTNCCL_LATER_ncclCommSuspend 0, 0
-#define HOSTNCCL_LATER_ncclCommResume 0, 0
-#define HOSTNCCL_LATER_ncclCommMemStats 0, 0
-
 // HOSTNCCL_IF_HERE(name, text): text, unless name is for later.
 #define HOSTNCCL_IF_HERE(name, ...) \
   HOSTNCCL_PICK(HOSTNCCL_LATER_##name, HOSTNCCL_OMIT, HOSTNCCL_KEEP)(__VA_ARGS__)

@@ -14,6 +14,7 @@ namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
+constexpr auto kLook = std::chrono::milliseconds(200);   // between two looks for the missing
 constexpr auto kGrace = std::chrono::milliseconds(700);  // for those still on their way
 constexpr auto kAnswerLateOnes = std::chrono::seconds(10);
 
@@ -58,9 +59,13 @@ std::shared_ptr<World> MeetingHost::run() {
 }
 
 void MeetingHost::gather() {
+  auto looked = Clock::now();
   while (arrived_ < own_.nranks_) {
     own_.check_patience();
     receive();
+    if (arrived_ == own_.nranks_ || Clock::now() - looked < kLook) continue;
+    own_.check_missing();
+    looked = Clock::now();
   }
 }
 

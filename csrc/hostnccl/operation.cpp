@@ -16,6 +16,9 @@ const Shape& shape_of(Kind kind) {
       {"ncclScatter", true, false, true, false},
       {"ncclCommSplit", false, false, false, false},
       {"ncclCommWindowRegister", false, false, false, false},
+      {"ncclCommGrow", false, false, false, false},
+      {"ncclCommSuspend", false, false, false, false},
+      {"ncclCommResume", false, false, false, false},
       {"ncclSend", false, false, false, false},
       {"ncclRecv", false, false, false, false},
       {"ncclPutSignal", false, false, false, false},
@@ -67,7 +70,7 @@ std::string to_text(const Descriptor& call) {
   static constexpr const char* kReductions[] = {"sum", "prod", "max", "min", "avg"};
   const Kind kind = static_cast<Kind>(call.kind);
   const Shape& shape = shape_of(kind);
-  if (kind == Kind::Split || kind == Kind::WindowRegister) return format("%s()", shape.name);
+  if (kind >= Kind::Split && is_collective(kind)) return std::string(shape.name) + "()";
   std::string text = format("%s(count=%llu, %s", shape.name,
                             static_cast<unsigned long long>(call.count), dtype_name(call.dtype));
   if (shape.reduces) {

@@ -24,6 +24,9 @@ enum class Kind : uint8_t {
   Scatter,
   Split,           // two AllGathers of the engine's own
   WindowRegister,  //
+  Grow,            // these three are one
+  Suspend,
+  Resume,
   Send,
   Recv,
   PutSignal,
@@ -43,7 +46,7 @@ struct Shape {
 };
 
 const Shape& shape_of(Kind kind);
-inline bool is_collective(Kind kind) { return kind <= Kind::WindowRegister; }
+inline bool is_collective(Kind kind) { return kind <= Kind::Resume; }
 inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::Recv; }
 
 // The two ways in which a collective's data travels: see collective_paths.h.

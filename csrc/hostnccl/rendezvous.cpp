@@ -46,9 +46,10 @@ std::shared_ptr<World> map_world(int fd, int nranks, const MeetingName& name) {
   return world;
 }
 
-Rendezvous::Rendezvous(int nranks, int rank)
+Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
     : nranks_(nranks),
       rank_(rank),
+      watch_(std::move(watch)),
       timeout_(number(Setting::InitTimeout)),
       deadline_(Clock::now() + timeout_) {
   arrivals_.set(static_cast<size_t>(rank));
@@ -118,6 +119,18 @@ void Rendezvous::check_patience(std::chrono::seconds beyond) const {
   const size_t comma = now.find(" have arrived");
   fail(abi::ncclTimeout, "%s arrived within %lld s%s", now.substr(0, comma).c_str(),
        static_cast<long long>(timeout_.count()), now.substr(comma + 13).c_str());
+}
+
+void Rendezvous::check_missing() const {
+  if (!watch_) return;
+  Arrivals arrivals;
+  {
+    const std::lock_guard lock(mutex_);
+    arrivals = arrivals_;
+  }
+  for (int rank = 0; rank < nranks_; ++rank) {
+    if (!arrivals.test(static_cast<size_t>(rank))) watch_(rank);
+  }
 }
 
 void Rendezvous::note(const Arrivals& arrivals) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,7 +17,10 @@ namespace hostnccl {
 
 class Rendezvous {
  public:
-  Rendezvous(int nranks, int rank);
+  // Throws if a rank that has not arrived never will, as far as is known.
+  using Watch = std::function<void(int rank)>;
+
+  Rendezvous(int nranks, int rank, Watch watch = {});
 
   // Blocks until the world is complete. Throws when it cannot be, at the deadline, or after cancel.
   std::shared_ptr<World> meet(const MeetingName& name);
@@ -31,10 +35,12 @@ class Rendezvous {
   std::shared_ptr<World> try_as_client(const MeetingName& name, Fd connection);
   void check_patience(std::chrono::seconds beyond = {}) const;
   void note(const Arrivals& arrivals);
+  void check_missing() const;
   friend class MeetingHost;
 
   const int nranks_;
   const int rank_;
+  const Watch watch_;
   const std::chrono::seconds timeout_;
   const Clock::time_point deadline_;
   std::atomic<bool> cancelled_{false};

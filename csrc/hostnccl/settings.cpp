@@ -15,6 +15,11 @@ uint32_t positive_or_one(int value, const char* name) {
   return static_cast<uint32_t>(value);
 }
 
+void check_flag(const char* field, int value) {
+  if (value == abi::kUndefInt || value == 0 || value == 1) return;
+  fail(abi::ncclInvalidArgument, "config->%s=%d is neither 0 nor 1", field, value);
+}
+
 }  // namespace
 
 Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) {
@@ -34,15 +39,11 @@ Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) 
   abi::ncclConfig_t config;  // fields that an older caller does not have keep their defaults
   std::memcpy(&config, given, std::min(given->size, sizeof config));
   Settings settings;  // of a split, too, a configuration replaces the parent's as a whole
-  if (config.blocking != abi::kUndefInt) {
-    if (config.blocking != 0 && config.blocking != 1) {
-      fail(abi::ncclInvalidArgument, "config->blocking=%d is neither 0 nor 1", config.blocking);
-    }
-    settings.blocking = config.blocking == 1;
-  }
-  if (config.splitShare != abi::kUndefInt && config.splitShare != 0 && config.splitShare != 1) {
-    fail(abi::ncclInvalidArgument, "config->splitShare=%d is neither 0 nor 1", config.splitShare);
-  }
+  check_flag("blocking", config.blocking);
+  if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
+  // Communicators share nothing here; the wish is accepted.
+  check_flag("splitShare", config.splitShare);
+  check_flag("shrinkShare", config.shrinkShare);
   settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
   settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
   if (settings.signals.contexts > kMostSignals / settings.signals.per_context) {
@@ -50,13 +51,8 @@ Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) 
          "config->numRmaCtx=%u times config->numRmaSig=%u is more than hostnccl's %u signals",
          settings.signals.contexts, settings.signals.per_context, kMostSignals);
   }
-  if (config.rmaEagerInit != abi::kUndefInt) {
-    if (config.rmaEagerInit != 0 && config.rmaEagerInit != 1) {
-      fail(abi::ncclInvalidArgument, "config->rmaEagerInit=%d is neither 0 nor 1",
-           config.rmaEagerInit);
-    }
-    settings.signals_at_once = config.rmaEagerInit == 1;
-  }
+  check_flag("rmaEagerInit", config.rmaEagerInit);
+  if (config.rmaEagerInit != abi::kUndefInt) settings.signals_at_once = config.rmaEagerInit == 1;
   if (config.commName != nullptr) settings.name = config.commName;
   return settings;
 }

@@ -11,41 +11,74 @@ namespace hostnccl {
 namespace {
 
 constexpr char kMagic[8] = {'h', 'o', 's', 't', 'n', 'c', 'c', 'l'};
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
+
+const char* maker_of(Purpose purpose) {
+  return purpose == Purpose::Grow ? "ncclCommGetUniqueId" : "ncclGetUniqueId";
+}
 
 }  // namespace
 
-abi::ncclUniqueId make_unique_id() {
+MeetingName random_name() {
+  MeetingName name;
+  if (getrandom(name.data(), name.size(), 0) != ssize_t(name.size())) fail_errno("getrandom");
+  return name;
+}
+
+abi::ncclUniqueId make_unique_id(Purpose purpose) {
   UniqueId id{};
   std::memcpy(id.magic, kMagic, sizeof kMagic);
   id.version = kFormat;
+  id.purpose = static_cast<uint32_t>(purpose);
   id.machine = machine_identity();
-  if (getrandom(id.name.data(), id.name.size(), 0) != ssize_t(id.name.size())) {
-    fail_errno("getrandom");
-  }
+  id.name = random_name();
+  if (purpose == Purpose::Grow) id.maker = this_process();
   abi::ncclUniqueId out{};
   std::memcpy(out.internal, &id, sizeof id);
   return out;
 }
 
-MeetingName meeting_name(const abi::ncclUniqueId& given) {
+UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const char* argument) {
   UniqueId id;
   std::memcpy(&id, given.internal, sizeof id);
   if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0) {
     fail(abi::ncclInvalidArgument,
-         "commId was not made by hostnccl's ncclGetUniqueId: every rank must use the same library");
+         "%s was not made by hostnccl's %s: every rank must use the same library", argument,
+         maker_of(purpose));
   }
   if (id.version != kFormat) {
     fail(abi::ncclInvalidArgument,
-         "commId has format %u, this hostnccl has format %u: every rank must use the same version",
-         id.version, kFormat);
+         "%s has format %u, this hostnccl has format %u: every rank must use the same version",
+         argument, id.version, kFormat);
   }
   if (id.machine != machine_identity()) {
     fail(abi::ncclInvalidArgument,
-         "commId comes from another machine or container (another boot, network namespace or pid "
-         "namespace): hostnccl works within one machine, across machines use NCCL");
+         "%s comes from another machine or container (another boot, network namespace or pid "
+         "namespace): hostnccl works within one machine, across machines use NCCL",
+         argument);
   }
-  return id.name;
+  if (id.purpose != static_cast<uint32_t>(purpose)) {
+    fail(abi::ncclInvalidArgument, "%s was made by %s, here it must come from %s", argument,
+         maker_of(static_cast<Purpose>(id.purpose)), maker_of(purpose));
+  }
+  return id;
+}
+
+MeetingName meeting_name(const abi::ncclUniqueId& given) {
+  return read_unique_id(given, Purpose::Init, "commId").name;
+}
+
+// Two hashes (FNV-1a) over the same text, which begins with 16 random bytes.
+MeetingName derived_name(const MeetingName& from, const std::string& words) {
+  const std::string text(to_hex(from) + "/" + words);
+  uint64_t halves[2] = {0xcbf29ce484222325u, 0x9ae16a3b2f90404fu};
+  static_assert(sizeof halves == sizeof(MeetingName));
+  for (uint64_t& half : halves) {
+    for (const char c : text) half = (half ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  MeetingName name;
+  std::memcpy(name.data(), halves, sizeof halves);
+  return name;
 }
 
 std::string to_hex(const MeetingName& name) {

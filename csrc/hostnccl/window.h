@@ -73,6 +73,11 @@ class WindowSet {
 // The windows of a communicator. An operation works on the set that was open when it began.
 class Windows {
  public:
+  Windows() = default;
+  Windows(const Windows&) = delete;
+  Windows& operator=(const Windows&) = delete;
+  ~Windows() { close_all(); }
+
   void add(const Ref<Window>& window);
   bool remove(const Ref<Window>& window);  // false if it is not one of them
   void close_all();
@@ -80,8 +85,8 @@ class Windows {
   bool any() const { return any_.load(std::memory_order_relaxed); }
   std::shared_ptr<const WindowSet> open() const;
 
-  uint64_t next_number() { return ++last_; }
-  bool ever() const { return last_ != 0; }  // whether one was ever registered
+  uint64_t next_number() { return ++last_; }                           // in a registration's turn
+  bool ever() const { return ever_.load(std::memory_order_relaxed); }  // whether there was one
 
  private:
   void replace(std::vector<Ref<Window>> windows);
@@ -89,7 +94,8 @@ class Windows {
   mutable std::mutex mutex_;
   std::shared_ptr<const WindowSet> set_ = std::make_shared<const WindowSet>();
   std::atomic<bool> any_{false};
-  std::atomic<uint64_t> last_{0};
+  std::atomic<bool> ever_{false};
+  uint64_t last_ = 0;
 };
 
 HandleTable<Window>& windows();

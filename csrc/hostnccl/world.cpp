@@ -13,6 +13,8 @@
 namespace hostnccl {
 namespace {
 
+constexpr char kShrunk[] = "ended all operations of its communicator to shrink it";
+
 size_t lanes_at() { return sizeof(Header); }
 
 size_t channels_at(int nranks) { return lanes_at() + sizeof(Lane) * static_cast<size_t>(nranks); }
@@ -113,19 +115,35 @@ void World::fail(const Error& error) {
   wake_all();
 }
 
-void World::check_owner(int rank, const Wanted& wanted, bool look_for_life) {
+const char* World::how_gone(int rank, bool look_for_life, bool for_operations) const {
   const Presence presence = lane(rank).presence.load(std::memory_order_acquire);
-  const char* how = nullptr;
-  if (presence == Presence::Left) {
-    how = "destroyed its communicator";
-  } else if (presence == Presence::Aborted) {
-    how = "aborted its communicator";
-  } else if (look_for_life && !same_process(rank) && !is_alive(process(rank))) {
-    how = "died";
-  }
+  if (presence == Presence::Left) return "destroyed its communicator";
+  if (presence == Presence::Aborted) return "aborted its communicator";
+  if (presence == Presence::Revoked && for_operations) return "revoked its communicator";
+  if (presence == Presence::Shrunk && for_operations) return kShrunk;
+  if (look_for_life && !same_process(rank) && !is_alive(process(rank))) return "died";
+  return nullptr;
+}
+
+void World::check_owner(int rank, const Wanted& wanted, bool look_for_life) const {
+  const char* how = how_gone(rank, look_for_life, true);
   // It may have raised the word as the last thing it did.
   if (how == nullptr || wanted.arrived()) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
+                 name_of(rank).c_str(), how);
+}
+
+void World::check_voter(int rank, const Wanted& wanted, bool look_for_life) const {
+  const char* how = how_gone(rank, look_for_life, false);
+  if (how == nullptr || wanted.arrived()) return;
+  hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot take part in making another",
+                 name_of(rank).c_str(), how);
+}
+
+void World::check_member(int rank) const {
+  const char* how = how_gone(rank, true, false);
+  if (how == nullptr) return;
+  hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot be in the new communicator",
                  name_of(rank).c_str(), how);
 }
 

@@ -27,6 +27,7 @@ class World {
   World& operator=(const World&) = delete;
   ~World();
 
+  const MeetingName& name() const { return name_; }
   int nranks() const { return nranks_; }
   Lane& lane(int rank) const { return lanes_[rank]; }
   Channel& channel(int source, int destination) const {
@@ -54,7 +55,23 @@ class World {
   void fail(const Error& error);  // the first one counts
 
   // Throws if target can no longer arrive because of the rank that should raise the word.
-  void check_owner(int rank, const Wanted& wanted, bool look_for_life);
+  void check_owner(int rank, const Wanted& wanted, bool look_for_life) const;
+  // The same for a word that is raised outside of operations, also by a rank that has revoked.
+  void check_voter(int rank, const Wanted& wanted, bool look_for_life) const;
+
+  // Throws if a rank can no longer take part in making another communicator.
+  void check_member(int rank) const;
+
+  // Of the memory that belongs to one rank (its lane and the channels from it; the header is rank
+  // 0's): how much of it exists, in bytes, and what of that release() gives back.
+  struct Held {
+    size_t releasable;
+    size_t lasting;
+  };
+  Held held(int rank) const;
+  // Gives back the slots and the channels in which nothing is on its way; they come back, as zeros,
+  // when they are touched. No rank may be in an operation.
+  void release(int rank) const;
 
   void leave(int rank, Presence how);
   void wake_all() const;
@@ -62,6 +79,8 @@ class World {
 
  private:
   void check_signals(int rank) const;
+  // Null: it is there, for operations or for anything at all.
+  const char* how_gone(int rank, bool look_for_life, bool for_operations) const;
 
   int nranks_;
   int own_pid_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/graph.h"
+#include "core/window.h"
 #include "python/held.h"
 #include "python/tensor.h"
 
@@ -19,6 +20,8 @@ void Batch::add(Communicator& communicator, const Operation& operation,
     if (object) held_.push_back(py::reinterpret_borrow<py::object>(object));
   calls_.push_back({&communicator, operation});
 }
+
+void Batch::hold(PyObject* object) { held_.push_back(py::reinterpret_borrow<py::object>(object)); }
 
 void Batch::append(const Batch& other) {
   held_.insert(held_.end(), other.held_.begin(), other.held_.end());
@@ -43,15 +46,20 @@ Batch Batch::on_stream(PyObject* stream) const {
 }
 
 void Batch::check_open() const {
-  for (std::size_t i = 0; i < calls_.size(); ++i)
-    if (calls_[i].communicator->closed()) [[unlikely]]
-      throw std::invalid_argument("communicator: it is closed, operation " + std::to_string(i + 1) +
-                                  " of " + std::to_string(calls_.size()) +
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Window* window = calls_[i].operation.window;
+    const char* closed = calls_[i].communicator->closed() ? "communicator"
+                         : window && window->closed()     ? "window"
+                                                          : nullptr;
+    if (closed) [[unlikely]]
+      throw std::invalid_argument(std::string(closed) + ": it is closed, operation " +
+                                  std::to_string(i + 1) + " of " + std::to_string(calls_.size()) +
                                   " needs it; nothing was sent");
+  }
 }
 
 void Batch::hold_in_captures() const {
-  const std::shared_ptr<void> held = hold(held_);
+  const std::shared_ptr<void> held = python::hold(held_);
   std::vector<CUstream> streams;
   for (const Call& call : calls_) {
     const CUstream stream = call.operation.stream;
@@ -65,15 +73,11 @@ void Batch::issue() const {
   check_open();
   for (Library* library : libraries_) {
     GroupScope group(*library);
-    issue_to(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
     group.end();
   }
   for (const Call& call : calls_) call.communicator->settle();
-}
-
-void Batch::issue_to(const Library& library) const {
-  for (const Call& call : calls_)
-    if (&call.communicator->library() == &library) call.communicator->issue(call.operation);
 }
 
 std::optional<double> Batch::simulate() const {
@@ -82,7 +86,8 @@ std::optional<double> Batch::simulate() const {
   std::optional<double> sum = 0;
   for (Library* library : libraries_) {
     GroupScope group(*library);
-    issue_to(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
     const std::optional<double> seconds = group.end_simulated();
     sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
   }

@@ -29,6 +29,7 @@ class Batch {
   // needs, the one that owns the communicator among them, or nullptr.
   void add(Communicator& communicator, const Operation& operation,
            std::initializer_list<PyObject*> held);
+  void hold(PyObject* object);  // something more that an operation needs
   void append(const Batch& other);
 
   Mark mark() const { return {calls_.size(), libraries_.size(), held_.size()}; }
@@ -41,8 +42,8 @@ class Batch {
   void hold_in_captures() const;
 
   // Issues everything, as one NCCL group per library in the order in which the libraries first
-  // appear. A communicator that is not open is found before anything is sent. The GIL need not be
-  // held, and the calls can block.
+  // appear. A communicator or window that is not open is found before anything is sent. The GIL
+  // need not be held, and the calls can block.
   void issue() const;
 
   // The seconds that issue() would take, as NCCL estimates it for each library's group; none where
@@ -56,7 +57,6 @@ class Batch {
   };
 
   void check_open() const;
-  void issue_to(const Library& library) const;
 
   std::vector<Call> calls_;
   std::vector<Library*> libraries_;

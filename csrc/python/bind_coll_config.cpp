@@ -2,6 +2,7 @@
 
 #include "python/bindings.h"
 #include "python/coll_config.h"
+#include "python/group.h"
 
 namespace pynccl::python {
 namespace {
@@ -117,7 +118,9 @@ void configure(Operation& operation, const Communicator& communicator, PyObject*
     throw py::value_error("config.launch_event: belongs to " + given.event_library->path() +
                           ", the communicator to " + communicator.library().path());
   operation.config = &given.value;
+  operation.kind = configured(operation.kind);
   communicator.check_configured(operation);
+  if (Group* group = Group::active()) group->batch().hold(config);
 }
 
 void bind_coll_config(py::module_& m) {

@@ -1,5 +1,5 @@
-// Communicator.__pynccl_communicator__(): the capsule for extensions of our users, as
-// extension/capsule.h describes it.
+// What a Communicator is for code that is not ours: the capsule of extension/capsule.h, and the
+// memory of frameworks' pools.
 #include <atomic>
 
 #include "core/communicator.h"
@@ -83,6 +83,20 @@ void bind_extension(py::module_& m) {
 
 The capsule keeps this object alive, not open: from C++, a communicator that was closed meanwhile is
 an exception. See pynccl.get_include().)");
+  name = "register_pool";
+  type.attr(name) = py::cpp_function(
+      [](const py::object& self, const py::object& pool) {
+        return py::module_::import("pynccl.memory").attr("register_pool")(self, pool);
+      },
+      py::name(name), py::is_method(type), py::arg("pool"),
+      R"(Register the memory of a pool for transfers without a copy (ncclCommRegister).
+
+Args:
+    pool: from pynccl.memory.torch_pool() or cupy_pool().
+
+Returns:
+    A PoolRegistration, which need not be kept: it lasts until it or the communicator is closed. See
+    pynccl.memory.register_pool.)");
 }
 
 }  // namespace pynccl::python

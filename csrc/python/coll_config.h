@@ -12,8 +12,8 @@ struct CollConfig : Owned<ncclCollConfig_t> {
   const Library* event_library = nullptr;  // of an Event of ours
 };
 
-// Puts a CollConfig into an operation. Throws where its library is too old for it, or its event is
-// another library's. Whoever keeps the operation keeps the object.
+// Puts a CollConfig into an operation, and where a group or plan is open has that keep the object.
+// Throws where the library is too old for it, or its event is another library's.
 [[gnu::cold, gnu::noinline]] void configure(Operation& operation, const Communicator& communicator,
                                             PyObject* config);
 

@@ -8,6 +8,7 @@
 #include "python/gil.h"
 #include "python/group.h"
 #include "python/held.h"
+#include "python/rank_argument.h"
 #include "python/red_op.h"
 #include "python/structs.h"
 #include "python/tensor.h"
@@ -93,11 +94,6 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
 
 // The mistakes, out of the way of the calls that have none: cold code is laid out elsewhere and
 // takes no registers of the function that it is called from.
-[[noreturn, gnu::cold, gnu::noinline]] void throw_rank(const char* name, int rank, int nranks) {
-  throw py::value_error(std::string(name) + ": " + std::to_string(rank) +
-                        " is no rank of a communicator of " + std::to_string(nranks));
-}
-
 [[noreturn, gnu::cold, gnu::noinline]] void throw_size(const TensorView& view, std::size_t needed,
                                                        const char* why) {
   throw py::value_error(std::string(view.argument) + ": has " +
@@ -124,13 +120,6 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_out(const char* mistake) {
   throw py::value_error(std::string("out: ") + mistake);
-}
-
-int rank_from_python(const char* name, PyObject* value, int nranks) {
-  const int rank = integer_from_python<int>(name, value);
-  if (rank < 0 || rank >= nranks) [[unlikely]]
-    throw_rank(name, rank, nranks);
-  return rank;
 }
 
 // The elements of one block of a buffer that consists of nranks blocks.
@@ -293,8 +282,7 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
       configure(operation, communicator, arguments.config);
     if (Group* group = Group::active()) [[unlikely]] {
       group->batch().add(communicator, operation,
-                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op,
-                          arguments.config});
+                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
     } else {
       if (Graph::any_capture()) [[unlikely]]
         hold_in_capture(communicator.library(), operation.stream,

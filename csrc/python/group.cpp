@@ -13,16 +13,31 @@ Group& Group::of_this_thread() {
   return group;
 }
 
-void Group::record(std::shared_ptr<Communicator> communicator,
+void Group::Creation::finish() const {
+  kind == Kind::kMake ? communicator->finish() : communicator->settle();
+}
+
+void Group::Creation::drop() const {
+  if (kind == Kind::kMake) communicator->abort();
+}
+
+void Group::record(Kind kind, std::shared_ptr<Communicator> communicator,
                    std::function<void(Communicator&)> begin) {
   if (recorder_)
     throw std::runtime_error(std::string(recorder_->name) +
-                             ": a communicator cannot be made inside");
-  creations_.push_back({std::move(communicator), std::move(begin)});
+                             ": a communicator cannot be made or changed inside");
+  creations_.push_back({kind, std::move(communicator), std::move(begin)});
+}
+
+void Group::record(std::shared_ptr<Window> window, py::object buffer) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a window cannot be registered inside");
+  registrations_.push_back({std::move(window), std::move(buffer)});
 }
 
 void Group::enter() {
-  marks_.push_back({batch_.mark(), creations_.size()});
+  marks_.push_back({batch_.mark(), creations_.size(), registrations_.size()});
   if (marks_.size() == 1) threads_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -31,9 +46,11 @@ void Group::leave(bool failed) {
   marks_.pop_back();
   if (marks_.empty()) threads_.fetch_sub(1, std::memory_order_relaxed);
   if (!failed) return;
-  for (std::size_t i = mark.creations; i < creations_.size(); ++i)
-    creations_[i].communicator->abort();
+  for (std::size_t i = mark.creations; i < creations_.size(); ++i) creations_[i].drop();
+  for (std::size_t i = mark.registrations; i < registrations_.size(); ++i)
+    registrations_[i].window->give_up();
   creations_.resize(mark.creations);
+  registrations_.resize(mark.registrations);
   batch_.cut(mark.batch);
 }
 
@@ -67,6 +84,7 @@ void Group::issue() {
   // Taken out first: whatever happens, the next group starts empty. The objects outlive the calls.
   Batch batch = std::exchange(batch_, {});
   if (!creations_.empty()) create();
+  if (!registrations_.empty()) register_windows();
   if (Graph::any_capture()) batch.hold_in_captures();
   {
     const GilReleased released;
@@ -93,19 +111,50 @@ void Group::create() {
         if (&creation.communicator->library() == library) creation.begin(*creation.communicator);
       group.end();
     }
-    for (const Creation& creation : creations) creation.communicator->finish();
+    for (const Creation& creation : creations) creation.finish();
   } catch (...) {
-    for (const Creation& creation : creations) creation.communicator->abort();
+    for (const Creation& creation : creations) creation.drop();
+    throw;
+  }
+}
+
+void Group::register_windows() {
+  const auto registrations = std::exchange(registrations_, {});
+  const GilReleased released;
+  std::vector<Library*> libraries;
+  for (const Registration& one : registrations) {
+    Library* library = &one.window->communicator()->library();
+    if (std::find(libraries.begin(), libraries.end(), library) == libraries.end())
+      libraries.push_back(library);
+  }
+  try {
+    for (Library* library : libraries) {
+      GroupScope group(*library);
+      for (const Registration& one : registrations)
+        if (&one.window->communicator()->library() == library) one.window->begin();
+      group.end();
+    }
+    for (const Registration& one : registrations) one.window->finish();
+  } catch (...) {
+    for (const Registration& one : registrations) one.window->give_up();
     throw;
   }
 }
 
 void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin) {
   if (Group* group = Group::active())
-    return group->record(std::move(communicator), std::move(begin));
+    return group->record(Group::Kind::kMake, std::move(communicator), std::move(begin));
   const GilReleased released;
   begin(*communicator);
   communicator->finish();
+}
+
+void change(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin) {
+  if (Group* group = Group::active())
+    return group->record(Group::Kind::kChange, std::move(communicator), std::move(begin));
+  const GilReleased released;
+  begin(*communicator);
+  communicator->settle();
 }
 
 }  // namespace pynccl::python

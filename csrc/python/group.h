@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/window.h"
 #include "python/batch.h"
 
 namespace pynccl::python {
@@ -26,8 +27,12 @@ class Group {
 
   // What operations are added to.
   Batch& batch() { return batch_; }
-  // The communicator is made at the end of the group, by begin.
-  void record(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
+  // The communicator is made at the end of the group, by begin; or, one that is there, changed.
+  enum class Kind { kMake, kChange };
+  void record(Kind kind, std::shared_ptr<Communicator> communicator,
+              std::function<void(Communicator&)> begin);
+  // The window is registered at the end of the group; buffer holds its memory until then.
+  void record(std::shared_ptr<Window> window, py::object buffer);
 
   void enter();
   // Ends the innermost group: keeps what it collected for the outer one, or issues it. With failed,
@@ -44,17 +49,25 @@ class Group {
 
  private:
   struct Creation {
+    Kind kind;
     std::shared_ptr<Communicator> communicator;
     std::function<void(Communicator&)> begin;
+    void finish() const;
+    void drop() const;
+  };
+  struct Registration {
+    std::shared_ptr<Window> window;
+    py::object buffer;
   };
   struct Mark {
     Batch::Mark batch;
-    std::size_t creations;
+    std::size_t creations, registrations;
   };
 
   void leave(bool failed);
   void issue();
   void create();
+  void register_windows();
 
   inline static std::atomic<int> threads_ = 0;  // that are in a group
 
@@ -62,10 +75,14 @@ class Group {
   Batch batch_;
   std::vector<Creation> creations_;
   const Recorder* recorder_ = nullptr;
+  std::vector<Registration> registrations_;
 };
 
 // Makes one communicator now, or at the end of the current group. The GIL is released while NCCL
 // works.
 void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
+
+// The same for a call that NCCL takes into a group and that changes a communicator (suspend).
+void change(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
 
 }  // namespace pynccl::python

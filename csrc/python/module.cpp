@@ -18,6 +18,8 @@ PYBIND11_MODULE(_C, m) {
   bind_buffer(m);
   bind_communicator(m);
   bind_extension(m);
+  bind_window(m);
+  bind_arena(m);
   bind_group(m);
   bind_plan(m);
   bind_simulation(m);

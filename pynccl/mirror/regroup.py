@@ -8,6 +8,7 @@ from typing import Any
 
 from pynccl.errors import NcclError
 from pynccl.mirror.backend import Backend, BackendConfig
+from pynccl.mirror.channel import Channel
 from pynccl.mirror.errors import translate
 from pynccl.mirror.initialize import timeout_of
 from pynccl.mirror.process_group import Options, ProcessGroup
@@ -157,7 +158,6 @@ def shrink_group(
         for pg in others:
             abort_process_group(pg)
     del world.groups[old]
-    old.abort() if shrink_flags & SHRINK_ABORT else old.shutdown()
     pg = ProcessGroup(
         store,
         [old.ranks[rank] for rank in left],
@@ -169,11 +169,31 @@ def shrink_group(
         desc="default:shrunken" if is_default else f"{old.group_name}:shrunk",
         device_id=old.bound_device_id,
     )
+    aborts = bool(shrink_flags & SHRINK_ABORT)
+    for channel in old.existing_channels().values():
+        _shrink_channel(channel, pg, excluded, aborts)
+    old.abort() if aborts else old.shutdown()
     if is_default:
         world.default = pg
     world.add(pg)
-    pg.open_at_once()
+    if not pg.existing_channels():
+        pg.open_at_once()
     return pg
+
+
+def _shrink_channel(channel: Channel, pg: ProcessGroup, excluded: list[int], aborts: bool) -> None:
+    """Shrink a communicator. Where NCCL is older than that, or the communicator was given up for a
+    timeout, the new group makes its own later, with an id through the store.
+    """
+    comm = channel.comm
+    _, can_shrink = comm.library.functions()["ncclCommShrink"]
+    if comm.closed or not can_shrink:
+        return
+    try:
+        shrunk = comm.shrink(excluded, abort=aborts, config=pg.options.config)
+    except NcclError as error:
+        raise translate(error) from None
+    pg.adopt(pg.make_channel(shrunk, channel.device))
 
 
 def _checked_exclusion(ranks: list[int], shrink_flags: int) -> list[int]:

@@ -4,13 +4,19 @@ ending.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import gpu
 import pytest
+from in_world import run_in_world
+from launcher import Launcher
 
 World = Callable[..., list[Any]]
 
@@ -258,6 +264,35 @@ def _shrink(dist: Any, rank: int, size: int, flags: int) -> list[float]:
 @pytest.mark.parametrize("flags", [0, 1])
 def test_shrink_group(world: World, flags: int) -> None:
     assert world(3, _shrink, flags) == [[2.0], [0], [2.0]]
+
+
+def _survive(dist: Any, rank: int, size: int) -> float:
+    """Rank 1 dies, a thread of the others hangs, and the store is of no use any more."""
+    import torch
+
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = None
+    with contextlib.suppress(RuntimeError):  # the other survivor may have shrunk already
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+    vars(dist.group.WORLD)["store"] = None
+    pg = dist.shrink_group([1], shrink_flags=1)
+    del work
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert pg is dist.group.WORLD
+    value: float = tensor.item()
+    return value
+
+
+def test_shrink_group_without_the_dead(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(3, run_in_world, _survive, url, {}, ())
+    for rank in (0, 2):
+        assert outcomes[rank].ok, outcomes[0].trace + outcomes[2].trace
+        assert outcomes[rank].value == 2.0
+    assert outcomes[1].died == "killed by SIGKILL"
 
 
 def _again(dist: Any, rank: int, size: int, url: str) -> None:

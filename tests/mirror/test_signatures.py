@@ -26,7 +26,7 @@ ABSENT = {
 }
 # Made in C++, where inspect finds no signature; what they do is tested elsewhere.
 OPAQUE = {"ProcessGroup", "Work"}
-OWN = {"__version__", "get_include", "nccl", "raw"}
+OWN = {"__version__", "get_include", "memory", "nccl", "ops", "raw"}
 
 MIRRORED = sorted(set(pynccl.__all__) - OWN)
 

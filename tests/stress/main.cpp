@@ -14,9 +14,12 @@ int main(int argc, char** argv) {
   } scenarios[] = {
       {"collectives", stress::collectives}, {"messages", stress::messages},
       {"streams", stress::streams},         {"lives", stress::lives},
-      {"configured", stress::configured},   {"graphs", stress::graphs},
+      {"configured", stress::configured},   {"regroup", stress::regroup},
+      {"windows", stress::windows},         {"graphs", stress::graphs},
   };
   setenv("HOSTNCCL_INIT_TIMEOUT", "60", 1);
+  // First, for it forks. What ranks do beside others in their process is in the scenarios.
+  if (argc == 1 || std::strcmp(argv[1], "windows") == 0) stress::windows_of_processes();
   for (const char* direct : {"1", "0"}) {
     setenv("HOSTNCCL_CMA", direct, 1);
     for (const auto& scenario : scenarios) {

@@ -57,6 +57,9 @@ void messages();
 void streams();
 void graphs();
 void lives();
+void windows();
+void windows_of_processes();
 void configured();
+void regroup();
 
 }  // namespace stress

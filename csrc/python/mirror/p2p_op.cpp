@@ -55,15 +55,15 @@ bool fill(P2POp& made, const Parameters::Values& values) {
     if (!group->is_default()) return false;
     peer = group_peer;
   }
-  PyObject* tag = values[P2POp::kTag];
   PyObject* given_group = values[P2POp::kGroup];
-  made.fields[P2POp::kOp] = borrow(values[P2POp::kOp]);
-  made.fields[P2POp::kTensor] = borrow(values[P2POp::kTensor]);
-  made.fields[P2POp::kPeer] = borrow(peer);
-  made.fields[P2POp::kGroup] =
-      borrow(is_given(given_group) ? given_group : ProcessGroup::default_object());
-  made.fields[P2POp::kTag] = borrow(tag ? tag : no_tag);
-  made.fields[P2POp::kGroupPeer] = borrow(group_peer);
+  const std::array<PyObject*, P2POp::kFields> filled = {
+      values[P2POp::kOp],
+      values[P2POp::kTensor],
+      peer,
+      is_given(given_group) ? given_group : ProcessGroup::default_object(),
+      values[P2POp::kTag] ? values[P2POp::kTag] : no_tag,
+      group_peer};
+  for (std::size_t i = 0; i < P2POp::kFields; ++i) made.fields[i] = borrow(filled[i]);
   return true;
 }
 

@@ -25,6 +25,8 @@ PyObject* make_work(Work&& work) {
 
 std::shared_ptr<void> hold(py::object object) {
   const auto let_go = [](void* reference) {
+    if (PyGILState_Check()) [[likely]]
+      return Py_DECREF(static_cast<PyObject*>(reference));
     const PyGILState_STATE state = PyGILState_Ensure();
     Py_DECREF(static_cast<PyObject*>(reference));
     PyGILState_Release(state);
@@ -44,7 +46,7 @@ Work& started(PyObject* self) {
 // Whether the communicator has failed, as far as is known.
 bool failed(const Work& work) {
   if (!work.part->usable()) return true;
-  const Communicator& communicator = work.part->communicator();
+  Communicator& communicator = work.part->communicator();
   return !communicator.closed() && communicator.async_error() != ncclSuccess;
 }
 

@@ -1,0 +1,47 @@
+#include "hostnccl/suspension.h"
+
+#include "hostnccl/exchange.h"
+#include "hostnccl/turn.h"
+
+namespace hostnccl {
+namespace {
+
+// When all have met, none is in the exchange any more, whose slots are among what goes; and when
+// all have met again, all of it is gone.
+void suspend(const Job& job) {
+  Communicator& comm = *job.comm;
+  exchange(job.comm, Kind::Suspend, {}, job.ticket);
+  const Turn turn(comm, job.ticket + 1);
+  comm.set_suspended(true);
+  comm.meet_in_suspension();
+  comm.release_memory();
+  comm.meet_in_suspension();
+}
+
+Job job_on(const Ref<Communicator>& comm) {
+  Job job;
+  job.comm = comm;
+  job.parent = comm;
+  job.blocking = comm->settings().blocking;
+  return job;
+}
+
+}  // namespace
+
+Job suspend_job(const Ref<Communicator>& comm) {
+  Job job = job_on(comm);
+  job.tickets = 2;
+  job.work = suspend;
+  return job;
+}
+
+Job resume_job(const Ref<Communicator>& comm) {
+  Job job = job_on(comm);
+  job.work = [](const Job& self) {
+    exchange(self.comm, Kind::Resume, {}, self.ticket);
+    self.comm->set_suspended(false);
+  };
+  return job;
+}
+
+}  // namespace hostnccl

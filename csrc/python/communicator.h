@@ -1,0 +1,20 @@
+// The parts of the class Communicator, each bound in a file of its own.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "core/communicator.h"
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+using CommunicatorClass = py::class_<Communicator, std::shared_ptr<Communicator>>;
+
+void add_creation(CommunicatorClass& type);
+void add_life(CommunicatorClass& type);
+void bind_memory_stats(py::module_& m);
+
+}  // namespace pynccl::python

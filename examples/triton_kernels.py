@@ -1,0 +1,117 @@
+"""A Triton kernel, a collective and a kernel again, on one stream; on a GPU captured as a graph.
+
+Run: python examples/triton_kernels.py
+
+Each rank scales its tensor, all sum, each applies a bias and a ReLU. The three run in the order of
+one stream: nothing between them waits, and no event is recorded. On a GPU the sequence is captured
+once and then replayed as one launch. Per rank and step: 2(n-1)/n N bytes over the wires, and each
+kernel reads and writes N bytes. On CPUs Triton's interpreter runs the same kernels on CPU tensors,
+and the calls go to hostnccl.
+
+Prints:
+rank 0 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
+rank 1 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+
+import numpy as np
+import torch
+
+from pynccl import nccl
+from pynccl.libraries import default_provider
+
+if default_provider() == "host":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
+import triton
+import triton.language as tl
+
+# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+NRANKS = 2
+COUNT = 10_000
+STEPS = 3
+BLOCK = 1024
+
+
+@triton.jit
+def scale_kernel(data, count, scale, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803
+    """Scale in place."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    tl.store(data + offsets, tl.load(data + offsets, mask=inside) * scale, mask=inside)
+
+
+@triton.jit
+def bias_relu_kernel(data, count, bias, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803
+    """Apply the bias and a ReLU in place."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    value = tl.load(data + offsets, mask=inside) + bias
+    tl.store(data + offsets, tl.maximum(value, 0.0), mask=inside)
+
+
+def make_step(
+    comm: nccl.Communicator, data: torch.Tensor, source: torch.Tensor
+) -> Callable[[], None]:
+    """One step from source into data, on the current stream."""
+    grid = (triton.cdiv(data.numel(), BLOCK),)
+
+    def step() -> None:
+        data.copy_(source)
+        scale_kernel[grid](data, data.numel(), 0.5 * (comm.rank + 1), BLOCK)
+        comm.all_reduce(data)
+        bias_relu_kernel[grid](data, data.numel(), -3.0, BLOCK)
+
+    return step
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()  # compiles the kernels and connects the ranks, which no capture may contain
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay
+
+
+def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
+    device = torch.device("cpu")
+    if provider == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    with nccl.Communicator(NRANKS, unique_id, rank, provider=provider, device=device) as comm:
+        source = torch.zeros(COUNT, device=device)
+        data = torch.empty_like(source)
+        step = make_step(comm, data, source)
+        if provider == "cuda":
+            step = captured(step)
+        for i in range(STEPS):
+            own = np.arange(COUNT, dtype=np.float32) % (7 + i)
+            source.copy_(torch.from_numpy(own))
+            step()
+            total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
+            np.testing.assert_allclose(data.cpu().numpy(), np.maximum(total - 3, 0), rtol=1e-6)
+        del step  # a graph goes before the communicator that it uses
+        return f"rank {rank} of {NRANKS}: relu(sum of scaled tensors - 3) is right in {STEPS} steps"
+
+
+def main() -> None:
+    provider = default_provider()
+    unique_id = nccl.get_unique_id(provider)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(NRANKS, mp_context=spawn) as processes:
+        for line in processes.map(run, range(NRANKS), repeat(unique_id), repeat(provider)):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""The operators behind pynccl.ops: ``torch.ops.pynccl.*``, their fake forms, their gradients.
+
+A group is named by a string in their arguments, "" being the default one: it is what stays in a
+compiled graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from pynccl import mirror
+from pynccl.mirror.registry import world
+
+__all__ = [
+    "Group",
+    "all_gather",
+    "all_gather_",
+    "all_reduce",
+    "all_reduce_",
+    "all_to_all",
+    "all_to_all_",
+    "broadcast",
+    "broadcast_",
+    "gather",
+    "name_of",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_",
+    "scatter",
+]
+
+Group = mirror.ProcessGroup | str | None
+
+_OPERATORS = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.AVG,
+    "product": ReduceOp.PRODUCT,
+    "min": ReduceOp.MIN,
+    "max": ReduceOp.MAX,
+}
+
+
+def _operator(op: str) -> Any:  # noqa: ANN401 - torch's enum has no type
+    found = _OPERATORS.get(op)
+    if found is None:
+        raise ValueError(f"op: {op!r} is none of {', '.join(_OPERATORS)}")
+    return found
+
+
+def name_of(group: Group) -> str:
+    """What stands for a group in an operator's arguments: "" is the default one."""
+    if group is None:
+        return ""
+    if isinstance(group, str):
+        return group
+    name = getattr(group, "group_name", None)
+    if name is None:
+        raise ValueError(f"group: {group!r} is no group that this rank is in")
+    return str(name)
+
+
+def _group(name: str) -> mirror.ProcessGroup:
+    """The group of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not name:
+        return mirror._get_default_group()
+    for group, known in world.groups.items():
+        if known == name:
+            return group
+    raise ValueError(f"group: there is no group {name!r}; it may have been destroyed")
+
+
+def _like(tensor: Tensor, rows: int) -> Tensor:
+    """A new contiguous tensor with another first dimension."""
+    return tensor.new_empty((rows, *tensor.shape[1:]))
+
+
+def _gathered(tensor: Tensor, group: str) -> Tensor:
+    if tensor.dim() == 0:
+        raise ValueError("tensor: a scalar has no first dimension to gather along")
+    return _like(tensor, tensor.shape[0] * _group(group).size())
+
+
+def _block(tensor: Tensor, group: str) -> Tensor:
+    size = _group(group).size()
+    if tensor.dim() == 0 or tensor.shape[0] % size:
+        raise ValueError(
+            f"tensor: the first dimension of shape {tuple(tensor.shape)} cannot be divided among "
+            f"{size} ranks"
+        )
+    return _like(tensor, tensor.shape[0] // size)
+
+
+def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str) -> list[int]:
+    """How many rows go to (or come from) each rank."""
+    size = _group(group).size()
+    if sizes is None:
+        _block(tensor, group)
+        return [tensor.shape[0] // size] * size
+    if len(sizes) != size:
+        raise ValueError(f"{name}: {len(sizes)} sizes for {size} ranks")
+    return sizes
+
+
+# The operators. Their schemas come from the annotations; their fake forms say what comes out.
+
+
+@torch.library.custom_op("pynccl::all_reduce_", mutates_args=("tensor",))
+def all_reduce_(tensor: Tensor, op: str, group: str) -> None:
+    mirror.all_reduce(tensor, _operator(op), _group(group))
+
+
+@torch.library.custom_op("pynccl::broadcast_", mutates_args=("tensor",))
+def broadcast_(tensor: Tensor, src: int, group: str) -> None:
+    mirror.broadcast(tensor, group=_group(group), group_src=src)
+
+
+@torch.library.custom_op("pynccl::all_gather_", mutates_args=("output",))
+def all_gather_(output: Tensor, tensor: Tensor, group: str) -> None:
+    mirror.all_gather_single(output, tensor.contiguous(), _group(group))
+
+
+@torch.library.custom_op("pynccl::reduce_scatter_", mutates_args=("output",))
+def reduce_scatter_(output: Tensor, tensor: Tensor, op: str, group: str) -> None:
+    mirror.reduce_scatter_single(output, tensor.contiguous(), _operator(op), _group(group))
+
+
+@torch.library.custom_op("pynccl::all_to_all_", mutates_args=("output",))
+def all_to_all_(
+    output: Tensor,
+    tensor: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: str,
+) -> None:
+    mirror.all_to_all_single(
+        output, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
+    )
+
+
+@torch.library.custom_op("pynccl::all_reduce", mutates_args=())
+def all_reduce(tensor: Tensor, op: str, group: str) -> Tensor:
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    mirror.all_reduce(result, _operator(op), _group(group))
+    return result
+
+
+@torch.library.custom_op("pynccl::broadcast", mutates_args=())
+def broadcast(tensor: Tensor, src: int, group: str) -> Tensor:
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    mirror.broadcast(result, group=_group(group), group_src=src)
+    return result
+
+
+@torch.library.custom_op("pynccl::all_gather", mutates_args=())
+def all_gather(tensor: Tensor, group: str) -> Tensor:
+    result = _gathered(tensor, group)
+    mirror.all_gather_single(result, tensor.contiguous(), _group(group))
+    return result
+
+
+@torch.library.custom_op("pynccl::reduce_scatter", mutates_args=())
+def reduce_scatter(tensor: Tensor, op: str, group: str) -> Tensor:
+    result = _block(tensor, group)
+    mirror.reduce_scatter_single(result, tensor.contiguous(), _operator(op), _group(group))
+    return result
+
+
+@torch.library.custom_op("pynccl::all_to_all", mutates_args=())
+def all_to_all(
+    tensor: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: str,
+) -> Tensor:
+    _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
+    rows = sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group))
+    result = _like(tensor, rows)
+    mirror.all_to_all_single(
+        result, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
+    )
+    return result
+
+
+# Of the rooted ones every rank gets a result of the same shape, so that all ranks compile the same
+# graph; where there is no result it is zeros.
+
+
+@torch.library.custom_op("pynccl::reduce", mutates_args=())
+def reduce(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    mirror.reduce(result, op=_operator(op), group=_group(group), group_dst=dst)
+    return result if _group(group).rank() == dst else result.zero_()
+
+
+@torch.library.custom_op("pynccl::gather", mutates_args=())
+def gather(tensor: Tensor, dst: int, group: str) -> Tensor:
+    pg, result = _group(group), _gathered(tensor, group)
+    blocks = list(result.chunk(pg.size())) if pg.rank() == dst else None
+    if not tensor.numel():
+        return result
+    mirror.gather(tensor.contiguous(), blocks, group=pg, group_dst=dst)
+    return result if blocks else result.zero_()
+
+
+@torch.library.custom_op("pynccl::scatter", mutates_args=())
+def scatter(tensor: Tensor, src: int, group: str) -> Tensor:
+    pg, result = _group(group), _block(tensor, group)
+    blocks = list(tensor.contiguous().chunk(pg.size())) if pg.rank() == src else None
+    if not tensor.numel():
+        return result
+    mirror.scatter(result, blocks, group=pg, group_src=src)
+    return result
+
+
+for _in_place in (all_reduce_, broadcast_, all_gather_, reduce_scatter_, all_to_all_):
+    _in_place.register_fake(lambda *_: None)
+
+
+@all_reduce.register_fake
+def _(tensor: Tensor, op: str, group: str) -> Tensor:
+    _operator(op)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@broadcast.register_fake
+def _(tensor: Tensor, src: int, group: str) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@all_gather.register_fake
+def _(tensor: Tensor, group: str) -> Tensor:
+    return _gathered(tensor, group)
+
+
+@reduce_scatter.register_fake
+def _(tensor: Tensor, op: str, group: str) -> Tensor:
+    _operator(op)
+    return _block(tensor, group)
+
+
+@all_to_all.register_fake
+def _(
+    tensor: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: str,
+) -> Tensor:
+    _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
+    return _like(tensor, sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group)))
+
+
+@reduce.register_fake
+def _(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
+    _operator(op)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@gather.register_fake
+def _(tensor: Tensor, dst: int, group: str) -> Tensor:
+    return _gathered(tensor, group)
+
+
+@scatter.register_fake
+def _(tensor: Tensor, src: int, group: str) -> Tensor:
+    return _block(tensor, group)
+
+
+# The gradients.
+
+
+def _keep(*names: str) -> Any:  # noqa: ANN401 - torch's type for it is private
+    """Keep the arguments after the tensor for the backward pass."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+        for name, value in zip(names, inputs[1:], strict=True):
+            setattr(ctx, name, value)
+
+    return setup_context
+
+
+def _check_linear(op: str) -> None:
+    if op not in ("sum", "avg"):
+        raise RuntimeError(f'op: {op!r} has no gradient here; "sum" and "avg" have')
+
+
+def _all_reduce_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    _check_linear(ctx.op)
+    return all_reduce(grad, ctx.op, ctx.group), None, None
+
+
+def _broadcast_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    return reduce(grad, ctx.src, "sum", ctx.group), None, None
+
+
+def _reduce_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+    _check_linear(ctx.op)
+    result = broadcast(grad, ctx.dst, ctx.group)
+    return _scaled(result, ctx.op, ctx.group), None, None, None
+
+
+def _all_gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    return reduce_scatter(grad, "sum", ctx.group), None
+
+
+def _reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    _check_linear(ctx.op)
+    return _scaled(all_gather(grad, ctx.group), ctx.op, ctx.group), None, None
+
+
+def _all_to_all_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+    return all_to_all(grad, ctx.input_sizes, ctx.output_sizes, ctx.group), None, None, None
+
+
+def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    return scatter(grad, ctx.dst, ctx.group), None, None
+
+
+def _scatter_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    return gather(grad, ctx.src, ctx.group), None, None
+
+
+def _scaled(grad: Tensor, op: str, group: str) -> Tensor:
+    return grad / _group(group).size() if op == "avg" else grad
+
+
+all_reduce.register_autograd(_all_reduce_backward, setup_context=_keep("op", "group"))
+broadcast.register_autograd(_broadcast_backward, setup_context=_keep("src", "group"))
+reduce.register_autograd(_reduce_backward, setup_context=_keep("dst", "op", "group"))
+all_gather.register_autograd(_all_gather_backward, setup_context=_keep("group"))
+reduce_scatter.register_autograd(_reduce_scatter_backward, setup_context=_keep("op", "group"))
+all_to_all.register_autograd(
+    _all_to_all_backward, setup_context=_keep("output_sizes", "input_sizes", "group")
+)
+gather.register_autograd(_gather_backward, setup_context=_keep("dst", "group"))
+scatter.register_autograd(_scatter_backward, setup_context=_keep("src", "group"))

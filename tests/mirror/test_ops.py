@@ -1,0 +1,305 @@
+"""Proves that the collectives are operators of torch: the same results as the mirror's functions,
+compiled without a graph break by every backend, in place and out of place, in sub-groups; gradients
+as torch.distributed.nn has them and as finite differences of the sum of all ranks' losses say; and
+mistakes that are exceptions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+World = Callable[..., list[Any]]
+
+
+def _input(rank: int, size: int, rows: int = 2) -> Any:
+    return torch.randn(rows * size, 3, generator=torch.Generator().manual_seed(rank)).double()
+
+
+def _inputs(size: int) -> list[Any]:
+    return [_input(rank, size) for rank in range(size)]
+
+
+def _functional(ops: Any, rank: int, size: int, group: Any) -> dict[str, tuple[Any, Any]]:
+    """Each functional form and what a rank must get from it, from everybody's inputs."""
+    xs = _inputs(size)
+    total, last = torch.stack(xs).sum(0), size - 1
+    blocks = slice(2 * rank, 2 * rank + 2)
+    # Uneven: from rank s to rank d go 1 + (s + d) % 2 rows.
+    sent = [[1 + (s + d) % 2 for d in range(size)] for s in range(size)]
+    parts = [torch.split(xs[s][: sum(sent[s])], sent[s])[rank] for s in range(size)]
+    received = [len(part) for part in parts]
+
+    def uneven(x: Any) -> Any:
+        return ops.all_to_all(x[: sum(sent[rank])], received, sent[rank], group=group)
+
+    zeros = torch.zeros_like
+    return {
+        "all_reduce": (lambda x: ops.all_reduce(x, group=group), total),
+        "all_reduce avg": (lambda x: ops.all_reduce(x, "avg", group), total / size),
+        "broadcast": (lambda x: ops.broadcast(x, last, group), xs[last]),
+        "reduce": (
+            lambda x: ops.reduce(x, last, group=group), total if rank == last else zeros(total)
+        ),
+        "reduce avg": (
+            lambda x: ops.reduce(x, 0, "avg", group), total / size if rank == 0 else zeros(total)
+        ),
+        "all_gather": (lambda x: ops.all_gather(x, group), torch.cat(xs)),
+        "reduce_scatter": (lambda x: ops.reduce_scatter(x, group=group), total[blocks]),
+        "reduce_scatter avg": (
+            lambda x: ops.reduce_scatter(x, "avg", group), total[blocks] / size
+        ),
+        "all_to_all": (
+            lambda x: ops.all_to_all(x, group=group), torch.cat([x[blocks] for x in xs])
+        ),
+        "all_to_all uneven": (uneven, torch.cat(parts)),
+        "gather": (
+            lambda x: ops.gather(x, last, group),
+            torch.cat(xs) if rank == last else zeros(torch.cat(xs)),
+        ),
+        "scatter": (lambda x: ops.scatter(x, last, group), xs[last][blocks]),
+    }  # fmt: skip
+
+
+def _check_results(dist: Any, rank: int, size: int) -> None:
+    from pynccl import ops
+
+    x = _input(rank, size)
+    for name, (call, expected) in _functional(ops, rank, size, None).items():
+        torch.testing.assert_close(call(x), expected, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(call(x.t().contiguous().t()), expected)  # any strides
+    assert torch.equal(x, _input(rank, size))
+    for op, reduce in (("max", torch.amax), ("min", torch.amin), ("product", torch.prod)):
+        torch.testing.assert_close(ops.all_reduce(x, op), reduce(torch.stack(_inputs(size)), 0))
+    # Into what is there.
+    for name, call in {
+        "all_reduce": lambda: ops.all_reduce_(x.clone()),
+        "broadcast": lambda: ops.broadcast_(x.clone(), size - 1),
+        "all_gather": lambda: ops.all_gather_(x.new_empty(2 * size * size, 3), x),
+        "reduce_scatter": lambda: ops.reduce_scatter_(x.new_empty(2, 3), x),
+        "all_to_all": lambda: ops.all_to_all_(torch.empty_like(x), x),
+    }.items():
+        torch.testing.assert_close(call(), _functional(ops, rank, size, None)[name][1])
+    # A group of one's own, by itself and by its name.
+    for group in (dist.new_group(list(range(size))), dist.new_group(list(range(size))).group_name):
+        torch.testing.assert_close(ops.all_gather(x, group), torch.cat(_inputs(size)))
+    alone = [dist.new_group([r]) for r in range(size)][rank]
+    assert torch.equal(ops.all_gather(x, alone), x)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_results(world: World, size: int) -> None:
+    world(size, _check_results, timeout=180)
+
+
+def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
+    from pynccl import ops
+
+    group = dist.new_group(list(range(size)))
+    calls = [call for g in (None, group) for call, _ in _functional(ops, rank, size, g).values()]
+    if backend == "inductor":  # which takes its time for each
+        calls = calls[:: len(calls) // 3]
+    weight = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
+
+    def step(x: Any, buffer: Any) -> Any:
+        y = (x @ weight).relu()
+        pieces = [call(y).sum() for call in calls]
+        ops.all_reduce_(buffer.mul_(2))
+        both = torch.cat([y.detach(), buffer])
+        z = ops.all_gather_(torch.empty(len(both) * size, 3, dtype=x.dtype), both)
+        ops.broadcast_(buffer, 0)
+        return torch.stack(pieces).sum() + z.sin().sum(), buffer * 2
+
+    def run(function: Any) -> list[Any]:
+        x, buffer = _input(rank, size).requires_grad_(), _input(rank, size) + 1
+        loss, doubled = function(x, buffer)
+        pieces = functools.reduce(torch.add, [call(x).pow(2).sum() for call in calls])
+        pieces.backward()
+        return [loss.detach(), doubled, buffer, x.grad]
+
+    expected = run(step)
+    got = run(torch.compile(step, fullgraph=True, backend=backend))
+    torch.testing.assert_close(got, expected)
+    explanation = torch._dynamo.explain(step)(_input(rank, size), _input(rank, size))
+    assert (explanation.graph_break_count, explanation.graph_count) == (0, 1)
+    targets = {str(node.target) for node in explanation.graphs[0].graph.nodes}
+    assert "pynccl.all_reduce_" in str(targets)
+
+    # Gradients too, forward and backward compiled.
+    def loss(x: Any) -> Any:
+        return functools.reduce(torch.add, [call(x.sin()).pow(2).sum() for call in calls])
+
+    grads = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
+        x = _input(rank, size).requires_grad_()
+        function(x).backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_without_a_graph_break(world: World, backend: str, tmp_path: Path) -> None:
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    world(2, _compiled, backend, env=env, timeout=240, fresh=True)
+
+
+def _opcheck(dist: Any, rank: int, size: int) -> None:
+    from pynccl import _ops
+
+    x = _input(rank, size)
+    for operator, arguments in {
+        _ops.all_reduce: (x.clone().requires_grad_(), "sum", ""),
+        _ops.broadcast: (x.clone().requires_grad_(), 0, ""),
+        _ops.reduce: (x.clone().requires_grad_(), 0, "sum", ""),
+        _ops.all_gather: (x.clone().requires_grad_(), ""),
+        _ops.reduce_scatter: (x.clone().requires_grad_(), "avg", ""),
+        _ops.all_to_all: (x.clone().requires_grad_(), None, None, ""),
+        _ops.gather: (x.clone().requires_grad_(), 0, ""),
+        _ops.scatter: (x.clone().requires_grad_(), 0, ""),
+        _ops.all_reduce_: (x.clone(), "sum", ""),
+        _ops.broadcast_: (x.clone(), 0, ""),
+        _ops.all_gather_: (x.new_empty(2 * size * size, 3), x, ""),
+        _ops.reduce_scatter_: (x.new_empty(2, 3), x, "sum", ""),
+        _ops.all_to_all_: (torch.empty_like(x), x, None, None, ""),
+    }.items():
+        torch.library.opcheck(operator, arguments)
+
+
+def test_torch_finds_the_operators_sound(world: World) -> None:
+    """Schemas, fake forms, registrations and symbolic shapes, by torch's own check."""
+    world(1, _opcheck, timeout=180)
+
+
+def _differences(dist: Any, rank: int, size: int) -> None:
+    """Each element of each rank's input is moved; the sum of all losses answers."""
+    from pynccl import ops
+
+    step = 1e-6
+    for name, (call, _) in _functional(ops, rank, size, None).items():
+
+        def loss(x: Any, call: Any = call) -> Any:
+            y = call(x)
+            return (y.sin() * torch.arange(1.0, 1 + y.numel()).reshape(y.shape)).sum()
+
+        x = _input(rank, size).requires_grad_()
+        loss(x).backward()
+        for owner in range(size):
+            for index in range(0, x.numel(), 5):
+                ends = []
+                for sign in (1, -1):
+                    moved = _input(rank, size)
+                    if rank == owner:
+                        moved.view(-1)[index] += sign * step
+                    total = loss(moved).detach().clone()
+                    dist.all_reduce(total)
+                    ends.append(total)
+                if rank == owner:
+                    numeric = (ends[0] - ends[1]) / (2 * step)
+                    found = x.grad.view(-1)[index]
+                    torch.testing.assert_close(
+                        found, numeric, rtol=1e-5, atol=1e-6,
+                        msg=lambda text, name=name: f"{name}: {text}",
+                    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_are_the_derivatives(world: World, size: int) -> None:
+    world(size, _differences, timeout=180)
+
+
+def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
+    import torch.distributed as torch_dist
+    import torch.distributed.nn.functional as nn
+
+    from pynccl import ops
+
+    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+    try:
+        last = size - 1
+        pairs: dict[str, tuple[Any, Any]] = {
+            "all_reduce": (ops.all_reduce, nn.all_reduce),
+            "broadcast": (lambda x: ops.broadcast(x, last), lambda x: nn.broadcast(x, last)),
+            "all_gather": (ops.all_gather, lambda x: torch.cat(nn.all_gather(x))),
+            "gather": (lambda x: ops.gather(x, last), lambda x: torch.cat(nn.gather(x, last))),
+            "scatter": (
+                lambda x: ops.scatter(x, last), lambda x: nn.scatter(list(x.chunk(size)), last)
+            ),
+            "all_to_all": (
+                ops.all_to_all,
+                lambda x: torch.cat(
+                    nn.all_to_all(list(torch.empty_like(x).chunk(size)), list(x.chunk(size)))
+                ),
+            ),
+        }  # fmt: skip
+        for name, functions in pairs.items():
+            results = []
+            for function in functions:
+                x = _input(rank, size).requires_grad_()
+                y = function(x)
+                y.sin().mul(rank + 1).sum().backward()
+                results.append((y.detach(), x.grad))
+            torch.testing.assert_close(*results, msg=lambda text, name=name: f"{name}: {text}")
+    finally:
+        torch_dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_torch_distributed_nns(world: World, tmp_path: Path) -> None:
+    world(2, _beside_torch, f"file://{tmp_path}/gloo", timeout=180)
+
+
+def _mistakes(dist: Any, rank: int, size: int) -> None:
+    from pynccl import ops
+
+    x = torch.ones(2 * size + 1, 3)
+    with pytest.raises(ValueError, match="op: 'mean' is none of sum, avg"):
+        ops.all_reduce(x, "mean")
+    with pytest.raises(ValueError, match="no group 'nobody'"):
+        ops.all_reduce(x, group="nobody")
+    with pytest.raises(ValueError, match="that this rank is in"):
+        ops.all_reduce(x, group=dist.GroupMember.NON_GROUP_MEMBER)
+    for call in (ops.reduce_scatter, ops.all_to_all, ops.scatter):
+        with pytest.raises(ValueError, match=rf"shape \({2 * size + 1}, 3\) cannot be divided"):
+            call(x)
+    with pytest.raises(ValueError, match="a scalar has no first dimension"):
+        ops.all_gather(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="input_split_sizes: 1 sizes for 2 ranks"):
+        ops.all_to_all(x, [1] * size, [3])
+    with pytest.raises(RuntimeError, match="'max' has no gradient"):
+        ops.all_reduce(x.clone().requires_grad_(), "max").sum().backward()
+    # What has no gradient says so, and does not give a wrong one.
+    y = x.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="use the functional form"):
+        ops.all_reduce_(y * 2)
+    with pytest.raises(RuntimeError, match="use the functional form"):
+        ops.all_gather_(x.new_empty(size * len(x), 3), y)
+    with torch.no_grad():
+        ops.all_reduce_(y.detach())
+    # All of it before anything was sent.
+    assert (ops.all_reduce(x) == size).all()
+
+
+def test_mistakes(world: World) -> None:
+    world(2, _mistakes, timeout=180)
+
+
+def _mirror_in_a_compiled_function(dist: Any, rank: int, size: int) -> None:
+    def step(x: Any) -> Any:
+        y = x * 2
+        dist.all_reduce(y)
+        return y + 1
+
+    x = torch.full((4,), rank + 1.0)
+    expected = 2 * sum(range(1, size + 1)) + 1
+    assert (torch.compile(step, backend="eager")(x) == expected).all()
+    assert torch._dynamo.explain(step)(x).graph_break_count >= 1
+
+
+def test_mirrors_functions_break_the_graph_and_work(world: World) -> None:
+    world(2, _mirror_in_a_compiled_function, timeout=180)
