@@ -298,7 +298,11 @@ class Launcher:
         try:
             if while_running:
                 while_running(run)
-            return run.outcomes()
+            outcomes = run.outcomes()
+            if options.get("provider") == "cuda":
+                alive = [outcome for outcome in outcomes if not outcome.died]
+                skip_old(RankFailure("", alive))
+            return outcomes
         finally:
             self._end(run, pool)
 
