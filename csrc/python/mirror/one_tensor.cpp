@@ -2,8 +2,8 @@
 #include <dlpack/dlpack.h>
 
 #include "python/collectives.h"
-#include "python/mirror/function.h"
 #include "python/held.h"
+#include "python/mirror/function.h"
 #include "python/mirror/issue.h"
 
 namespace pynccl::python::mirror {
