@@ -7,14 +7,13 @@
 #include "abi/constants.h"
 #include "core/device.h"
 #include "core/graph.h"
+#include "core/issue.h"
 #include "core/window.h"
 
 namespace pynccl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 // The non-blocking mode is for the library what a deadline is for us; a user who asked for it polls
 // alone.
@@ -43,9 +42,7 @@ void Communicator::throw_not_open() const {
                                 : "communicator: it is closed");
 }
 
-void Communicator::check(ncclResult_t result, const char* function, int line) {
-  if (good(result)) [[likely]]
-    return;
+void Communicator::throw_failed(ncclResult_t result, const char* function, int line) {
   // An abort from another thread frees the handle under the call that it interrupts.
   throw_nccl(*library_, result, function, comm_.load(), rank_, __FILE__, line);
 }
@@ -223,82 +220,7 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
   return ranks;
 }
 
-void Communicator::issue(const Operation& o) {
-  if (Graph::any_capture()) [[unlikely]]
-    Graph::note(shared_from_this(), o.stream);
-  const ncclComm_t comm = handle();
-  const NcclTable& nccl = library_->nccl_table();
-  ncclResult_t result = ncclSuccess;
-  const char* function = nullptr;
-  // Every library from 2.18 on has these; the three newer ones fall back to sends and receives.
-  switch (o.kind) {
-    case OperationKind::kAllReduce:
-      function = "ncclAllReduce";
-      result = nccl.ncclAllReduce(o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, comm, o.stream);
-      break;
-    case OperationKind::kBroadcast:
-      function = "ncclBroadcast";
-      result = nccl.ncclBroadcast(o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
-      break;
-    case OperationKind::kReduce:
-      function = "ncclReduce";
-      result =
-          nccl.ncclReduce(o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.peer, comm, o.stream);
-      break;
-    case OperationKind::kAllGather:
-      function = "ncclAllGather";
-      result = nccl.ncclAllGather(o.sendbuff, o.recvbuff, o.count, o.dtype, comm, o.stream);
-      break;
-    case OperationKind::kReduceScatter:
-      function = "ncclReduceScatter";
-      result =
-          nccl.ncclReduceScatter(o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, comm, o.stream);
-      break;
-    case OperationKind::kAllToAll:
-      if (!nccl.ncclAlltoAll) return exchange_blocks(o, nranks());
-      function = "ncclAlltoAll";
-      result = nccl.ncclAlltoAll(o.sendbuff, o.recvbuff, o.count, o.dtype, comm, o.stream);
-      break;
-    case OperationKind::kGather:
-      if (!nccl.ncclGather) return exchange_blocks(o, nranks());
-      function = "ncclGather";
-      result = nccl.ncclGather(o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
-      break;
-    case OperationKind::kScatter:
-      if (!nccl.ncclScatter) return exchange_blocks(o, nranks());
-      function = "ncclScatter";
-      result = nccl.ncclScatter(o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
-      break;
-    case OperationKind::kSend:
-      function = "ncclSend";
-      result = nccl.ncclSend(o.sendbuff, o.count, o.dtype, o.peer, comm, o.stream);
-      break;
-    case OperationKind::kRecv:
-      function = "ncclRecv";
-      result = nccl.ncclRecv(o.recvbuff, o.count, o.dtype, o.peer, comm, o.stream);
-      break;
-    case OperationKind::kPutSignal:
-      function = "ncclPutSignal";
-      result = library_->nccl<&NcclTable::ncclPutSignal>()(o.sendbuff, o.count, o.dtype, o.peer,
-                                                           o.window->handle(), o.offset, o.signal,
-                                                           o.context, 0, comm, o.stream);
-      break;
-    case OperationKind::kSignal:
-      function = "ncclSignal";
-      result =
-          library_->nccl<&NcclTable::ncclSignal>()(o.peer, o.signal, o.context, 0, comm, o.stream);
-      break;
-    case OperationKind::kWaitSignal:
-      function = "ncclWaitSignal";
-      result = library_->nccl<&NcclTable::ncclWaitSignal>()(
-          static_cast<int>(o.count),
-          static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)), comm, o.stream);
-      break;
-    default:
-      return issue_configured(o);
-  }
-  check(result, function, __LINE__);
-}
+void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
 
 // all_to_all, gather and scatter on a library before 2.28: a group of the sends and receives that
 // they consist of.

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/error.h"
 #include "core/library.h"
 #include "core/operation.h"
 
@@ -48,7 +49,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                                              const std::vector<int>& devices,
                                                              Factory make);
 
-  void issue(const Operation& operation);
+  // Both in core/issue.h. A caller that knows the kind gets the call of its function alone.
+  void issue(OperationKind kind, const Operation& operation);
+  void issue(const Operation& operation) { issue(operation.kind, operation); }
   // Whether the library has what an operation with a configuration needs: throws MissingFunction,
   // or std::invalid_argument for a field that it does not know.
   void check_configured(const Operation& operation) const;
@@ -78,7 +81,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Library& library() const { return *library_; }
   const std::shared_ptr<Library>& shared_library() const { return library_; }
-  ncclComm_t handle() const {  // throws std::invalid_argument unless open
+  [[gnu::always_inline]] ncclComm_t handle() const {  // throws std::invalid_argument unless open
     if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
       throw_not_open();
     return comm_.load(std::memory_order_relaxed);
@@ -101,7 +104,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   enum class State { kPending, kMaking, kOpen, kClosed };
 
   [[noreturn]] void throw_not_open() const;
-  void check(ncclResult_t result, const char* function, int line);
+  void check(ncclResult_t result, const char* function, int line) {
+    if (!good(result)) [[unlikely]]
+      throw_failed(result, function, line);
+  }
+  [[noreturn]] void throw_failed(ncclResult_t result, const char* function, int line);
   void poll(std::optional<double> seconds, const char* function);
   enum class Late { kAbort, kLeave };
   void poll(std::optional<double> seconds, const char* function, Late late);

@@ -45,6 +45,9 @@ class LibraryNotFound : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A communicator that works in the background answers ncclInProgress.
+inline bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
 [[noreturn]] void throw_nccl(const Library& library, ncclResult_t result, const char* function,
                              ncclComm_t comm, int rank, const char* file, int line);
 [[noreturn]] void throw_driver(const Library& library, CUresult result, const char* function,
@@ -57,7 +60,7 @@ class LibraryNotFound : public std::runtime_error {
 #define NCCL_CHECK(library, comm, rank, function, args)                              \
   do {                                                                               \
     const ncclResult_t result_ = (library).nccl<&NcclTable::function>() args;        \
-    if (result_ != ncclSuccess && result_ != ncclInProgress) [[unlikely]]            \
+    if (!pynccl::good(result_)) [[unlikely]]                                         \
       throw_nccl((library), result_, #function, (comm), (rank), __FILE__, __LINE__); \
   } while (false)
 

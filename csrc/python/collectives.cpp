@@ -1,7 +1,7 @@
 #include "python/collectives.h"
 
-#include "core/communicator.h"
 #include "core/graph.h"
+#include "core/issue.h"
 #include "python/coll_config.h"
 #include "python/collective_docs.h"
 #include "python/fastcall.h"
@@ -142,7 +142,8 @@ void check_overlap(const TensorView& in, const TensorView& out, std::ptrdiff_t i
     throw_out("overlaps tensor in another way than in place");
 }
 
-// One call: what its methods have in common.
+// One call: what its methods have in common. The way of the usual call is inlined from end to end:
+// its operation lives in registers, and its kind is known.
 template <Kind K>
 class Call {
   static constexpr Shape shape = shape_of<K>();
@@ -156,7 +157,7 @@ class Call {
       operation_.peer = rank_from_python(shape.peer, arguments.peer, communicator.nranks());
   }
 
-  Operation operation() {
+  [[gnu::always_inline]] Operation operation() {
     if constexpr (K == Kind::kGather || K == Kind::kScatter)
       if (communicator_.rank() != operation_.peer) {
         operation_.kind = K;
@@ -169,7 +170,7 @@ class Call {
   }
 
   // Of a tensor that was looked at before.
-  Operation operation(const TensorView& in) {
+  [[gnu::always_inline]] Operation operation(const TensorView& in) {
     operation_.kind = K;
     check_placement(in, communicator_.library(), communicator_.device());
     if constexpr (shape.reduces)
@@ -182,14 +183,14 @@ class Call {
   }
 
  private:
-  TensorView view(const char* name, PyObject* object) {
+  [[gnu::always_inline]] TensorView view(const char* name, PyObject* object) {
     TensorView view;
     view_tensor(view, name, object, arguments_.count, arguments_.dtype);
     check_placement(view, communicator_.library(), communicator_.device());
     return view;
   }
 
-  void finish(const TensorView& owner, std::size_t count) {
+  [[gnu::always_inline]] void finish(const TensorView& owner, std::size_t count) {
     operation_.dtype = owner.dtype->nccl;
     operation_.count = count;
     operation_.stream =
@@ -232,7 +233,7 @@ class Call {
     finish(in, count);
   }
 
-  void in_place(const TensorView& all) {
+  [[gnu::always_inline]] void in_place(const TensorView& all) {
     if constexpr (K == Kind::kAllToAll)
       throw py::type_error(
           "all_to_all() misses the argument 'out': NCCL has no all-to-all in place");
@@ -273,25 +274,38 @@ class Call {
 };
 
 template <Kind K>
+[[gnu::always_inline]] inline PyObject* run(PyObject* self, Communicator& communicator,
+                                            const Arguments& arguments) {
+  Operation operation = Call<K>(communicator, arguments, nullptr).operation();
+  if (arguments.config) [[unlikely]]
+    configure(operation, communicator, arguments.config);
+  if (Group* group = Group::active()) [[unlikely]] {
+    group->batch().add(communicator, operation,
+                       {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
+  } else {
+    if (Graph::any_capture()) [[unlikely]]
+      hold_in_capture(communicator.library(), operation.stream,
+                      {arguments.tensor, arguments.out, arguments.op});
+    const GilReleased released;  // on CPUs the call lasts until the data has arrived
+    communicator.issue(K, operation);
+    communicator.settle();
+  }
+  return Py_NewRef(Py_None);
+}
+
+template <Kind K>
 PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  return guarded([&] {
+  return guarded([&]() __attribute__((always_inline)) {
     auto& communicator = unwrap<Communicator>(self);
-    const Arguments arguments = parse<K>(args, nargs, kwnames);
-    Operation operation = Call<K>(communicator, arguments, nullptr).operation();
-    if (arguments.config) [[unlikely]]
-      configure(operation, communicator, arguments.config);
-    if (Group* group = Group::active()) [[unlikely]] {
-      group->batch().add(communicator, operation,
-                         {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
-    } else {
-      if (Graph::any_capture()) [[unlikely]]
-        hold_in_capture(communicator.library(), operation.stream,
-                        {arguments.tensor, arguments.out, arguments.op});
-      const GilReleased released;  // on CPUs the call lasts until the data has arrived
-      communicator.issue(operation);
-      communicator.settle();
+    // A call with what it must have and no more is compiled apart: what is not given costs nothing.
+    constexpr bool has_peer = shape_of<K>().peer != nullptr;
+    if (nargs == 1 + has_peer && !kwnames) [[likely]] {
+      Arguments arguments;
+      arguments.tensor = args[0];
+      if constexpr (has_peer) arguments.peer = args[1];
+      return run<K>(self, communicator, arguments);
     }
-    return Py_NewRef(Py_None);
+    return run<K>(self, communicator, parse<K>(args, nargs, kwnames));
   });
 }
 

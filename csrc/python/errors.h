@@ -23,7 +23,7 @@ void register_exceptions(py::module_& m);
 // Runs body, which gives a new reference, and turns what it throws into a raised Python exception:
 // the edge of every function that Python calls without pybind11's dispatcher.
 template <class Body>
-PyObject* guarded(Body&& body) noexcept {
+[[gnu::always_inline]] inline PyObject* guarded(Body&& body) noexcept {
   try {
     return body();
   } catch (...) {

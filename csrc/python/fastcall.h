@@ -15,7 +15,7 @@ namespace pynccl::python {
 // The C++ object inside a pybind11 instance of a class bound with one type and no multiple
 // inheritance. The method descriptor has checked the type of self.
 template <class T>
-T& unwrap(PyObject* self) {
+[[gnu::always_inline]] inline T& unwrap(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   void* value = instance->simple_layout ? instance->simple_value_holder[0]
                                         : instance->nonsimple.values_and_holders[0];

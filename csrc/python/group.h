@@ -17,7 +17,7 @@ namespace pynccl::python {
 class Group {
  public:
   // The group that this thread is in, or nullptr: one load where no thread is in one.
-  static Group* active() {
+  [[gnu::always_inline]] static Group* active() {
     if (threads_.load(std::memory_order_relaxed) == 0) [[likely]]
       return nullptr;
     Group& group = of_this_thread();

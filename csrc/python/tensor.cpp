@@ -10,20 +10,15 @@
 #include "python/structs.h"
 
 namespace pynccl::python {
+
+LastExchange last_exchange;
+
 namespace {
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_unsupported(const char* argument,
                                                               const std::string& dtype) {
   throw py::value_error(std::string(argument) + ": dtype " + dtype +
                         " is none of NCCL's types: " + dtype_names());
-}
-
-// The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with
-// our argument's name.
-[[noreturn, gnu::cold, gnu::noinline]] void throw_refused(const char* argument) {
-  const py::error_already_set error;
-  const std::string reason = py::cast<std::string>(py::str(error.value()));
-  throw py::value_error(std::string(argument) + ": " + reason.substr(0, reason.find('\n')));
 }
 
 std::string device_text(int type, int id) {
@@ -41,15 +36,8 @@ std::string device_text(int type, int id) {
   }
 }
 
-// The exchange API of a type, nullptr where it has none. Looked up once per type; the type is kept
-// alive so that its address stays its own.
-struct Exchange {
-  PyTypeObject* type;
-  const DLPackExchangeAPI* api;
-};
-Exchange last_exchange;
-
-[[gnu::noinline]] const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
+// Looked up once per type; the type is kept alive so that its address stays its own.
+const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static auto& apis = *new std::unordered_map<PyTypeObject*, const DLPackExchangeAPI*>;
   const auto [found, added] = apis.try_emplace(type, nullptr);
   if (added) {
@@ -68,54 +56,10 @@ Exchange last_exchange;
   return found->second;
 }
 
-const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
-  return type == last_exchange.type ? last_exchange.api : find_exchange_api(type);
-}
-
 std::string tuple_text(const std::int64_t* values, int count) {
   std::string text = "(";
   for (int i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
   return text + ")";
-}
-
-[[noreturn, gnu::cold, gnu::noinline]] void throw_strided(const TensorView& view,
-                                                          const DLTensor& tensor) {
-  throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
-                        tuple_text(tensor.shape, tensor.ndim) + " and strides " +
-                        tuple_text(tensor.strides, tensor.ndim));
-}
-
-[[noreturn, gnu::cold, gnu::noinline]] void throw_unknown(const TensorView& view,
-                                                          const DLTensor& tensor) {
-  const bool named = view.owner && py::hasattr(view.owner, "dtype");
-  throw_unsupported(view.argument,
-                    named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
-                          : "code " + std::to_string(tensor.dtype.code) + " with " +
-                                std::to_string(tensor.dtype.bits) + " bits");
-}
-
-[[noreturn, gnu::cold, gnu::noinline]] void throw_no_storage(const TensorView& view) {
-  throw py::value_error(std::string(view.argument) + ": has no storage");
-}
-
-void fill(TensorView& view, const DLTensor& tensor) {
-  std::int64_t elements = 1;
-  bool contiguous = true;
-  for (int i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.strides && tensor.shape[i] != 1) contiguous &= tensor.strides[i] == elements;
-    elements *= tensor.shape[i];
-  }
-  if (!contiguous && elements != 0) [[unlikely]]
-    throw_strided(view, tensor);
-  view.dtype = find_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
-  if (!view.dtype) [[unlikely]]
-    throw_unknown(view, tensor);
-  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  view.count = static_cast<std::size_t>(elements) * view.dtype->width;
-  view.device_type = tensor.device.device_type;
-  view.device_id = tensor.device.device_id;
-  if (elements && !tensor.data) [[unlikely]]
-    throw_no_storage(view);
 }
 
 void from_array_interface(TensorView& view, const py::dict& interface, int device_type) {
@@ -181,8 +125,7 @@ py::object interface_of(PyObject* object, const char* name) {
 }
 
 // Everything but a tensor with the exchange API.
-[[gnu::noinline]] void view_other(TensorView& view, PyObject* object, PyObject* count,
-                                  PyObject* dtype) {
+void view_other(TensorView& view, PyObject* object, PyObject* count, PyObject* dtype) {
   if (PyLong_CheckExact(object)) return from_address(view, count, dtype);
   if (count || dtype)
     throw py::type_error(std::string(view.argument) +
@@ -202,7 +145,7 @@ py::object interface_of(PyObject* object, const char* name) {
   }
 }
 
-[[gnu::noinline]] int device_of(const char* address, const Library& library) {
+int device_of(const char* address, const Library& library) {
   int id = 0;
   DRIVER_CHECK(library, PointerGetAttribute,
                (&id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, reinterpret_cast<CUdeviceptr>(address)));
@@ -226,35 +169,49 @@ py::object interface_of(PyObject* object, const char* name) {
 
 }  // namespace
 
-void view_tensor(TensorView& view, const char* argument, PyObject* object, PyObject* count,
-                 PyObject* dtype) {
-  view.argument = argument;
-  view.owner = object;
-  const DLPackExchangeAPI* api = exchange_api(Py_TYPE(object));
-  if (!api || count || dtype) [[unlikely]]
-    return view_other(view, object, count, dtype);
-  DLTensor tensor;
-  if (api->dltensor_from_py_object_no_sync(object, &tensor) != 0) [[unlikely]]
-    throw_refused(argument);
-  view.api = api;
-  fill(view, tensor);
+namespace tensor_mistakes {
+
+// The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with
+// our argument's name.
+void throw_refused(const char* argument) {
+  const py::error_already_set error;
+  const std::string reason = py::cast<std::string>(py::str(error.value()));
+  throw py::value_error(std::string(argument) + ": " + reason.substr(0, reason.find('\n')));
 }
 
-void check_placement(const TensorView& view, const Library& library, int device) {
-  if (library.version() < view.dtype->since) [[unlikely]]
-    throw_too_new(view, library);
-  if (view.device_type == 0) return;
+void throw_strided(const TensorView& view, const DLTensor& tensor) {
+  throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
+                        tuple_text(tensor.shape, tensor.ndim) + " and strides " +
+                        tuple_text(tensor.strides, tensor.ndim));
+}
+
+void throw_unknown(const TensorView& view, const DLTensor& tensor) {
+  const bool named = view.owner && py::hasattr(view.owner, "dtype");
+  throw_unsupported(view.argument,
+                    named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
+                          : "code " + std::to_string(tensor.dtype.code) + " with " +
+                                std::to_string(tensor.dtype.bits) + " bits");
+}
+
+void throw_no_storage(const TensorView& view) {
+  throw py::value_error(std::string(view.argument) + ": has no storage");
+}
+
+}  // namespace tensor_mistakes
+
+void view_slowly(TensorView& view, PyObject* count, PyObject* dtype) {
+  const DLPackExchangeAPI* api = find_exchange_api(Py_TYPE(view.owner));
+  if (api && !count && !dtype) return view_exchanged(view, api);
+  view_other(view, view.owner, count, dtype);
+}
+
+void place_slowly(const TensorView& view, const Library& library, int device) {
+  if (library.version() < view.dtype->since) throw_too_new(view, library);
   int id = view.device_id;
-  if (library.memory() == Memory::kHost) {
-    if (view.device_type == kDLCPU || view.device_type == kDLCUDAHost) [[likely]]
-      return;
-  } else if (view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged) {
-    if (id < 0) [[unlikely]]
-      id = device_of(view.data, library);
-    if (id == device) [[likely]]
-      return;
-  }
-  throw_misplaced(view, id, library, device);
+  const bool cuda = view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged;
+  if (cuda && id < 0 && library.memory() != Memory::kHost) id = device_of(view.data, library);
+  if (!cuda || id != device || library.memory() == Memory::kHost)
+    throw_misplaced(view, id, library, device);
 }
 
 cudaStream_t stream_from_python(PyObject* stream, const Library& library) {

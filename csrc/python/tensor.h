@@ -3,14 +3,13 @@
 // with a count and a dtype.
 #pragma once
 
+#include <dlpack/dlpack.h>
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
 
 #include "core/graph.h"
 #include "python/dtype.h"
-
-struct DLPackExchangeAPI;
 
 namespace pynccl::python {
 
@@ -28,11 +27,65 @@ struct TensorView {
   std::size_t nbytes() const { return count * dtype->size() / dtype->width; }
 };
 
+// The exchange API of the type that was looked up last.
+struct LastExchange {
+  PyTypeObject* type = nullptr;
+  const DLPackExchangeAPI* api = nullptr;  // nullptr: the type has none
+};
+extern LastExchange last_exchange;
+
+// What is wrong with a tensor, as ValueError.
+namespace tensor_mistakes {
+[[noreturn, gnu::cold]] void throw_refused(const char* argument);
+[[noreturn, gnu::cold]] void throw_strided(const TensorView& view, const DLTensor& tensor);
+[[noreturn, gnu::cold]] void throw_unknown(const TensorView& view, const DLTensor& tensor);
+[[noreturn, gnu::cold]] void throw_no_storage(const TensorView& view);
+}  // namespace tensor_mistakes
+
+// What a DLTensor says of its buffer.
+[[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
+  std::int64_t elements = 1;
+  bool contiguous = true;
+  for (int i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.strides && tensor.shape[i] != 1) contiguous &= tensor.strides[i] == elements;
+    elements *= tensor.shape[i];
+  }
+  if (!contiguous && elements != 0) [[unlikely]]
+    tensor_mistakes::throw_strided(view, tensor);
+  view.dtype = find_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
+  if (!view.dtype) [[unlikely]]
+    tensor_mistakes::throw_unknown(view, tensor);
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view.count = static_cast<std::size_t>(elements) * view.dtype->width;
+  view.device_type = tensor.device.device_type;
+  view.device_id = tensor.device.device_id;
+  if (elements && !tensor.data) [[unlikely]]
+    tensor_mistakes::throw_no_storage(view);
+}
+
+// By the exchange API of the owner's type.
+[[gnu::always_inline]] inline void view_exchanged(TensorView& view, const DLPackExchangeAPI* api) {
+  DLTensor tensor;
+  if (api->dltensor_from_py_object_no_sync(view.owner, &tensor) != 0) [[unlikely]]
+    tensor_mistakes::throw_refused(view.argument);
+  view.api = api;
+  fill(view, tensor);
+}
+
+// Everything but a tensor of the same type as the last one.
+void view_slowly(TensorView& view, PyObject* count, PyObject* dtype);
+
 // Reads a buffer; what count and dtype are for is an address, they must be null otherwise. Throws
 // TypeError and ValueError that name the argument: no buffer, not contiguous, a dtype that NCCL
 // does not have.
-void view_tensor(TensorView& view, const char* argument, PyObject* object, PyObject* count,
-                 PyObject* dtype);
+[[gnu::always_inline]] inline void view_tensor(TensorView& view, const char* argument,
+                                               PyObject* object, PyObject* count, PyObject* dtype) {
+  view.argument = argument;
+  view.owner = object;
+  if (Py_TYPE(object) != last_exchange.type || !last_exchange.api || count || dtype) [[unlikely]]
+    return view_slowly(view, count, dtype);
+  view_exchanged(view, last_exchange.api);
+}
 inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* count,
                               PyObject* dtype) {
   TensorView view;
@@ -40,9 +93,20 @@ inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* 
   return view;
 }
 
+// Where check_placement() does not see at once that all is right.
+void place_slowly(const TensorView& view, const Library& library, int device);
+
 // Throws ValueError where the buffer is not in the memory of this library's communicators on this
 // device, or its dtype is newer than the library.
-void check_placement(const TensorView& view, const Library& library, int device);
+[[gnu::always_inline]] inline void check_placement(const TensorView& view, const Library& library,
+                                                   int device) {
+  const int type = view.device_type;
+  const bool placed = type == 0 || (library.memory() == Memory::kHost
+                                        ? type == kDLCPU || type == kDLCUDAHost
+                                        : type == kDLCUDA && view.device_id == device);
+  if (!placed || library.version() < view.dtype->since) [[unlikely]]
+    place_slowly(view, library, device);
+}
 
 // The current stream of the framework that owns the tensor.
 cudaStream_t current_stream(const TensorView& view);
@@ -54,8 +118,8 @@ cudaStream_t stream_from_python(PyObject* stream, const Library& library);
 // The stream of a call: what the user passed (nullptr and None: nothing), or the current stream of
 // the framework that owns the tensor. On a library over host memory that is the calling thread. In
 // a thread that captures by capture(), the captured stream stands for one that is not captured.
-inline cudaStream_t resolve_stream(PyObject* stream, const TensorView& view,
-                                   const Library& library) {
+[[gnu::always_inline]] inline cudaStream_t resolve_stream(PyObject* stream, const TensorView& view,
+                                                          const Library& library) {
   if (stream && stream != Py_None) return stream_from_python(stream, library);
   const cudaStream_t current = library.memory() == Memory::kHost ? nullptr : current_stream(view);
   return Graph::any_capture() ? Graph::redirect(library, current) : current;

@@ -1,0 +1,61 @@
+// The call of NCCL's function for an operation.
+#pragma once
+
+#include "core/communicator.h"
+#include "core/graph.h"
+#include "core/window.h"
+
+namespace pynccl {
+
+[[gnu::always_inline]] inline void Communicator::issue(OperationKind kind, const Operation& o) {
+  const ncclComm_t comm = handle();
+  if (Graph::any_capture()) [[unlikely]]
+    Graph::note(shared_from_this(), o.stream);
+  const NcclTable& nccl = library_->nccl_table();
+#define CALL(entry, function, ...) \
+  check((entry)(__VA_ARGS__, comm, o.stream), #function, __LINE__); \
+  return
+#define OLD(function, ...) CALL(nccl.function, function, __VA_ARGS__)
+#define NEW(function, ...) CALL(library_->nccl<&NcclTable::function>(), function, __VA_ARGS__)
+  // Every library from 2.18 on has the OLD ones; three of them fall back to sends and receives.
+  switch (kind) {
+    case OperationKind::kAllReduce:
+      OLD(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
+    case OperationKind::kBroadcast:
+      OLD(ncclBroadcast, o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer);
+    case OperationKind::kReduce:
+      OLD(ncclReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.peer);
+    case OperationKind::kAllGather:
+      OLD(ncclAllGather, o.sendbuff, o.recvbuff, o.count, o.dtype);
+    case OperationKind::kReduceScatter:
+      OLD(ncclReduceScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
+    case OperationKind::kAllToAll:
+      if (!nccl.ncclAlltoAll) return exchange_blocks(o, nranks());
+      OLD(ncclAlltoAll, o.sendbuff, o.recvbuff, o.count, o.dtype);
+    case OperationKind::kGather:
+      if (!nccl.ncclGather) return exchange_blocks(o, nranks());
+      OLD(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer);
+    case OperationKind::kScatter:
+      if (!nccl.ncclScatter) return exchange_blocks(o, nranks());
+      OLD(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer);
+    case OperationKind::kSend:
+      OLD(ncclSend, o.sendbuff, o.count, o.dtype, o.peer);
+    case OperationKind::kRecv:
+      OLD(ncclRecv, o.recvbuff, o.count, o.dtype, o.peer);
+    case OperationKind::kPutSignal:
+      NEW(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.peer, o.window->handle(), o.offset,
+          o.signal, o.context, 0);
+    case OperationKind::kSignal:
+      NEW(ncclSignal, o.peer, o.signal, o.context, 0);
+    case OperationKind::kWaitSignal:
+      NEW(ncclWaitSignal, static_cast<int>(o.count),
+          static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
+    default:
+      issue_configured(o);
+  }
+#undef NEW
+#undef OLD
+#undef CALL
+}
+
+}  // namespace pynccl
