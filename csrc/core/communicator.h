@@ -49,9 +49,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                                              const std::vector<int>& devices,
                                                              Factory make);
 
-  // Both in core/issue.h. A caller that knows the kind gets the call of its function alone.
+  void issue(const Operation& operation);
+  // For a caller that knows the kind, which gets the call of its function alone: in core/issue.h.
   void issue(OperationKind kind, const Operation& operation);
-  void issue(const Operation& operation) { issue(operation.kind, operation); }
   // Whether the library has what an operation with a configuration needs: throws MissingFunction,
   // or std::invalid_argument for a field that it does not know.
   void check_configured(const Operation& operation) const;

@@ -287,7 +287,10 @@ template <Kind K>
       hold_in_capture(communicator.library(), operation.stream,
                       {arguments.tensor, arguments.out, arguments.op});
     const GilReleased released;  // on CPUs the call lasts until the data has arrived
-    communicator.issue(K, operation);
+    if (arguments.config) [[unlikely]]
+      communicator.issue(operation);
+    else
+      communicator.issue(K, operation);
     communicator.settle();
   }
   return Py_NewRef(Py_None);

@@ -1,6 +1,7 @@
 // The fast functions on one tensor per rank: a table that says what differs, and two templates.
 #include <dlpack/dlpack.h>
 
+#include "core/issue.h"
 #include "python/collectives.h"
 #include "python/held.h"
 #include "python/mirror/function.h"
@@ -43,8 +44,9 @@ bool find_flag(PyObject* given, bool& flag) {
 // The operators on booleans and complex numbers are Python's business.
 bool reduces_as_it_is(const DType& dtype) { return dtype.width == 1 && dtype.code != kDLBool; }
 
+template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
-  communicator.issue(operation);
+  communicator.issue(K, operation);
   communicator.settle();
 }
 
@@ -90,24 +92,25 @@ PyObject* collective(const Function& function, PyObject* const* values) {
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
-    return issue_now(*link, function.name(), [&] { send(communicator, operation); });
+    return issue_now(*link, function.name(), [&] { send<P.kind>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
   const auto name = py::reinterpret_borrow<py::object>(function.name());
   Work work(link->object, *link->channel, name, view);
   if constexpr (P.out < 0) {
     work.result = tensor;
-    return issue_async(std::move(work), tensor, [&] { send(communicator, operation); });
+    return issue_async(std::move(work), tensor, [&] { send<P.kind>(communicator, operation); });
   } else {
     work.result = py::reinterpret_borrow<py::object>(arguments.out);
     return issue_async(std::move(work), py::make_tuple(tensor, work.result),
-                       [&] { send(communicator, operation); });
+                       [&] { send<P.kind>(communicator, operation); });
   }
 }
 
 // isend, irecv, send and recv outside a batch, between two ranks that have met.
 template <bool Sends, bool Async>
 PyObject* transfer(const Function&, PyObject* const* values) {
+  constexpr Kind kKind = Sends ? Kind::kSend : Kind::kRecv;
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
   static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};
   const ProcessGroup* group = direct_group(values[2]);
@@ -132,8 +135,7 @@ PyObject* transfer(const Function&, PyObject* const* values) {
     arguments.peer = ranks[1 - channel.communicator().rank()];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-    operation = checked<Sends ? Kind::kSend : Kind::kRecv>(channel.communicator(), arguments, view,
-                                                           Async ? &queue : nullptr);
+    operation = checked<kKind>(channel.communicator(), arguments, view, Async ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]
@@ -145,11 +147,11 @@ PyObject* transfer(const Function&, PyObject* const* values) {
     Work work(link->object, *link->channel, py::reinterpret_borrow<py::object>(name), view);
     work.result = Sends ? py::object(py::list()) : tensor;
     if (!Sends) work.source = static_cast<int>(peer);
-    return issue_async(std::move(work), tensor, [&] { send(communicator, operation); });
+    return issue_async(std::move(work), tensor, [&] { send<kKind>(communicator, operation); });
   } else {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
-    PyObject* done = issue_now(*link, name, [&] { send(communicator, operation); });
+    PyObject* done = issue_now(*link, name, [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
     return Py_NewRef(rank == values[4] ? rank : values[1]);
