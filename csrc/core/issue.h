@@ -12,7 +12,7 @@ namespace pynccl {
   if (Graph::any_capture()) [[unlikely]]
     Graph::note(shared_from_this(), o.stream);
   const NcclTable& nccl = library_->nccl_table();
-#define CALL(entry, function, ...) \
+#define CALL(entry, function, ...)                                  \
   check((entry)(__VA_ARGS__, comm, o.stream), #function, __LINE__); \
   return
 #define OLD(function, ...) CALL(nccl.function, function, __VA_ARGS__)
