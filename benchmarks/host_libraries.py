@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -110,7 +110,7 @@ class Mpich:
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
         self._mpi = MPI
-        self._comm = MPI.COMM_WORLD
+        self._comm: Any = MPI.COMM_WORLD
         self.version = MPI.Get_library_version().split()[2]
 
     def barrier(self) -> object:

@@ -4,12 +4,28 @@
 #include <chrono>
 #include <thread>
 
+#include "core/device.h"
 #include "core/graph.h"
 
 namespace pynccl {
+namespace {
 
-Work::Work(PooledEvent done, std::shared_ptr<void> held, bool captured)
-    : done_(std::move(done)), held_(std::move(held)), captured_(captured) {}
+// A default stream is that of the current device: for the length of a scope, the right one.
+class DefaultStreamScope {
+ public:
+  DefaultStreamScope(const Library& library, int device, CUstream stream) {
+    if (reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread)
+      scope_.emplace(library, device);
+  }
+
+ private:
+  std::optional<DeviceScope> scope_;
+};
+
+}  // namespace
+
+Work::Work(PooledEvent done, std::shared_ptr<void> held, int device, bool captured)
+    : done_(std::move(done)), held_(std::move(held)), device_(device), captured_(captured) {}
 
 bool Work::done() const {
   if (captured_)
@@ -19,6 +35,7 @@ bool Work::done() const {
 }
 
 void Work::wait(CUstream stream) const {
+  const DefaultStreamScope scope(done_->library(), device_, stream);
   DRIVER_CHECK(done_->library(), StreamWaitEvent, (stream, done_->handle(), 0));
 }
 
@@ -39,6 +56,7 @@ WorkQueue::WorkQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> s
       events_(std::make_shared<EventPool>(std::move(library), stream_->device())) {}
 
 void WorkQueue::begin(CUstream current) {
+  const DefaultStreamScope scope(library(), stream_->device(), current);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
   // A captured event cannot be asked. It may go back to the pool all the same: whoever takes it
@@ -54,7 +72,8 @@ std::shared_ptr<Work> WorkQueue::end(std::shared_ptr<void> held) {
   PooledEvent done = events_->take();
   done->record(handle());
   if (capturing_) Graph::hold(library(), handle(), held);
-  auto work = std::make_shared<Work>(std::move(done), std::move(held), capturing_);
+  auto work =
+      std::make_shared<Work>(std::move(done), std::move(held), stream_->device(), capturing_);
   if (!capturing_) pending_.push_back(work);
   return work;
 }

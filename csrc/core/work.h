@@ -16,7 +16,7 @@ class Work {
  public:
   // held is kept alive until somebody has waited. Work that was captured into a graph can be waited
   // for within the capture; whether it is done cannot be asked, for that is a matter of launches.
-  Work(PooledEvent done, std::shared_ptr<void> held, bool captured);
+  Work(PooledEvent done, std::shared_ptr<void> held, int device, bool captured);
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
@@ -32,6 +32,7 @@ class Work {
  private:
   PooledEvent done_;
   std::shared_ptr<void> held_;
+  int device_;
   bool captured_;
 };
 

@@ -142,8 +142,7 @@ void check_overlap(const TensorView& in, const TensorView& out, std::ptrdiff_t i
     throw_out("overlaps tensor in another way than in place");
 }
 
-// One call: what its methods have in common. The way of the usual call is inlined from end to end:
-// its operation lives in registers, and its kind is known.
+// One call: what its methods have in common.
 template <Kind K>
 class Call {
   static constexpr Shape shape = shape_of<K>();
@@ -157,7 +156,7 @@ class Call {
       operation_.peer = rank_from_python(shape.peer, arguments.peer, communicator.nranks());
   }
 
-  [[gnu::always_inline]] Operation operation() {
+  Operation operation() {
     if constexpr (K == Kind::kGather || K == Kind::kScatter)
       if (communicator_.rank() != operation_.peer) {
         operation_.kind = K;
@@ -170,7 +169,7 @@ class Call {
   }
 
   // Of a tensor that was looked at before.
-  [[gnu::always_inline]] Operation operation(const TensorView& in) {
+  Operation operation(const TensorView& in) {
     operation_.kind = K;
     check_placement(in, communicator_.library(), communicator_.device());
     if constexpr (shape.reduces)
@@ -183,14 +182,14 @@ class Call {
   }
 
  private:
-  [[gnu::always_inline]] TensorView view(const char* name, PyObject* object) {
+  TensorView view(const char* name, PyObject* object) {
     TensorView view;
     view_tensor(view, name, object, arguments_.count, arguments_.dtype);
     check_placement(view, communicator_.library(), communicator_.device());
     return view;
   }
 
-  [[gnu::always_inline]] void finish(const TensorView& owner, std::size_t count) {
+  void finish(const TensorView& owner, std::size_t count) {
     operation_.dtype = owner.dtype->nccl;
     operation_.count = count;
     operation_.stream =
@@ -233,7 +232,7 @@ class Call {
     finish(in, count);
   }
 
-  [[gnu::always_inline]] void in_place(const TensorView& all) {
+  void in_place(const TensorView& all) {
     if constexpr (K == Kind::kAllToAll)
       throw py::type_error(
           "all_to_all() misses the argument 'out': NCCL has no all-to-all in place");
@@ -273,21 +272,24 @@ class Call {
   Operation operation_{};
 };
 
+// By value, so that an operation whose address nobody else has stays in registers.
+[[gnu::noinline]] void add_to(Group& group, PyObject* self, Communicator& communicator,
+                              const Operation operation, const Arguments a) {
+  group.batch().add(communicator, operation, {self, a.tensor, a.out, a.stream, a.op});
+}
+
+// Issues a checked operation, or adds it to the thread's group. With a configuration its kind is
+// another than K.
 template <Kind K>
-[[gnu::always_inline]] inline PyObject* run(PyObject* self, Communicator& communicator,
-                                            const Arguments& arguments) {
-  Operation operation = Call<K>(communicator, arguments, nullptr).operation();
-  if (arguments.config) [[unlikely]]
-    configure(operation, communicator, arguments.config);
+[[gnu::always_inline]] inline PyObject* perform(PyObject* self, Communicator& communicator,
+                                                const Operation& operation, const Arguments& a) {
   if (Group* group = Group::active()) [[unlikely]] {
-    group->batch().add(communicator, operation,
-                       {self, arguments.tensor, arguments.out, arguments.stream, arguments.op});
+    add_to(*group, self, communicator, operation, a);
   } else {
     if (Graph::any_capture()) [[unlikely]]
-      hold_in_capture(communicator.library(), operation.stream,
-                      {arguments.tensor, arguments.out, arguments.op});
+      hold_in_capture(communicator.library(), operation.stream, {a.tensor, a.out, a.op});
     const GilReleased released;  // on CPUs the call lasts until the data has arrived
-    if (arguments.config) [[unlikely]]
+    if (a.config) [[unlikely]]
       communicator.issue(operation);
     else
       communicator.issue(K, operation);
@@ -296,19 +298,43 @@ template <Kind K>
   return Py_NewRef(Py_None);
 }
 
+// The usual call: of one buffer in place, with what it must have and no more. It does what Call
+// does, compiled from end to end for a known kind without the other arguments.
+template <Kind K>
+[[gnu::always_inline]] inline PyObject* call_plainly(PyObject* self, Communicator& communicator,
+                                                     PyObject* const* args) {
+  static constexpr Shape shape = shape_of<K>();
+  communicator.handle();
+  int peer = 0;
+  if constexpr (shape.peer != nullptr)
+    peer = rank_from_python(shape.peer, args[1], communicator.nranks());
+  Arguments arguments;
+  arguments.tensor = args[0];
+  TensorView all;
+  view_tensor(all, "tensor", arguments.tensor, nullptr, nullptr);
+  check_placement(all, communicator.library(), communicator.device());
+  ncclRedOp_t op = ncclSum;
+  if constexpr (shape.reduces) op = op_from_python(nullptr, *all.dtype, communicator);
+  if constexpr (K != Kind::kSend) check_writable(all);
+  const cudaStream_t stream = resolve_stream(nullptr, all, communicator.library());
+  return perform<K>(self, communicator,
+                    {K, all.dtype->nccl, op, peer, all.data, all.data, all.count, stream},
+                    arguments);
+}
+
 template <Kind K>
 PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  static constexpr Shape shape = shape_of<K>();
   return guarded([&]() __attribute__((always_inline)) {
     auto& communicator = unwrap<Communicator>(self);
-    // A call with what it must have and no more is compiled apart: what is not given costs nothing.
-    constexpr bool has_peer = shape_of<K>().peer != nullptr;
-    if (nargs == 1 + has_peer && !kwnames) [[likely]] {
-      Arguments arguments;
-      arguments.tensor = args[0];
-      if constexpr (has_peer) arguments.peer = args[1];
-      return run<K>(self, communicator, arguments);
-    }
-    return run<K>(self, communicator, parse<K>(args, nargs, kwnames));
+    if constexpr (shape.send_blocks == 1 && shape.recv_blocks == 1)
+      if (nargs == 1 + (shape.peer != nullptr) && !kwnames) [[likely]]
+        return call_plainly<K>(self, communicator, args);
+    const Arguments arguments = parse<K>(args, nargs, kwnames);
+    Operation operation = Call<K>(communicator, arguments, nullptr).operation();
+    if (arguments.config) [[unlikely]]
+      configure(operation, communicator, arguments.config);
+    return perform<K>(self, communicator, operation, arguments);
   });
 }
 
