@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 
@@ -63,29 +64,40 @@ def come(unique_id: nccl.UniqueId) -> None:
         train(whole)
 
 
+def finish(processes: list[BaseProcess]) -> None:
+    """Wait for all of them; the first that fails ends it."""
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)
+            process.join()
+            if process.exitcode:
+                raise SystemExit("a rank failed")
+
+
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     unique_id = nccl.get_unique_id("host")
     pipes = [spawn.Pipe() for _ in range(NRANKS)]
+    # Daemons end with the supervisor, also when it fails.
     workers = [
-        spawn.Process(target=work, args=(rank, unique_id, theirs))
+        spawn.Process(target=work, args=(rank, unique_id, theirs), daemon=True)
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for worker in workers:
         worker.start()
+    for _, theirs in pipes:
+        theirs.close()  # so that recv() ends when the worker does
 
-    wait([worker.sentinel for worker in workers])
-    lost = [rank for rank, worker in enumerate(workers) if not worker.is_alive()]
+    ended = wait([worker.sentinel for worker in workers])
+    lost = [rank for rank, worker in enumerate(workers) if worker.sentinel in ended]
     left = [rank for rank in range(NRANKS) if rank not in lost]
     for rank in left:
         pipes[rank][0].send(lost)
 
-    newcomer = spawn.Process(target=come, args=(pipes[left[0]][0].recv(),))
+    newcomer = spawn.Process(target=come, args=(pipes[left[0]][0].recv(),), daemon=True)
     newcomer.start()
-    for process in [*(workers[rank] for rank in left), newcomer]:
-        process.join()
-        if process.exitcode:
-            raise SystemExit("a rank failed")
+    finish([*(workers[rank] for rank in left), newcomer])
 
 
 if __name__ == "__main__":

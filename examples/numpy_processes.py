@@ -12,6 +12,7 @@ rank 1 of 2: mean [1.5, 11.5, 21.5], variance [1.25, 1.25, 1.25]
 """
 
 import multiprocessing
+from multiprocessing.connection import wait
 from multiprocessing.queues import Queue
 
 import numpy as np
@@ -42,13 +43,17 @@ def run(rank: int, ids: "Queue[nccl.UniqueId]") -> None:
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     ids: Queue[nccl.UniqueId] = spawn.Queue()
-    processes = [spawn.Process(target=run, args=(rank, ids)) for rank in range(NRANKS)]
+    # Daemons end with this process, so that nobody waits for a rank that failed.
+    processes = [spawn.Process(target=run, args=(rank, ids), daemon=True) for rank in range(NRANKS)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit("a rank failed")
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)
+            process.join()
+            if process.exitcode:
+                raise SystemExit("a rank failed")
 
 
 if __name__ == "__main__":

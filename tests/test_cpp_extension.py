@@ -57,7 +57,7 @@ def _build(nvcc: str, architecture: str = "") -> Path:
     return built
 
 
-@pytest.fixture(scope="module", params=["plain", "nvcc"])
+@pytest.fixture(scope="module", params=["plain", pytest.param("nvcc", marks=pytest.mark.gpu)])
 def extension(request: pytest.FixtureRequest) -> Path:
     nvcc = ""
     if request.param == "nvcc":
@@ -145,18 +145,6 @@ def test_mistakes_are_exceptions(extension: Path) -> None:
         assert (array == 2).all()
     with pytest.raises(ValueError, match="closed"):
         fused.fused_scale_all_reduce(comm, array, 1.0)
-
-
-def _two_threads(run: Callable[[nccl.Communicator], object]) -> list[object]:
-    """What a function gives on each of two ranks, which are threads."""
-    unique_id = nccl.get_unique_id("host")
-
-    def start(rank: int) -> object:
-        with nccl.Communicator(2, unique_id, rank, provider="host") as comm:
-            return run(comm)
-
-    with ThreadPoolExecutor(2) as threads:
-        return [future.result(60) for future in [threads.submit(start, r) for r in range(2)]]
 
 
 def _two_threads(run: Callable[[nccl.Communicator], object]) -> list[object]:

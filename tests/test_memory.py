@@ -182,11 +182,10 @@ def test_pool_of_another_library_is_refused(comm: nccl.Communicator) -> None:
         assert isinstance(registration, _C.PoolRegistration)
 
 
-def test_no_torch_pool_without_cuda() -> None:
+def test_no_torch_pool_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has CUDA; test_pools has its pools")
+    monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(RuntimeError, match="without CUDA; see torch_empty"):
         memory.torch_pool()
 

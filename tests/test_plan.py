@@ -178,7 +178,7 @@ def _refused(rank: Rank) -> None:
         plan.__enter__()
     with nccl.plan(), pytest.raises(RuntimeError, match="inside a group or another plan"):
         plan.__enter__()
-    with plan, pytest.raises(RuntimeError, match="a communicator cannot be made inside"):
+    with plan, pytest.raises(RuntimeError, match="a communicator cannot be made or changed inside"):
         comm.split(0)
     with nccl.plan(), pytest.raises(RuntimeError, match="not entered"):
         nccl.group().__exit__(None, None, None)

@@ -7,12 +7,11 @@ from __future__ import annotations
 import ast
 import os
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 pytest.importorskip("torch")
 
@@ -35,23 +34,14 @@ def _head(script: Path) -> tuple[list[str], list[str]]:
 def test_course(script: Path) -> None:
     command, expected = _head(script)
     launchers = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
-    process = subprocess.Popen(
+    done = run_command(
         [sys.executable, *launchers[command[0]], *command[1:]],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        ROOT,
+        {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        timeout=120,
     )
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, err
-    assert out.splitlines() == expected
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
 
 
 def test_course_is_complete() -> None:
