@@ -27,7 +27,7 @@ endif
 .PHONY: help bench bench-calls bench-gpu bench-host test test-gpu test-torch-suite wheels abi sanitize lint format clean
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
 bench: $(TO_BENCH) ## time pynccl beside torch.distributed (RANKS=2)
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)

@@ -1,4 +1,4 @@
-"""Runs a command with all that it starts, with a deadline."""
+"""Runs commands with all that they start, each with a deadline."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+_AT_ONCE = 2
 
 
 def run_command(
@@ -42,3 +48,24 @@ def run_command(
         out, err = process.communicate()
         raise AssertionError(f"not done within {timeout:g} s\n{out}{err}")
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def run_ahead(
+    request: pytest.FixtureRequest, parameter: str, run: Callable[[Any], Any]
+) -> Iterator[dict[Any, Future[Any]]]:
+    """Call a function for each value of a parameter of the tests that were selected, two at a time.
+
+    For a fixture of a module whose tests then take their results. What such commands take longest
+    for is to import torch, each on one core.
+    """
+    values = dict.fromkeys(
+        item.callspec.params[parameter]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and parameter in getattr(getattr(item, "callspec", None), "params", {})
+    )
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield {value: pool.submit(run, value) for value in values}
+        pool.shutdown(cancel_futures=True)

@@ -12,10 +12,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_ahead, run_command
 
 import pynccl
 
@@ -26,6 +28,8 @@ _MODULES = [
 ]
 _EXAMPLES = sorted((_ROOT / "examples").glob("*.py"))
 _LONGEST = 500  # lines
+
+Run = Future[subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("name", [name for name in _MODULES if not name.endswith("._C")])
@@ -78,11 +82,22 @@ def _prints(example: Path) -> list[str]:
     return lines.splitlines()
 
 
-@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
-def test_examples_run_as_their_heads_say(example: Path) -> None:
-    """What they print is what their heads show, but for the order of the ranks."""
+def _run(example: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
-    done = run_command(_command(example), _ROOT, env, timeout=120)
+    return run_command(_command(example), _ROOT, env, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
+    """The run of each example, under way or done."""
+    with run_ahead(request, "example", _run) as started:
+        yield started
+
+
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_as_their_heads_say(example: Path, runs: dict[Path, Run]) -> None:
+    """What they print is what their heads show, but for the order of the ranks."""
+    done = runs[example].result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(_prints(example))
 

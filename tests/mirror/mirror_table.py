@@ -51,7 +51,7 @@ NOTES = {
     "monitored_barrier": "with every backend",
     "record_comm": "as a range in torch's profiler",
     "split_group": "also without `device_id`",
-    "shrink_group": "makes a new communicator of the ranks that are left",
+    "shrink_group": "`SHRINK_ABORT` where ranks have died: nobody waits for them",
     "is_gloo_available": "False",
     "is_mpi_available": "False",
     "is_ucc_available": "False",
@@ -127,6 +127,8 @@ A script needs two changes: the import, and the name of the backend.
   groups; it can make its own.
 * torch.distributed can be used in the same process at the same time. The two share nothing, also
   where they use the same store.
+* In a function for torch.compile each of these calls breaks the graph; `pynccl.ops` has collectives
+  that do not, and that have gradients: see [extending.md](extending.md).
 * torch's profiler sees no events of pynccl's operations but those of `record_comm`.
 
 ## Names

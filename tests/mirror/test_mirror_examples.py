@@ -7,11 +7,14 @@ from __future__ import annotations
 import ast
 import os
 import shlex
+import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_ahead, run_command
 
 pytest.importorskip("torch")
 
@@ -19,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
     path for path in (ROOT / "examples" / "torch_course").glob("*.py") if path.stem != "course"
 )
+
+Run = Future[subprocess.CompletedProcess[str]]
 
 
 def _head(script: Path) -> tuple[list[str], list[str]]:
@@ -30,16 +35,28 @@ def _head(script: Path) -> tuple[list[str], list[str]]:
     return shlex.split(command), [line.strip() for line in prints.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_course(script: Path) -> None:
-    command, expected = _head(script)
+def _run(script: Path) -> subprocess.CompletedProcess[str]:
+    command, _ = _head(script)
     launchers = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
-    done = run_command(
+    return run_command(
         [sys.executable, *launchers[command[0]], *command[1:]],
         ROOT,
         {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         timeout=120,
     )
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
+    """The run of each script, under way or done."""
+    with run_ahead(request, "script", _run) as started:
+        yield started
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_course(script: Path, runs: dict[Path, Run]) -> None:
+    _, expected = _head(script)
+    done = runs[script].result()
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected
 
