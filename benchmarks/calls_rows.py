@@ -10,7 +10,10 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import sysconfig
+import tempfile
 import timeit
+import types
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from benchmarks import compiler
 from pynccl import libraries, nccl, raw
 
 __all__ = [
@@ -135,6 +139,27 @@ with group():
     yield _row("pynccl plan, called", EXCHANGE, "plan()", plan=plan)
 
 
+def _floor() -> Iterator[Row]:
+    if not compiler.find():
+        raise CannotMeasureError("no C compiler was found")
+    libinfo = importlib.import_module("tvm_ffi.libinfo")
+    includes = [sysconfig.get_path("include"), libinfo.find_dlpack_include_path()]
+    with tempfile.TemporaryDirectory(prefix="pynccl-floor-") as folder:
+        path = compiler.shared_library("floor.c", Path(folder), includes)
+        spec = importlib.util.spec_from_file_location("floor", path)
+        if spec is None or spec.loader is None:
+            raise CannotMeasureError(f"Python cannot load {path.name}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    yield _row(
+        "the floor: exchange API and GIL alone",
+        ALL_REDUCE,
+        "call(tensor)",
+        call=module.call,
+        tensor=torch.zeros(8),
+    )
+
+
 def _mirror() -> Iterator[Row]:
     # Its provider for CPU tensors, to be the no-op library; a provider is looked for once.
     os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(NOOP)
@@ -213,15 +238,18 @@ def _cupy() -> Iterator[Row]:
 
 def _nccl4py() -> Iterator[Row]:
     core = importlib.import_module("nccl.core")
-    if not torch.cuda.is_available():
-        raise CannotMeasureError("it needs tensors on a GPU, and there is none")
     comm = core.Communicator.init(_NRANKS, 0, core.get_unique_id())
+    tensor = torch.zeros(8, device="cuda" if torch.cuda.is_available() else "cpu")
+    if not tensor.is_cuda:
+        # Its check that a buffer is on the communicator's device would ask the driver once for that
+        # device. In its place: what it finds for a CPU tensor.
+        comm._device = types.SimpleNamespace(device_id=None)
     yield _row(
         "nccl4py, tensors",
         ALL_REDUCE,
         "all_reduce(tensor, tensor, op)",
         all_reduce=comm.allreduce,
-        tensor=torch.zeros(8, device="cuda"),
+        tensor=tensor,
         op=core.SUM,
     )
 
@@ -280,6 +308,7 @@ class _Peer:
 _PEERS = MappingProxyType(
     {
         "pynccl": _Peer(_pynccl, "pynccl", "make"),
+        "floor": _Peer(_floor, "tvm_ffi", "pip install apache-tvm-ffi"),
         "mirror": _Peer(_mirror, "pynccl.mirror", "make"),
         "torch": _Peer(_fake, "torch", "pip install torch"),
         "cupy": _Peer(_cupy, "cupy", "pip install cupy-cuda13x"),

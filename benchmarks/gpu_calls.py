@@ -7,10 +7,7 @@ function of the loaded library; what a way takes beyond it is the cost of that w
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import statistics
-import subprocess
 import tempfile
 import timeit
 from collections.abc import Callable, Iterator
@@ -19,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks import compiler
 from benchmarks.gpu_figures import BARE, CallCost
 from benchmarks.launcher import BenchmarkError
 from benchmarks.results import Note
@@ -32,30 +30,6 @@ _WARM_UP = 5
 # Calls in a sample. The device's queue must not fill up, or the host would wait for it.
 _CALLS = 100
 _CALLS_SHARED = 10  # each takes several turns of some milliseconds
-
-_SOURCE = """
-#include <stddef.h>
-#include <time.h>
-
-typedef int (*AllReduce)(const void*, void*, size_t, int, int, void*, void*);
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec + 1e-9 * t.tv_nsec;
-}
-
-/* The seconds of n calls; the negative result of the first that fails. */
-double loop(void* all_reduce, void* buffer, size_t count, int dtype, int op, void* comm,
-            void* stream, long n) {
-  double start = now();
-  for (long i = 0; i < n; ++i) {
-    int result = ((AllReduce)all_reduce)(buffer, buffer, count, dtype, op, comm, stream);
-    if (result != 0) return -result;
-  }
-  return now() - start;
-}
-"""
 
 Timer = Callable[[int], float]
 
@@ -135,16 +109,9 @@ def _bare(
     world: World, tensor: torch.Tensor, stream: int, folder: Path
 ) -> tuple[Timer | None, str]:
     """The loop in C, compiled here; None with the reason where some rank has no compiler."""
-    compiler = next(filter(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang")), "")
-    if world.maximum([float(not compiler)]) != [0.0]:
+    if world.maximum([float(not compiler.find())]) != [0.0]:
         return None, "no C compiler was found: the bare C call is missing"
-    (folder / "loop.c").write_text(_SOURCE)
-    library = folder / "loop.so"
-    subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(folder / "loop.c")],
-        check=True,
-        timeout=60,
-    )
+    library = compiler.shared_library("loop.c", folder)
     loop = ctypes.CDLL(str(library)).loop
     loop.restype = ctypes.c_double
     function = ctypes.CDLL(world.comm.library.path).ncclAllReduce

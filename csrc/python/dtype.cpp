@@ -1,5 +1,8 @@
 #include "python/dtype.h"
 
+#include <dlpack/dlpack.h>
+
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -7,10 +10,43 @@
 #include "python/structs.h"
 
 namespace pynccl::python {
-
-using dtype_table::kTypes;
-
 namespace {
+
+constexpr std::uint8_t op_bit(ncclRedOp_t op) { return static_cast<std::uint8_t>(1u << op); }
+
+constexpr std::uint8_t kAll = 0x3f;
+// Of two booleans PROD is "and", MAX is "or"; their sum would be no boolean.
+constexpr std::uint8_t kBoolean = op_bit(ncclProd) | op_bit(ncclMax) | op_bit(ncclMin);
+// Complex numbers travel as pairs of reals: only what works on the parts is right.
+constexpr std::uint8_t kComplex = op_bit(ncclSum) | op_bit(ncclAvg) | op_bit(ncclNumOps);
+
+constexpr DType kTypes[] = {
+    {"int8", ncclInt8, kDLInt, 8, 1, kAll, 20000},
+    {"uint8", ncclUint8, kDLUInt, 8, 1, kAll, 20000},
+    {"int32", ncclInt32, kDLInt, 32, 1, kAll, 20000},
+    {"uint32", ncclUint32, kDLUInt, 32, 1, kAll, 20000},
+    {"int64", ncclInt64, kDLInt, 64, 1, kAll, 20000},
+    {"uint64", ncclUint64, kDLUInt, 64, 1, kAll, 20000},
+    {"float16", ncclFloat16, kDLFloat, 16, 1, kAll, 20000},
+    {"float32", ncclFloat32, kDLFloat, 32, 1, kAll, 20000},
+    {"float64", ncclFloat64, kDLFloat, 64, 1, kAll, 20000},
+    {"bfloat16", ncclBfloat16, kDLBfloat, 16, 1, kAll, 21000},
+    {"float8_e4m3fn", ncclFloat8e4m3, kDLFloat8_e4m3fn, 8, 1, kAll, 22400},
+    {"float8_e5m2", ncclFloat8e5m2, kDLFloat8_e5m2, 8, 1, kAll, 22400},
+    {"bool", ncclUint8, kDLBool, 8, 1, kBoolean, 20000},
+    {"complex64", ncclFloat32, kDLComplex, 64, 2, kComplex, 20000},
+    {"complex128", ncclFloat64, kDLComplex, 128, 2, kComplex, 20000},
+};
+
+// The number of the row for each type code and size of an element in bytes; -1 where NCCL has no
+// such type.
+constexpr auto kRows = [] {
+  std::array<std::array<signed char, 17>, 16> rows{};
+  for (auto& row : rows) row.fill(-1);
+  signed char number = 0;
+  for (const DType& type : kTypes) rows[type.code][type.size()] = number++;
+  return rows;
+}();
 
 // A small floating-point format: sign, exponent bits, mantissa bits, and the code of the largest
 // magnitude that rounding may give (infinity where the format keeps it, else the largest finite
@@ -47,6 +83,13 @@ std::uint64_t bits_of(T value) {
 }
 
 }  // namespace
+
+const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes) {
+  if (lanes != 1 || code >= kRows.size() || bits % 8 || bits > 128) [[unlikely]]
+    return nullptr;
+  const int row = kRows[code][bits / 8];
+  return row < 0 ? nullptr : &kTypes[row];
+}
 
 const DType* find_dtype(const std::string& typestr) {
   if (typestr.size() < 3 || typestr[0] == '>') return nullptr;

@@ -12,6 +12,7 @@
 namespace pynccl::python {
 
 LastExchange last_exchange;
+LastDType last_dtype;
 
 namespace {
 
@@ -54,6 +55,14 @@ const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   }
   last_exchange = {type, found->second};
   return found->second;
+}
+
+[[noreturn]] void throw_unknown(const TensorView& view, const DLTensor& tensor) {
+  const bool named = view.owner && py::hasattr(view.owner, "dtype");
+  throw_unsupported(view.argument,
+                    named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
+                          : "code " + std::to_string(tensor.dtype.code) + " with " +
+                                std::to_string(tensor.dtype.bits) + " bits");
 }
 
 std::string tuple_text(const std::int64_t* values, int count) {
@@ -185,19 +194,17 @@ void throw_strided(const TensorView& view, const DLTensor& tensor) {
                         tuple_text(tensor.strides, tensor.ndim));
 }
 
-void throw_unknown(const TensorView& view, const DLTensor& tensor) {
-  const bool named = view.owner && py::hasattr(view.owner, "dtype");
-  throw_unsupported(view.argument,
-                    named ? py::cast<std::string>(py::str(py::handle(view.owner).attr("dtype")))
-                          : "code " + std::to_string(tensor.dtype.code) + " with " +
-                                std::to_string(tensor.dtype.bits) + " bits");
-}
-
 void throw_no_storage(const TensorView& view) {
   throw py::value_error(std::string(view.argument) + ": has no storage");
 }
 
 }  // namespace tensor_mistakes
+
+void look_up_dtype(const TensorView& view, const DLTensor& tensor) {
+  const DType* found = find_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
+  if (!found) throw_unknown(view, tensor);
+  last_dtype = {std::bit_cast<std::uint32_t>(tensor.dtype), found};
+}
 
 void view_slowly(TensorView& view, PyObject* count, PyObject* dtype) {
   const DLPackExchangeAPI* api = find_exchange_api(Py_TYPE(view.owner));

@@ -6,6 +6,7 @@
 #include <dlpack/dlpack.h>
 #include <pybind11/pybind11.h>
 
+#include <bit>
 #include <cstddef>
 
 #include "core/graph.h"
@@ -34,11 +35,19 @@ struct LastExchange {
 };
 extern LastExchange last_exchange;
 
+// The dtype that was looked up last. A guess that the processor makes for us: it need not wait for
+// the tensor's dtype to go on with what depends on it.
+struct LastDType {
+  std::uint32_t packed = ~0u;  // a DLDataType; this one is that of no tensor
+  const DType* dtype = nullptr;
+};
+extern LastDType last_dtype;
+void look_up_dtype(const TensorView& view, const DLTensor& tensor);  // throws ValueError
+
 // What is wrong with a tensor, as ValueError.
 namespace tensor_mistakes {
 [[noreturn, gnu::cold]] void throw_refused(const char* argument);
 [[noreturn, gnu::cold]] void throw_strided(const TensorView& view, const DLTensor& tensor);
-[[noreturn, gnu::cold]] void throw_unknown(const TensorView& view, const DLTensor& tensor);
 [[noreturn, gnu::cold]] void throw_no_storage(const TensorView& view);
 }  // namespace tensor_mistakes
 
@@ -52,9 +61,9 @@ namespace tensor_mistakes {
   }
   if (!contiguous && elements != 0) [[unlikely]]
     tensor_mistakes::throw_strided(view, tensor);
-  view.dtype = find_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes);
-  if (!view.dtype) [[unlikely]]
-    tensor_mistakes::throw_unknown(view, tensor);
+  if (std::bit_cast<std::uint32_t>(tensor.dtype) != last_dtype.packed) [[unlikely]]
+    look_up_dtype(view, tensor);
+  view.dtype = last_dtype.dtype;
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   view.count = static_cast<std::size_t>(elements) * view.dtype->width;
   view.device_type = tensor.device.device_type;
