@@ -282,28 +282,32 @@ def _compile(tmp_path: Path, source: str, *flags: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def test_header_alone(tmp_path: Path) -> None:
-    source = _USER.format(include="", type="pynccl::abi::ncclComm*")
-    done = _compile(tmp_path, source)
-    assert done.returncode == 0, done.stderr
-    # That it is the compiler which answers: a wrong argument is an error.
-    done = _compile(tmp_path, source.replace("ncclFloat32, ncclMax", "ncclMax, ncclFloat32"))
-    assert done.returncode != 0
-
-
-def test_header_as_the_guide_uses_it(tmp_path: Path) -> None:
+def _sources() -> dict[str, str]:
+    """What is compiled, by a name."""
+    alone = _USER.format(include="", type="pynccl::abi::ncclComm*")
     guide = (_ROOT / "docs" / "extending.md").read_text()
-    (source,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)
-    done = _compile(tmp_path, source)
-    assert done.returncode == 0, done.stderr
+    (of_guide,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)
+    return {
+        "alone": alone,
+        "wrong": alone.replace("ncclFloat32, ncclMax", "ncclMax, ncclFloat32"),
+        "guide": of_guide,
+        "beside": _USER.format(include='#include "nccl.h"', type="::ncclComm*"),
+    }
 
 
-def test_header_beside_nccls_own(tmp_path: Path) -> None:
-    """The types are those of the nccl.h that was included before: here one of the same ABI."""
-    (tmp_path / "nccl.h").write_text(_NCCL_H)
-    source = _USER.format(include='#include "nccl.h"', type="::ncclComm*")
-    done = _compile(tmp_path, source)
-    assert done.returncode == 0, done.stderr
+def test_header(tmp_path: Path) -> None:
+    """Alone, as the guide uses it, and beside NCCL's own, whose types are used then: here it is one
+    of the same ABI. The wrong one shows that it is the compiler which answers.
+    """
+    sources = _sources()
+    for name in sources:
+        (tmp_path / name).mkdir()
+    (tmp_path / "beside" / "nccl.h").write_text(_NCCL_H)
+    with ThreadPoolExecutor(2) as threads:
+        done = threads.map(_compile, [tmp_path / name for name in sources], sources.values())
+        ends = dict(zip(sources, done, strict=True))
+    assert ends.pop("wrong").returncode != 0
+    assert {name: end.stderr for name, end in ends.items() if end.returncode} == {}
 
 
 # As much of an nccl.h as the test uses, under NCCL's names.
