@@ -4,11 +4,11 @@ descriptors, threads, shared memory, entries in /dev/shm, and memory.
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
 
+import holdings
 import numpy as np
 import pytest
 import shared_memory
@@ -18,35 +18,9 @@ from worker import Rank
 from pynccl import nccl
 
 
-def _holdings() -> dict[str, int]:
-    with open("/proc/self/maps") as maps:
-        mappings = sum("hostnccl" in line and ".so" not in line for line in maps)
-    return {
-        "file descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "shared memory": mappings,
-    }
-
-
-def _settled(before: dict[str, int]) -> dict[str, int]:
-    """What is held when the threads that are on their way out are gone."""
-    deadline = time.monotonic() + 5
-    gc.collect()
-    while any(_holdings()[name] > count for name, count in before.items()):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    return _holdings()
-
-
 def _resident() -> int:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _check_leaks(before: dict[str, int]) -> None:
-    after = _settled(before)
-    assert all(after[name] <= before[name] for name in before), f"{before} became {after}"
 
 
 def _alone(provider: str, times: int) -> None:
@@ -61,9 +35,9 @@ def _alone(provider: str, times: int) -> None:
 
 def _lone_communicators(rank: Rank) -> None:
     _alone(rank.provider, 20)
-    before, memory = _holdings(), _resident()
+    before, memory = holdings.count(), _resident()
     _alone(rank.provider, 600)
-    _check_leaks(before)
+    holdings.check(before)
     assert _resident() - memory < 16 << 20
 
 
@@ -96,9 +70,9 @@ def _threads_of_one_process(ids: list[bytes]) -> None:
 
 def _paired_communicators(rank: Rank) -> None:
     _threads_of_one_process(rank.unique_ids[:20])
-    before, memory = _holdings(), _resident()
+    before, memory = holdings.count(), _resident()
     _threads_of_one_process(rank.unique_ids[20:])
-    _check_leaks(before)
+    holdings.check(before)
     assert _resident() - memory < 16 << 20
 
 
@@ -110,9 +84,9 @@ def test_communicators_of_two_threads(launch: Launcher) -> None:
 
 def _across_processes(rank: Rank) -> None:
     _pair(rank.unique_ids[:5], rank.rank)
-    before = _holdings()
+    before = holdings.count()
     _pair(rank.unique_ids[5:], rank.rank)
-    _check_leaks(before)
+    holdings.check(before)
 
 
 def test_communicators_of_two_processes(launch: Launcher) -> None:
@@ -128,20 +102,20 @@ def _refused(rank: Rank) -> None:
 
     refuse(0)
     time.sleep(0.1)
-    before = _holdings()
+    before = holdings.count()
     for number in range(1, 5):
         refuse(number)
     # Who refused answers late comers for a while: those threads and sockets end by themselves.
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        now = _holdings()
+        now = holdings.count()
         if (
             now["threads"] <= before["threads"]
             and now["file descriptors"] <= before["file descriptors"]
         ):
             break
         time.sleep(0.2)
-    _check_leaks(before)
+    holdings.check(before)
 
 
 def test_communicators_that_were_refused(launch: Launcher) -> None:
@@ -166,10 +140,10 @@ def _objects(rank: Rank) -> None:
 
     for _ in range(10):
         use()
-    before, memory = _holdings(), _resident()
+    before, memory = holdings.count(), _resident()
     for _ in range(300):
         use()
-    _check_leaks(before)
+    holdings.check(before)
     assert _resident() - memory < 16 << 20
 
 

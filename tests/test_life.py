@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import holdings
 import numpy as np
 import pytest
 import shared_memory
 from launcher import Launcher, Run
 from old_nccl import compile_nccl
-from test_leaks import _check_leaks, _holdings
 from worker import Rank
 
 from pynccl import nccl, raw
@@ -542,9 +542,9 @@ def _lives(times: int) -> None:
 
 def _leaks(_: Rank) -> None:
     _lives(5)
-    before = _holdings()
+    before = holdings.count()
     _lives(40)
-    _check_leaks(before)
+    holdings.check(before)
 
 
 def test_nothing_leaks(launch: Launcher) -> None:

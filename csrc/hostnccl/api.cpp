@@ -58,19 +58,12 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
     comm->finalize();
     return ncclSuccess;
   }
-  comm->begin_job();
-  try {
-    start_thread([comm] {
-      guarded([&comm] {
-        comm->finalize();
-        return ncclSuccess;
-      });
-      comm->end();
+  start_thread([comm, busy = std::make_shared<Busy>(comm)] {
+    guarded([&comm] {
+      comm->finalize();
+      return ncclSuccess;
     });
-  } catch (...) {
-    comm->end();
-    throw;
-  }
+  });
   return ncclInProgress;
 }
 

@@ -41,7 +41,7 @@ void check_index(const char* name, int value, uint32_t end) {
 // A one-sided operation that touches no memory, its arguments checked.
 Item one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
                cudaStream_t stream) {
-  Item item{usable_comm(handle), {kind, ncclUint8}, {}, {}};
+  Item item{usable_comm(handle), {kind, ncclUint8}, {}, {}, {}};
   const Communicator& comm = *item.comm;
   check_rank("peer", peer, comm.nranks());
   const SignalRange& range = comm.settings().signals;
@@ -132,19 +132,20 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
     check_flags(flags);
     check_dtype(datatype);
     Operation& put = item.operation;
-    put.window = open_window(*item.comm, peerWin, "peerWin");
+    item.window = open_window(*item.comm, peerWin, "peerWin");
+    const Window& window = *item.window;
     put.dtype = datatype;
     put.count = count;
-    const size_t room = put.window->part(peer).bytes;
+    const size_t room = window.part(peer).bytes;
     if (peerWinOffset > room || count > (room - peerWinOffset) / element_size(datatype)) {
       fail(ncclInvalidArgument,
            "peerWinOffset=%zu with count=%zu x %s does not fit into the window of rank %d, which "
            "has %zu bytes",
            peerWinOffset, count, dtype_name(datatype), peer, room);
     }
-    if (count != 0) check_source(*item.comm, *put.window, localbuff, put.block_bytes());
+    if (count != 0) check_source(*item.comm, window, localbuff, put.block_bytes());
     put.send = localbuff;
-    put.recv = put.window->part(peer).here + peerWinOffset;
+    put.recv = window.part(peer).here + peerWinOffset;
     return Group::of_this_thread().submit(std::move(item));
   });
 }

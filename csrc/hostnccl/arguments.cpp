@@ -113,7 +113,7 @@ void check_dtype(abi::ncclDataType_t datatype) {
 
 abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
                        abi::cudaStream_t stream_handle, const abi::ncclCollConfig_t* config) {
-  Item item{usable_comm(handle), {kind, arguments.datatype}, {}, {}};
+  Item item{usable_comm(handle), {kind, arguments.datatype}, {}, {}, {}};
   Communicator& comm = *item.comm;
   Operation& operation = item.operation;
   check_dtype(arguments.datatype);

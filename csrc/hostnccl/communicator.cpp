@@ -207,19 +207,18 @@ abi::ncclResult_t Communicator::async_error() const {
 
 std::optional<std::string> Communicator::error_text() const {
   const abi::ncclResult_t code = async_error();
-  if (code == abi::ncclInProgress) {
+  if (code == abi::ncclInProgress && !revoked()) {
     const std::lock_guard lock(mutex_);
     const Phase phase = phase_;
     std::string text = phase == Phase::Initializing ? "initialisation"
                        : phase == Phase::Finalizing ? "finalisation"
-                       : revoked()                  ? "revocation"
                        : changing_ != 0             ? "suspension or resumption"
                                                     : "registration of a window";
     text += " in progress";
     if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
     return text;
   }
-  if (code != abi::ncclSuccess) return error().text();
+  if (code != abi::ncclSuccess) return error().text();  // revoked: what ends its operations
   return std::nullopt;
 }
 

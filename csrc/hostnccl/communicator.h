@@ -156,6 +156,18 @@ class Communicator {
   uint32_t suspension_ = 0;
 };
 
+// A job of a communicator, which abort and destroy wait for.
+class Busy {
+ public:
+  explicit Busy(const Ref<Communicator>& comm) : comm_(comm) { comm_->begin_job(); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  ~Busy() { comm_->end(); }
+
+ private:
+  const Ref<Communicator> comm_;
+};
+
 HandleTable<Communicator>& communicators();
 
 }  // namespace hostnccl

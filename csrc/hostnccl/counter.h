@@ -50,6 +50,11 @@ inline void sleep_on(const Wanted& wanted, std::chrono::nanoseconds ceiling) {
   sleep_on(&wanted, 1, ceiling);
 }
 
+// Sleeps until the word has arrived, however long that takes.
+inline void sleep_until(const Wanted& wanted) {
+  while (!wanted.arrived()) sleep_on(wanted, std::chrono::seconds(1));
+}
+
 // Waiting awake, for a while: spins, and lets others run now and then, sooner when it is crowded.
 class Patience {
  public:

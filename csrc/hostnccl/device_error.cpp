@@ -29,7 +29,8 @@ const ErrorText* find(CUresult result) {
       ERROR(CUDA_ERROR_INVALID_HANDLE,
             "the handle is not, or no longer, a stream, event or graph of this process"),
       ERROR(CUDA_ERROR_ILLEGAL_STATE,
-            "a communicator that the graph needs was destroyed; ncclGetLastError names it"),
+            "a communicator or window that the graph needs is gone or not in a state to be used; "
+            "ncclGetLastError has the reason"),
       ERROR(CUDA_ERROR_NOT_READY, "not ready: work is still queued"),
       ERROR(CUDA_ERROR_NOT_SUPPORTED, "not supported on CPUs"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,

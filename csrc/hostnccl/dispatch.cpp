@@ -118,17 +118,18 @@ std::vector<size_t> connect(const std::vector<Item>& items) {
 void dispatch(const Item& item) {
   if (item.launched) item.launched->record(item.stream);
   if (item.stream && item.stream->capturing()) {
-    return Capture::record({item.stream}, std::vector<Graph::Call>{{item.comm, item.operation}});
+    return Capture::record({item.stream},
+                           std::vector<Graph::Call>{{item.comm, item.operation, item.window}});
   }
   if (item.stream) {
     auto launch = std::make_shared<Launch>();
-    launch->add(item.comm, item.operation);
+    launch->add(item.comm, item.operation, item.window);
     launch->take_tickets();
     run_on({item.stream}, std::move(launch));
     return;
   }
   Launch& launch = launch_of_this_thread();
-  launch.add(item.comm, item.operation);
+  launch.add(item.comm, item.operation, item.window);
   launch.take_tickets();
   run_here(launch);
 }
@@ -138,7 +139,7 @@ void dispatch(const std::vector<Item>& items) {
   const auto has_stream = [](const Item& item) { return static_cast<bool>(item.stream); };
   if (std::none_of(items.begin(), items.end(), has_stream)) {
     for (const Item& item : items) {
-      here.add(item.comm, item.operation);
+      here.add(item.comm, item.operation, item.window);
       if (item.launched) item.launched->record({});
     }
     here.take_tickets();
@@ -156,11 +157,11 @@ void dispatch(const std::vector<Item>& items) {
   for (size_t i = 0; i < items.size(); ++i) {
     Component& component = components[component_of[i]];
     if (component.capturing()) {
-      component.calls.push_back({items[i].comm, items[i].operation});
+      component.calls.push_back({items[i].comm, items[i].operation, items[i].window});
       continue;
     }
     Launch& launch = component.in_calling_thread ? here : component.own_launch();
-    launch.add(items[i].comm, items[i].operation);
+    launch.add(items[i].comm, items[i].operation, items[i].window);
   }
   for (Component& component : components) {
     if (component.calls.empty()) continue;

@@ -15,10 +15,7 @@ void Event::Record::complete() {
   done_.raise(1);
 }
 
-void Event::Record::wait() {
-  const Wanted wanted{&done_, 1};
-  while (!wanted.arrived()) sleep_on(wanted, std::chrono::seconds(1));
-}
+void Event::Record::wait() { sleep_until({&done_, 1}); }
 
 void Event::record(const Ref<Stream>& stream) {
   std::shared_ptr<Record> record;

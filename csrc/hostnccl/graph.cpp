@@ -15,7 +15,18 @@ void check(const Ref<Communicator>& comm) {
                              "destroyed",
                              name.empty() ? "" : " ", name.c_str(), comm->rank(), comm->nranks()));
   }
-  comm->check_usable();
+  try {
+    comm->check_usable();
+  } catch (const Error& error) {
+    if (comm->async_error() > abi::ncclSuccess && comm->async_error() != abi::ncclInProgress) throw;
+    throw DeviceError(abi::CUDA_ERROR_ILLEGAL_STATE, error.text());
+  }
+}
+
+void check(const Ref<Window>& window) {
+  if (!window || window.slot()->open.load(std::memory_order_acquire)) return;
+  throw DeviceError(abi::CUDA_ERROR_ILLEGAL_STATE,
+                    "the graph puts into a window that was deregistered");
 }
 
 }  // namespace
@@ -42,11 +53,14 @@ bool Graph::end_with(std::vector<size_t> last) {
   return true;
 }
 
-void Graph::check_communicators() const {
+void Graph::check_usable() const {
   for (const Node& node : nodes_) {
     const auto* calls = std::get_if<std::vector<Call>>(&node.work);
     if (calls == nullptr) continue;
-    for (const Call& call : *calls) check(call.comm);
+    for (const Call& call : *calls) {
+      check(call.comm);
+      check(call.window);
+    }
   }
 }
 

@@ -16,6 +16,7 @@ class Graph {
   struct Call {
     Ref<Communicator> comm;
     Operation operation;
+    Ref<Window> window;  // that a put writes to
   };
   // A function, or operations that are one launch.
   using Work = std::variant<std::function<void()>, std::vector<Call>>;
@@ -35,8 +36,8 @@ class Graph {
   // True if every node is one of these or comes before one.
   bool end_with(std::vector<size_t> last);
 
-  // Throws where a communicator is gone or cannot take operations.
-  void check_communicators() const;
+  // Throws where a communicator is gone or cannot take operations, or a window is gone.
+  void check_usable() const;
 
  private:
   const uint32_t generation_ = fork_generation();

@@ -14,10 +14,7 @@ std::vector<std::vector<size_t>> nodes_of_lanes(const Graph& graph) {
   return lanes;
 }
 
-void wait(Counter& counter) {
-  const Wanted wanted{&counter, 1};
-  while (!wanted.arrived()) sleep_on(wanted, std::chrono::seconds(1));
-}
+void wait(Counter& counter) { sleep_until({&counter, 1}); }
 
 }  // namespace
 
@@ -43,7 +40,9 @@ class GraphExec::Run {
       const auto* calls = std::get_if<std::vector<Graph::Call>>(&graph_->nodes()[i].work);
       if (calls == nullptr) continue;
       launches_[i] = std::make_unique<Launch>();
-      for (const Graph::Call& call : *calls) launches_[i]->add(call.comm, call.operation);
+      for (const Graph::Call& call : *calls) {
+        launches_[i]->add(call.comm, call.operation, call.window);
+      }
     }
   }
 
@@ -123,7 +122,7 @@ GraphExec::~GraphExec() {
 }
 
 void GraphExec::launch(const Ref<Stream>& stream) {
-  graph_->check_communicators();
+  graph_->check_usable();
   const auto run = std::make_shared<Run>(graph_, stream);
   const auto end = std::make_shared<Event::Record>();
   // The lanes may outlive this object.

@@ -27,7 +27,7 @@ bool Group::uses(const Ref<Communicator>& comm) const {
   return false;
 }
 
-abi::ncclResult_t Group::submit(Item item) {
+abi::ncclResult_t Group::submit(Item&& item) {
   if (active()) {
     items_.push_back(std::move(item));
     return abi::ncclSuccess;

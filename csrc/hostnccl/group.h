@@ -20,6 +20,7 @@ struct Item {
   Operation operation;
   Ref<Stream> stream;
   Ref<Event> launched;  // recorded when the operation begins
+  Ref<Window> window;   // that a put writes to
 };
 
 class Group {
@@ -36,7 +37,7 @@ class Group {
   bool uses(const Ref<Communicator>& comm) const;
 
   // Started at once outside of a group, else at its end.
-  abi::ncclResult_t submit(Item item);
+  abi::ncclResult_t submit(Item&& item);
   abi::ncclResult_t submit(Job job);
 
  private:

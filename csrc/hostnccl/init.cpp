@@ -14,18 +14,18 @@ class Running {
  public:
   explicit Running(const Job& job) : comm_(job.comm), changes_(job.changes_parent()) {
     if (changes_) comm_->begin_change();
-    if (comm_) comm_->begin_job();
+    if (comm_) busy_.emplace(comm_);
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   ~Running() {
     if (changes_) comm_->end_change();
-    if (comm_) comm_->end();
   }
 
  private:
   const Ref<Communicator> comm_;
   const bool changes_;
+  std::optional<Busy> busy_;
 };
 
 // A job in this thread; the error it ended with.

@@ -49,14 +49,16 @@ Task start(Communicator& comm, const Operation& operation) {
 
 }  // namespace
 
-void Launch::add(const Ref<Communicator>& comm, const Operation& operation) {
+void Launch::add(const Ref<Communicator>& comm, const Operation& operation,
+                 const Ref<Window>& window) {
   size_t part = 0;
   while (part < parts_.size() && !(parts_[part].comm == comm)) ++part;
   if (part == parts_.size()) {
     parts_.emplace_back();
     parts_.back().comm = comm;
   }
-  steps_.push_back({part, strand_key(operation), operation});
+  steps_.emplace_back(part, strand_key(operation), operation);
+  if (window) windows_.push_back(window);
 }
 
 void Launch::take_tickets() {
@@ -67,6 +69,7 @@ void Launch::clear() {
   strands_.clear();
   steps_.clear();
   parts_.clear();
+  windows_.clear();
   error_.reset();
 }
 

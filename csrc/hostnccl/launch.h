@@ -2,8 +2,8 @@
 //
 // The collectives of a communicator run one after the other; its messages with each peer likewise
 // and beside them, its puts and signals to each peer, its waits for signals: each such sequence is
-// a strand. The thread goes round the strands, resuming
-// those whose word has arrived; when none has it spins, yields, then sleeps on exactly those words.
+// a strand. The thread goes round the strands, resuming those whose word has arrived; when none has
+// it spins, yields, then sleeps on exactly those words.
 // Because all strands progress together, no order of operations within a group can deadlock.
 #pragma once
 
@@ -18,7 +18,9 @@ namespace hostnccl {
 
 class Launch {
  public:
-  void add(const Ref<Communicator>& comm, const Operation& operation);
+  // window: that a put writes to, which stays until it has.
+  void add(const Ref<Communicator>& comm, const Operation& operation,
+           const Ref<Window>& window = {});
 
   // In the order in which launches are issued, each communicator's part gets its turn.
   void take_tickets();
@@ -40,6 +42,8 @@ class Launch {
     bool failed = false;
   };
   struct Step {
+    Step(size_t its_part, int64_t its_strand, const Operation& its_operation)
+        : part(its_part), strand(its_strand), operation(its_operation) {}
     size_t part;
     int64_t strand;
     Operation operation;
@@ -65,6 +69,7 @@ class Launch {
   std::vector<Step> steps_;
   std::vector<Strand> strands_;
   std::vector<Wanted> wanted_;
+  std::vector<Ref<Window>> windows_;
   size_t unfinished_ = 0;
   std::optional<Error> error_;
 };

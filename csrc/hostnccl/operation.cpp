@@ -4,31 +4,6 @@
 
 namespace hostnccl {
 
-const Shape& shape_of(Kind kind) {
-  static constexpr Shape kShapes[] = {
-      {"ncclAllReduce", false, true, false, false},
-      {"ncclBroadcast", false, false, true, false},
-      {"ncclReduce", false, true, false, true},
-      {"ncclAllGather", false, false, false, false},
-      {"ncclReduceScatter", true, true, false, false},
-      {"ncclAlltoAll", true, false, false, false},
-      {"ncclGather", false, false, false, true},
-      {"ncclScatter", true, false, true, false},
-      {"ncclCommSplit", false, false, false, false},
-      {"ncclCommWindowRegister", false, false, false, false},
-      {"ncclCommGrow", false, false, false, false},
-      {"ncclCommSuspend", false, false, false, false},
-      {"ncclCommResume", false, false, false, false},
-      {"ncclSend", false, false, false, false},
-      {"ncclRecv", false, false, false, false},
-      {"ncclPutSignal", false, false, false, false},
-      {"ncclSignal", false, false, false, false},
-      {"ncclWaitSignal", false, false, false, false},
-  };
-  static_assert(std::size(kShapes) == size_t(Kind::WaitSignal) + 1);
-  return kShapes[static_cast<size_t>(kind)];
-}
-
 const char* dtype_name(unsigned dtype) {
   static constexpr const char* kNames[] = {
       "int8",    "uint8",   "int32",   "uint32",   "int64",       "uint64",

@@ -4,12 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "hostnccl/error.h"
 #include "hostnccl/kernels/reduce.h"
 #include "hostnccl/lane.h"
-#include "hostnccl/window.h"
 
 namespace hostnccl {
 
@@ -22,12 +22,12 @@ enum class Kind : uint8_t {
   AlltoAll,
   Gather,
   Scatter,
-  Split,           // two AllGathers of the engine's own
-  WindowRegister,  //
-  Grow,            // these three are one
+  Split,  // from here on the engine's own AllGathers of bytes
+  WindowRegister,
+  Grow,
   Suspend,
   Resume,
-  Send,
+  Send,  // no collectives any more
   Recv,
   PutSignal,
   Signal,
@@ -45,7 +45,29 @@ struct Shape {
   bool has_root() const { return only_root_sends || only_root_receives; }
 };
 
-const Shape& shape_of(Kind kind);
+inline constexpr Shape kShapes[] = {
+    {"ncclAllReduce", false, true, false, false},
+    {"ncclBroadcast", false, false, true, false},
+    {"ncclReduce", false, true, false, true},
+    {"ncclAllGather", false, false, false, false},
+    {"ncclReduceScatter", true, true, false, false},
+    {"ncclAlltoAll", true, false, false, false},
+    {"ncclGather", false, false, false, true},
+    {"ncclScatter", true, false, true, false},
+    {"ncclCommSplit", false, false, false, false},
+    {"ncclCommWindowRegister", false, false, false, false},
+    {"ncclCommGrow", false, false, false, false},
+    {"ncclCommSuspend", false, false, false, false},
+    {"ncclCommResume", false, false, false, false},
+    {"ncclSend", false, false, false, false},
+    {"ncclRecv", false, false, false, false},
+    {"ncclPutSignal", false, false, false, false},
+    {"ncclSignal", false, false, false, false},
+    {"ncclWaitSignal", false, false, false, false},
+};
+static_assert(std::size(kShapes) == size_t(Kind::WaitSignal) + 1);
+
+inline const Shape& shape_of(Kind kind) { return kShapes[static_cast<size_t>(kind)]; }
 inline bool is_collective(Kind kind) { return kind <= Kind::Resume; }
 inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::Recv; }
 
@@ -65,15 +87,14 @@ struct Operation {
   Kind kind;
   abi::ncclDataType_t dtype;
   ReduceKind reduce = ReduceKind::Sum;
-  int root = 0;  // or the peer
+  Path path = Path::Any;  // of a collective; any: by its size
+  int root = 0;           // or the peer
+  uint32_t signal = 0;    // of the one-sided ones: see SignalRange
   const void* send = nullptr;
   void* recv = nullptr;
   size_t count = 0;  // elements of one block; of a wait: signals
+  uint64_t tag = 0;  // the caller's, for profilers and error texts
   Multiplier multiplier = {};
-  Path path = Path::Any;    // of a collective; any: by its size
-  uint64_t tag = 0;         // the caller's, for profilers and error texts
-  uint32_t signal = 0;      // of the one-sided ones: see SignalRange
-  Ref<Window> window = {};  // that recv is in, of a put
 
   size_t block_bytes() const { return count * element_size(dtype); }
 };

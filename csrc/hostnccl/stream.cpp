@@ -65,8 +65,7 @@ void Stream::synchronize() {
     const std::lock_guard lock(mutex_);
     target = enqueued_;
   }
-  const Wanted wanted{&finished_, target};
-  while (!wanted.arrived()) sleep_on(wanted, std::chrono::seconds(1));
+  sleep_until({&finished_, target});
 }
 
 bool Stream::idle() {

@@ -2,10 +2,12 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "hostnccl/error.h"
 #include "hostnccl/process.h"
+#include "hostnccl/sha256.h"
 
 namespace hostnccl {
 namespace {
@@ -68,16 +70,13 @@ MeetingName meeting_name(const abi::ncclUniqueId& given) {
   return read_unique_id(given, Purpose::Init, "commId").name;
 }
 
-// Two hashes (FNV-1a) over the same text, which begins with 16 random bytes.
 MeetingName derived_name(const MeetingName& from, const std::string& words) {
-  const std::string text(to_hex(from) + "/" + words);
-  uint64_t halves[2] = {0xcbf29ce484222325u, 0x9ae16a3b2f90404fu};
-  static_assert(sizeof halves == sizeof(MeetingName));
-  for (uint64_t& half : halves) {
-    for (const char c : text) half = (half ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
+  Sha256 hash;
+  hash.add(from.data(), from.size());
+  hash.add(words);
+  const Sha256::Digest digest = hash.finish();
   MeetingName name;
-  std::memcpy(name.data(), halves, sizeof halves);
+  std::copy_n(digest.begin(), name.size(), name.begin());
   return name;
 }
 

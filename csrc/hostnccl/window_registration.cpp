@@ -125,6 +125,9 @@ class Registration {
       if (!world_.same_process(int(rank))) continue;
       part.here = reinterpret_cast<char*>(offer.address);
       part.allocation = find_allocation(part.here, part.bytes);
+      if (part.allocation != nullptr) continue;
+      fail(abi::ncclInvalidUsage, "the memory of %s was freed while it was being registered",
+           world_.name_of(int(rank)).c_str());
     }
     for (const FileExchange::Peer& peer : peers) {
       Window::Part& part = parts_[static_cast<size_t>(peer.rank)];
@@ -218,11 +221,11 @@ Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void
   job.blocking = comm->settings().blocking;
   const auto background = job.blocking ? nullptr : std::make_shared<Background>(comm);
   job.work = [out, buffer, bytes, background](const Job& self) {
+    const Busy busy(self.parent);  // out is the caller's to free when the communicator has ended
     try {
       register_window(self, out, buffer, bytes);
     } catch (...) {
-      if (background != nullptr)
-        self.parent->fail(current_error());  // nobody else would hear of it
+      if (background != nullptr) self.parent->fail(current_error());  // none else would hear of it
       throw;
     }
   };

@@ -24,9 +24,12 @@ int index_from_python(const char* name, PyObject* value) {
   return index;
 }
 
-// Where there is no tensor there is no framework whose current stream it could be.
+// Where there is no tensor there is no framework whose current stream it could be; but in a thread
+// that captures by capture() it is the captured one.
 cudaStream_t stream_without_tensor(const char* method, PyObject* stream, const Library& library) {
   if (stream) return stream_from_python(stream, library);
+  if (Graph::any_capture())
+    if (const cudaStream_t captured = Graph::redirect(library, nullptr)) return captured;
   if (library.memory() == Memory::kHost) return nullptr;
   throw py::type_error(std::string("stream: ") + method +
                        "() has no tensor to take the current stream from; pass one");

@@ -41,7 +41,8 @@ Args:
     peer: the rank that gets the signal.
     signal: which signal, from 0 to Config.num_rma_sig - 1.
     context: in which context, from 0 to Config.num_rma_ctx - 1.
-    stream: as for put_signal(); over GPUs it must be given, since there is no tensor.
+    stream: as for put_signal(); over GPUs it must be given where nothing is captured, since there
+        is no tensor.
 
 Raises:
     TypeError, ValueError: a wrong argument; nothing was sent.
@@ -66,7 +67,8 @@ Args:
     count: how many signals from each rank.
     signal: which signal, from 0 to Config.num_rma_sig - 1.
     context: in which context, from 0 to Config.num_rma_ctx - 1.
-    stream: what waits; as for put_signal(); over GPUs it must be given, since there is no tensor.
+    stream: what waits; as for put_signal(); over GPUs it must be given where nothing is captured,
+        since there is no tensor.
 
 Raises:
     TypeError, ValueError: a wrong argument; nothing was sent.

@@ -61,9 +61,6 @@ const Isa& chosen_isa() {
   return isa;
 }
 
-constexpr size_t kElementSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // by ncclDataType_t
-static_assert(sizeof kElementSizes / sizeof *kElementSizes == pynccl::abi::ncclNumTypes);
-
 template <typename T>
 T load(const void* address) {
   T value;
@@ -120,8 +117,6 @@ Scalar load_scalar(const void* address, ncclDataType_t dtype) {
   }
   return {};
 }
-
-size_t element_size(ncclDataType_t dtype) { return kElementSizes[dtype]; }
 
 const char* kernel_isa() { return chosen_isa().name; }
 

@@ -37,7 +37,11 @@ void reduce(void* dst, const void* const* sources, const Scalar* scalars, int ns
 // The element at address, as reduce() takes it for a scalar.
 Scalar load_scalar(const void* address, pynccl::abi::ncclDataType_t dtype);
 
-size_t element_size(pynccl::abi::ncclDataType_t dtype);  // bytes
+inline size_t element_size(pynccl::abi::ncclDataType_t dtype) {  // bytes
+  constexpr uint8_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  static_assert(sizeof kSizes == pynccl::abi::ncclNumTypes);
+  return kSizes[dtype];
+}
 
 // The instruction set in use: "baseline", "avx2" or "avx512". It is the best that this CPU has;
 // the environment variable HOSTNCCL_ISA can only lower it.
