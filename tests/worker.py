@@ -14,6 +14,7 @@ import pickle
 import re
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,14 @@ class Outcome:
         """
         text = str(self.error)
         return text if re.search(r"NCCL (since )?[\d.]+[;,] the loaded", text) else ""
+
+
+def wait_for(path: str) -> None:
+    """Wait until a file is there: for a rank that comes when another one has seen something."""
+    deadline = time.monotonic() + 30
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, f"nobody made {path}"
+        time.sleep(0.005)
 
 
 @dataclass

@@ -11,12 +11,14 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import gpu
 import pytest
 from in_world import run_in_world
 from launcher import Launcher
+from worker import wait_for
 
 World = Callable[..., list[Any]]
 
@@ -74,20 +76,19 @@ def test_every_collective(any_world: World, provider: str, nranks: int) -> None:
     any_world(nranks, _every_collective)
 
 
-def _overlap(dist: Any, rank: int, size: int) -> None:
-    """The caller goes on while the others have not come."""
+def _overlap(dist: Any, rank: int, size: int, seen: str) -> None:
+    """The caller goes on while the others have not come, which they do when it has seen that."""
     import torch
 
     tensor = torch.ones(1000)
     if rank == 1:
-        time.sleep(0.3)
-    started = time.monotonic()
+        wait_for(seen)
     work = dist.all_reduce(tensor, async_op=True)
     if rank == 0:
-        assert time.monotonic() - started < 0.2
         assert not work.is_completed()
         with pytest.raises(dist.DistBackendError, match="Timed out waiting 10ms for all_reduce"):
             work.wait(timedelta(milliseconds=10))
+        Path(seen).touch()
     assert work.wait(timedelta(seconds=20))
     # Synchronous and asynchronous operations of a group run in the order of their calls.
     second = dist.all_reduce(tensor, async_op=True)
@@ -96,8 +97,8 @@ def _overlap(dist: Any, rank: int, size: int) -> None:
     second.wait()
 
 
-def test_overlap_and_timeout_of_wait(world: World) -> None:
-    world(2, _overlap)
+def test_overlap_and_timeout_of_wait(world: World, tmp_path: Path) -> None:
+    world(2, _overlap, str(tmp_path / "seen"))
 
 
 def _futures(dist: Any, rank: int, size: int) -> None:
