@@ -126,7 +126,7 @@ abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t ha
   check_rank(is_collective(kind) ? "root" : "peer", operation.root, comm.nranks());
   check_size(operation, comm.nranks());
   check_buffers(operation, comm.rank());
-  item.stream = stream_argument(stream_handle);
+  if (!is_calling_thread(stream_handle)) item.stream = stream_argument(stream_handle);
   if (config != nullptr) {
     const CollConfig checked = read_coll_config(config, kind, comm);
     operation.path = checked.path;

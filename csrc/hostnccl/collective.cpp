@@ -10,10 +10,11 @@ namespace {
 
 Task run_alone(Communicator& comm, const Operation& operation) {
   const Call call(comm, operation);
-  const Descriptor own = describe(operation);
   if (call.shape.reduces) {
     comm.sources()[0] = operation.send;
-    comm.scalars()[0] = own.scalar;
+    if (operation.multiplier.from != Multiplier::From::None) {
+      comm.scalars()[0] = describe(operation).scalar;
+    }
     call.reduce_into(operation.recv, operation.count);
   } else {
     call.copy_own_block(0, operation.block_bytes());
@@ -47,7 +48,7 @@ const char* Call::own_block() const {
   return static_cast<const char*>(operation.send) + offset_in_send(rank);
 }
 
-void Call::meet(int peer, const Descriptor& own) const {
+const Descriptor& Call::meet(int peer, const Descriptor& own) const {
   const Descriptor& other = comm.descriptor_of(peer);
   if (!same_call(other, own)) {
     fail(abi::ncclInvalidUsage, "the ranks make different calls: %s calls %s, %s calls %s",
@@ -55,6 +56,7 @@ void Call::meet(int peer, const Descriptor& own) const {
          to_text(other).c_str());
   }
   comm.scalars()[static_cast<size_t>(peer)] = other.scalar;
+  return other;
 }
 
 void Call::copy_own_block(size_t from, size_t bytes) const {
@@ -83,12 +85,13 @@ Task run_collective(Communicator& comm, const Operation& operation) {
   if (operation.path == Path::Rounds) return run_in_rounds(comm, operation);
   const bool anywhere =
       operation.path == Path::Direct || contribution >= comm.world().direct_from();
-  std::shared_ptr<const WindowSet> windows;
-  if (contribution >= window_bytes() && comm.windows().any()) windows = comm.windows().open();
-  if (anywhere || (windows && call.in_windows(*windows))) {
-    return run_direct(comm, operation, std::move(windows), anywhere);
+  if (comm.windows().any() && contribution >= window_bytes()) {
+    std::shared_ptr<const WindowSet> windows = comm.windows().open();
+    if (anywhere || call.in_windows(*windows)) {
+      return run_direct(comm, operation, std::move(windows), anywhere);
+    }
   }
-  return run_in_rounds(comm, operation);
+  return anywhere ? run_direct(comm, operation, {}, true) : run_in_rounds(comm, operation);
 }
 
 }  // namespace hostnccl

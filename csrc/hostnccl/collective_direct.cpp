@@ -103,8 +103,7 @@ Task run_direct(Communicator& comm, const Operation& operation,
     uint32_t step = comm.raise_stage();
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(comm.stage_of(peer), step, peer);
-      call.meet(peer, own);
-      reachable = reachable && comm.descriptor_of(peer).windows == own.windows;
+      if (call.meet(peer, own).windows != own.windows) reachable = false;
     }
     if (!reachable) {
       Task rounds = run_in_rounds(comm, operation);

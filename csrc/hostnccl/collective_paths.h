@@ -32,8 +32,8 @@ struct Call {
   const char* own_block() const;  // what this rank sends to itself
   char* recv_at(size_t offset) const { return static_cast<char*>(operation.recv) + offset; }
 
-  // After peer has published its call: throws if it is another call than ours.
-  void meet(int peer, const Descriptor& own) const;
+  // What peer has published; throws if it is another call than ours.
+  const Descriptor& meet(int peer, const Descriptor& own) const;
   void copy_own_block(size_t from, size_t bytes) const;
   void reduce_into(void* to, size_t count) const;   // of comm.sources()
   bool in_windows(const WindowSet& windows) const;  // whether all is that others read of this rank

@@ -125,8 +125,7 @@ Task run_in_rounds(Communicator& comm, const Operation& operation) {
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(comm.stage_of(peer), step, peer);
       if (met) continue;
-      call.meet(peer, own);
-      filled = filled && comm.descriptor_of(peer).windows == 0;
+      if (call.meet(peer, own).windows != 0) filled = false;
     }
     met = true;
     if (!filled) continue;  // who took it that all lies in windows knows better now: see run_direct

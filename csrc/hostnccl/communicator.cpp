@@ -169,6 +169,11 @@ void Communicator::check_settled() const {
 }
 
 void Communicator::check_usable() const {
+  const bool usable = generation_ == fork_generation() && phase_ == Phase::Ready && !revoked() &&
+                      changing_ == 0 && error_code_ == abi::ncclSuccess && !suspended() &&
+                      !world_->failed();
+  if (usable) [[likely]]
+    return;
   check_ready();
   if (revoked()) throw error();
   check_settled();

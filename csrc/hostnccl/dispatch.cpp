@@ -16,13 +16,6 @@ namespace {
 
 using Streams = std::vector<Ref<Stream>>;
 
-// This thread's own launch is kept for its memory.
-Launch& launch_of_this_thread() {
-  thread_local Launch launch;
-  launch.clear();
-  return launch;
-}
-
 void run_here(Launch& launch) {
   Delay::pause();
   const std::optional<Error> error = launch.run();
@@ -115,7 +108,7 @@ std::vector<size_t> connect(const std::vector<Item>& items) {
 
 }  // namespace
 
-void dispatch(const Item& item) {
+void dispatch(const Item& item, Launch& here) {
   if (item.launched) item.launched->record(item.stream);
   if (item.stream && item.stream->capturing()) {
     return Capture::record({item.stream},
@@ -128,14 +121,14 @@ void dispatch(const Item& item) {
     run_on({item.stream}, std::move(launch));
     return;
   }
-  Launch& launch = launch_of_this_thread();
-  launch.add(item.comm, item.operation, item.window);
-  launch.take_tickets();
-  run_here(launch);
+  here.clear();
+  here.add(item.comm, item.operation, item.window);
+  here.take_tickets();
+  run_here(here);
 }
 
-void dispatch(const std::vector<Item>& items) {
-  Launch& here = launch_of_this_thread();
+void dispatch(const std::vector<Item>& items, Launch& here) {
+  here.clear();
   const auto has_stream = [](const Item& item) { return static_cast<bool>(item.stream); };
   if (std::none_of(items.begin(), items.end(), has_stream)) {
     for (const Item& item : items) {

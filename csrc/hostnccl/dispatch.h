@@ -5,13 +5,15 @@
 
 namespace hostnccl {
 
+class Launch;
 struct Item;
 
-void dispatch(const Item& item);
+// here: for what runs in the calling thread.
+void dispatch(const Item& item, Launch& here);
 
 // The items of a group. What shares a communicator or a stream is one launch. A launch on several
 // streams runs on one of them, between events; a launch that touches the calling thread runs there,
 // after what its other streams were given before. On streams that are capturing it is recorded.
-void dispatch(const std::vector<Item>& items);
+void dispatch(const std::vector<Item>& items, Launch& here);
 
 }  // namespace hostnccl

@@ -7,6 +7,13 @@
 #include "hostnccl/simulate.h"
 
 namespace hostnccl {
+namespace {
+
+bool is_message_to_self(const Item& item) {
+  return is_message(item.operation.kind) && item.operation.root == item.comm->rank();
+}
+
+}  // namespace
 
 Group& Group::of_this_thread() {
   thread_local Group group;
@@ -32,12 +39,12 @@ abi::ncclResult_t Group::submit(Item&& item) {
     items_.push_back(std::move(item));
     return abi::ncclSuccess;
   }
-  if (is_message(item.operation.kind) && item.operation.root == item.comm->rank()) {
+  if (is_message_to_self(item)) {
     fail(abi::ncclInvalidUsage,
          "rank %d sends to or receives from itself: both must be called in one group",
          item.comm->rank());
   }
-  dispatch(item);
+  dispatch(item, launch_);
   return abi::ncclSuccess;
 }
 
@@ -100,17 +107,22 @@ void Group::clear() {
 
 void Group::check() const {
   if (failure_) throw *failure_;
-  check_messages_to_self();
-  check_events();
+  bool to_self = false;
+  bool events = false;
+  for (const Item& item : items_) {
+    to_self = to_self || is_message_to_self(item);
+    events = events || item.launched;
+  }
+  if (to_self) check_messages_to_self();
+  if (events) check_events();
 }
 
 // Every send to oneself needs its receive: nobody else could bring it.
 void Group::check_messages_to_self() const {
   std::map<Communicator*, int> open;
   for (const Item& item : items_) {
-    const Kind kind = item.operation.kind;
-    if (!is_message(kind) || item.operation.root != item.comm->rank()) continue;
-    open[item.comm.get()] += kind == Kind::Send ? 1 : -1;
+    if (!is_message_to_self(item)) continue;
+    open[item.comm.get()] += item.operation.kind == Kind::Send ? 1 : -1;
   }
   for (const auto& [comm, difference] : open) {
     if (difference == 0) continue;
@@ -137,7 +149,7 @@ abi::ncclResult_t Group::start_all() {
     jobs.swap(jobs_);
     result = run_jobs(jobs.data(), jobs.size());
   }
-  if (!items_.empty()) dispatch(items_);
+  if (!items_.empty()) dispatch(items_, launch_);
   return result;
 }
 

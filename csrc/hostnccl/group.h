@@ -53,6 +53,7 @@ class Group {
   std::optional<Error> failure_;
   std::vector<Item> items_;
   std::vector<Job> jobs_;
+  Launch launch_;  // of what runs in this thread; kept for its memory
 };
 
 }  // namespace hostnccl
