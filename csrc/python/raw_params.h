@@ -6,6 +6,8 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <deque>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -90,6 +92,25 @@ struct Out {
   void load(const char*, PyObject*, const CallArguments&) {}
   C argument() { return &value; }
   py::object result() { return to_python(value); }
+};
+
+// Handles that NCCL may write after the call: at the end of the group, or when a non-blocking
+// communicator is done. So these words stay for as long as the process.
+template <class T>
+  requires std::is_same_v<T, ncclComm_t> || std::is_same_v<T, ncclWindow_t>
+struct Out<T> {
+  using C = T*;
+  static constexpr bool visible = false;
+  static constexpr bool returned = true;
+  T* value = nullptr;
+  void load(const char*, PyObject*, const CallArguments&) {
+    static std::mutex& mutex = *new std::mutex;
+    static std::deque<T>& words = *new std::deque<T>;
+    const std::lock_guard lock(mutex);
+    value = &words.emplace_back();
+  }
+  C argument() { return value; }
+  py::object result() { return to_python(*value); }
 };
 
 template <class T>
