@@ -1,7 +1,6 @@
 """Proves that what hostnccl can do goes together: windows and one-sided operations, graphs,
 suspension, splitting, shrinking and growing, encryption, delays, revoking and aborting. Each pair
-of them either works or is refused with a reason; nothing hangs, also when a rank is killed in
-between, and nothing stays behind.
+of them either works or is refused with a reason; nothing hangs, and nothing stays behind.
 """
 
 from __future__ import annotations
@@ -14,54 +13,12 @@ from collections.abc import Callable
 import holdings
 import numpy as np
 import pytest
-from launcher import Launcher, Run
+from blocking import DEADLINE, PAGE, Area, Blocked, meet
+from launcher import Launcher
 from worker import Rank
 
 from pynccl import nccl, raw
 from pynccl.errors import DriverError
-
-_PAGE = 4096
-_DEADLINE = 8.0  # seconds for a blocked call to end
-
-
-class Area:
-    """A window: what this rank puts is in the first half, what it gets in the second."""
-
-    def __init__(self, comm: nccl.Communicator, nbytes: int = 2 * _PAGE) -> None:
-        self.buffer = comm.mem_alloc(nbytes)
-        self.window = comm.register_window(self.buffer)
-        halves = np.from_dlpack(self.buffer).view(np.int32).reshape(2, -1)
-        self.outgoing, self.incoming = halves[0], halves[1]
-        self.half = nbytes // 2
-
-    def put(self, comm: nccl.Communicator, peer: int) -> None:
-        comm.put_signal(self.outgoing, peer, self.window, self.half)
-
-
-class Blocked:
-    """A call in a thread of its own, which must end with an error."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            self._error = error
-
-    def end(self, reason: str) -> None:
-        self._thread.join(_DEADLINE)
-        assert not self._thread.is_alive()
-        assert isinstance(self._error, nccl.NcclError), repr(self._error)
-        assert reason in str(self._error), str(self._error)
-
-
-def _meet(rank: Rank) -> None:
-    """All ranks, by a communicator that no case touches."""
-    rank.comm.all_reduce(np.ones(1, np.float32))
 
 
 def _check_sum(comm: nccl.Communicator, config: nccl.CollConfig | None = None) -> None:
@@ -73,7 +30,7 @@ def _check_sum(comm: nccl.Communicator, config: nccl.CollConfig | None = None) -
 def _check_put(rank: Rank, comm: nccl.Communicator, area: Area, value: int) -> None:
     peer = (comm.rank + 1) % comm.nranks
     area.outgoing[:] = value
-    _meet(rank)
+    meet(rank)
     area.put(comm, peer)
     comm.wait_signal((comm.rank - 1) % comm.nranks)
     assert (area.incoming == value).all()
@@ -110,7 +67,7 @@ def _graph_of_one_sided(rank: Rank, comm: nccl.Communicator) -> None:
         stream.synchronize()
         assert (area.incoming == 10 * turn + peer).all()
         assert (total == 2 * turn + 1).all()
-        _meet(rank)
+        meet(rank)
     _check_put(rank, comm, area, 77)
     graph.close()
 
@@ -123,7 +80,7 @@ def _registration_in_a_capture(rank: Rank, comm: nccl.Communicator) -> None:
         area.put(comm, peer)
         comm.wait_signal(peer, stream=stream)
     area.outgoing[:] = 5
-    _meet(rank)
+    meet(rank)
     graph.launch(stream)
     stream.synchronize()
     assert (area.incoming == 5).all()
@@ -157,7 +114,7 @@ def _suspended_graph_and_window(rank: Rank, comm: nccl.Communicator) -> None:
             comm.register_window(area.buffer)
         comm.resume()
         area.outgoing[:], total[:] = turn, turn
-        _meet(rank)
+        meet(rank)
         graph.launch(stream)
         stream.synchronize()
         assert (area.incoming == turn).all()
@@ -198,7 +155,7 @@ def _children_have_no_windows(rank: Rank, comm: nccl.Communicator) -> None:
         child.wait_signal(0)
     own = child.register_window(area.buffer)  # the same memory twice
     area.outgoing[:] = 3 + rank.rank
-    _meet(rank)
+    meet(rank)
     child.put_signal(area.outgoing, 1 - child.rank, own, area.half)
     child.wait_signal(1 - child.rank)
     assert (area.incoming == 3 + peer).all()
@@ -239,7 +196,7 @@ def _grown_with_windows(rank: Rank, comm: nccl.Communicator) -> None:
     grown.close()
     _check_put(rank, comm, area, 4)
     if rank.rank == 0:
-        newcomer.join(_DEADLINE)
+        newcomer.join(DEADLINE)
         joined[0].close()
 
 
@@ -250,7 +207,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
         area.put(comm, peer)
     graph.launch(stream)
     waiting = Blocked(lambda: comm.wait_signal(peer))
-    _meet(rank)
+    meet(rank)
     time.sleep(0.02)
     comm.revoke()
     waiting.end("revoked")
@@ -274,7 +231,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
 def _shrunk_with_abort_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
     Area(comm)
     waiting = Blocked(lambda: comm.wait_signal(1 - rank.rank))
-    _meet(rank)
+    meet(rank)
     if rank.rank == 0:
         with comm.shrink([1], abort=True) as alone:
             _check_put_to_self(alone)
@@ -307,7 +264,7 @@ def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
     if rank.rank == 0:
         for one in blocked:
             one.end("abort")
-    _meet(rank)
+    meet(rank)
     for call, child in zip(calls, children, strict=True):
         assert child is not None
         if rank.rank == 1:
@@ -319,18 +276,18 @@ def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
 
 def _aborted_in_the_background(rank: Rank, comm: nccl.Communicator) -> None:
     """A registration that a non-blocking communicator is busy with ends with it."""
-    buffer = comm.mem_alloc(_PAGE)
+    buffer = comm.mem_alloc(PAGE)
     for alone in (True, False):
         child = comm.split(0, config=nccl.Config(blocking=False))
         assert child is not None
         child.wait_ready()
-        _meet(rank)
+        meet(rank)
         library, address = child.library, np.from_dlpack(buffer).ctypes.data
         if rank.rank == 0 or not alone:
             with contextlib.suppress(nccl.NcclRemoteError):  # the other one is faster
-                library.ncclCommWindowRegister(child.handle, address, _PAGE, 0)
+                library.ncclCommWindowRegister(child.handle, address, PAGE, 0)
         child.abort()
-        _meet(rank)
+        meet(rank)
 
 
 def _different_calls(rank: Rank, comm: nccl.Communicator) -> None:
@@ -350,7 +307,7 @@ def _different_calls(rank: Rank, comm: nccl.Communicator) -> None:
         with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError), match="differe"):
             call(child)
         child.abort()
-        _meet(rank)
+        meet(rank)
     _check_put(rank, comm, area, 2)
 
 
@@ -368,7 +325,7 @@ def _mixed_group(rank: Rank, comm: nccl.Communicator) -> None:
             area.outgoing[:] = 100 * turn + rank.rank
         for x in (*sums, sent):
             x[:] = turn
-        _meet(rank)
+        meet(rank)
         with nccl.group():
             for each, stream, x in zip((comm, second, third), streams, sums, strict=True):
                 peer = 1 - each.rank
@@ -395,7 +352,7 @@ def _wait_for_oneself(rank: Rank, comm: nccl.Communicator) -> None:
     Area(comm)
     waiting = Blocked(lambda: comm.wait_signal(rank.rank))
     time.sleep(0.02)
-    _meet(rank)
+    meet(rank)
     comm.abort()
     waiting.end("abort")
 
@@ -405,7 +362,7 @@ def _same_key(rank: Rank, comm: nccl.Communicator) -> None:
     area = Area(comm)
     nccl.set_encryption("psk", "k" * 32, provider=rank.provider)
     try:
-        _meet(rank)
+        meet(rank)
         comm.suspend()
         comm.resume()
         child = comm.split(0)
@@ -413,7 +370,7 @@ def _same_key(rank: Rank, comm: nccl.Communicator) -> None:
         _check_put(rank, child, Area(child), 5)
         child.close()
     finally:
-        _meet(rank)
+        meet(rank)
         nccl.set_encryption("none", provider=rank.provider)
     _check_put(rank, comm, area, 6)
 
@@ -438,12 +395,12 @@ _CASES = (
 
 
 def _run_all(rank: Rank) -> None:
-    _meet(rank)
+    meet(rank)
     for number in (0, 1):  # what is made once and kept is made in the first round
         if number == 1:
-            _meet(rank)
+            meet(rank)
             before = holdings.count()
-            _meet(rank)
+            meet(rank)
         for case_number, case in enumerate(_CASES):
             comm = rank.communicator(1 + number * len(_CASES) + case_number)
             try:
@@ -453,9 +410,9 @@ def _run_all(rank: Rank) -> None:
                 raise
             if not comm.closed:
                 comm.close()
-            _meet(rank)
+            meet(rank)
     holdings.check(before)
-    _meet(rank)
+    meet(rank)
 
 
 @pytest.mark.parametrize(
@@ -470,77 +427,3 @@ def _run_all(rank: Rank) -> None:
 def test_pairs(launch: Launcher, threads: bool, env: dict[str, str]) -> None:
     ids = 1 + 2 * len(_CASES)
     launch(2, _run_all, threads=threads, env=env, ids=ids, fresh=True, timeout=40)
-
-
-def _survivor(rank: Rank) -> float:
-    """Rank 0 is in every call that waits for rank 1 when that one is killed."""
-    calls: dict[str, Callable[[nccl.Communicator], object]] = {
-        "wait": lambda comm: comm.wait_signal(1),
-        "register": lambda comm: comm.register_window(comm.mem_alloc(_PAGE)),
-        "suspend": lambda comm: comm.suspend(),
-        "split": lambda comm: comm.split(0),
-        "grow": lambda comm: comm.grow(3),
-        "graph": _launch_a_wait,
-        "windows": _register_for_ever,
-        "suspensions": _suspend_for_ever,
-    }
-    comms = [rank.comm.split(0) for _ in calls]
-    for comm in comms[:1] + comms[5:6]:
-        assert comm is not None
-        Area(comm)
-    _meet(rank)
-    pairs = list(zip(calls, comms, strict=True))
-    if rank.rank == 1:
-        for name, comm in pairs[6:]:
-            threading.Thread(target=calls[name], args=(comm,), daemon=True).start()
-        time.sleep(0.05)
-        rank.tell("ready")
-        time.sleep(60)
-    blocked = [Blocked(lambda name=name, comm=comm: calls[name](comm)) for name, comm in pairs]  # type: ignore[misc]
-    rank.tell("ready")
-    for one in blocked:
-        one.end("rank 1")
-    ended = time.monotonic()
-    for comm in comms:
-        assert comm is not None
-        comm.abort()
-    rank.comm.abort()
-    return ended
-
-
-def _launch_a_wait(comm: nccl.Communicator) -> None:
-    stream = nccl.Stream(comm.library.path)
-    with nccl.capture(stream) as graph:
-        comm.wait_signal(1, stream=stream)
-    graph.launch(stream)
-    with pytest.raises(DriverError):
-        stream.synchronize()
-    error = comm.async_error()
-    assert error is not None
-    raise error
-
-
-def _register_for_ever(comm: nccl.Communicator) -> None:
-    buffer = comm.mem_alloc(_PAGE)
-    while True:
-        comm.register_window(buffer).close()
-
-
-def _suspend_for_ever(comm: nccl.Communicator) -> None:
-    while True:
-        comm.suspend()
-        comm.resume()
-
-
-def test_a_killed_rank_ends_them_all(launch: Launcher) -> None:
-    killed = 0.0
-
-    def kill(run: Run) -> None:
-        nonlocal killed
-        run.hear()
-        killed = run.kill(1)
-
-    survivor, dead = launch.outcomes(2, _survivor, while_running=kill, timeout=30)
-    assert dead.died
-    assert survivor.ok, survivor.trace
-    assert survivor.value - killed < 5
