@@ -566,6 +566,41 @@ def test_a_graph_keeps_what_it_needs(launch: Launcher) -> None:
     launch(2, _keeps, ids=2)
 
 
+def _keeps_one_sided(rank: Rank) -> None:
+    """The same of one-sided operations; None is the captured stream for those without a tensor."""
+
+    class Array(np.ndarray):
+        pass
+
+    comm, peer, half = rank.comm, 1 - rank.rank, 4096
+    buffer = comm.mem_alloc(2 * half)
+    data = np.from_dlpack(buffer)
+
+    def make() -> tuple[nccl.Graph, list[weakref.ref]]:
+        window, part = comm.register_window(buffer), data[:half].view(Array)
+        with nccl.capture(rank.stream()) as graph:
+            comm.put_signal(part, peer, window, half)
+            comm.wait_signal(peer)
+        return graph, [weakref.ref(part), weakref.ref(window)]
+
+    graph, kept = make()
+    gc.collect()
+    assert all(one() is not None for one in kept)
+    assert len(graph) == 2
+    for replay in range(3):
+        data[:half] = 10 * replay + rank.rank
+        graph.launch(0)
+        assert (data[half:] == 10 * replay + peer).all()
+        comm.all_reduce(np.zeros(1))
+    graph.close()
+    gc.collect()
+    assert all(one() is None for one in kept)
+
+
+def test_a_graph_keeps_what_one_sided_operations_need(launch: Launcher) -> None:
+    launch(2, _keeps_one_sided)
+
+
 def _failure(rank: Rank) -> None:
     """A launch whose collective fails is told as any failure in the background is."""
     stream, array = rank.stream(), np.zeros(8)

@@ -330,7 +330,7 @@ void GroupScope::end() {
 
 std::optional<double> GroupScope::end_simulated() {
   open_ = false;
-  ncclSimInfo_t info;
+  ncclSimInfo_t info = library_.fit(ncclSimInfo_t());
   NCCL_CHECK(library_, nullptr, -1, ncclGroupSimulateEnd, (&info));
   if (info.estimatedTime == kUndefFloat) return std::nullopt;
   return static_cast<double>(info.estimatedTime) * 1e-6;

@@ -159,6 +159,8 @@ ncclCollConfig_t Library::fit(const ncclCollConfig_t& config) const {
   return fit.result();
 }
 
+ncclSimInfo_t Library::fit(const ncclSimInfo_t& info) const { return Fit(info, *this).result(); }
+
 std::string version_text(int version) {
   const int major = version >= 10000 ? version / 10000 : version / 1000;
   const int minor = version >= 10000 ? version / 100 % 100 : version / 100 % 10;

@@ -64,6 +64,7 @@ class Library {
   // std::invalid_argument where a field is set that this library does not have yet.
   ncclConfig_t fit(const ncclConfig_t& config) const;
   ncclCollConfig_t fit(const ncclCollConfig_t& config) const;
+  ncclSimInfo_t fit(const ncclSimInfo_t& info) const;
 
  private:
   Library(std::string path, void* handle);

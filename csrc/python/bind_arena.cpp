@@ -37,7 +37,8 @@ void bind_arena(py::module_& m) {
                               R"(A communicator's registration of the memory of pools.
 
 close() deregisters everything (ncclCommDeregister); with the communicator's own close() it is over
-as well.)")
+as well.)",
+                              py::release_gil_before_calling_cpp_dtor())
       .def(py::init<Arena&, const std::shared_ptr<Communicator>&>(), py::arg("arena"),
            py::arg("communicator"), Release())
       .def_property_readonly("segments", py::cpp_function(&Arena::Follower::segments, Release()),

@@ -116,7 +116,8 @@ void bind_buffer(py::module_& m) {
 
 torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) give tensors over
 it without a copy; collectives take the buffer itself. The memory is freed with the last of them.
-close() frees it at once, whoever still looks at it.)")
+close() frees it at once, whoever still looks at it.)",
+                                              py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
           "The address.")
@@ -126,7 +127,8 @@ close() frees it at once, whoever still looks at it.)")
           "dtype", [](const Buffer& b) { return b.dtype().name; }, "The element type's name.")
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
-      .def("close", &Buffer::close, "Frees the memory (ncclMemFree).")
+      .def("close", &Buffer::close, py::call_guard<py::gil_scoped_release>(),
+           "Frees the memory (ncclMemFree).")
       .def("__dlpack_device__",
            [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),

@@ -7,6 +7,7 @@
 #include "python/buffer.h"
 #include "python/collectives.h"
 #include "python/communicator.h"
+#include "python/gil.h"
 #include "python/red_op.h"
 #include "python/structs.h"
 
@@ -138,9 +139,11 @@ Raises:
       .def(
           "mem_alloc",
           [](Communicator& c, const py::object& shape, const py::object& dtype) {
-            return std::make_shared<Buffer>(c.shared_library(), c.device(),
-                                            extents_from_python(shape),
-                                            dtype_from_python("dtype", dtype.ptr()));
+            std::vector<std::int64_t> extents = extents_from_python(shape);
+            const DType& element = dtype_from_python("dtype", dtype.ptr());
+            const GilReleased released;
+            return std::make_shared<Buffer>(c.shared_library(), c.device(), std::move(extents),
+                                            element);
           },
           py::arg("shape"), py::arg("dtype") = "uint8",
           R"(Allocate memory that NCCL handles best (ncclMemAlloc).

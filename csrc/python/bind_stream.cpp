@@ -33,7 +33,7 @@ void call_again(void* data) {
 // Into a graph, which keeps the callable for as long as it may be launched.
 void capture(const Stream& stream, const py::function& callable) {
   const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  if (!Graph::hold(stream.library(), stream.handle(), hold({callable})) && valid)
+  if (!Graph::hold(stream.library(), stream.handle(), hold(py::object(callable))) && valid)
     throw py::value_error(
         "stream: it is being captured, but not by capture(): nobody would keep the function");
   const py::gil_scoped_release released;

@@ -109,7 +109,8 @@ void bind_window(py::module_& m) {
     return reinterpret_cast<std::uintptr_t>(pointer);
   };
   py::class_<Window, std::shared_ptr<Window>>(
-      m, "Window", "Memory that ranks have registered together; register_window() makes one.")
+      m, "Window", "Memory that ranks have registered together; register_window() makes one.",
+      py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "handle", [=](const Window& w) { return as_integer(w.handle()); },
           "The ncclWindow_t as an integer; 0 where NCCL cannot share the memory between the ranks.")
@@ -126,7 +127,11 @@ void bind_window(py::module_& m) {
            "Gives the window up on this rank (ncclCommWindowDeregister); nothing may be using it. "
            "Closing twice is no error.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Window& w, const py::args&) { w.close(); })
+      .def("__exit__",
+           [](Window& w, const py::args&) {
+             const GilReleased released;
+             w.close();
+           })
       .def("__repr__", [](const Window& w) {
         if (w.closed()) return std::string("<pynccl.nccl.Window closed>");
         return "<pynccl.nccl.Window of " + std::to_string(w.nbytes()) + " bytes>";

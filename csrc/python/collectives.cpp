@@ -108,10 +108,6 @@ Arguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
       " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
 }
 
-[[noreturn, gnu::cold, gnu::noinline]] void throw_readonly(const TensorView& view) {
-  throw py::value_error(std::string(view.argument) + ": is read-only");
-}
-
 [[noreturn, gnu::cold, gnu::noinline]] void throw_dtypes(const TensorView& in,
                                                          const TensorView& out) {
   throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " +
@@ -127,11 +123,6 @@ std::size_t block_count(const TensorView& view, std::size_t nranks) {
   if (view.count % (nranks * view.dtype->width) != 0) [[unlikely]]
     throw_blocks(view, nranks);
   return view.count / nranks;
-}
-
-void check_writable(const TensorView& view) {
-  if (view.readonly) [[unlikely]]
-    throw_readonly(view);
 }
 
 // Two buffers may be the same where NCCL defines it (in place), and apart; nothing between.

@@ -4,6 +4,17 @@
 
 namespace pynccl::python {
 
+std::shared_ptr<void> hold(py::object object) {
+  const auto let_go = [](void* reference) {
+    if (PyGILState_Check()) [[likely]]
+      return Py_DECREF(static_cast<PyObject*>(reference));
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(static_cast<PyObject*>(reference));
+    PyGILState_Release(state);
+  };
+  return {object.release().ptr(), let_go};
+}
+
 std::shared_ptr<void> hold(std::vector<py::object> objects) {
   const auto let_go = [](std::vector<py::object>* held) {
     const py::gil_scoped_acquire gil;

@@ -13,6 +13,7 @@ namespace pynccl::python {
 namespace py = pybind11;
 
 // Whoever lets go of the last reference need not hold the GIL; whoever calls these must.
+std::shared_ptr<void> hold(py::object object);
 std::shared_ptr<void> hold(std::vector<py::object> objects);
 
 // Keeps objects (null: nothing) as long as the graph that the stream is captured into by capture(),

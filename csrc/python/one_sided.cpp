@@ -3,10 +3,12 @@
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/graph.h"
 #include "core/window.h"
 #include "python/fastcall.h"
 #include "python/gil.h"
 #include "python/group.h"
+#include "python/held.h"
 #include "python/one_sided_docs.h"
 #include "python/rank_argument.h"
 #include "python/tensor.h"
@@ -46,12 +48,17 @@ const Window& window_from_python(PyObject* value, const Communicator& communicat
   return window;
 }
 
-void issue(Communicator& communicator, const Operation& operation,
-           std::initializer_list<PyObject*> held) {
+// needed: the objects whose memory the operation uses, which a graph keeps where it is captured.
+void issue(PyObject* self, Communicator& communicator, const Operation& operation, PyObject* stream,
+           std::initializer_list<PyObject*> needed) {
   if (Group* group = Group::active()) {
-    group->batch().add(communicator, operation, held);
+    group->batch().add(communicator, operation, needed);
+    group->batch().hold(self);
+    if (stream) group->batch().hold(stream);
     return;
   }
+  if (Graph::any_capture()) [[unlikely]]
+    hold_in_capture(communicator.library(), operation.stream, needed);
   const GilReleased released;
   communicator.issue(operation);
   communicator.settle();
@@ -81,8 +88,9 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     put.sendbuff = tensor.data;
     put.count = tensor.count;
     put.dtype = tensor.dtype->nccl;
-    put.stream = resolve_stream(given(values[6]), tensor, library);
-    issue(communicator, put, {self, values[0], values[2], given(values[6])});
+    PyObject* stream = given(values[6]);
+    put.stream = resolve_stream(stream, tensor, library);
+    issue(self, communicator, put, stream, {values[0], values[2]});
     return Py_NewRef(Py_None);
   });
 }
@@ -103,7 +111,7 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     operation.context = index_from_python("context", values[2]);
     PyObject* stream = given(values[3]);
     operation.stream = stream_without_tensor("signal", stream, communicator.library());
-    issue(communicator, operation, {self, stream});
+    issue(self, communicator, operation, stream, {});
     return Py_NewRef(Py_None);
   });
 }
@@ -188,7 +196,7 @@ PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     const py::bytes signals = awaited.bytes();
     operation.sendbuff = PyBytes_AS_STRING(signals.ptr());
     operation.count = awaited.size();
-    issue(communicator, operation, {self, stream, signals.ptr()});
+    issue(self, communicator, operation, stream, {signals.ptr()});
     return Py_NewRef(Py_None);
   });
 }

@@ -198,6 +198,10 @@ void throw_no_storage(const TensorView& view) {
   throw py::value_error(std::string(view.argument) + ": has no storage");
 }
 
+void throw_readonly(const TensorView& view) {
+  throw py::value_error(std::string(view.argument) + ": is read-only");
+}
+
 }  // namespace tensor_mistakes
 
 void look_up_dtype(const TensorView& view, const DLTensor& tensor) {

@@ -49,6 +49,7 @@ namespace tensor_mistakes {
 [[noreturn, gnu::cold]] void throw_refused(const char* argument);
 [[noreturn, gnu::cold]] void throw_strided(const TensorView& view, const DLTensor& tensor);
 [[noreturn, gnu::cold]] void throw_no_storage(const TensorView& view);
+[[noreturn, gnu::cold]] void throw_readonly(const TensorView& view);
 }  // namespace tensor_mistakes
 
 // What a DLTensor says of its buffer.
@@ -115,6 +116,12 @@ void place_slowly(const TensorView& view, const Library& library, int device);
                                         : type == kDLCUDA && view.device_id == device);
   if (!placed || library.version() < view.dtype->since) [[unlikely]]
     place_slowly(view, library, device);
+}
+
+// Throws ValueError where the buffer may not be written.
+inline void check_writable(const TensorView& view) {
+  if (view.readonly) [[unlikely]]
+    tensor_mistakes::throw_readonly(view);
 }
 
 // The current stream of the framework that owns the tensor.

@@ -11,6 +11,7 @@
 #include "core/communicator.h"
 #include "core/work.h"
 #include "python/gil.h"
+#include "python/held.h"
 #include "python/mirror/work.h"
 
 namespace pynccl::python::mirror {

@@ -1,10 +1,13 @@
 // P2POp, and batch_isend_irecv: a list of them as one NCCL group.
-#include "python/batch.h"
-#include "python/collectives.h"
+#include <vector>
+
+#include "core/issue.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/function.h"
 #include "python/mirror/issue.h"
 #include "python/mirror/native.h"
+#include "python/rank_argument.h"
+#include "python/tensor.h"
 
 namespace pynccl::python::mirror {
 namespace {
@@ -56,14 +59,16 @@ bool fill(P2POp& made, const Parameters::Values& values) {
     peer = group_peer;
   }
   PyObject* given_group = values[P2POp::kGroup];
-  const std::array<PyObject*, P2POp::kFields> filled = {
-      values[P2POp::kOp],
-      values[P2POp::kTensor],
-      peer,
-      is_given(given_group) ? given_group : ProcessGroup::default_object(),
-      values[P2POp::kTag] ? values[P2POp::kTag] : no_tag,
-      group_peer};
-  for (std::size_t i = 0; i < P2POp::kFields; ++i) made.fields[i] = borrow(filled[i]);
+  // The fields are empty before, so that there is nothing to let go of.
+  const auto set = [&](P2POp::Field field, PyObject* value) {
+    new (&made.fields[field]) py::object(borrow(value));
+  };
+  set(P2POp::kOp, values[P2POp::kOp]);
+  set(P2POp::kTensor, values[P2POp::kTensor]);
+  set(P2POp::kPeer, peer);
+  set(P2POp::kGroup, is_given(given_group) ? given_group : ProcessGroup::default_object());
+  set(P2POp::kTag, values[P2POp::kTag] ? values[P2POp::kTag] : no_tag);
+  set(P2POp::kGroupPeer, group_peer);
   return true;
 }
 
@@ -146,80 +151,106 @@ py::object name_of(bool sends, bool receives) {
   return borrow(names_of_batches[receives + (sends && receives)]);
 }
 
-// Lists of the tensors of a batch, filled in its order.
-struct Tensors {
-  explicit Tensors(std::size_t size) : list(size) {}
-  void add(PyObject* tensor) { PyList_SET_ITEM(list.ptr(), count++, Py_NewRef(tensor)); }
-
-  py::list list;
-  Py_ssize_t count = 0;
+// The operations of a batch, looked at, and where they go.
+struct Exchange {
+  const ProcessGroup::Link* link = nullptr;
+  TensorView place;  // the first tensor
+  std::vector<Operation> operations;
+  std::size_t receives = 0;
 };
 
-// How many receive, or nothing where the list is not one of operations that can be taken as it is.
-std::optional<std::size_t> count_receives(PyObject* list) {
-  if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return std::nullopt;
-  std::size_t receives = 0;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* item = PyList_GET_ITEM(list, i);
-    if (Py_TYPE(item) != p2p_op_type) return std::nullopt;
+// Looks at the operations of a list; false where one of them is not simple. It throws as the calls
+// of Communicator do.
+bool look_at(Exchange& exchange, const ProcessGroup& group, PyObject* group_object,
+             PyObject* list) {
+  const auto size = static_cast<std::size_t>(PyList_GET_SIZE(list));
+  exchange.operations.reserve(size);
+  Communicator* communicator = nullptr;
+  cudaStream_t queue = nullptr;
+  int nranks = 0, device = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    PyObject* item = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
+    if (Py_TYPE(item) != p2p_op_type) return false;
     const auto& fields = p2p_op(item).fields;
     const Direction direction = direction_of(fields[P2POp::kOp].ptr());
-    if (direction == Direction::kNone || !is_tensor(fields[P2POp::kTensor].ptr()))
-      return std::nullopt;
-    receives += direction == Direction::kReceive;
+    PyObject* tensor = fields[P2POp::kTensor].ptr();
+    if (direction == Direction::kNone || !is_tensor(tensor) ||
+        fields[P2POp::kGroup].ptr() != group_object)
+      return false;
+    TensorView view;
+    view_tensor(view, "tensor", tensor, nullptr, nullptr);
+    if (!communicator) {
+      exchange.link = group.channel(view.device_type);
+      if (!exchange.link) return false;
+      exchange.place = view;
+      Channel& channel = *exchange.link->channel;
+      communicator = &channel.communicator();
+      communicator->handle();  // throws unless it is open
+      queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
+      nranks = communicator->nranks();
+      device = communicator->device();
+    }
+    const int peer = rank_from_python("peer", fields[P2POp::kGroupPeer].ptr(), nranks);
+    check_placement(view, communicator->library(), device);
+    const bool receives = direction == Direction::kReceive;
+    if (receives) check_writable(view);
+    exchange.receives += receives;
+    exchange.operations.push_back({receives ? Kind::kRecv : Kind::kSend, view.dtype->nccl, ncclSum,
+                                   peer, view.data, view.data, view.count, queue});
   }
-  return receives;
+  return true;
 }
 
-// Its tensors were checked by count_receives().
-PyObject* batch_isend_irecv(const Function&, PyObject* const* values) {
-  PyObject* operations = values[0];
-  const auto receives = count_receives(operations);
-  if (!receives) return declined();
-  PyObject* group_object = p2p_op(PyList_GET_ITEM(operations, 0)).fields[P2POp::kGroup].ptr();
-  const ProcessGroup* group = group_object != Py_None ? direct_group(group_object) : nullptr;
-  if (!group) return declined();
+// The tensors of a batch in two lists: what is sent, and what receives.
+std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchange) {
+  const std::size_t size = exchange.operations.size();
+  py::list sent(size - exchange.receives), received(exchange.receives);
+  Py_ssize_t sends = 0, receives = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    const bool receive = exchange.operations[i].kind == Kind::kRecv;
+    PyObject* item = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
+    PyObject* tensor = p2p_op(item).fields[P2POp::kTensor].ptr();
+    PyList_SET_ITEM((receive ? received : sent).ptr(), receive ? receives++ : sends++,
+                    Py_NewRef(tensor));
+  }
+  return {std::move(sent), std::move(received)};
+}
 
-  const auto size = static_cast<std::size_t>(PyList_GET_SIZE(operations));
-  Tensors sent(size - *receives), received(*receives);
-  const ProcessGroup::Link* link = nullptr;
-  TensorView place;
-  Batch batch;
-  const bool checked_well = passes([&] {
-    batch.reserve(size);
-    cudaStream_t queue = nullptr;
-    for (std::size_t i = 0; i < size; ++i) {
-      const auto& fields = p2p_op(PyList_GET_ITEM(operations, static_cast<Py_ssize_t>(i))).fields;
-      if (fields[P2POp::kGroup].ptr() != group_object) return false;
-      Arguments arguments;
-      arguments.tensor = fields[P2POp::kTensor].ptr();
-      arguments.peer = fields[P2POp::kGroupPeer].ptr();
-      TensorView view;
-      view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
-      if (i == 0) {
-        link = group->channel(view.device_type);
-        if (!link) return false;
-        queue = reinterpret_cast<cudaStream_t>(link->channel->queue().handle());
-        place = view;
-      }
-      Communicator& communicator = link->channel->communicator();
-      if (direction_of(fields[P2POp::kOp].ptr()) == Direction::kSend) {
-        batch.add(communicator, checked<Kind::kSend>(communicator, arguments, view, &queue), {});
-        sent.add(arguments.tensor);
-      } else {
-        batch.add(communicator, checked<Kind::kRecv>(communicator, arguments, view, &queue), {});
-        received.add(arguments.tensor);
-      }
-    }
-    return true;
-  });
-  if (!checked_well) [[unlikely]]
+void issue_together(Communicator& communicator, const std::vector<Operation>& operations) {
+  communicator.handle();  // of a closed one nothing is sent
+  GroupScope group(communicator.library());
+  for (const Operation& operation : operations) {
+    if (operation.kind == Kind::kSend)
+      communicator.issue(Kind::kSend, operation);
+    else
+      communicator.issue(Kind::kRecv, operation);
+  }
+  group.end();
+  communicator.settle();
+}
+
+PyObject* batch_isend_irecv(const Function&, PyObject* const* values) {
+  PyObject* list = values[0];
+  if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return declined();
+  PyObject* first = PyList_GET_ITEM(list, 0);
+  if (Py_TYPE(first) != p2p_op_type) return declined();
+  PyObject* group_object = p2p_op(first).fields[P2POp::kGroup].ptr();
+  const ProcessGroup* group = is_given(group_object) ? direct_group(group_object) : nullptr;
+  if (!group) return declined();
+  Exchange exchange;
+  if (!passes([&] { return look_at(exchange, *group, group_object, list); })) [[unlikely]]
     return declined();
 
-  Work work(link->object, *link->channel, name_of(size > *receives, *receives > 0), place);
-  work.result = std::move(received.list);
-  py::object held = py::make_tuple(std::move(sent.list), work.result);
-  PyObject* started = issue_async(std::move(work), std::move(held), [&] { batch.issue(); });
+  auto [sent, received] = tensors_of(list, exchange);
+  const auto& [link, place, operations, receives] = exchange;
+  // The work keeps it; the link is the group's, which another thread may end meanwhile.
+  Communicator& communicator = link->channel->communicator();
+  Work work(link->object, *link->channel, name_of(operations.size() > receives, receives > 0),
+            place);
+  work.result = std::move(received);
+  py::object held = py::make_tuple(std::move(sent), work.result);
+  PyObject* started = issue_async(std::move(work), std::move(held),
+                                  [&] { issue_together(communicator, exchange.operations); });
   if (!started) [[unlikely]]
     return nullptr;
   PyObject* works = PyList_New(1);

@@ -23,17 +23,6 @@ PyObject* make_work(Work&& work) {
   return self;
 }
 
-std::shared_ptr<void> hold(py::object object) {
-  const auto let_go = [](void* reference) {
-    if (PyGILState_Check()) [[likely]]
-      return Py_DECREF(static_cast<PyObject*>(reference));
-    const PyGILState_STATE state = PyGILState_Ensure();
-    Py_DECREF(static_cast<PyObject*>(reference));
-    PyGILState_Release(state);
-  };
-  return {object.release().ptr(), let_go};
-}
-
 namespace {
 
 Work& started(PyObject* self) {

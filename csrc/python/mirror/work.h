@@ -48,7 +48,4 @@ struct Work {
 // An instance of the Python class.
 PyObject* make_work(Work&& work);
 
-// Keeps a Python object alive from code that need not have the GIL.
-std::shared_ptr<void> hold(py::object object);
-
 }  // namespace pynccl::python::mirror
