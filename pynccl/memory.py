@@ -96,12 +96,7 @@ def _torch_allocator(arena: _C.Arena) -> torch.cuda.memory.CUDAPluggableAllocato
 
 
 def _device_arena() -> _C.Arena:
-    library = load("cuda")
-    since, present = library.functions()["ncclMemAlloc"]
-    if not present:
-        library.ncclMemAlloc(0)  # raises what names the version
-        raise AssertionError(f"ncclMemAlloc (since {since}) is missing and was called")
-    return _C.Arena.of(library)
+    return _C.Arena.of(load("cuda"))
 
 
 def register_pool(comm: Communicator, pool: object) -> PoolRegistration:

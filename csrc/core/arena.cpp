@@ -9,6 +9,7 @@
 namespace pynccl {
 
 Arena& Arena::of(const std::shared_ptr<Library>& library) {
+  library->nccl<&NcclTable::ncclMemAlloc>();
   static std::mutex mutex;
   static auto& arenas = *new std::map<const Library*, Arena*>;
   const std::lock_guard lock(mutex);

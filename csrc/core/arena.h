@@ -20,6 +20,7 @@ namespace pynccl {
 
 class Arena {
  public:
+  // Throws MissingFunction where the library has no ncclMemAlloc.
   static Arena& of(const std::shared_ptr<Library>& library);
 
   Arena(const Arena&) = delete;

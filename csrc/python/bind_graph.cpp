@@ -51,7 +51,7 @@ void bind_graph(py::module_& m) {
   py::class_<OwnGraph, std::shared_ptr<OwnGraph>>(
       m, "Graph", R"(What capture() has captured: work to be launched as one call.
 
-It keeps the buffers of the collectives, the functions and the communicators that were captured
+It keeps the buffers of the operations, the functions and the communicators that were captured
 until it is closed or forgotten; the buffers' memory must stay where it was. A communicator that is
 closed first makes its graphs unusable.)")
       .def(py::init(&make), py::arg("library"), py::arg("stream"), py::arg("mode") = "thread_local")
