@@ -74,7 +74,11 @@ struct alignas(4096) Lane {
   alignas(4096) unsigned char slots[2][kSlotBytes];
 };
 
-inline constexpr uint32_t kCells = 4;  // a power of two
+// A message's pieces use all cells of the ring, so that neither side waits for the other at every
+// piece. No more than kEagerMessages may begin before the first of them is taken: a sender that is
+// wrong about its messages is not to get far.
+inline constexpr uint32_t kCells = 16;  // a power of two
+inline constexpr uint32_t kEagerMessages = 4;
 inline constexpr size_t kCellBytes = size_t{8} << 10;
 
 enum class Transfer : uint32_t { Eager, Direct, Pieces };

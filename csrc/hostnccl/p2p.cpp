@@ -33,7 +33,7 @@ Task run_send(Communicator& comm, const Operation& operation) {
   Channel& channel = world.channel(comm.rank(), peer);
   const size_t bytes = operation.block_bytes();
   uint32_t number = channel.posted.own();
-  co_await until(channel.taken, number + 1 - kCells, peer);  // a free cell
+  co_await until(channel.taken, number + 1 - kEagerMessages, peer);
 
   Cell& first = cell_of(channel, number);
   first.count = operation.count;
