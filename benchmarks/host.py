@@ -5,8 +5,9 @@
 Every library has its own processes as ranks, which sleep while it is not their turn. For each
 operation and size the results are checked; then the libraries are timed in turns, so that whatever
 else the machine does meets all of them alike. A sample is the mean over as many calls as fill its
-time, and the maximum over the ranks; the table shows the medians of the samples. "copy" is one
-memcpy of the same number of bytes between the samples: the floor for whoever moves the bytes once.
+time, and the maximum over the ranks; the table shows the medians of the samples, of several passes
+the median of these. "copy" is one memcpy of the same number of bytes between the samples: the floor
+for whoever moves the bytes once.
 A table is printed; JSON and a plot go to a folder. A wrong result ends the run.
 
 MPICH needs the packages mpi4py and mpich, gloo needs torch; what is missing is left out.
@@ -74,6 +75,7 @@ def _parse() -> argparse.Namespace:
     add("--full", action="store_true", help="all dtypes")
     add("--libraries", type=names(str, ("hostnccl", "mpich", "gloo")), help="default: all")
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
+    add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--bind", action="store_true", help="bind the ranks of every library to CPUs in turn")
     add("--budget", type=float, help="seconds of a sample (default: 0.02, quick: 0.005)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
@@ -126,8 +128,12 @@ class _Run:
             for library in self._options.libraries:
                 worlds.append(stack.enter_context(self._world(library)))
             print(report.heading(self._nranks, {w.library: w.version for w in worlds}), flush=True)
-            for row in self._rows():
-                result = self._measure(row, worlds)
+            rows = self._rows()
+            passes = self._options.passes
+            earlier = [{row: self._measure(row, worlds) for row in rows} for _ in range(passes - 1)]
+            for row in rows:
+                last = self._measure(row, worlds)
+                result = report.combine([*(one[row] for one in earlier), last])
                 results.append(result)
                 print(report.line(result), flush=True)
         print(report.summary(results), flush=True)

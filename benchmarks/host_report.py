@@ -8,13 +8,14 @@ import math
 import os
 import platform
 import shlex
+import statistics
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.host_rows import Row
 
-__all__ = ["Result", "heading", "line", "summary", "write"]
+__all__ = ["Result", "combine", "heading", "line", "summary", "write"]
 
 _OURS = "hostnccl"
 _COLUMNS = ("hostnccl", "mpich", "gloo", "copy")
@@ -38,6 +39,16 @@ class Result:
         if _OURS not in self.medians or library not in self.medians:
             return None
         return self.medians[library] / self.medians[_OURS]
+
+
+def combine(results: list[Result]) -> Result:
+    """One row, measured several times."""
+    names = results[0].medians
+    return Result(
+        results[0].row,
+        {name: statistics.median(r.medians[name] for r in results) for name in names},
+        {name: min(r.lowest[name] for r in results) for name in names},
+    )
 
 
 def heading(nranks: int, versions: dict[str, str]) -> str:
