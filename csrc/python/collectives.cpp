@@ -289,28 +289,45 @@ template <Kind K>
   return Py_NewRef(Py_None);
 }
 
-// The usual call: of one buffer in place, with what it must have and no more. It does what Call
-// does, compiled from end to end for a known kind without the other arguments.
+// The usual call: of one tensor in place, with nothing else given, the tensor of the same type as
+// the last one. What Call does is done here without a look aside: false wherever anything is not as
+// it mostly is, mistakes included, and Call finds out.
 template <Kind K>
-[[gnu::always_inline]] inline PyObject* call_plainly(PyObject* self, Communicator& communicator,
-                                                     PyObject* const* args) {
+[[gnu::always_inline]] inline bool read_plainly(Communicator& communicator, PyObject* const* args,
+                                                Operation& operation) {
   static constexpr Shape shape = shape_of<K>();
   communicator.handle();
   int peer = 0;
   if constexpr (shape.peer != nullptr)
     peer = rank_from_python(shape.peer, args[1], communicator.nranks());
-  Arguments arguments;
-  arguments.tensor = args[0];
-  TensorView all;
-  view_tensor(all, "tensor", arguments.tensor, nullptr, nullptr);
-  check_placement(all, communicator.library(), communicator.device());
-  ncclRedOp_t op = ncclSum;
-  if constexpr (shape.reduces) op = op_from_python(nullptr, *all.dtype, communicator);
-  if constexpr (K != Kind::kSend) check_writable(all);
-  const cudaStream_t stream = resolve_stream(nullptr, all, communicator.library());
-  return perform<K>(self, communicator,
-                    {K, all.dtype->nccl, op, peer, all.data, all.data, all.count, stream},
-                    arguments);
+  const DLPackExchangeAPI* api = last_exchange.api;
+  if (Py_TYPE(args[0]) != last_exchange.type || !api) [[unlikely]]
+    return false;
+  DLTensor tensor;
+  if (api->dltensor_from_py_object_no_sync(args[0], &tensor) != 0) [[unlikely]] {
+    PyErr_Clear();
+    return false;
+  }
+  const Library& library = communicator.library();
+  const DType* dtype = last_dtype.dtype;
+  const std::int64_t elements = elements_in_a_row(tensor);
+  if (!like_last_dtype(tensor) || elements <= 0 || !tensor.data ||
+      !is_placed(tensor.device.device_type, tensor.device.device_id, library,
+                 communicator.device()) ||
+      library.version() < dtype->since || (shape.reduces && !dtype->reduces(ncclSum))) [[unlikely]]
+    return false;
+  char* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  cudaStream_t stream = nullptr;
+  if (library.memory() != Memory::kHost) stream = current_stream(*api, tensor.device);
+  operation = {K,
+               dtype->nccl,
+               ncclSum,
+               peer,
+               data,
+               data,
+               static_cast<std::size_t>(elements) * dtype->width,
+               in_capture(library, stream)};
+  return true;
 }
 
 template <Kind K>
@@ -319,8 +336,13 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   return guarded([&]() __attribute__((always_inline)) {
     auto& communicator = unwrap<Communicator>(self);
     if constexpr (shape.send_blocks == 1 && shape.recv_blocks == 1)
-      if (nargs == 1 + (shape.peer != nullptr) && !kwnames) [[likely]]
-        return call_plainly<K>(self, communicator, args);
+      if (nargs == 1 + (shape.peer != nullptr) && !kwnames) [[likely]] {
+        Operation operation;
+        Arguments arguments;
+        arguments.tensor = args[0];
+        if (read_plainly<K>(communicator, args, operation)) [[likely]]
+          return perform<K>(self, communicator, operation, arguments);
+      }
     const Arguments arguments = parse<K>(args, nargs, kwnames);
     Operation operation = Call<K>(communicator, arguments, nullptr).operation();
     if (arguments.config) [[unlikely]]

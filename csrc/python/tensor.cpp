@@ -249,14 +249,16 @@ cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
   return reinterpret_cast<cudaStream_t>(handle);
 }
 
+cudaStream_t current_stream(const DLPackExchangeAPI& api, const DLDevice& device) {
+  void* current = nullptr;
+  if (api.current_work_stream(device.device_type, device.device_id, &current) != 0)
+    throw py::error_already_set();
+  return static_cast<cudaStream_t>(current);
+}
+
 cudaStream_t current_stream(const TensorView& view) {
-  if (view.api) {
-    void* current = nullptr;
-    if (view.api->current_work_stream(static_cast<DLDeviceType>(view.device_type), view.device_id,
-                                      &current) != 0)
-      throw py::error_already_set();
-    return static_cast<cudaStream_t>(current);
-  }
+  if (view.api)
+    return current_stream(*view.api, {static_cast<DLDeviceType>(view.device_type), view.device_id});
   const auto module = py::cast<std::string>(
       py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
   // Frameworks without the exchange API, by name: CuPy, and torch before 2.10.

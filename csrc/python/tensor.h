@@ -52,17 +52,27 @@ namespace tensor_mistakes {
 [[noreturn, gnu::cold]] void throw_readonly(const TensorView& view);
 }  // namespace tensor_mistakes
 
-// What a DLTensor says of its buffer.
-[[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
+// The elements of a tensor; -1 where they do not lie in a row.
+[[gnu::always_inline]] inline std::int64_t elements_in_a_row(const DLTensor& tensor) {
   std::int64_t elements = 1;
   bool contiguous = true;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.strides && tensor.shape[i] != 1) contiguous &= tensor.strides[i] == elements;
     elements *= tensor.shape[i];
   }
-  if (!contiguous && elements != 0) [[unlikely]]
+  return contiguous || elements == 0 ? elements : -1;
+}
+
+inline bool like_last_dtype(const DLTensor& tensor) {
+  return std::bit_cast<std::uint32_t>(tensor.dtype) == last_dtype.packed;
+}
+
+// What a DLTensor says of its buffer.
+[[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
+  const std::int64_t elements = elements_in_a_row(tensor);
+  if (elements < 0) [[unlikely]]
     tensor_mistakes::throw_strided(view, tensor);
-  if (std::bit_cast<std::uint32_t>(tensor.dtype) != last_dtype.packed) [[unlikely]]
+  if (!like_last_dtype(tensor)) [[unlikely]]
     look_up_dtype(view, tensor);
   view.dtype = last_dtype.dtype;
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
@@ -103,6 +113,12 @@ inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* 
   return view;
 }
 
+// Whether memory on that device is where this library's communicators on theirs work.
+[[gnu::always_inline]] inline bool is_placed(int type, int id, const Library& library, int device) {
+  return library.memory() == Memory::kHost ? type == kDLCPU || type == kDLCUDAHost
+                                           : type == kDLCUDA && id == device;
+}
+
 // Where check_placement() does not see at once that all is right.
 void place_slowly(const TensorView& view, const Library& library, int device);
 
@@ -110,10 +126,8 @@ void place_slowly(const TensorView& view, const Library& library, int device);
 // device, or its dtype is newer than the library.
 [[gnu::always_inline]] inline void check_placement(const TensorView& view, const Library& library,
                                                    int device) {
-  const int type = view.device_type;
-  const bool placed = type == 0 || (library.memory() == Memory::kHost
-                                        ? type == kDLCPU || type == kDLCUDAHost
-                                        : type == kDLCUDA && view.device_id == device);
+  const bool placed =
+      view.device_type == 0 || is_placed(view.device_type, view.device_id, library, device);
   if (!placed || library.version() < view.dtype->since) [[unlikely]]
     place_slowly(view, library, device);
 }
@@ -125,20 +139,25 @@ inline void check_writable(const TensorView& view) {
 }
 
 // The current stream of the framework that owns the tensor.
+cudaStream_t current_stream(const DLPackExchangeAPI& api, const DLDevice& device);
 cudaStream_t current_stream(const TensorView& view);
 
 // An explicit stream: a pynccl Stream, an object with __cuda_stream__, a torch or CuPy stream, an
 // integer.
 cudaStream_t stream_from_python(PyObject* stream, const Library& library);
 
+// In a thread that captures by capture(), the captured stream instead of one that is not captured.
+inline cudaStream_t in_capture(const Library& library, cudaStream_t current) {
+  return Graph::any_capture() ? Graph::redirect(library, current) : current;
+}
+
 // The stream of a call: what the user passed (nullptr and None: nothing), or the current stream of
-// the framework that owns the tensor. On a library over host memory that is the calling thread. In
-// a thread that captures by capture(), the captured stream stands for one that is not captured.
+// the framework that owns the tensor. On a library over host memory that is the calling thread.
 [[gnu::always_inline]] inline cudaStream_t resolve_stream(PyObject* stream, const TensorView& view,
                                                           const Library& library) {
   if (stream && stream != Py_None) return stream_from_python(stream, library);
   const cudaStream_t current = library.memory() == Memory::kHost ? nullptr : current_stream(view);
-  return Graph::any_capture() ? Graph::redirect(library, current) : current;
+  return in_capture(library, current);
 }
 
 }  // namespace pynccl::python
