@@ -157,7 +157,19 @@ struct Exchange {
   TensorView place;  // the first tensor
   std::vector<Operation> operations;
   std::size_t receives = 0;
+
+  Exchange() : operations(std::move(spare)) {}
+  ~Exchange() {
+    operations.clear();
+    spare = std::move(operations);
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Memory that the thread's last batch has left.
+  static thread_local std::vector<Operation> spare;
 };
+thread_local std::vector<Operation> Exchange::spare;
 
 // Looks at the operations of a list; false where one of them is not simple. It throws as the calls
 // of Communicator do.
