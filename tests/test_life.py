@@ -1,5 +1,5 @@
 """Proves that communicators are made of others: shrunk by ranks that are dead, hang or leave, grown
-by processes that come, revoked to free who is blocked, made of several ids, in groups and threads;
+by processes that come, made of several ids, in groups and threads;
 that wrong arguments are refused and leave the communicator usable, and that nothing leaks.
 """
 
@@ -293,74 +293,6 @@ def test_who_joins_learns_that_nobody_is_there(launch: Launcher) -> None:
     outcomes = launch.outcomes(2, _join_a_dead_one, while_running=kill, ids=2, timeout=30)
     assert outcomes[1].ok, outcomes[1].trace
     assert outcomes[1].value[0] - killed[0] < 2
-
-
-# Revoke
-
-
-def _revoke_everywhere(rank: Rank) -> None:
-    comm = rank.comm
-    check_works(rank, comm, [0, 1, 2])
-    if rank.rank == 2:  # the one that the others wait for
-        time.sleep(0.6)
-        comm.revoke()
-    else:
-        with blocked(rank, comm) as raised:
-            comm.revoke()
-        assert len(raised) == (rank.provider == "host")
-    assert comm.async_error() is None
-    with pytest.raises(nccl.NcclInvalidUsageError):
-        comm.all_reduce(rank.memory.put(np.ones(1)))
-    with pytest.raises(nccl.NcclInvalidUsageError):
-        comm.send(rank.memory.put(np.ones(1)), (rank.rank + 1) % 3)
-    with pytest.raises(nccl.NcclInvalidArgumentError):
-        comm.revoke()
-    with pytest.raises(nccl.NcclInvalidArgumentError):
-        comm.finalize()
-    assert comm.async_error() is None
-    for _ in range(2):
-        with comm.split(0, key=-rank.rank) as child:
-            check_works(rank, child, [2, 1, 0])
-    if rank.rank != 1:
-        with comm.shrink([1]) as child:
-            check_works(rank, child, [0, 2])
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_revoke_frees_who_is_blocked(launch: Launcher, provider: str, threads: bool) -> None:
-    launch(3, _revoke_everywhere, provider=provider, threads=threads)
-
-
-def _revoke_once(rank: Rank) -> None:
-    """On hostnccl one rank's revoke ends the others' operations, on streams and messages too."""
-    comm, stream = rank.comm, rank.stream()
-    check_works(rank, comm, [0, 1, 2])
-    rank.tell("ready")
-    array = np.ones(100_000, np.float32)
-    match rank.rank:
-        case 0:
-            time.sleep(0.3)
-            comm.revoke()
-        case 1:
-            with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 .* revoked"):
-                comm.recv(array, 2)
-        case 2:
-            comm.all_reduce(array, stream=stream)
-            with pytest.raises(nccl.DriverError):
-                stream.synchronize()
-            assert isinstance(comm.async_error(), nccl.NcclRemoteError)
-    if rank.rank:
-        with pytest.raises(nccl.NcclRemoteError, match="revoked"):
-            comm.split(0)
-        comm.revoke()
-    with comm.split(0) as child:
-        child.all_reduce(array, stream=stream)
-        stream.synchronize()
-        check_works(rank, child, [0, 1, 2])
-
-
-def test_revoke_by_one_rank_frees_the_others(launch: Launcher) -> None:
-    launch(3, _revoke_once)
 
 
 # Several ids, groups, raw

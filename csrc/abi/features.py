@@ -46,7 +46,7 @@ CALLS = {
         "test_communicator.py::test_close_waits_for_what_was_issued",
     ),
     "ncclCommAbort": ("Communicator.abort", "test_waiting.py::test_abort_frees_a_blocked_thread"),
-    "ncclCommRevoke": ("Communicator.revoke", "test_life.py::test_revoke_frees_who_is_blocked"),
+    "ncclCommRevoke": ("Communicator.revoke", "test_revoke.py::test_revoke_frees_who_is_blocked"),
     "ncclCommSplit": ("Communicator.split", "test_communicator.py::test_split"),
     "ncclCommShrink": (
         "Communicator.shrink",
