@@ -75,8 +75,8 @@ struct alignas(4096) Lane {
 };
 
 // A message's pieces use all cells of the ring, so that neither side waits for the other at every
-// piece. No more than kEagerMessages may begin before the first of them is taken: a sender that is
-// wrong about its messages is not to get far.
+// piece. No more than kEagerMessages may begin before the first of them is taken, and a message of
+// several pieces ends only then: a sender that is wrong about its messages is not to get far.
 inline constexpr uint32_t kCells = 16;  // a power of two
 inline constexpr uint32_t kEagerMessages = 4;
 inline constexpr size_t kCellBytes = size_t{8} << 10;

@@ -33,6 +33,7 @@ Task run_send(Communicator& comm, const Operation& operation) {
   Channel& channel = world.channel(comm.rank(), peer);
   const size_t bytes = operation.block_bytes();
   uint32_t number = channel.posted.own();
+  const uint32_t begun = number;
   co_await until(channel.taken, number + 1 - kEagerMessages, peer);
 
   Cell& first = cell_of(channel, number);
@@ -56,6 +57,8 @@ Task run_send(Communicator& comm, const Operation& operation) {
     if (done == bytes) break;
     co_await until(channel.taken, number + 1 - kCells, peer);
   }
+  // However much room there is: a long message that nobody expects is its sender's mistake too.
+  if (bytes > kCellBytes) co_await until(channel.taken, begun + 1, peer);
 }
 
 Task run_recv(Communicator& comm, const Operation& operation) {
