@@ -151,7 +151,7 @@ class Function(NamedTuple):
 
 def functions() -> list[Function]:
     """All functions, in the order of the list."""
-    later = set(re.findall(r"define HOSTNCCL_LATER_(\w+)", _read("../hostnccl/later.h")))
+    later = set(re.findall(r"define HOSTNCCL_LATER_(\w+)", _read("../hostnccl/api/unsupported.h")))
     section, found = "", []
     for line in _read("nccl_functions.inc").partition("undef.inc.\n")[2].splitlines():
         if line.startswith("// "):

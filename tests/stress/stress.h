@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "abi/driver_types.h"
-#include "hostnccl/later.h"
+#include "hostnccl/api/unsupported.h"
 
 using namespace pynccl::abi;
 

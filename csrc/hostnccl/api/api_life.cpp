@@ -1,0 +1,181 @@
+// The calls that make communicators of others, and those that take from one what it holds.
+#include <algorithm>
+#include <vector>
+
+#include "abi/constants.h"
+#include "hostnccl/api/api.h"
+#include "hostnccl/api/arguments.h"
+#include "hostnccl/lifecycle/derive.h"
+#include "hostnccl/lifecycle/suspension.h"
+
+using namespace hostnccl;
+
+namespace {
+
+Ref<Communicator> parent_comm(ncclComm_t handle) {
+  Ref<Communicator> comm = open_comm(handle);
+  comm->check_parent();
+  return comm;
+}
+
+// Sorted; NCCL sorts the caller's own list.
+std::vector<int> read_excluded(const Communicator& comm, const int* list, int count) {
+  const int nranks = comm.nranks();
+  if (count < 1 || count >= nranks) {
+    fail(ncclInvalidArgument, "excludeRanksCount=%d is not in [1, %d)", count, nranks);
+  }
+  non_null(list, "excludeRanksList");
+  std::vector<int> excluded(list, list + count);
+  std::sort(excluded.begin(), excluded.end());
+  for (size_t i = 0; i < excluded.size(); ++i) {
+    if (excluded[i] < 0 || excluded[i] >= nranks) {
+      fail(ncclInvalidArgument, "excludeRanksList has %d, which is not in [0, %d)", excluded[i],
+           nranks);
+    }
+    if (i > 0 && excluded[i] == excluded[i - 1]) {
+      fail(ncclInvalidArgument, "excludeRanksList has %d twice", excluded[i]);
+    }
+    if (excluded[i] == comm.rank()) {
+      fail(ncclInvalidArgument,
+           "excludeRanksList has %d, which is this rank: only those that stay "
+           "call ncclCommShrink",
+           excluded[i]);
+    }
+  }
+  return excluded;
+}
+
+Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
+         const ncclConfig_t* config) {
+  const Ref<Communicator> parent = parent_comm(handle);
+  if (rank != -1) {
+    fail(ncclInvalidArgument, "rank=%d: a rank that is there already keeps its own and passes -1",
+         rank);
+  }
+  if (nranks <= parent->nranks() || nranks > kMaxRanks) {
+    fail(ncclInvalidArgument, "nRanks=%d is not in [%d, %d]", nranks, parent->nranks() + 1,
+         kMaxRanks);
+  }
+  std::optional<RendezvousName> name;
+  if (id != nullptr) {
+    name = read_unique_id(*id, Purpose::Grow, "uniqueId").name;
+    parent->check_grow_id(*name);
+  }
+  return grow_job(out, parent, nranks, name, read_config(config, parent->settings()));
+}
+
+Job join(int nranks, const ncclUniqueId* given, int rank, ncclComm_t* out,
+         const ncclConfig_t* config) {
+  check_size_and_rank(nranks, rank);
+  const UniqueId id = read_unique_id(*non_null(given, "uniqueId"), Purpose::Grow, "uniqueId");
+  return join_job(out, nranks, rank, id, read_config(config));
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
+                           ncclConfig_t* config) {
+  return checked([&] {
+    *non_null(newcomm, "newcomm") = nullptr;
+    const Ref<Communicator> parent = parent_comm(comm);
+    if (color < 0 && color != kSplitNoColor) {
+      fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
+    }
+    const Settings settings = read_config(config, parent->settings());
+    return Group::of_this_thread().submit(split_job(newcomm, parent, color, key, settings));
+  });
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
+                            ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags) {
+  return checked([&] {
+    *non_null(newcomm, "newcomm") = nullptr;
+    if (shrinkFlags != NCCL_SHRINK_DEFAULT && shrinkFlags != NCCL_SHRINK_ABORT) {
+      fail(ncclInvalidArgument,
+           "shrinkFlags=%d is neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT", shrinkFlags);
+    }
+    const bool aborts = shrinkFlags == NCCL_SHRINK_ABORT;
+    const Ref<Communicator> parent = aborts ? ready_comm(comm) : parent_comm(comm);
+    std::vector<int> excluded = read_excluded(*parent, excludeRanksList, excludeRanksCount);
+    const Settings settings = read_config(config, parent->settings());
+    return Group::of_this_thread().submit(
+        shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
+  });
+}
+
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
+  return guarded([=] {
+    const Ref<Communicator> parent = parent_comm(comm);
+    *non_null(uniqueId, "uniqueId") = parent->make_grow_id();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
+                          ncclComm_t* newcomm, ncclConfig_t* config) {
+  return checked([&] {
+    *non_null(newcomm, "newcomm") = nullptr;
+    return Group::of_this_thread().submit(
+        comm == nullptr ? join(nRanks, uniqueId, rank, newcomm, config)
+                        : grow(comm, nRanks, uniqueId, rank, newcomm, config));
+  });
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+  return checked([&] {
+    if (comm == nullptr) return ncclSuccess;
+    const Ref<Communicator> revoked = ready_comm(comm);
+    if (revokeFlags != NCCL_REVOKE_DEFAULT) {
+      fail(ncclInvalidArgument, "revokeFlags=%d is not NCCL_REVOKE_DEFAULT", revokeFlags);
+    }
+    if (revoked->revoked()) fail(ncclInvalidArgument, "comm was revoked before");
+    if (Group::of_this_thread().uses(revoked)) {
+      fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group still uses");
+    }
+    revoked->revoke(Communicator::Revoker::Revoke);
+    if (!revoked->settings().blocking) return ncclInProgress;
+    revoked->wait_until_idle();
+    return ncclSuccess;
+  });
+}
+
+// Other flags than NCCL_SUSPEND_MEM suspend nothing, in NCCL too.
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  return checked([&] {
+    const Ref<Communicator> suspended = usable_comm(comm);
+    if ((flags & NCCL_SUSPEND_MEM) == 0) return ncclSuccess;
+    return Group::of_this_thread().submit(suspend_job(suspended));
+  });
+}
+
+ncclResult_t ncclCommResume(ncclComm_t comm) {
+  return checked([&] {
+    const Ref<Communicator> resumed = parent_comm(comm);
+    if (!resumed->suspended()) fail(ncclInvalidUsage, "comm is not suspended");
+    return Group::of_this_thread().submit(resume_job(resumed));
+  });
+}
+
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
+  return guarded([=] {
+    const Ref<Communicator> asked = ready_comm(comm);
+    non_null(value, "value");
+    if (stat > ncclStatGpuMemTotal) {
+      fail(ncclInvalidArgument, "stat=%u is not one of ncclCommMemStat_t",
+           static_cast<unsigned>(stat));
+    }
+    if (stat == ncclStatGpuMemSuspended) {
+      *value = asked->suspended();
+      return ncclSuccess;
+    }
+    const Segment::Held held = asked->memory();
+    *value = stat == ncclStatGpuMemSuspend   ? held.releasable
+             : stat == ncclStatGpuMemPersist ? held.lasting
+                                             : held.releasable + held.lasting;
+    return ncclSuccess;
+  });
+}
+
+}  // extern "C"

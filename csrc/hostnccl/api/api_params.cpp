@@ -1,0 +1,171 @@
+// NCCL's C API: the settings, by handles that are the rows of the table, and by keys.
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "hostnccl/api/api.h"
+#include "hostnccl/api/arguments.h"
+#include "hostnccl/base/params.h"
+
+using namespace hostnccl;
+
+namespace {
+
+Setting setting_of(const Param& param) {
+  return static_cast<Setting>(&param - all_params().data());
+}
+
+const Param& param_of(ncclParamHandle_t handle) {
+  const auto* param = reinterpret_cast<const Param*>(non_null(handle, "h"));
+  for (const Param& known : all_params()) {
+    if (&known == param) return known;
+  }
+  fail(ncclInvalidArgument, "h=%p is not a handle that ncclParamBind gave",
+       static_cast<void*>(handle));
+}
+
+const Param& param_of(const char* key) {
+  const Param* param = find_param(non_null(key, "key"));
+  if (param == nullptr) fail(ncclInvalidArgument, "key=\"%s\" is no parameter of hostnccl", key);
+  return *param;
+}
+
+[[noreturn]] void refuse_type(const Param& param, const char* condition) {
+  fail(ncclInvalidArgument, "%s has the type %s, not %s", param.key, type_name(param.type),
+       condition);
+}
+
+// Which parameters are read as a C type: as in NCCL, those of exactly that type.
+template <typename T>
+constexpr bool is_type(ParamType type) {
+  return (std::is_same_v<T, int64_t> && type == ParamType::Int64) ||
+         (std::is_same_v<T, uint64_t> && type == ParamType::Uint64);
+}
+
+template <typename T>
+ncclResult_t get(ncclParamHandle_t handle, T* out, const char* condition) {
+  return guarded([=] {
+    const Param& param = param_of(handle);
+    non_null(out, "out");
+    if (!is_type<T>(param.type)) refuse_type(param, condition);
+    *out = static_cast<T>(number(setting_of(param)));
+    return ncclSuccess;
+  });
+}
+
+// The value's bytes in memory.
+std::vector<char> bytes_of(const Param& param) {
+  const Setting setting = setting_of(param);
+  std::vector<char> bytes;
+  if (param.type == ParamType::Text) {
+    const std::string value = text(setting);
+    bytes.assign(value.c_str(), value.c_str() + value.size() + 1);
+  } else {
+    const uint64_t value = number(setting);  // little-endian: the low bytes come first
+    const char* begin = reinterpret_cast<const char*>(&value);
+    bytes.assign(begin, begin + (param.type == ParamType::Bool ? sizeof(bool) : sizeof value));
+  }
+  return bytes;
+}
+
+// Texts that a caller may keep until its thread's next call of the same function.
+const char* keep(std::string& place, std::string value) {
+  place = std::move(value);
+  return place.c_str();
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclParamBind(ncclParamHandle_t* out, const char* key) {
+  return guarded([=] {
+    non_null(out, "out");
+    *out = reinterpret_cast<ncclParamHandle_t>(const_cast<Param*>(&param_of(key)));
+    return ncclSuccess;
+  });
+}
+
+#define GETTER(suffix, type) \
+  ncclResult_t ncclParamGet##suffix(ncclParamHandle_t h, type* out) { return get(h, out, #type); }
+GETTER(I8, int8_t)
+GETTER(I16, int16_t)
+GETTER(I32, int32_t)
+GETTER(I64, int64_t)
+GETTER(U8, uint8_t)
+GETTER(U16, uint16_t)
+GETTER(U32, uint32_t)
+GETTER(U64, uint64_t)
+
+ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out) {
+  return guarded([=] {
+    const Param& param = param_of(h);
+    non_null(out, "out");
+    if (param.type != ParamType::Text) refuse_type(param, type_name(ParamType::Text));
+    thread_local std::string kept;
+    *out = keep(kept, text(setting_of(param)));
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclParamGet(ncclParamHandle_t h, void* out, int maxLen, int* len) {
+  return guarded([=] {
+    const Param& param = param_of(h);
+    non_null(out, "out");
+    non_null(len, "len");
+    if (maxLen <= 0) fail(ncclInvalidArgument, "maxLen=%d is not positive", maxLen);
+    *len = 0;
+    const std::vector<char> bytes = bytes_of(param);
+    if (bytes.size() > static_cast<size_t>(maxLen)) {
+      fail(ncclInvalidArgument, "maxLen=%d is less than the %zu bytes of %s", maxLen, bytes.size(),
+           param.key);
+    }
+    std::memcpy(out, bytes.data(), bytes.size());
+    *len = static_cast<int>(bytes.size());
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclParamGetParameter(const char* key, const char** value, int* valueLen) {
+  return guarded([=] {
+    const Param& param = param_of(key);
+    non_null(value, "value");
+    non_null(valueLen, "valueLen");
+    thread_local std::string kept;
+    *value = keep(kept, text(setting_of(param)));
+    *valueLen = static_cast<int>(kept.size());
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclParamGetAllParameterKeys(const char*** table, int* tableLen) {
+  return guarded([=] {
+    non_null(table, "table");
+    non_null(tableLen, "tableLen");
+    thread_local std::vector<const char*> kept;
+    kept.clear();
+    for (const Param& param : all_params()) kept.push_back(param.key);
+    *table = kept.data();
+    *tableLen = static_cast<int>(kept.size());
+    return ncclSuccess;
+  });
+}
+
+// To standard output, where NCCL's log goes.
+void ncclParamDumpAll() {
+  guarded([] {
+    for (const Param& param : all_params()) {
+      const Setting setting = setting_of(param);
+      std::printf("%s (%s) %s\n    value=%s set_by=%s default=%s\n", param.key,
+                  type_name(param.type), param.meaning, text(setting).c_str(),
+                  is_given(setting) ? "environment" : "default",
+                  param.fallback != nullptr ? param.fallback : "the newest that the CPU has");
+    }
+    std::fflush(stdout);
+    return ncclSuccess;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,143 @@
+#include "hostnccl/api/arguments.h"
+
+#include <cstdint>
+
+namespace hostnccl {
+namespace {
+
+void set_reduction(Operation& operation, Communicator& comm, abi::ncclRedOp_t op) {
+  switch (op) {
+    case abi::ncclSum:
+      operation.reduce = ReduceKind::Sum;
+      return;
+    case abi::ncclProd:
+      operation.reduce = ReduceKind::Prod;
+      return;
+    case abi::ncclMax:
+      operation.reduce = ReduceKind::Max;
+      return;
+    case abi::ncclMin:
+      operation.reduce = ReduceKind::Min;
+      return;
+    case abi::ncclAvg:
+      operation.reduce = ReduceKind::Avg;
+      return;
+    default:
+      operation.reduce = ReduceKind::Sum;
+      operation.multiplier = comm.red_ops().find(op, operation.dtype);
+  }
+}
+
+void check_size(const Operation& operation, int blocks) {
+  const size_t most = static_cast<size_t>(PTRDIFF_MAX) / element_size(operation.dtype) /
+                      static_cast<size_t>(blocks);
+  if (operation.count > most) {
+    fail(abi::ncclInvalidArgument, "count=%zu x %s for %d ranks is more than memory can hold",
+         operation.count, dtype_name(operation.dtype), blocks);
+  }
+}
+
+void check_buffers(const Operation& operation, int rank) {
+  if (operation.count == 0) return;
+  const bool is_root = rank == operation.root;
+  bool sends = operation.kind == Kind::Send;
+  bool receives = operation.kind == Kind::Recv;
+  if (is_collective(operation.kind)) {
+    const CollectiveTraits& traits = traits_of(operation.kind);
+    sends = !traits.only_root_sends || is_root;
+    receives = !traits.only_root_receives || is_root;
+  }
+  if (sends) non_null(operation.send, "sendbuff");
+  if (receives) non_null(operation.recv, "recvbuff");
+  if (operation.kind == Kind::AlltoAll && operation.send == operation.recv) {
+    fail(abi::ncclInvalidArgument,
+         "sendbuff and recvbuff are the same: ncclAlltoAll cannot work in "
+         "place");
+  }
+}
+
+}  // namespace
+
+Ref<Communicator> open_comm(abi::ncclComm_t handle) {
+  Ref<Communicator> comm = communicators().find(non_null(handle, "comm"));
+  if (!comm) {
+    fail(abi::ncclInvalidArgument, "comm=%p is not a communicator, or no longer one",
+         static_cast<void*>(handle));
+  }
+  return comm;
+}
+
+Ref<Communicator> ready_comm(abi::ncclComm_t handle) {
+  Ref<Communicator> comm = open_comm(handle);
+  comm->check_ready();
+  return comm;
+}
+
+Ref<Communicator> usable_comm(abi::ncclComm_t handle) {
+  Ref<Communicator> comm = open_comm(handle);
+  comm->check_usable();
+  return comm;
+}
+
+Ref<Stream> stream_argument(abi::cudaStream_t handle) {
+  if (is_calling_thread(handle)) return {};
+  Ref<Stream> stream = streams().find(handle);
+  if (!stream || !stream->is_of_this_process()) {
+    fail(abi::ncclInvalidArgument,
+         "stream=%p is not a stream of hostnccl: 0, 1 and 2 are the calling thread, others come "
+         "from hostStreamCreateWithPriority",
+         static_cast<void*>(handle));
+  }
+  return stream;
+}
+
+void check_rank(const char* name, int rank, int nranks) {
+  if (rank < 0 || rank >= nranks) {
+    fail(abi::ncclInvalidArgument, "%s=%d is not in [0, %d)", name, rank, nranks);
+  }
+}
+
+void check_size_and_rank(int nranks, int rank) {
+  if (nranks < 1 || nranks > kMaxRanks) {
+    fail(abi::ncclInvalidArgument, "nranks=%d is not in [1, %d]", nranks, kMaxRanks);
+  }
+  check_rank("rank", rank, nranks);
+}
+
+void check_dtype(abi::ncclDataType_t datatype) {
+  if (datatype >= abi::ncclNumTypes) {
+    fail(abi::ncclInvalidArgument, "datatype=%u is not one of NCCL's %u datatypes",
+         static_cast<unsigned>(datatype), static_cast<unsigned>(abi::ncclNumTypes));
+  }
+}
+
+abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
+                       abi::cudaStream_t stream_handle, const abi::ncclCollConfig_t* config) {
+  Item item{usable_comm(handle), {kind, arguments.datatype}, {}, {}, {}};
+  Communicator& comm = *item.comm;
+  Operation& operation = item.operation;
+  check_dtype(arguments.datatype);
+  operation.send = arguments.send;
+  operation.recv = arguments.recv;
+  operation.count = arguments.count;
+  operation.root = arguments.peer;
+  const CollectiveTraits& traits = traits_of(kind);
+  if (traits.reduces) set_reduction(operation, comm, arguments.op);
+  check_rank(is_collective(kind) ? "root" : "peer", operation.root, comm.nranks());
+  check_size(operation, comm.nranks());
+  check_buffers(operation, comm.rank());
+  if (!is_calling_thread(stream_handle)) item.stream = stream_argument(stream_handle);
+  if (config != nullptr) {
+    const CollConfig checked = read_coll_config(config, kind, comm);
+    operation.path = checked.path;
+    operation.tag = checked.tag;
+    item.launched = checked.launched;
+  }
+  if (operation.count == 0 && is_collective(kind)) {
+    if (item.launched) item.launched->record(item.stream);
+    return abi::ncclSuccess;
+  }
+  return Group::of_this_thread().submit(std::move(item));
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,67 @@
+#include "hostnccl/base/delay.h"
+
+#include <chrono>
+#include <cmath>
+#include <mutex>
+#include <thread>
+
+#include "hostnccl/base/params.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr double kShortest = 1e-6;  // seconds; half of all pieces of work are not delayed
+constexpr double kLongest = 3e-3;
+
+// Steele, Lea and Flood's SplitMix64: any seed is as good as another.
+uint64_t next(uint64_t& state) {
+  uint64_t z = state += 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+struct Draws {
+  uint64_t seed = 0;  // those that state was made from
+  uint64_t state = 0;
+  uint32_t number = 0;
+  bool is_stream = false;
+};
+
+thread_local Draws draws;
+
+}  // namespace
+
+void Delay::read_seed() {
+  const uint64_t seed = number(Setting::DelaySeed);
+  if (seed_.load(std::memory_order_relaxed) == seed) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (seed_.exchange(seed) == seed) return;
+  streams_ = 0;
+  threads_ = 0;
+}
+
+void Delay::be_stream(uint32_t number) {
+  draws.number = number;
+  draws.is_stream = true;
+}
+
+void Delay::pause_at_random() {
+  const uint64_t seed = seed_.load(std::memory_order_relaxed);
+  if (draws.seed != seed) {
+    draws.seed = seed;
+    if (!draws.is_stream) draws.number = threads_.fetch_add(1, std::memory_order_relaxed);
+    draws.state = seed;
+    for (const uint64_t part : {uint64_t{draws.number}, uint64_t{draws.is_stream},
+                                static_cast<uint64_t>(rank_.load(std::memory_order_relaxed))}) {
+      draws.state = next(draws.state) + part;
+    }
+  }
+  if (next(draws.state) % 2 == 0) return;
+  const double fraction = static_cast<double>(next(draws.state) >> 11) * 0x1p-53;
+  const double seconds = kShortest * std::pow(kLongest / kShortest, fraction);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,98 @@
+#include "hostnccl/base/error.h"
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <new>
+#include <system_error>
+
+namespace hostnccl {
+namespace {
+
+std::string vformat(const char* pattern, va_list arguments) {
+  va_list again;
+  va_copy(again, arguments);
+  const int length = std::vsnprintf(nullptr, 0, pattern, arguments);
+  std::string text(length > 0 ? static_cast<size_t>(length) : 0, '\0');
+  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
+  va_end(again);
+  return text;
+}
+
+std::string& last_text() {
+  thread_local std::string text;
+  return text;
+}
+
+}  // namespace
+
+std::string format(const char* pattern, ...) {
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::string text = vformat(pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+void fail(abi::ncclResult_t code, const char* pattern, ...) {
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::string text = vformat(pattern, arguments);
+  va_end(arguments);
+  throw Error(code, std::move(text));
+}
+
+void fail_errno(const char* pattern, ...) {
+  const int number = errno;
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::string text = vformat(pattern, arguments);
+  va_end(arguments);
+  throw Error(abi::ncclSystemError, text + ": " + std::system_category().message(number));
+}
+
+Error current_error() noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(abi::ncclSystemError, "out of memory");
+  } catch (const std::system_error& error) {
+    return Error(abi::ncclSystemError, error.what());
+  } catch (const std::exception& error) {
+    return Error(abi::ncclInternalError, error.what());
+  } catch (...) {
+    return Error(abi::ncclInternalError, "an unknown exception");
+  }
+}
+
+void remember_error(const std::string& text) noexcept {
+  try {
+    last_text() = text;
+  } catch (...) {
+    last_text().clear();
+  }
+}
+
+const char* last_error() noexcept { return last_text().c_str(); }
+
+const char* result_text(abi::ncclResult_t result) {
+  static const char* const kTexts[] = {
+      "success",
+      "a call to the device failed",
+      "a call to the operating system failed",
+      "internal error of hostnccl",
+      "invalid argument",
+      "invalid usage",
+      "a remote rank failed",
+      "the operation is still in progress",
+      "timed out",
+  };
+  static_assert(std::size(kTexts) == abi::ncclNumResults);
+  return result < abi::ncclNumResults ? kTexts[result] : "unknown result code";
+}
+
+}  // namespace hostnccl

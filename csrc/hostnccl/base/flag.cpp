@@ -1,0 +1,124 @@
+#include "hostnccl/base/flag.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+
+#include "hostnccl/base/tuning.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr size_t kMostWords = 128;  // that futex_waitv takes
+constexpr auto kBlindSleep = std::chrono::milliseconds(1);
+
+// Declared here because older kernel headers lack it.
+struct FutexWord {
+  uint64_t value;
+  uint64_t address;
+  uint32_t flags;
+  uint32_t reserved;
+};
+constexpr uint32_t kSize32 = 2;
+constexpr long kFutexWaitv = 449;
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+timespec to_timespec(std::chrono::nanoseconds time) {
+  return {static_cast<time_t>(time.count() / 1000000000),
+          static_cast<long>(time.count() % 1000000000)};
+}
+
+}  // namespace
+
+// Registered as a waiter on every word for its lifetime.
+class Sleep {
+ public:
+  Sleep(const WaitCondition* condition, size_t count) : conditions_(condition), count_(count) {
+    for (size_t i = 0; i < count_; ++i) {
+      conditions_[i].counter->waiters_.fetch_add(1, std::memory_order_seq_cst);
+    }
+  }
+  Sleep(const Sleep&) = delete;
+  Sleep& operator=(const Sleep&) = delete;
+  ~Sleep() {
+    for (size_t i = 0; i < count_; ++i) {
+      conditions_[i].counter->waiters_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  void run(std::chrono::nanoseconds ceiling) {
+    std::array<FutexWord, kMostWords> words;
+    for (size_t i = 0; i < count_; ++i) {
+      std::atomic<uint32_t>& value = conditions_[i].counter->value_;
+      const uint32_t seen = value.load(std::memory_order_seq_cst);
+      if (static_cast<int32_t>(seen - conditions_[i].target) >= 0) return;
+      words[i] = {seen, reinterpret_cast<uint64_t>(&value), kSize32, 0};
+    }
+    if (count_ > 1) {
+      timespec until;
+      clock_gettime(CLOCK_MONOTONIC, &until);
+      until = to_timespec(std::chrono::seconds(until.tv_sec) +
+                          std::chrono::nanoseconds(until.tv_nsec) + ceiling);
+      const long done = syscall(kFutexWaitv, words.data(), count_, 0, &until, CLOCK_MONOTONIC);
+      if (done >= 0 || (errno != ENOSYS && errno != EPERM)) return;
+      ceiling = std::min<std::chrono::nanoseconds>(ceiling, kBlindSleep);
+    }
+    const timespec time = to_timespec(ceiling);
+    syscall(SYS_futex, words[0].address, FUTEX_WAIT, static_cast<uint32_t>(words[0].value), &time,
+            nullptr, 0);
+  }
+
+ private:
+  const WaitCondition* conditions_;
+  size_t count_;
+};
+
+void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+
+void sleep_on(const WaitCondition* condition, size_t count, std::chrono::nanoseconds ceiling) {
+  if (count > kMostWords) {
+    count = kMostWords;
+    ceiling = std::min<std::chrono::nanoseconds>(ceiling, kBlindSleep);
+  }
+  Sleep(condition, count).run(ceiling);
+}
+
+// A yield costs little when nobody else wants the CPU. When it took long, someone did: in a crowd
+// most likely a rank that is waited for, and there is no use in spinning; else a stranger.
+bool SpinBackoff::wait() {
+  constexpr int kSpins = 64;  // between two yields
+  constexpr int kSpinsInCrowd = 4;
+  constexpr auto kOthersRan = std::chrono::microseconds(1);
+  thread_local int spins = kSpins;
+  if (spins_ < spins) {
+    ++spins_;
+    cpu_relax();
+    return true;
+  }
+  spins_ = 0;
+  const Clock::time_point now = Clock::now();
+  if (!spinning_) {
+    spinning_ = true;
+    began_ = now;
+  }
+  if (now - began_ >= spin_time()) return false;
+  sched_yield();
+  spins = oversubscribed_ && Clock::now() - now > kOthersRan ? kSpinsInCrowd : kSpins;
+  return true;
+}
+
+}  // namespace hostnccl

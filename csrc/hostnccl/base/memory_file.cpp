@@ -1,0 +1,42 @@
+#include "hostnccl/base/memory_file.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "hostnccl/base/error.h"
+
+namespace hostnccl {
+
+Fd make_memory_file(const char* name, size_t bytes) {
+  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older kernels do not know
+  Fd file(memfd_create(name, MFD_CLOEXEC | kNoExecSeal));
+  if (!file && errno == EINVAL) file = Fd(memfd_create(name, MFD_CLOEXEC));
+  if (!file) fail_errno("memfd_create");
+  if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
+    fail_errno("sizing shared memory to %zu bytes", bytes);
+  }
+  return file;
+}
+
+Mapping::Mapping(int fd, size_t offset, size_t bytes) : bytes_(bytes) {
+  // A memory file promises any size. Whether the kernel would give as much private memory is the
+  // best known about whether it is there.
+  void* room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) fail_errno("mmap of %zu bytes", bytes);
+  void* memory = mmap(room, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                      static_cast<off_t>(offset));
+  if (memory == MAP_FAILED) {
+    const int error = errno;
+    munmap(room, bytes);
+    errno = error;
+    fail_errno("mmap of %zu bytes of shared memory", bytes);
+  }
+  memory_ = static_cast<char*>(memory);
+}
+
+Mapping::~Mapping() {
+  if (memory_ != nullptr) munmap(memory_, bytes_);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,36 @@
+// Memory that other processes can map: a file without a name, which vanishes with the last
+// descriptor and the last mapping of it, however a process ends.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "hostnccl/base/fd.h"
+
+namespace hostnccl {
+
+Fd make_memory_file(const char* name, size_t bytes);  // zeros; name is for /proc/PID/maps
+
+// A mapping, which it unmaps.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(int fd, size_t offset, size_t bytes);  // shared; throws
+  Mapping(Mapping&& other) noexcept
+      : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  char* get() const { return memory_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace hostnccl

@@ -1,0 +1,117 @@
+#include "hostnccl/base/process.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <thread>
+
+#include "hostnccl/base/error.h"
+
+namespace hostnccl {
+namespace {
+
+struct Stat {
+  char state = '?';
+  long threads = 0;
+  uint64_t start = 0;
+};
+
+// The length read, or -1 with errno.
+ssize_t read_file(const char* path, char* buffer, size_t size) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  const ssize_t length = read(fd, buffer, size - 1);
+  const int error = errno;
+  close(fd);
+  errno = error;
+  if (length >= 0) buffer[length] = '\0';
+  return length;
+}
+
+bool read_stat(pid_t pid, Stat& stat) {
+  char path[64];
+  char buffer[1024];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
+  if (read_file(path, buffer, sizeof buffer) <= 0) return false;
+  const char* name_end = std::strrchr(buffer, ')');  // the name itself may hold anything
+  if (name_end == nullptr) return false;
+  unsigned long long start = 0;
+  // Fields 3 (state), 20 (threads) and 22 (start time) of proc(5).
+  const int fields = std::sscanf(name_end + 1,
+                                 " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
+                                 "%*d %ld %*d %llu",
+                                 &stat.state, &stat.threads, &start);
+  stat.start = start;
+  return fields == 3;
+}
+
+std::atomic<uint32_t> generation{0};
+
+[[maybe_unused]] const bool fork_is_watched = [] {
+  pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1, std::memory_order_relaxed); });
+  return true;
+}();
+
+uint64_t hash(uint64_t seed, std::string_view text) {  // FNV-1a
+  for (const char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return seed;
+}
+
+uint64_t hash_namespace(uint64_t seed, const char* path) {
+  struct stat info;
+  if (stat(path, &info) != 0) return seed;
+  return hash(seed, format("%llu:%llu", static_cast<unsigned long long>(info.st_dev),
+                           static_cast<unsigned long long>(info.st_ino)));
+}
+
+}  // namespace
+
+ProcessId process_of(pid_t pid) {
+  Stat stat;
+  const bool known = read_stat(pid, stat);
+  return {pid, known ? stat.start : 0};
+}
+
+ProcessId this_process() { return process_of(getpid()); }
+
+bool is_alive(const ProcessId& process) {
+  Stat stat;
+  errno = 0;
+  if (!read_stat(process.pid, stat)) {
+    return errno != ENOENT && errno != ESRCH ? true : kill(process.pid, 0) == 0 || errno == EPERM;
+  }
+  if (process.start != 0 && stat.start != process.start) return false;
+  // A process whose first thread has ended shows as a zombie while its other threads run on.
+  return (stat.state != 'Z' && stat.state != 'X') || stat.threads > 1;
+}
+
+bool stays_alive(const ProcessId& process) {
+  constexpr auto kMoment = std::chrono::milliseconds(5);
+  for (int looks = 0; looks < 20; ++looks) {
+    if (!is_alive(process)) return false;
+    std::this_thread::sleep_for(kMoment);
+  }
+  return true;
+}
+
+uint32_t fork_generation() { return generation.load(std::memory_order_relaxed); }
+
+uint64_t machine_identity() {
+  char boot[64];
+  const ssize_t length = read_file("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+  uint64_t identity = hash(0xcbf29ce484222325u, {boot, length > 0 ? size_t(length) : 0});
+  identity = hash_namespace(identity, "/proc/self/ns/net");
+  return hash_namespace(identity, "/proc/self/ns/pid");
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,46 @@
+#include "hostnccl/communicator/redop.h"
+
+#include <atomic>
+
+namespace hostnccl {
+namespace {
+
+std::atomic<unsigned> next_handle{abi::ncclNumOps};
+
+}  // namespace
+
+abi::ncclRedOp_t RedOps::add(const Multiplier& multiplier, abi::ncclDataType_t dtype) {
+  const unsigned handle = next_handle.fetch_add(1, std::memory_order_relaxed);
+  if (handle < abi::ncclNumOps || handle >= abi::ncclMaxRedOp) {
+    fail(abi::ncclSystemError, "no more handles for reduction operators");
+  }
+  const std::lock_guard lock(mutex_);
+  ops_.emplace(handle, RedOp{multiplier, dtype});
+  return static_cast<abi::ncclRedOp_t>(handle);
+}
+
+void RedOps::remove(abi::ncclRedOp_t op) {
+  const std::lock_guard lock(mutex_);
+  if (ops_.erase(op) == 0) {
+    fail(abi::ncclInvalidArgument,
+         "op=%u is not an operator that ncclRedOpCreatePreMulSum made for this communicator",
+         static_cast<unsigned>(op));
+  }
+}
+
+Multiplier RedOps::find(abi::ncclRedOp_t op, abi::ncclDataType_t dtype) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = ops_.find(op);
+  if (found == ops_.end()) {
+    fail(abi::ncclInvalidArgument,
+         "op=%u is neither a built-in operator nor a living one of this communicator",
+         static_cast<unsigned>(op));
+  }
+  if (found->second.dtype != dtype) {
+    fail(abi::ncclInvalidArgument, "op=%u was made for %s, the call is for %s",
+         static_cast<unsigned>(op), dtype_name(found->second.dtype), dtype_name(dtype));
+  }
+  return found->second.multiplier;
+}
+
+}  // namespace hostnccl

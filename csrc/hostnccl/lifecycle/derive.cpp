@@ -1,0 +1,144 @@
+#include "hostnccl/lifecycle/derive.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hostnccl/lifecycle/record_exchange.h"
+#include "hostnccl/lifecycle/sequence_guard.h"
+
+namespace hostnccl {
+namespace {
+
+// The ranks of the parent that are to be the first ones of the new communicator, in order.
+Rendezvous::Watch watch_over(const Ref<Communicator>& parent, std::vector<int> members) {
+  return [parent, members = std::move(members)](int rank) {
+    if (rank < static_cast<int>(members.size())) {
+      parent->segment().check_member(members[static_cast<size_t>(rank)]);
+    }
+  };
+}
+
+void initialize(const Job& job, const std::vector<int>& members, int nranks,
+                const RendezvousName& name) {
+  const auto self = std::find(members.begin(), members.end(), job.parent->rank());
+  job.comm->initialize(nranks, static_cast<int>(self - members.begin()), name,
+                       watch_over(job.parent, members));
+}
+
+// A revoked parent has no order of operations any more: the records have their own.
+std::vector<ExchangeRecord> records(const Job& job, Kind kind, const ExchangeRecord& own) {
+  return job.agreement != 0 ? job.parent->agreement(own, job.agreement)
+                            : exchange(job.parent, kind, own, job.sequence);
+}
+
+void split(const Job& job, int color, int key) {
+  // Whoever will be rank 0 of a new segment has brought its name.
+  const std::vector<ExchangeRecord> all = records(job, Kind::Split, {color, key, random_name()});
+  if (!job.comm) return;
+  std::vector<int> members;
+  for (int rank = 0; rank < job.parent->nranks(); ++rank) {
+    if (all[static_cast<size_t>(rank)].group == color) members.push_back(rank);
+  }
+  std::stable_sort(members.begin(), members.end(), [&all](int a, int b) {
+    return all[static_cast<size_t>(a)].order < all[static_cast<size_t>(b)].order;
+  });
+  initialize(job, members, static_cast<int>(members.size()),
+             all[static_cast<size_t>(members[0])].name);
+}
+
+void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
+  Communicator& parent = *job.parent;
+  if (aborts) {
+    parent.revoke(Communicator::Revoker::Shrink);
+    parent.wait_until_idle();
+  } else if (!parent.revoked()) {
+    const SequenceGuard behind_what_was_issued(parent, job.sequence);
+  }
+  std::vector<int> members;
+  for (int rank = 0; rank < parent.nranks(); ++rank) {
+    if (!std::binary_search(excluded.begin(), excluded.end(), rank)) members.push_back(rank);
+  }
+  initialize(job, members, static_cast<int>(members.size()), parent.shrink_name(excluded));
+}
+
+void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
+  Communicator& parent = *job.parent;
+  const ExchangeRecord own{nranks, id.has_value(), id.value_or(RendezvousName{})};
+  const std::vector<ExchangeRecord> all = records(job, Kind::Grow, own);
+  std::vector<int> members;
+  int root = -1;
+  for (int rank = 0; rank < parent.nranks(); ++rank) {
+    const ExchangeRecord& record = all[static_cast<size_t>(rank)];
+    if (record.group != all[0].group) {
+      fail(abi::ncclInvalidUsage,
+           "the ranks disagree about nRanks: %d says rank 0, %d says rank %d", all[0].group,
+           record.group, rank);
+    }
+    if (record.order != 0 && root >= 0) {
+      fail(abi::ncclInvalidUsage, "ranks %d and %d both pass a uniqueId: one of them is the root",
+           root, rank);
+    }
+    if (record.order != 0) root = rank;
+    members.push_back(rank);
+  }
+  if (root < 0) {
+    fail(abi::ncclInvalidUsage,
+         "no rank passes a uniqueId: the one that made it with ncclCommGetUniqueId must");
+  }
+  if (id) parent.use_grow_id();
+  initialize(job, members, nranks, all[static_cast<size_t>(root)].name);
+}
+
+Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const Settings& settings) {
+  Job job;
+  job.comm = communicators().open(std::make_unique<Communicator>(settings));
+  job.parent = parent;
+  job.out = out;
+  job.blocking = settings.blocking;
+  *out = handle_of(job.comm);
+  return job;
+}
+
+}  // namespace
+
+Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
+              const Settings& settings) {
+  Job job;
+  if (color != abi::kSplitNoColor) {
+    job = child_job(out, parent, settings);
+  } else {
+    job.parent = parent;
+    job.blocking = settings.blocking;
+  }
+  job.agreements = true;
+  job.work = [color, key](const Job& self) { split(self, color, key); };
+  return job;
+}
+
+Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
+               bool aborts, const Settings& settings) {
+  Job job = child_job(out, parent, settings);
+  if (aborts) job.sequences = 0;
+  job.work = [excluded = std::move(excluded), aborts](const Job& self) {
+    shrink(self, excluded, aborts);
+  };
+  return job;
+}
+
+Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
+             const std::optional<RendezvousName>& id, const Settings& settings) {
+  Job job = child_job(out, parent, settings);
+  job.agreements = true;
+  job.work = [nranks, id](const Job& self) { grow(self, nranks, id); };
+  return job;
+}
+
+Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,
+             const Settings& settings) {
+  return init_job(out, nranks, rank, id.name, settings, [maker = id.maker](int) {
+    if (is_alive(maker)) return;
+    fail(abi::ncclRemoteError, "pid %d, which had made the uniqueId to grow with, died", maker.pid);
+  });
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,97 @@
+#include "hostnccl/operations/collective.h"
+
+#include <cstring>
+
+#include "hostnccl/base/tuning.h"
+#include "hostnccl/operations/collective_paths.h"
+
+namespace hostnccl {
+namespace {
+
+Task run_alone(Communicator& comm, const Operation& operation) {
+  const Call call(comm, operation);
+  if (call.traits.reduces) {
+    comm.sources()[0] = operation.send;
+    if (operation.multiplier.from != Multiplier::From::None) {
+      comm.scalars()[0] = describe(operation).scalar;
+    }
+    call.reduce_into(operation.recv, operation.count);
+  } else {
+    call.copy_own_block(0, operation.block_bytes());
+  }
+  co_return;
+}
+
+}  // namespace
+
+Call::Call(Communicator& communicator, const Operation& called)
+    : comm(communicator),
+      segment(communicator.segment()),
+      operation(called),
+      traits(traits_of(called.kind)),
+      rank(communicator.rank()),
+      nranks(communicator.nranks()),
+      element(element_size(called.dtype)) {}
+
+size_t Call::offset_in_send(int destination) const {
+  return traits.block_per_destination ? static_cast<size_t>(destination) * operation.block_bytes()
+                                      : 0;
+}
+
+size_t Call::offset_in_recv(int source) const {
+  return traits.reduces || traits.only_root_sends
+             ? 0
+             : static_cast<size_t>(source) * operation.block_bytes();
+}
+
+const char* Call::own_block() const {
+  return static_cast<const char*>(operation.send) + offset_in_send(rank);
+}
+
+const Descriptor& Call::meet(int peer, const Descriptor& own) const {
+  const Descriptor& other = comm.descriptor_of(peer);
+  if (!same_call(other, own)) {
+    fail(abi::ncclInvalidUsage, "the ranks make different calls: %s calls %s, %s calls %s",
+         segment.name_of(rank).c_str(), to_text(own).c_str(), segment.name_of(peer).c_str(),
+         to_text(other).c_str());
+  }
+  comm.scalars()[static_cast<size_t>(peer)] = other.scalar;
+  return other;
+}
+
+void Call::copy_own_block(size_t from, size_t bytes) const {
+  char* to = recv_at(offset_in_recv(rank) + from);
+  const char* source = own_block() + from;
+  if (to != source) std::memcpy(to, source, bytes);
+}
+
+void Call::reduce_into(void* to, size_t count) const {
+  const bool multiplies = operation.multiplier.from != Multiplier::From::None;
+  reduce(to, comm.sources(), multiplies ? comm.scalars() : nullptr, nranks, count, operation.dtype,
+         operation.reduce);
+}
+
+bool Call::in_windows(const WindowSet& windows) const {
+  const size_t sent = operation.block_bytes() * static_cast<size_t>(blocks());
+  const size_t fetched = operation.kind == Kind::AllReduce ? operation.block_bytes() : 0;
+  return windows.identity() != 0 && windows.holds(operation.send, sends() ? sent : 0, rank) &&
+         windows.holds(operation.recv, fetched, rank);
+}
+
+Task run_collective(Communicator& comm, const Operation& operation) {
+  if (comm.nranks() == 1) return run_alone(comm, operation);
+  const Call call(comm, operation);
+  const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
+  if (operation.path == Path::Staged) return run_staged(comm, operation);
+  const bool anywhere =
+      operation.path == Path::Direct || contribution >= comm.segment().direct_from();
+  if (comm.windows().any() && contribution >= window_bytes()) {
+    std::shared_ptr<const WindowSet> windows = comm.windows().open();
+    if (anywhere || call.in_windows(*windows)) {
+      return run_direct(comm, operation, std::move(windows), anywhere);
+    }
+  }
+  return anywhere ? run_direct(comm, operation, {}, true) : run_staged(comm, operation);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,96 @@
+#include "hostnccl/operations/p2p.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "hostnccl/base/tuning.h"
+#include "hostnccl/communicator/communicator.h"
+#include "hostnccl/segment/peer_memory.h"
+
+namespace hostnccl {
+namespace {
+
+Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCells]; }
+
+Transfer transfer_for(const Segment& segment, int peer, size_t bytes) {
+  if (bytes <= kCellBytes) return Transfer::Eager;
+  const size_t direct_from =
+      direct_message_bytes(segment.same_process(peer), segment.oversubscribed());
+  return segment.direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
+}
+
+void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
+  if (cell.count == recv.count && cell.dtype == recv.dtype) return;
+  fail(abi::ncclInvalidUsage, "rank %d sends %llu x %s to rank %d, which receives %zu x %s",
+       recv.root, static_cast<unsigned long long>(cell.count), dtype_name(cell.dtype), comm.rank(),
+       recv.count, dtype_name(recv.dtype));
+}
+
+}  // namespace
+
+Task run_send(Communicator& comm, const Operation& operation) {
+  Segment& segment = comm.segment();
+  const int peer = operation.root;
+  PairRing& ring = segment.pair_ring(comm.rank(), peer);
+  const size_t bytes = operation.block_bytes();
+  uint32_t number = ring.posted.own();
+  const uint32_t begun = number;
+  co_await until(ring.taken, number + 1 - kEagerMessages, peer);
+
+  Cell& first = cell_of(ring, number);
+  first.count = operation.count;
+  first.dtype = operation.dtype;
+  first.transfer = transfer_for(segment, peer, bytes);
+  if (first.transfer == Transfer::Direct) {
+    first.address = reinterpret_cast<uint64_t>(operation.send);
+    ExposureEpoch exposure(segment, comm.rank());
+    ring.posted.signal(number + 1);
+    co_await until(ring.taken, number + 1, peer);
+    exposure.close();
+    co_return;
+  }
+  const char* from = static_cast<const char*>(operation.send);
+  for (size_t done = 0;;) {
+    const size_t piece = std::min(kCellBytes, bytes - done);
+    if (piece != 0) std::memcpy(cell_of(ring, number).payload, from + done, piece);
+    ring.posted.signal(++number);
+    done += piece;
+    if (done == bytes) break;
+    co_await until(ring.taken, number + 1 - kCells, peer);
+  }
+  // However much room there is: a long message that nobody expects is its sender's mistake too.
+  if (bytes > kCellBytes) co_await until(ring.taken, begun + 1, peer);
+}
+
+Task run_recv(Communicator& comm, const Operation& operation) {
+  Segment& segment = comm.segment();
+  const int peer = operation.root;
+  PairRing& ring = segment.pair_ring(peer, comm.rank());
+  const size_t bytes = operation.block_bytes();
+  uint32_t number = ring.taken.own();
+  co_await until(ring.posted, number + 1, peer);
+
+  const Cell& first = cell_of(ring, number);
+  check_match(comm, operation, first);
+  if (first.transfer == Transfer::Direct) {
+    {
+      const auto windows = comm.windows().open();
+      const AccessEpoch access(segment, comm.rank(), windows.get());
+      access.read(peer, first.address, operation.recv, bytes);
+      access.finish();
+    }
+    ring.taken.signal(number + 1);
+    co_return;
+  }
+  char* to = static_cast<char*>(operation.recv);
+  for (size_t done = 0;;) {
+    const size_t piece = std::min(kCellBytes, bytes - done);
+    if (piece != 0) std::memcpy(to + done, cell_of(ring, number).payload, piece);
+    ring.taken.signal(++number);
+    done += piece;
+    if (done == bytes) break;
+    co_await until(ring.posted, number + 1, peer);
+  }
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,15 @@
+// Send and receive, as tasks, over the ring from the sender to the receiver. The messages of a
+// ring are matched in order.
+#pragma once
+
+#include "hostnccl/base/task.h"
+#include "hostnccl/communicator/operation.h"
+
+namespace hostnccl {
+
+class Communicator;
+
+Task run_send(Communicator& comm, const Operation& operation);
+Task run_recv(Communicator& comm, const Operation& operation);
+
+}  // namespace hostnccl

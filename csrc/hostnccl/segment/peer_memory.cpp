@@ -1,0 +1,98 @@
+#include "hostnccl/segment/peer_memory.h"
+
+#include <sched.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "hostnccl/base/params.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr size_t kBlock = size_t{4} << 20;  // between two looks at the failure word
+
+// The bytes read; less than asked, with errno, when it failed.
+size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
+  size_t done = 0;
+  while (done < bytes) {
+    iovec local{static_cast<char*>(to) + done, bytes - done};
+    iovec remote{reinterpret_cast<void*>(address + done), bytes - done};
+    const ssize_t read = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (read < 0 && errno == EINTR) continue;
+    if (read <= 0) break;
+    done += static_cast<size_t>(read);
+  }
+  return done;
+}
+
+}  // namespace
+
+bool direct_reads_wanted() { return number(Setting::Cma) != 0; }
+
+bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
+  return read_process(pid, address, to, bytes) == bytes;
+}
+
+AccessEpoch::AccessEpoch(Segment& segment, int rank, const WindowSet* windows)
+    : segment_(segment), windows_(windows), flag_(segment.rank_state(rank).access) {
+  flag_.store(1, std::memory_order_seq_cst);
+  try {
+    check();
+  } catch (...) {
+    flag_.store(0, std::memory_order_release);
+    throw;
+  }
+}
+
+AccessEpoch::~AccessEpoch() { flag_.store(0, std::memory_order_release); }
+
+void AccessEpoch::check() const {
+  if (segment_.failed()) throw segment_.failure();
+}
+
+const char* AccessEpoch::reach(int peer, uint64_t address, size_t bytes) const {
+  if (segment_.same_process(peer)) return reinterpret_cast<const char*>(address);
+  return windows_ != nullptr ? windows_->reach(peer, address, bytes) : nullptr;
+}
+
+void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const {
+  const char* const here = reach(peer, address, bytes);
+  for (size_t done = 0; done < bytes;) {
+    const size_t block = std::min(kBlock, bytes - done);
+    char* target = static_cast<char*>(to) + done;
+    if (here != nullptr) {
+      std::memcpy(target, here + done, block);
+    } else if (read_process(segment_.process(peer).pid, address + done, target, block) != block) {
+      const int error = errno;
+      check();
+      if (error == ESRCH || !is_alive(segment_.process(peer))) {
+        fail(abi::ncclRemoteError, "%s died while its memory was being read",
+             segment_.name_of(peer).c_str());
+      }
+      errno = error;
+      fail_errno("access %zu bytes at %#llx of %s", block,
+                 static_cast<unsigned long long>(address + done), segment_.name_of(peer).c_str());
+    }
+    done += block;
+    if (done < bytes) check();
+  }
+}
+
+const void* AccessEpoch::view(int peer, uint64_t address, void* scratch, size_t bytes) const {
+  if (const char* here = reach(peer, address, bytes)) return here;
+  read(peer, address, scratch, bytes);
+  return scratch;
+}
+
+ExposureEpoch::~ExposureEpoch() {
+  if (!open_) return;
+  for (int rank = 0; rank < segment_.nranks(); ++rank) {
+    if (rank == rank_ || !segment_.same_process(rank)) continue;
+    while (segment_.rank_state(rank).access.load(std::memory_order_seq_cst) != 0) sched_yield();
+  }
+}
+
+}  // namespace hostnccl

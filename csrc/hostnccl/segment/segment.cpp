@@ -1,0 +1,167 @@
+#include "hostnccl/segment/segment.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "hostnccl/base/tuning.h"
+#include "hostnccl/segment/peer_memory.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr char kShrunk[] = "ended all operations of its communicator to shrink it";
+
+size_t rank_states_at() { return sizeof(Header); }
+
+size_t channels_at(int nranks) {
+  return rank_states_at() + sizeof(RankState) * static_cast<size_t>(nranks);
+}
+
+}  // namespace
+
+size_t Segment::bytes(int nranks) {
+  const size_t n = static_cast<size_t>(nranks);
+  return channels_at(nranks) + sizeof(PairRing) * n * n;
+}
+
+Segment::Segment(int fd, int nranks, const RendezvousName& name)
+    : nranks_(nranks), own_pid_(getpid()), name_(name), bytes_(bytes(nranks)) {
+  const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
+  memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (memory_ == MAP_FAILED) fail_errno("mmap of %zu bytes for %d ranks", bytes_, nranks);
+  unsigned char* base = static_cast<unsigned char*>(memory_);
+  header_ = reinterpret_cast<Header*>(base);
+  rank_states_ = reinterpret_cast<RankState*>(base + rank_states_at());
+  pair_rings_ = reinterpret_cast<PairRing*>(base + channels_at(nranks));
+  std::memcpy(&probe_word_, name_.data(), sizeof probe_word_);
+}
+
+Segment::~Segment() { munmap(memory_, bytes_); }
+
+void Segment::set_process(int rank, const ProcessId& process) {
+  rank_state(rank).pid = process.pid;
+  rank_state(rank).start = process.start;
+}
+
+void Segment::enter(int rank, const SignalRange& signals) {
+  RankState& own = rank_state(rank);
+  own.signals = signals;
+  own.probe = reinterpret_cast<uint64_t>(&probe_word_);
+  if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) CPU_ZERO(&own.cpus);
+  own.presence.store(Presence::Alive, std::memory_order_release);
+  own.step.signal(1);
+}
+
+void Segment::probe(int rank) {
+  bool all = direct_reads_wanted();
+  bool within_process = true;
+  for (int peer = 0; peer < nranks_ && all; ++peer) {
+    if (same_process(peer)) continue;
+    within_process = false;
+    uint64_t word = 0;
+    all = can_read(process(peer).pid, rank_state(peer).probe, &word, sizeof word) &&
+          word == probe_word_;
+  }
+  rank_state(rank).reads_from.store(all ? direct_bytes(within_process) : SIZE_MAX,
+                                    std::memory_order_relaxed);
+  rank_state(rank).step.signal(2);
+}
+
+void Segment::settle() {
+  size_t most = 0;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (int rank = 0; rank < nranks_; ++rank) {
+    CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
+    most = std::max<size_t>(most, rank_state(rank).reads_from.load(std::memory_order_relaxed));
+    check_signals(rank);
+  }
+  direct_from_ = most;
+  oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
+}
+
+void Segment::check_signals(int rank) const {
+  const SignalRange& first = rank_state(0).signals;
+  const SignalRange& other = rank_state(rank).signals;
+  if (first == other) return;
+  hostnccl::fail(abi::ncclInvalidUsage,
+                 "the ranks disagree about numRmaCtx and numRmaSig: %s says %u and %u, %s says %u "
+                 "and %u",
+                 name_of(0).c_str(), first.contexts, first.per_context, name_of(rank).c_str(),
+                 other.contexts, other.per_context);
+}
+
+Error Segment::failure() const {
+  // Whoever writes the text does so at once, unless it is killed in between.
+  for (int i = 0; i < 1000 && header_->failing.load(std::memory_order_acquire) != Header::Written;
+       ++i) {
+    sched_yield();
+  }
+  if (header_->failing.load(std::memory_order_acquire) != Header::Written) {
+    return Error(abi::ncclRemoteError, "a rank ended while it reported a failure");
+  }
+  return Error(static_cast<abi::ncclResult_t>(header_->code), header_->text);
+}
+
+void Segment::fail(const Error& error) {
+  uint32_t none = Header::None;
+  if (!header_->failing.compare_exchange_strong(none, Header::Writing)) return;
+  header_->code = error.code();
+  const size_t length = std::min(error.text().size(), sizeof header_->text - 1);
+  std::memcpy(header_->text, error.text().data(), length);
+  header_->text[length] = '\0';
+  header_->failing.store(Header::Written);
+  wake_all();
+}
+
+const char* Segment::how_gone(int rank, bool look_for_life, bool for_operations) const {
+  const Presence presence = rank_state(rank).presence.load(std::memory_order_acquire);
+  if (presence == Presence::Left) return "destroyed its communicator";
+  if (presence == Presence::Aborted) return "aborted its communicator";
+  if (presence == Presence::Revoked && for_operations) return "revoked its communicator";
+  if (presence == Presence::Shrunk && for_operations) return kShrunk;
+  if (look_for_life && !same_process(rank) && !is_alive(process(rank))) return "died";
+  return nullptr;
+}
+
+void Segment::check_owner(int rank, const WaitCondition& condition, bool look_for_life) const {
+  const char* how = how_gone(rank, look_for_life, true);
+  // It may have raised the word as the last thing it did.
+  if (how == nullptr || condition.met()) return;
+  hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
+                 name_of(rank).c_str(), how);
+}
+
+void Segment::check_agreement_peer(int rank, const WaitCondition& condition,
+                                   bool look_for_life) const {
+  const char* how = how_gone(rank, look_for_life, false);
+  if (how == nullptr || condition.met()) return;
+  hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot take part in making another",
+                 name_of(rank).c_str(), how);
+}
+
+void Segment::check_member(int rank) const {
+  const char* how = how_gone(rank, true, false);
+  if (how == nullptr) return;
+  hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot be in the new communicator",
+                 name_of(rank).c_str(), how);
+}
+
+void Segment::leave(int rank, Presence how) {
+  rank_state(rank).presence.store(how, std::memory_order_release);
+  wake_all();
+}
+
+void Segment::wake_all() const {
+  for (int rank = 0; rank < nranks_; ++rank) rank_state(rank).step.wake();
+}
+
+std::string Segment::name_of(int rank) const {
+  return format("rank %d (pid %d)", rank, rank_state(rank).pid);
+}
+
+}  // namespace hostnccl

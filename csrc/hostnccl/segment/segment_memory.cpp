@@ -1,0 +1,72 @@
+// How much of a segment's memory exists, and giving some of it back. The pages of a memfd that
+// nobody has touched do not exist; MADV_REMOVE undoes the touch, for every process that maps them.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "hostnccl/segment/segment.h"
+
+namespace hostnccl {
+namespace {
+
+// The whole pages of a range, which is larger than they are where a page is more than 4 KiB.
+struct Pages {
+  uintptr_t begin;
+  size_t bytes = 0;
+
+  Pages(const void* from, size_t size)
+      : begin((reinterpret_cast<uintptr_t>(from) + page() - 1) / page() * page()) {
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + size) / page() * page();
+    if (end > begin) bytes = end - begin;
+  }
+  void* address() const { return reinterpret_cast<void*>(begin); }
+  static size_t page() {
+    static const size_t size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+};
+
+size_t resident(const void* from, size_t size) {
+  const Pages pages(from, size);
+  if (pages.bytes == 0) return 0;
+  const auto states = std::make_unique<unsigned char[]>(pages.bytes / Pages::page());
+  if (mincore(pages.address(), pages.bytes, states.get()) != 0) fail_errno("mincore");
+  size_t present = 0;
+  for (size_t i = 0; i < pages.bytes / Pages::page(); ++i) present += states[i] & 1;
+  return present * Pages::page();
+}
+
+void remove(void* from, size_t size) {
+  const Pages pages(from, size);
+  if (pages.bytes != 0 && madvise(pages.address(), pages.bytes, MADV_REMOVE) != 0) {
+    fail_errno("giving back %zu bytes of shared memory", pages.bytes);
+  }
+}
+
+}  // namespace
+
+Segment::Held Segment::held(int rank) const {
+  const RankState& own = rank_state(rank);
+  Held held{resident(own.staging, sizeof own.staging),
+            resident(&own, offsetof(RankState, staging))};
+  if (rank == 0) held.lasting += resident(header_, sizeof *header_);
+  for (int peer = 0; peer < nranks_; ++peer) {
+    const PairRing& to = pair_ring(rank, peer);
+    const size_t cells = resident(to.cells, sizeof to.cells);
+    held.lasting += resident(&to, sizeof to) - cells;
+    (to.posted.load() == to.taken.load() ? held.releasable : held.lasting) += cells;
+  }
+  return held;
+}
+
+void Segment::release(int rank) const {
+  remove(rank_state(rank).staging, sizeof rank_state(rank).staging);
+  for (int peer = 0; peer < nranks_; ++peer) {
+    PairRing& to = pair_ring(rank, peer);
+    if (to.posted.load() != to.taken.load()) continue;  // sent, and not received yet
+    remove(to.cells, sizeof to.cells);
+  }
+}
+
+}  // namespace hostnccl

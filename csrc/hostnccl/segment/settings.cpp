@@ -1,0 +1,60 @@
+#include "hostnccl/segment/settings.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "hostnccl/base/error.h"
+
+namespace hostnccl {
+namespace {
+
+uint32_t positive_or_one(int value, const char* name) {
+  if (value == abi::kUndefInt) return 1;
+  if (value < 1) fail(abi::ncclInvalidArgument, "config->%s=%d is below 1", name, value);
+  return static_cast<uint32_t>(value);
+}
+
+void check_flag(const char* field, int value) {
+  if (value == abi::kUndefInt || value == 0 || value == 1) return;
+  fail(abi::ncclInvalidArgument, "config->%s=%d is neither 0 nor 1", field, value);
+}
+
+}  // namespace
+
+Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) {
+  if (given == nullptr) return inherited;
+  constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking) + sizeof(int);
+  constexpr size_t kLargest = size_t{1} << 16;  // beyond that it was never initialised
+  if (given->magic != abi::kApiMagic) {
+    fail(abi::ncclInvalidArgument,
+         "config->magic=%#x: it was not initialised with "
+         "NCCL_CONFIG_INITIALIZER",
+         given->magic);
+  }
+  if (given->size < kSmallest || given->size > kLargest) {
+    fail(abi::ncclInvalidArgument, "config->size=%zu is not the size of an ncclConfig_t",
+         given->size);
+  }
+  abi::ncclConfig_t config;  // fields that an older caller does not have keep their defaults
+  std::memcpy(&config, given, std::min(given->size, sizeof config));
+  Settings settings;  // of a split, too, a configuration replaces the parent's as a whole
+  check_flag("blocking", config.blocking);
+  if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
+  // Communicators share nothing here; the wish is accepted.
+  check_flag("splitShare", config.splitShare);
+  check_flag("shrinkShare", config.shrinkShare);
+  settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
+  settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
+  if (settings.signals.contexts > kMostSignals / settings.signals.per_context) {
+    fail(abi::ncclInvalidArgument,
+         "config->numRmaCtx=%u times config->numRmaSig=%u is more than hostnccl's %u signals",
+         settings.signals.contexts, settings.signals.per_context, kMostSignals);
+  }
+  check_flag("rmaEagerInit", config.rmaEagerInit);
+  if (config.rmaEagerInit != abi::kUndefInt) settings.signals_at_once = config.rmaEagerInit == 1;
+  if (config.commName != nullptr) settings.name = config.commName;
+  return settings;
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,75 @@
+#include "hostnccl/streams/device_error.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace hostnccl {
+namespace {
+
+using namespace abi;
+
+struct ErrorText {
+  CUresult result;
+  const char* name;
+  const char* text;
+};
+
+const ErrorText* find(CUresult result) {
+#define ERROR(name, text) \
+  {                       \
+    name, #name, text     \
+  }
+  static constexpr ErrorText kTexts[] = {
+      ERROR(CUDA_SUCCESS, "success"),
+      ERROR(CUDA_ERROR_INVALID_VALUE, "invalid value"),
+      ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
+      ERROR(CUDA_ERROR_NOT_INITIALIZED, "not initialised"),
+      ERROR(CUDA_ERROR_NO_DEVICE, "no device"),
+      ERROR(CUDA_ERROR_INVALID_DEVICE, "no such device: there is only 0"),
+      ERROR(CUDA_ERROR_INVALID_HANDLE,
+            "the handle is not, or no longer, a stream, event or graph of this process"),
+      ERROR(CUDA_ERROR_ILLEGAL_STATE,
+            "a communicator or window that the graph needs is gone or not in a state to be used; "
+            "ncclGetLastError has the reason"),
+      ERROR(CUDA_ERROR_NOT_READY, "not ready: work is still queued"),
+      ERROR(CUDA_ERROR_NOT_SUPPORTED, "not supported on CPUs"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            "not permitted while a stream is capturing, or of the stream that is the calling "
+            "thread"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            "an earlier error has invalidated the stream's capture"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_MERGE, "would merge two captures"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+            "work of the capture on another stream was not joined: an event after it is to be "
+            "waited for on the stream on which the capture began"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+            "captured work would depend on an event from outside of its capture"),
+      ERROR(CUDA_ERROR_CAPTURED_EVENT, "the event was last recorded in a capture"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "another thread has begun the capture"),
+      ERROR(CUDA_ERROR_UNKNOWN,
+            "work queued on the stream failed; ncclCommGetAsyncError of its communicator has the "
+            "reason"),
+  };
+#undef ERROR
+  const auto* found = std::find_if(std::begin(kTexts), std::end(kTexts),
+                                   [result](const ErrorText& e) { return e.result == result; });
+  return found == std::end(kTexts) ? nullptr : found;
+}
+
+}  // namespace
+
+DeviceError::DeviceError(CUresult result)
+    : DeviceError(result, format("%s: %s", device_error_name(result), device_error_text(result))) {}
+
+const char* device_error_name(CUresult result) {
+  const ErrorText* found = find(result);
+  return found != nullptr ? found->name : nullptr;
+}
+
+const char* device_error_text(CUresult result) {
+  const ErrorText* found = find(result);
+  return found != nullptr ? found->text : nullptr;
+}
+
+}  // namespace hostnccl

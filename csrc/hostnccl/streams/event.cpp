@@ -1,0 +1,50 @@
+#include "hostnccl/streams/event.h"
+
+#include "hostnccl/streams/capture.h"
+#include "hostnccl/streams/device_error.h"
+
+namespace hostnccl {
+
+HandleTable<Event>& events() {
+  static HandleTable<Event>& table = *new HandleTable<Event>;
+  return table;
+}
+
+void Event::Record::complete() {
+  time_ = Clock::now();
+  done_.signal(1);
+}
+
+void Event::Record::wait() { sleep_until({&done_, 1}); }
+
+void Event::record(const Ref<Stream>& stream) {
+  std::shared_ptr<Record> record;
+  if (stream && stream->capturing()) {
+    record = Capture::mark(stream);
+  } else if (record = std::make_shared<Record>(); stream) {
+    Stream::enqueue(stream, [record] { record->complete(); });
+  } else {
+    record->complete();
+  }
+  const std::lock_guard lock(mutex_);
+  last_ = record;
+}
+
+std::shared_ptr<Event::Record> Event::last() const {
+  const std::lock_guard lock(mutex_);
+  return last_;
+}
+
+void wait_for(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record) {
+  if (record == nullptr) return;
+  if (record->place()) return Capture::join(stream, *record->place());
+  Capture::refuse(stream, abi::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+  if (record->done()) return;
+  if (stream) {
+    Stream::enqueue(stream, [record] { record->wait(); });
+  } else {
+    record->wait();
+  }
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,82 @@
+#include "hostnccl/streams/stream.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "hostnccl/base/thread.h"
+
+namespace hostnccl {
+
+HandleTable<Stream>& streams() {
+  static HandleTable<Stream>& table = *new HandleTable<Stream>;
+  return table;
+}
+
+Stream::Stream(int priority) : priority_(std::clamp(priority, kGreatestPriority, kLeastPriority)) {}
+
+void Stream::enqueue(const Ref<Stream>& self, Work work) {
+  Stream& stream = *self;
+  const std::lock_guard lock(stream.mutex_);
+  if (!stream.has_thread_) {
+    start_thread([self] { self->run(); });
+    stream.has_thread_ = true;
+  }
+  stream.queue_.push_back(std::move(work));
+  ++stream.enqueued_;
+  stream.changed_.notify_one();
+}
+
+// The kernel grants a priority above the default only to whom it may (CAP_SYS_NICE, or a
+// RLIMIT_NICE); without, all streams are alike.
+void Stream::prepare_thread() const {
+  if (priority_ != kLeastPriority) {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), priority_);  // of this thread only
+  }
+  Delay::be_stream(number_);
+}
+
+void Stream::run() {
+  prepare_thread();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    {
+      const Work work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      Delay::pause();
+      try {
+        work();
+      } catch (...) {
+        note_failure();
+      }
+    }
+    finished_.signal(finished_.own() + 1);
+    lock.lock();
+  }
+}
+
+void Stream::synchronize() {
+  uint32_t target;
+  {
+    const std::lock_guard lock(mutex_);
+    target = enqueued_;
+  }
+  sleep_until({&finished_, target});
+}
+
+bool Stream::idle() {
+  const std::lock_guard lock(mutex_);
+  return finished_.reached(enqueued_);
+}
+
+void Stream::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_one();
+}
+
+}  // namespace hostnccl
