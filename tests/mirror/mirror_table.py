@@ -15,11 +15,8 @@ import torch.distributed as torch_dist
 from torch.distributed import distributed_c10d
 
 import pynccl
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_signatures import ABSENT as OF_DISTRIBUTED_C10D
-from torch_suite import EXCEPTIONS
+from tests.mirror.test_signatures import ABSENT as OF_DISTRIBUTED_C10D
+from tests.mirror.torch_suite import EXCEPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "mirror.md"
 

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import mirror_table
 import torch
+
+from tests.mirror import mirror_table
 
 _OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
