@@ -51,7 +51,7 @@ test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests 
 	$(PY) -m tests.mirror.torch_suite --ranks 2 4 $(ARGS)
 
 wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
-	$(PYTHON) .ci/wheels.py --python $(FOR_PYTHON) --out $(WHEELS)
+	$(PYTHON) -m tools.wheels --python $(FOR_PYTHON) --out $(WHEELS)
 
 abi: $(VENV)/.group-abi ## hold csrc/abi against real nccl.h files and libraries
 	$(PY) -m tests.abi.run --cache $(VENV)/abi

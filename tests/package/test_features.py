@@ -6,29 +6,15 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import operator
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from pynccl import nccl, raw
+from tools import features
 
 _TESTS = Path(__file__).parents[1]
-_SCRIPT = _TESTS.parent / "csrc" / "abi" / "features.py"
-
-
-@functools.cache
-def _features() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("features", _SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["features"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @functools.cache
@@ -38,18 +24,17 @@ def _tests_in(file: str) -> set[str]:
 
 
 def test_the_document_is_what_the_script_writes() -> None:
-    features = _features()
-    assert features.DOCUMENT.read_text() == features.document(), "python csrc/abi/features.py"
+    assert features.DOCUMENT.read_text() == features.document(), "python -m tools.features"
 
 
 def test_it_has_every_function_and_what_the_library_has() -> None:
-    listed = {f.name: (f.since, f.on_host) for f in _features().functions()}
+    listed = {f.name: (f.since, f.on_host) for f in features.functions()}
     assert listed == raw.load("host").functions()
 
 
 @pytest.mark.parametrize("function", sorted(raw.load("host").functions()))
 def test_every_function_has_a_call_and_a_test(function: str) -> None:
-    calls, test = _features().CALLS[function]
+    calls, test = features.CALLS[function]
     for call in calls.split():
         found = operator.attrgetter(call)(nccl)
         assert found.__doc__, f"{call} says nothing of itself"
@@ -59,7 +44,7 @@ def test_every_function_has_a_call_and_a_test(function: str) -> None:
 
 
 def test_nothing_else_is_listed() -> None:
-    assert _features().CALLS.keys() <= raw.load("host").functions().keys()
+    assert features.CALLS.keys() <= raw.load("host").functions().keys()
 
 
 def test_reset_debug() -> None:

@@ -1,8 +1,8 @@
 """Writes docs/nccl-features.md: every function of nccl.h, who has it, and how Python calls it.
 
-The functions and their versions come from nccl_functions.inc, what hostnccl has from its later.h;
-which object covers a function, and which test proves it, is written here and checked by
-tests/package/test_features.py. Run it after a change: python csrc/abi/features.py
+The functions and their versions come from nccl_functions.inc, those that hostnccl lacks from its
+unsupported.h. Which object covers a function, and which test proves it, is written here and checked
+by tests/package/test_features.py. Run it after a change: python -m tools.features
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ABI = Path(__file__).parent
-ROOT = ABI.parents[1]
+ROOT = Path(__file__).parents[1]
+ABI = ROOT / "csrc" / "abi"
 DOCUMENT = ROOT / "docs" / "nccl-features.md"
 
 # The call in pynccl.nccl that covers a function, and a test of it: FILE::FUNCTION in tests/.
@@ -157,7 +157,7 @@ Every function of nccl.h 2.32, in its order. **cuda**: the NCCL that has it; an 
 covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
 in `tests/`.
 
-This page is written by `python csrc/abi/features.py` and checked by
+This page is written by `python -m tools.features` and checked by
 `tests/package/test_features.py`.
 """
 

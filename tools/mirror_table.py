@@ -1,7 +1,7 @@
 """Makes docs/mirror.md: for every name of torch.distributed, whether pynccl has it, and if not why.
 
-python tests/mirror/mirror_table.py          # rewrite docs/mirror.md
-python tests/mirror/mirror_table.py --check  # fail if it would change
+python -m tools.mirror_table          # rewrite docs/mirror.md
+python -m tools.mirror_table --check  # fail if it would change
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pynccl
 from tests.mirror.test_signatures import ABSENT as OF_DISTRIBUTED_C10D
 from tests.mirror.torch_suite import EXCEPTIONS
 
-PAGE = Path(__file__).parents[2] / "docs" / "mirror.md"
+PAGE = Path(__file__).parents[1] / "docs" / "mirror.md"
 
 ABOVE = "built on torch's process groups, beside this API"
 
@@ -91,7 +91,7 @@ TEXT = """\
 
 `import pynccl as dist` carries the functions of `torch.distributed`: same names, same parameters,
 same defaults, same errors for the same mistakes. This page is made by
-`python tests/mirror/mirror_table.py`.
+`python -m tools.mirror_table`.
 
 A script needs two changes: the import, and the name of the backend.
 

@@ -1,6 +1,6 @@
 """Writes the nccl.h methods of Library in pynccl/_C.pyi from nccl_functions.inc.
 
-Run it after a change of the list: python csrc/abi/stub.py
+Run it after a change of the list: python -m tools.stub && make format
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ABI = Path(__file__).parent
-STUB = ABI.parents[1] / "pynccl" / "_C.pyi"
-BEGIN = "    # From csrc/abi/nccl_functions.inc by csrc/abi/stub.py:\n"
+ROOT = Path(__file__).parents[1]
+ABI = ROOT / "csrc" / "abi"
+STUB = ROOT / "pynccl" / "_C.pyi"
+BEGIN = "    # From csrc/abi/nccl_functions.inc by tools/stub.py:\n"
 END = "    # End of that.\n"
 
 STRUCTS = {

@@ -1,6 +1,6 @@
 """Fetches the small wheels that a machine with torch, but without a network, lacks.
 
-    python .ci/wheels.py --python 3.12 --out build/wheels
+    python -m tools.wheels --python 3.12 --out build/wheels
 
 It takes the dependency group "offline" and what that needs, for another Python than this one if
 need be, without what every such machine has (NumPy comes with torch's users).
