@@ -16,7 +16,7 @@ import pytest
 from pynccl import nccl
 from tests.support import shared_memory
 from tests.support.launcher import Launcher, Run
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _until_error(rank: Rank, what: str) -> tuple[float, str]:
@@ -27,7 +27,7 @@ def _until_error(rank: Rank, what: str) -> tuple[float, str]:
     other = np.ones(1 if what.startswith("256") else elements, np.float32)
     stream = rank.stream()
     comm.all_reduce(other)
-    rank.tell("ready")
+    rank.report("ready")
     ring = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
     try:
         while True:
@@ -67,7 +67,7 @@ def test_sigkill_is_an_error_in_the_others(
     before = shared_memory.entries()
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         time.sleep(0.25 if what.startswith("256") else 0.05)
         killed.append(run.kill(2))
 
@@ -82,7 +82,7 @@ def test_sigkill_is_an_error_in_the_others(
 
 
 def _gather_for_init(rank: Rank) -> tuple[float, str]:
-    rank.tell("ready")
+    rank.report("ready")
     if rank.rank == 3:
         time.sleep(60)  # the world never completes
     try:
@@ -97,7 +97,7 @@ def test_death_during_init_is_an_error_in_the_others(launch: Launcher, victim: i
     killed: list[float] = []
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         time.sleep(1)
         killed.append(run.kill(victim))
         time.sleep(2)
@@ -113,7 +113,7 @@ def test_death_during_init_is_an_error_in_the_others(launch: Launcher, victim: i
 
 def _live(rank: Rank) -> None:
     """Communicators made, used and closed without end."""
-    rank.tell("ready")
+    rank.report("ready")
     for number in range(len(rank.unique_ids)):
         try:
             with rank.communicator(number) as comm:
@@ -132,7 +132,7 @@ def test_nothing_is_left_behind_at_any_moment(launch: Launcher, seed: int) -> No
     number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         time.sleep(chance.random() * 0.4)
         for victim in chance.sample(range(3), chance.choice([1, 1, 2, 3])):
             run.kill(victim, number)

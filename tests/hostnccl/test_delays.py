@@ -23,7 +23,7 @@ import torch
 from pynccl import nccl
 from pynccl.mirror.channel import Channel
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 SEEDS = 200
 STEPS = 14

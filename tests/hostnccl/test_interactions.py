@@ -18,7 +18,7 @@ from pynccl.errors import DriverError
 from tests.support import holdings
 from tests.support.blocking import DEADLINE, PAGE, Area, Blocked, meet
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _check_sum(comm: nccl.Communicator, config: nccl.CollConfig | None = None) -> None:

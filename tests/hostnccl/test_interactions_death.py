@@ -14,7 +14,7 @@ from pynccl import nccl
 from pynccl.errors import DriverError
 from tests.support.blocking import PAGE, Area, Blocked, meet
 from tests.support.launcher import Launcher, Run
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _survivor(rank: Rank) -> float:
@@ -39,10 +39,10 @@ def _survivor(rank: Rank) -> float:
         for name, comm in pairs[6:]:
             threading.Thread(target=calls[name], args=(comm,), daemon=True).start()
         time.sleep(0.05)
-        rank.tell("ready")
+        rank.report("ready")
         time.sleep(60)
     blocked = [Blocked(lambda name=name, comm=comm: calls[name](comm)) for name, comm in pairs]  # type: ignore[misc]
-    rank.tell("ready")
+    rank.report("ready")
     for one in blocked:
         one.end("rank 1")
     ended = time.monotonic()
@@ -82,7 +82,7 @@ def test_a_killed_rank_ends_them_all(launch: Launcher) -> None:
 
     def kill(run: Run) -> None:
         nonlocal killed
-        run.hear()
+        run.gather_reports()
         killed = run.kill(1)
 
     survivor, dead = launch.outcomes(2, _survivor, while_running=kill, timeout=30)

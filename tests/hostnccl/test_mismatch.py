@@ -9,7 +9,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _array(count: int, dtype: str = "float32") -> np.ndarray:

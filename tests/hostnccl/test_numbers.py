@@ -15,7 +15,7 @@ import pytest
 from pynccl import nccl
 from tests.support import dtypes, reference
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _OPS = ("SUM", "PROD", "MAX", "MIN", "AVG")
 

@@ -13,7 +13,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _WAIT = 1.5  # seconds that the others are late
 
@@ -92,7 +92,7 @@ def _abort(rank: Rank, what: str) -> float:
     comm = rank.comm
     comm.all_reduce(np.zeros(1))
     if rank.rank == 1:
-        rank.tell("here")
+        rank.report("here")
         time.sleep(0.8)  # never comes
         return 0.0
     moments = []
@@ -111,7 +111,7 @@ def _abort(rank: Rank, what: str) -> float:
     assert comm.closed
     comm.abort()
     comm.close()
-    rank.tell("aborted")
+    rank.report("aborted")
     return ended - moments[0]
 
 

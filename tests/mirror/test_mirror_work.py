@@ -19,7 +19,7 @@ import pytest
 from tests.support import gpu
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
-from tests.support.worker import wait_for
+from tests.support.rank import wait_for
 
 World = Callable[..., list[Any]]
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from tests.support.launcher import Launcher
-    from tests.support.worker import Rank
+    from tests.support.rank import Rank
 
 DDP = "tests DistributedDataParallel, which talks to torch's own C++ ProcessGroup"
 INSIDE = "tests a part of torch that calls torch.distributed by itself"
@@ -159,7 +159,7 @@ def run_one(rank: Rank, name: str, folder: str, of_torch: bool) -> Result:
 
 def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float = 40) -> Result:
     """Run one test on all ranks, in processes that are replaced when it fails."""
-    from tests.support.launcher import RankFailure
+    from tests.support.launcher import LaunchError
 
     env = {"BACKEND": "gloo", "WORLD_SIZE": str(nranks), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +167,7 @@ def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float
             Path(folder, part).mkdir()
         try:
             results = launch(nranks, run_one, name, folder, of_torch, env=env, timeout=timeout)
-        except RankFailure as failure:
+        except LaunchError as failure:
             return Result(name, "failed", str(failure))
     outcomes = {result.outcome for result in results}
     return results[0] if outcomes == {"skipped"} else Result(name, "passed")

@@ -12,7 +12,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 _PEER = {"send": "peer", "recv": "peer"}

@@ -18,7 +18,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _channel(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401

@@ -17,7 +17,7 @@ from tests.support import collectives, dtypes, gpu, reference
 from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
 from tests.support.memory import GUARD, HostMemory
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 class _OnlyDlpack:

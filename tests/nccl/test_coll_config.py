@@ -20,7 +20,7 @@ from tests.support import collectives
 from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _COUNTS = (0, 1, 1009, 70_001)
 _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")

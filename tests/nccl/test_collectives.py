@@ -16,7 +16,7 @@ import pytest
 from tests.support import collectives, dtypes, gpu
 from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _COUNTS = (0, 1, 7, 1009)  # none, one, odd, prime
 _LONG = 20011  # past 16 KiB with every dtype, where hostnccl stops copying through shared memory

@@ -13,7 +13,7 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _identity(rank: Rank) -> None:

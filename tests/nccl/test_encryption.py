@@ -12,7 +12,7 @@ import pytest
 from pynccl import errors, libraries, nccl, raw
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _KEY, _OTHER = "k" * 32, "o" * 40
 

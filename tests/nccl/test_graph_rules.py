@@ -18,7 +18,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_graphs import COUNT
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _rules(rank: Rank) -> None:  # noqa: PLR0915
@@ -351,11 +351,11 @@ def _abort(rank: Rank) -> None:
         rank.comm.abort()
         with pytest.raises(nccl.DriverError):
             stream.synchronize()
-        rank.tell("aborted")
+        rank.report("aborted")
     else:
         time.sleep(0.5)
         rank.comm.abort()
-        rank.tell("aborted")
+        rank.report("aborted")
 
 
 def test_an_abort_ends_a_launch(launch: Launcher) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 COUNT = 1009
 

@@ -17,7 +17,7 @@ from pynccl import nccl
 from tests.nccl.test_graphs import Programs
 from tests.support import gpu
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 pytestmark = [
     pytest.mark.gpu,

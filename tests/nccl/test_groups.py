@@ -14,7 +14,7 @@ import pytest
 from pynccl import nccl
 from tests.support import gpu
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _SIZES = (0, 1, 5, 1000, 8192, 8193, 40_000, 300_000)  # bytes, around and past hostnccl's cells
 

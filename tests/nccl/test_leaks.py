@@ -14,7 +14,7 @@ import pytest
 from pynccl import nccl
 from tests.support import holdings, shared_memory
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _resident() -> int:

@@ -18,7 +18,7 @@ from pynccl import nccl, raw
 from tests.support import holdings, shared_memory
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def check_works(rank: Rank, comm: nccl.Communicator, members: list[int]) -> None:
@@ -85,7 +85,7 @@ def test_shrink_by_a_rank_that_leaves(launch: Launcher, provider: str, threads: 
 def _shrink_with_abort(rank: Rank) -> float:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2, 3])
-    rank.tell("ready")
+    rank.report("ready")
     if rank.rank == 2:
         time.sleep(60)  # until it is killed
     with blocked(rank, comm) as raised:
@@ -110,7 +110,7 @@ def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
     before = shared_memory.entries()
 
     def end_rank(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         if kill == "after":  # the others have gone on without it
             time.sleep(3)
         run.kill(2)
@@ -128,7 +128,7 @@ def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
 def _shrink_without_a_survivor(rank: Rank) -> tuple[float, str]:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2, 3])
-    rank.tell("ready")
+    rank.report("ready")
     if rank.rank in (1, 2):
         time.sleep(60)
     time.sleep(0.5)
@@ -145,7 +145,7 @@ def test_shrink_ends_when_a_survivor_is_dead_too(launch: Launcher) -> None:
     killed = []
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         run.kill(2)
         killed.append(run.kill(1))
 
@@ -271,10 +271,10 @@ def _join_a_dead_one(rank: Rank) -> tuple[float, str]:
     if rank.rank == 0:
         with nccl.Communicator(1, rank.unique_ids[1], 0, provider="host") as comm:
             carry(rank, bytes(comm.get_unique_id()))
-            rank.tell("ready")
+            rank.report("ready")
             time.sleep(60)
     unique_id = carry(rank, None)
-    rank.tell("ready")
+    rank.report("ready")
     with pytest.raises(nccl.NcclRemoteError, match="had made the uniqueId to grow with, died") as e:
         nccl.Communicator.join(2, unique_id, 1, provider="host")
     rank.comm.abort()
@@ -285,7 +285,7 @@ def test_who_joins_learns_that_nobody_is_there(launch: Launcher) -> None:
     killed = []
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         time.sleep(0.2)
         killed.append(run.kill(0))
 

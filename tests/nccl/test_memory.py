@@ -20,7 +20,7 @@ import pytest
 import pynccl
 from pynccl import _C, libraries, memory, nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 MIB = 2**20
 

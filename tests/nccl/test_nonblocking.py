@@ -13,7 +13,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import carry, check_works
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 LATE = 0.8  # seconds that the last rank takes
 

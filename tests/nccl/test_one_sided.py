@@ -16,7 +16,7 @@ import pytest
 from pynccl import nccl, raw
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _PAGE = 4096
 
@@ -223,7 +223,7 @@ def _on_streams(rank: Rank) -> None:
         comm.wait_signal(peer, stream=stream)
         event.record(stream)
         assert not event.query()
-        rank.tell("waiting")
+        rank.report("waiting")
         stream.synchronize()
         assert (data[_PAGE:] == 7).all()
     else:
@@ -258,7 +258,7 @@ def test_waiting_uses_no_cpu(launch: Launcher) -> None:
 
 def _until_error(rank: Rank) -> tuple[float, str]:
     data, window = _window(rank.comm, 1 << 20)
-    rank.tell("ready")
+    rank.report("ready")
     peers = [peer for peer in range(rank.nranks) if peer != rank.rank]
     try:
         while True:
@@ -274,7 +274,7 @@ def test_a_killed_peer_ends_the_waits(launch: Launcher) -> None:
     killed: list[float] = []
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         time.sleep(0.3)
         killed.append(run.kill(2))
 
@@ -289,7 +289,7 @@ def test_a_killed_peer_ends_the_waits(launch: Launcher) -> None:
 
 def _killed_while_registering(rank: Rank) -> tuple[float, str]:
     buffer = rank.comm.mem_alloc(_PAGE)
-    rank.tell("ready")
+    rank.report("ready")
     if rank.rank == 1:
         time.sleep(60)
     try:
@@ -304,7 +304,7 @@ def test_a_peer_killed_during_registration(launch: Launcher) -> None:
     killed: list[float] = []
 
     def kill(run: Run) -> None:
-        run.hear()
+        run.gather_reports()
         time.sleep(0.5)
         killed.append(run.kill(1))
 

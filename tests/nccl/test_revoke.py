@@ -12,7 +12,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import blocked, check_works
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _revoke_everywhere(rank: Rank) -> None:
@@ -52,7 +52,7 @@ def _revoke_once(rank: Rank) -> None:
     """On hostnccl one rank's revoke ends the others' operations, on streams and messages too."""
     comm, stream = rank.comm, rank.stream()
     check_works(rank, comm, [0, 1, 2])
-    rank.tell("ready")
+    rank.report("ready")
     array = np.ones(100_000, np.float32)
     match rank.rank:
         case 0:

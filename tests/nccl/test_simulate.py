@@ -13,7 +13,7 @@ import pytest
 from pynccl import errors, libraries, nccl, raw
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 
 def _simulate(rank: Rank) -> list[float]:

@@ -15,7 +15,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank, wait_for
+from tests.support.rank import Rank, wait_for
 
 
 def _order(rank: Rank) -> None:

@@ -30,7 +30,7 @@ from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
 from tests.support.launcher import Launcher
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "cpp_extension"

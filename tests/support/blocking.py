@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pynccl import nccl
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 PAGE = 4096
 DEADLINE = 8.0  # seconds for a blocked call to end

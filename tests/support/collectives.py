@@ -10,7 +10,7 @@ import numpy as np
 
 from pynccl import nccl
 from tests.support import dtypes, gpu, reference
-from tests.support.worker import Rank
+from tests.support.rank import Rank
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 MOVING = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")

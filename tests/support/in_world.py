@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.support.worker import Rank
+    from tests.support.rank import Rank
 
 
 def run_in_world(
