@@ -121,7 +121,7 @@ class Run:
         self._processes = processes
         self._hosted = hosted
         self._limit = f"not done within {timeout:g} s" if timeout is not None else ""
-        self._deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+        self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
         self._grace = grace
         self._folder = folder
         self._outcomes: dict[int, Outcome] = {}
@@ -203,8 +203,15 @@ class Run:
         process.popen.send_signal(with_signal)
         return before
 
-    def outcomes(self) -> list[Outcome]:
-        """Wait for all ranks, or for the deadline; returns how each of them ended, by rank."""
+    def outcomes(self, timeout: float | None = None) -> list[Outcome]:
+        """Wait for all ranks, or for the deadline; returns how each of them ended, by rank.
+
+        Args:
+            timeout: seconds from now on; replaces the deadline of the launch.
+        """
+        if timeout is not None:
+            self._limit = f"not done within {timeout:g} s"
+            self._deadline = time.monotonic() + timeout
         while len(self._outcomes) < self.world_size and self._receive():
             if any(not outcome.ok for outcome in self._outcomes.values()):
                 self._deadline = min(self._deadline, time.monotonic() + self._grace)
