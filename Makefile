@@ -45,26 +45,26 @@ test: $(TO_TEST) ## run the tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
-	$(PY) tests/report/run.py $(ARGS)
+	$(PY) -m tests.report.run $(ARGS)
 
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
-	$(PY) tests/mirror/torch_suite.py --ranks 2 4 $(ARGS)
+	$(PY) -m tests.mirror.torch_suite --ranks 2 4 $(ARGS)
 
 wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
-	$(PYTHON) .ci/wheels.py --python $(FOR_PYTHON) --out $(WHEELS)
+	$(PYTHON) -m tools.wheels --python $(FOR_PYTHON) --out $(WHEELS)
 
 abi: $(VENV)/.group-abi ## hold csrc/abi against real nccl.h files and libraries
-	$(PY) tests/abi/run.py --cache $(VENV)/abi
+	$(PY) -m tests.abi.run --cache $(VENV)/abi
 
 sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer and AddressSanitizer
-	$(PY) tests/stress/run.py
+	$(PY) -m tests.stress.run
 
 lint: $(VENV)/.installed $(VENV)/.group-lint $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 	$(VENV)/bin/mypy
-	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
+	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/package/stubtest_allowlist.txt
 
 format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/ruff format .

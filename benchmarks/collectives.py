@@ -20,15 +20,16 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import metrics, report
-from benchmarks.launcher import BenchmarkError, Send, launch
 from benchmarks.machine import Machine
+from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.results import DTYPES, Note, Plan, Row, Settings
 from pynccl.libraries import default_provider
+from pynccl.testing import Rank
 
 __all__ = ["main"]
 
 _OUT = Path(__file__).parent / "out"
-_PATIENCE = 180.0  # seconds without a row
+_SILENCE = 180.0  # seconds without a row
 
 
 def main() -> int:
@@ -81,15 +82,15 @@ def _settings(options: argparse.Namespace, folder: str) -> Settings:
     )
 
 
-def _rank(rank: int, send: Send, settings: Settings) -> None:
+def _rank(rank: Rank, settings: Settings) -> None:
     from benchmarks.runner import run  # torch, which only the ranks need
 
-    run(rank, send, settings)
+    run(rank.rank, rank.report, settings)
 
 
 def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
     print(f"starting {settings.nranks} ranks ...", flush=True)
-    messages = launch(settings.nranks, _rank, (settings,), _PATIENCE)
+    messages = run_ranks(settings.nranks, _rank, (settings,), _SILENCE)
     plan = next(messages)
     assert isinstance(plan, Plan)
     print(report.describe(plan.machine, settings), flush=True)

@@ -21,13 +21,14 @@ from pathlib import Path
 from benchmarks import metrics
 from benchmarks.gpu_figures import SECTIONS, Agenda, Done, Start
 from benchmarks.gpu_report import Findings
-from benchmarks.launcher import BenchmarkError, Send, launch
 from benchmarks.machine import ROOT, inspect, scrub, slug
+from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.results import Settings
+from pynccl.testing import Rank
 
 __all__ = ["main"]
 
-_PATIENCE = 90.0  # seconds without a message
+_SILENCE = 90.0  # seconds without a report
 # What is given up first where a sequence cannot be captured.
 _FALLBACKS = ("torch, a CUDA graph", "pynccl, a CUDA graph")
 _K, _M = 1 << 10, 1 << 20
@@ -96,7 +97,7 @@ def _run(
             folder=folder,
             seconds=(deadline - time.monotonic()) * 0.6,
         )
-        for message in launch(nranks, _rank, (settings, agenda), _PATIENCE):
+        for message in run_ranks(nranks, _rank, (settings, agenda), _SILENCE):
             findings.take(nranks, message)
             match message:
                 case Start() as start:
@@ -108,10 +109,10 @@ def _run(
                 raise BenchmarkError("its time was over")
 
 
-def _rank(rank: int, send: Send, settings: Settings, agenda: Agenda) -> None:
+def _rank(rank: Rank, settings: Settings, agenda: Agenda) -> None:
     from benchmarks.gpu_rank import run  # torch, which only the ranks need
 
-    run(rank, send, settings, agenda)
+    run(rank.rank, rank.report, settings, agenda)
 
 
 def _sizes(options: argparse.Namespace, nranks: int, gpus: int) -> tuple[int, ...]:

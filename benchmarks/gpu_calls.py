@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from benchmarks import compiler
 from benchmarks.gpu_figures import BARE, CallCost
-from benchmarks.launcher import BenchmarkError
+from benchmarks.ranks import BenchmarkError
 from benchmarks.results import Note
 from benchmarks.world import World
 from pynccl import nccl, raw

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from benchmarks.clock import Elapsed
 from benchmarks.gpu_figures import Sequence
-from benchmarks.launcher import BenchmarkError
 from benchmarks.peers import Call, all_gather_of
+from benchmarks.ranks import BenchmarkError
 from benchmarks.world import World
 from pynccl import nccl
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_calls, gpu_graphs, gpu_overlap, runner
 from benchmarks.gpu_figures import Agenda, Done, Start
-from benchmarks.launcher import Send
+from benchmarks.ranks import Report
 from benchmarks.results import Settings
 from benchmarks.world import World
 
@@ -25,31 +25,31 @@ _WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 409
 _WORK_ON_A_SHARED_GPU = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(16 << 20, 4096))
 
 
-def run(rank: int, send: Send, settings: Settings, agenda: Agenda) -> None:
-    """Measure what is on the agenda; rank 0 sends what was found, as it is found."""
+def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
+    """Measure what is on the agenda; rank 0 reports the figures as they are found."""
     torch.manual_seed(rank)
     world = World(rank, settings)
-    tell: Send = send if rank == 0 else lambda message: None
+    report = report if rank == 0 else lambda value: None
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
-    tell(Start(world.nranks, gpus))
+    report(Start(world.nranks, gpus))
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
     replays = _REPLAYS_SHARED if world.shares else _REPLAYS[full]
 
-    def told(figures: Iterator[object]) -> None:
+    def report_all(figures: Iterator[object]) -> None:
         for figure in figures:
-            tell(figure)
+            report(figure)
 
     sections: dict[str, Callable[[], None]] = {
-        "calls": lambda: told(gpu_calls.run(world, repeats, _CALLS[full])),
-        "overlap": lambda: told(gpu_overlap.run(world, repeats, _work(world)[full])),
-        "collectives": lambda: runner.measure(world, settings, tell),
-        "sequences": lambda: told(gpu_graphs.run(world, repeats, replays, without)),
+        "calls": lambda: report_all(gpu_calls.run(world, repeats, _CALLS[full])),
+        "overlap": lambda: report_all(gpu_overlap.run(world, repeats, _work(world)[full])),
+        "collectives": lambda: runner.measure(world, settings, report),
+        "sequences": lambda: report_all(gpu_graphs.run(world, repeats, replays, without)),
     }
     for name in agenda.sections:
         started = time.monotonic()
         sections[name]()
         gc.collect()  # graphs go before the communicators that they use
-        tell(Done(name, time.monotonic() - started))
+        report(Done(name, time.monotonic() - started))
     world.close()
 
 

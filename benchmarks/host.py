@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks import host_report as report
 from benchmarks.host_rows import DTYPES, OPERATIONS, Row, exact_row
 from benchmarks.host_world import World, find_mpiexec
-from benchmarks.launcher import BenchmarkError
 from benchmarks.metrics import parse_size
+from benchmarks.ranks import BenchmarkError
 
 __all__ = ["main"]
 

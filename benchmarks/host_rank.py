@@ -1,9 +1,9 @@
-"""One rank of one library: does what the benchmark's own process tells it over a socket.
+"""One rank of one library: follows the orders that the benchmark's own process sends by a socket.
 
-    python -m benchmarks.host_rank LIBRARY NRANKS FOLDER bind|free [RANK]
+    python -m benchmarks.host_rank NRANKS FOLDER bind|free     # a rank of MPICH, from mpiexec
 
-mpiexec starts the ranks of MPICH, the benchmark those of the others. A rank that waits for its next
-order sleeps in a read, so that the library whose turn it is has the machine for itself.
+The ranks of the other libraries are launched by pynccl.testing. A rank that waits for its next
+order sleeps in a read, so that the library that is timed has the machine for itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from benchmarks.host_libraries import LIBRARIES, Call, Library
 from benchmarks.host_orders import SOCKET, Failed, Hello, Sample
 from benchmarks.host_rows import Buffers, Row
+from pynccl import testing
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 
 class _Rank:
@@ -67,15 +68,20 @@ class _Rank:
 
 
 def main() -> None:
-    """Serve until the benchmark closes its end."""
-    name, nranks, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    if name == "mpich":
-        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+    """Serve as a rank of MPICH."""
+    from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
-        rank = MPI.COMM_WORLD.rank
-    else:
-        rank = int(sys.argv[5])
-    if sys.argv[4] == "bind":
+    nranks, folder, bind = sys.argv[1:]
+    _serve("mpich", MPI.COMM_WORLD.rank, int(nranks), Path(folder), bind=bind == "bind")
+
+
+def serve(rank: testing.Rank, name: str, folder: str, bind: bool) -> None:
+    """Serve as a rank of another library, until the benchmark closes its end of the socket."""
+    _serve(name, rank.rank, rank.world_size, Path(folder), bind=bind)
+
+
+def _serve(name: str, rank: int, nranks: int, folder: Path, *, bind: bool) -> None:
+    if bind:
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
     connection = Client(str(folder / SOCKET), "AF_UNIX")
@@ -84,12 +90,12 @@ def main() -> None:
         connection.send(Hello(name, rank, library.version))
         gc.disable()
         gc.freeze()
-        _serve(connection, _Rank(library, rank))
+        _follow_orders(connection, _Rank(library, rank))
     except Exception:
         connection.send(Failed(f"{name}, rank {rank}: {traceback.format_exc()}"))
 
 
-def _serve(connection: Connection, rank: _Rank) -> None:
+def _follow_orders(connection: Connection, rank: _Rank) -> None:
     while True:
         try:
             order = connection.recv()

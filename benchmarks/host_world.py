@@ -1,4 +1,7 @@
-"""The ranks of all libraries, as processes, seen from the process that runs the benchmark."""
+"""The ranks of one library, as processes, seen from the process that runs the benchmark.
+
+pynccl.testing launches them; only those of MPICH, which must come from mpiexec, are started here.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.host_orders import SOCKET, Failed, Hello, Sample
+from benchmarks.host_rank import serve
 from benchmarks.host_rows import Row
-from benchmarks.launcher import BenchmarkError, RankError
+from benchmarks.ranks import BenchmarkError, RankError
+from pynccl.testing import Launcher, Run
 
 __all__ = ["World", "find_mpiexec"]
 
-_PATIENCE = 300.0  # seconds without an answer
+_SILENCE = 300.0  # seconds without an answer
 _START = 120.0
 
 
@@ -39,7 +44,9 @@ class World:
         self._bind = bind
         self._nranks = nranks
         self._folder = tempfile.TemporaryDirectory(prefix="hostbench-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._launcher = Launcher()
+        self._run: Run | None = None
+        self._mpiexec: subprocess.Popen[bytes] | None = None
         self._ranks: list[Connection] = []
         try:
             self.version = self._start()
@@ -49,24 +56,25 @@ class World:
 
     def _start(self) -> str:
         folder, nranks = self._folder.name, self._nranks
-        rank = [
-            *(sys.executable, "-m", "benchmarks.host_rank", self.library, str(nranks), folder),
-            "bind" if self._bind else "free",
-        ]
         with Listener(str(Path(folder, SOCKET)), "AF_UNIX", backlog=nranks) as listener:
             if self.library == "mpich":
                 mpiexec = find_mpiexec()
                 assert mpiexec
-                commands = [[mpiexec, "-n", str(nranks), *rank]]
+                command = [mpiexec, "-n", str(nranks), sys.executable, "-m", "benchmarks.host_rank"]
+                command += [str(nranks), folder, "bind" if self._bind else "free"]
+                self._mpiexec = subprocess.Popen(command, env={**os.environ, **_THREADS})
             else:
-                commands = [[*rank, str(number)] for number in range(nranks)]
-            for command in commands:
-                self._processes.append(subprocess.Popen(command, env={**os.environ, **_THREADS}))
+                self._run = self._launcher.start(
+                    *(nranks, serve, (self.library, folder, self._bind)),
+                    unique_ids=0,
+                    timeout=None,
+                    env=_THREADS,
+                )
             listener._listener._socket.settimeout(_START)  # type: ignore[attr-defined]
             try:
                 self._ranks = [listener.accept() for _ in range(nranks)]
             except TimeoutError:
-                raise RankError(f"not all ranks of {self.library} have come") from None
+                raise self._error(f"not all ranks have connected within {_START:g} s") from None
         return next(answer.version for answer in self._answers() if isinstance(answer, Hello))
 
     def prepare(self, row: Row) -> bool:
@@ -90,13 +98,23 @@ class World:
         """Let the ranks end, and end those that do not."""
         for connection in self._ranks:
             connection.close()
-        for process in self._processes:
+        if self._run:
+            self._run.close()
+        self._launcher.close()
+        if self._mpiexec:
             try:
-                process.wait(10)
+                self._mpiexec.wait(10)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                self._mpiexec.kill()
+                self._mpiexec.wait()
         self._folder.cleanup()
+
+    def _error(self, what: str) -> RankError:
+        """An error, with the tracebacks of the ranks that have failed."""
+        for outcome in self._run.outcomes(timeout=1) if self._run else []:
+            if outcome.died or outcome.error:
+                what += f"\nrank {outcome.rank}: {outcome.died}\n{outcome.trace}"
+        return RankError(f"{self.library}: {what}")
 
     def __enter__(self) -> World:
         return self
@@ -118,15 +136,15 @@ class World:
         answers: list[object] = []
         waiting = list(self._ranks)
         while waiting:
-            ready = wait(waiting, _PATIENCE)
+            ready = wait(waiting, _SILENCE)
             if not ready:
-                raise RankError(f"nothing was heard of {self.library} for {_PATIENCE:g} s")
+                raise RankError(f"{self.library}: no answer within {_SILENCE:g} s")
             for connection in ready:
                 assert isinstance(connection, Connection)
                 try:
                     answer = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    raise RankError(f"a rank of {self.library} has died") from None
+                    raise self._error("a rank has died") from None
                 if isinstance(answer, Failed):
                     raise RankError(answer.text)
                 answers.append(answer)

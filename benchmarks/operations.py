@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.launcher import BenchmarkError
+from benchmarks.ranks import BenchmarkError
 
 __all__ = ["COLLECTIVES", "ROOT", "Buffers", "Shape", "WrongResultError", "check", "exact_size"]
 

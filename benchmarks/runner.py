@@ -1,6 +1,6 @@
 """What one rank does: for each collective and size check both libraries, then time them in turns.
 
-All ranks make the same decisions, for whatever decides is agreed on first.
+All ranks make the same decisions: the values that decide are agreed on first.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import torch
 
 from benchmarks import metrics
 from benchmarks.clock import Elapsed
-from benchmarks.launcher import Send
 from benchmarks.operations import Buffers, check, exact_size
 from benchmarks.peers import Call, Library
+from benchmarks.ranks import Report
 from benchmarks.results import Note, Plan, Row, Settings, Timing
 from benchmarks.world import World
 
 __all__ = ["measure", "run"]
 
 
-def run(rank: int, send: Send, settings: Settings) -> None:
-    """Measure everything; rank 0 sends the plan, the notes and the rows."""
+def run(rank: int, report: Report, settings: Settings) -> None:
+    """Measure everything; rank 0 reports the plan, the notes and the rows."""
     world = World(rank, settings)
-    measure(world, settings, send if rank == 0 else lambda message: None)
+    measure(world, settings, report if rank == 0 else lambda value: None)
     world.close()
 
 
-def measure(world: World, settings: Settings, send: Send) -> None:
-    """Measure every collective and size in a world that is there; sends the plan and the rows."""
-    _Runner(world, settings, send).run()
+def measure(world: World, settings: Settings, report: Report) -> None:
+    """Measure every collective and size in an existing world; reports the plan and the rows."""
+    _Runner(world, settings, report).run()
 
 
 class _Runner:
-    def __init__(self, world: World, settings: Settings, send: Send) -> None:
+    def __init__(self, world: World, settings: Settings, report: Report) -> None:
         self._world = world
         self._settings = settings
-        self._send = send
+        self._report = report
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._missing: set[str] = set()  # collectives that torch.distributed lacks
 
@@ -46,9 +46,9 @@ class _Runner:
         cases = self._cases()
         torch_name = self._world.torch.name if self._world.torch else "torch"
         machine = self._world.machine()
-        self._send(Plan(len(cases), (self._world.pynccl.name, torch_name), machine))
+        self._report(Plan(len(cases), (self._world.pynccl.name, torch_name), machine))
         if self._world.refusal:
-            self._send(Note(self._world.refusal))
+            self._report(Note(self._world.refusal))
         # A collection inside a sample would be measured, on every rank that waits for this one.
         gc.disable()
         gc.freeze()
@@ -56,10 +56,10 @@ class _Runner:
         for number, (collective, nbytes) in enumerate(cases):
             if self._world.maximum([float(time.monotonic() > stop)]) != [0.0]:
                 left = ", ".join(f"{name} of {size}" for name, size in cases[number:])
-                self._send(Note(f"not measured, the time was up: {left} bytes"))
+                self._report(Note(f"not measured, the time was up: {left} bytes"))
                 return
             gc.collect()
-            self._send(self._row(collective, nbytes))
+            self._report(self._row(collective, nbytes))
 
     def _cases(self) -> list[tuple[str, int]]:
         """Collectives and sizes, each once."""
@@ -116,7 +116,7 @@ class _Runner:
             return True
         self._missing.add(buffers.collective)
         reason = reason or "it failed on another rank"
-        self._send(Note(f"{buffers.collective} by {self._world.torch.name}: {reason}"))
+        self._report(Note(f"{buffers.collective} by {self._world.torch.name}: {reason}"))
         return False
 
     def _calibrate(self, call: Call) -> int:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 import pynccl
 from benchmarks.clock import Clock, CudaClock, HostClock
-from benchmarks.launcher import BenchmarkError
 from benchmarks.machine import Machine, inspect
 from benchmarks.peers import Pynccl, TorchDistributed
+from benchmarks.ranks import BenchmarkError
 from benchmarks.results import Settings
 from pynccl import nccl
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import gpu
 import pytest
-from launcher import Launcher
+
+from tests.support import gpu
+from tests.support.launcher import Launcher
 
 
 @pytest.fixture(scope="session")

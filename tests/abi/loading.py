@@ -46,8 +46,8 @@ def require(condition: bool, message: str) -> None:
     print(message)
 
 
-# What tests/test_simulate.py, test_params.py and test_encryption.py hold hostnccl to, seen here on
-# the library that it follows.
+# What test_simulate.py, test_params.py and test_encryption.py in tests/nccl check of hostnccl,
+# checked here on the library that it follows.
 
 
 def check_simulation(lib: ctypes.CDLL, version: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import declarations as decl
-from declarations import Declarations
-from report import Report
-from static_checks import INITIALIZERS, NCCL_CONSTANTS, VERSIONED, is_newest
+from tests.abi import declarations as decl
+from tests.abi.declarations import Declarations
+from tests.abi.report import Report
+from tests.abi.static_checks import INITIALIZERS, NCCL_CONSTANTS, VERSIONED, is_newest
 
 # Enumerators of nccl.h that we do not declare.
 OTHER_ENUMERATORS = {

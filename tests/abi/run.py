@@ -1,7 +1,7 @@
 """Holds csrc/abi against real releases of NCCL and CUDA, from names to layouts and exports.
 
-    python tests/abi/run.py                    # everything; fetches the wheels into --cache once
-    python tests/abi/run.py --header nccl.h    # names only, against one header; needs nothing else
+    python -m tests.abi.run                    # everything; fetches the wheels into --cache once
+    python -m tests.abi.run --header nccl.h    # names only, against one header; needs nothing else
 
 Needs a C++ compiler ($CXX, else c++), pip and pyelftools; no GPU, no driver, no CUDA toolkit.
 Prints a line for each check and ends with 1 if any failed.
@@ -17,13 +17,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import declarations as decl
-import static_checks
-import wheels
-from declarations import Declarations
-from names import check_names, check_own
-from report import Report
-from static_checks import Source
+from tests.abi import declarations as decl
+from tests.abi import static_checks, wheels
+from tests.abi.declarations import Declarations
+from tests.abi.names import check_names, check_own
+from tests.abi.report import Report
+from tests.abi.static_checks import Source
 
 HERE = Path(__file__).resolve().parent
 CHILD_SECONDS = 120
@@ -82,7 +81,7 @@ def check_release(
     report: Report, cache: Path, version: str, cuda: list[Path], ours: Declarations
 ) -> None:
     """Everything about one release of NCCL."""
-    from symbols import check_symbols  # the only part that needs pyelftools
+    from tests.abi.symbols import check_symbols  # the only part that needs pyelftools
 
     wheel = wheels.fetch(cache, wheels.NCCL, version)
     header = wheels.only(wheel, "nvidia/*/include/nccl.h")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import declarations as decl
-from declarations import Declarations
+from tests.abi import declarations as decl
+from tests.abi.declarations import Declarations
 
 # Each constant of nccl_types.h, and what nccl.h calls it; None where no macro is its counterpart.
 NCCL_CONSTANTS: dict[str, str | None] = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from declarations import header_version, without_comments
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
-from names import differences, expected_functions
-from report import Report
+
+from tests.abi.declarations import header_version, without_comments
+from tests.abi.names import differences, expected_functions
+from tests.abi.report import Report
 
 # Exports that no header of the wheel declares.
 UNDECLARED = {

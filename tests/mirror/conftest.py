@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_world import run_in_world
-from launcher import Launcher
+
+from tests.support.in_world import run_in_world
+from tests.support.launcher import Launcher
 
 pytest.importorskip("torch")
 

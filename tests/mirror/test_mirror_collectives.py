@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import gpu
 import pytest
+
+from tests.support import gpu
 
 World = Callable[..., list[Any]]
 SIZES = (2, 3, 4)

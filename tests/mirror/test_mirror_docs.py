@@ -1,4 +1,4 @@
-"""Proves that docs/mirror.md is what mirror_table.py makes of both modules."""
+"""Proves that docs/mirror.md is what tools/mirror_table.py makes of both modules."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-import mirror_table
 import torch
+
+from tools import mirror_table
 
 _OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 @pytest.mark.skipif(_OLDER, reason="the page lists what torch 2.13 has")
 def test_page_is_current() -> None:
-    assert mirror_table.PAGE.read_text() == mirror_table.page(), (
-        "run python tests/mirror/mirror_table.py"
-    )
+    assert mirror_table.PAGE.read_text() == mirror_table.page(), "run python -m tools.mirror_table"

@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from commands import run_ahead, run_command
+
+from tests.support.commands import run_ahead, run_command
 
 pytest.importorskip("torch")
 

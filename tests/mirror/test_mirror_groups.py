@@ -13,10 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import gpu
 import pytest
-from in_world import run_in_world
-from launcher import Launcher
+
+from tests.support import gpu
+from tests.support.in_world import run_in_world
+from tests.support.launcher import Launcher
 
 World = Callable[..., list[Any]]
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import gpu
 import pytest
+
+from tests.support import gpu
 
 World = Callable[..., list[Any]]
 LARGE = 1_000_003  # elements, far more than any buffer on the way

@@ -7,12 +7,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from launcher import Launcher
+
+from tests.support.launcher import Launcher
 
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="torch.testing needs it")
 
-import torch_suite
+from tests.mirror import torch_suite
 
 SECONDS = 90
 

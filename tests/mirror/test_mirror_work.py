@@ -14,11 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import gpu
 import pytest
-from in_world import run_in_world
-from launcher import Launcher
-from worker import wait_for
+
+from tests.support import gpu
+from tests.support.in_world import run_in_world
+from tests.support.launcher import Launcher
+from tests.support.rank import wait_for
 
 World = Callable[..., list[Any]]
 

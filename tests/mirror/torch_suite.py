@@ -5,8 +5,8 @@ they run over CPU tensors, in processes that are kept from test to test, with ``
 pynccl and the backend "gloo" by "host". What passes with torch and gloo must pass with pynccl, but
 for the tests in EXCEPTIONS.
 
-    python tests/mirror/torch_suite.py --ranks 2 4          # with pynccl
-    python tests/mirror/torch_suite.py --ranks 2 4 --torch  # with torch itself, for comparison
+    python -m tests.mirror.torch_suite --ranks 2 4          # with pynccl
+    python -m tests.mirror.torch_suite --ranks 2 4 --torch  # with torch itself, for comparison
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 if TYPE_CHECKING:
-    from launcher import Launcher
-    from worker import Rank
+    from tests.support.launcher import Launcher
+    from tests.support.rank import Rank
 
 DDP = "tests DistributedDataParallel, which talks to torch's own C++ ProcessGroup"
 INSIDE = "tests a part of torch that calls torch.distributed by itself"
@@ -161,7 +159,7 @@ def run_one(rank: Rank, name: str, folder: str, of_torch: bool) -> Result:
 
 def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float = 40) -> Result:
     """Run one test on all ranks, in processes that are replaced when it fails."""
-    from launcher import RankFailure
+    from tests.support.launcher import LaunchError
 
     env = {"BACKEND": "gloo", "WORLD_SIZE": str(nranks), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +167,7 @@ def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float
             Path(folder, part).mkdir()
         try:
             results = launch(nranks, run_one, name, folder, of_torch, env=env, timeout=timeout)
-        except RankFailure as failure:
+        except LaunchError as failure:
             return Result(name, "failed", str(failure))
     outcomes = {result.outcome for result in results}
     return results[0] if outcomes == {"skipped"} else Result(name, "passed")
@@ -182,7 +180,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="run the exceptions too")
     parser.add_argument("-k", default="*", metavar="PATTERN", help="only tests with such names")
     arguments = parser.parse_args()
-    from launcher import Launcher
+    from tests.support.launcher import Launcher
 
     failed = []
     with Launcher() as launch:
@@ -206,6 +204,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     # Under its own name, by which the ranks' processes find it.
-    import torch_suite
+    from tests.mirror import torch_suite  # noqa: PLW0406
 
     sys.exit(torch_suite.main())

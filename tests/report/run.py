@@ -1,7 +1,7 @@
 """Runs the tests that need a GPU within a fixed time, and writes a report of them.
 
-    python tests/report/run.py                 # on GPUs, to docs/results
-    python tests/report/run.py --device cpu    # the same tests over hostnccl, to build/results
+    python -m tests.report.run                 # on GPUs, to docs/results
+    python -m tests.report.run --device cpu    # the same tests over hostnccl, to build/results
 
 Each test has a deadline and all together have one. A test that hangs is ended with its processes
 and told, and the others go on; what there was no time for is told too. The exit status is 0 when
@@ -24,12 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-# Not as a part of a package "tests": others may be installed under that name.
-_PATH = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-sys.path[:0] = _PATH
-
 from benchmarks import machine
-from report.write import Outcome, write_report
+from tests.report.write import Outcome, write_report
 
 _PATIENCE = 120.0  # seconds for the first look at the machine, which loads torch from the disk
 _INIT = 60.0  # seconds for pytest to collect
@@ -154,16 +150,17 @@ class Supervisor:
         options = self._options
         marker = ["-m", "gpu"] if options.device == "cuda" else []
         return [
-            *(sys.executable, "-m", "pytest", "-p", "report.recorder", "-q", "--tb=short"),
+            *(sys.executable, "-m", "pytest", "-p", "tests.report.recorder", "-q", "--tb=short"),
             *("--of", _provider(options.device), "--events", str(self._events)),
             *("--past", str(past), *marker, *(["-k", options.k] if options.k else [])),
             *("--continue-on-collection-errors", "-p", "no:cacheprovider", *options.tests),
         ]
 
     def _environment(self) -> dict[str, str]:
+        path = filter(None, [str(machine.ROOT), os.environ.get("PYTHONPATH")])
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [*_PATH, os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(path),
             "PYNCCL_TEST_SHORT": "1",
             "PYNCCL_TEST_LIMIT": str(max(1.0, self._options.each - 10)),
         }

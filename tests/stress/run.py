@@ -1,6 +1,6 @@
 """Builds hostnccl's stress program under ThreadSanitizer and AddressSanitizer + UBSan, runs both.
 
-    python tests/stress/run.py [folder for the builds]
+    python -m tests.stress.run [folder for the builds]
 
 Needs cmake and a C++ compiler with the sanitizers' runtimes.
 """

@@ -1,0 +1,62 @@
+"""Launches the ranks of a benchmark by pynccl.testing and yields what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pynccl.testing import Launcher, LaunchError
+
+__all__ = ["BenchmarkError", "RankError", "Report", "describe", "run_ranks"]
+
+Report = Callable[[object], None]
+
+_GRACE = 1.0  # seconds that the other ranks have when one has failed
+
+
+class BenchmarkError(Exception):
+    """A reason to end the run that needs no traceback."""
+
+
+class RankError(BenchmarkError):
+    """A rank failed, died or reported nothing for too long."""
+
+
+def run_ranks(
+    nranks: int, fn: Callable[..., None], args: tuple[object, ...], silence: float
+) -> Iterator[Any]:
+    """Run ``fn(rank, *args)`` in a new process for each rank.
+
+    Where the iteration ends, no rank is left.
+
+    Args:
+        nranks: how many ranks to start.
+        fn: a function at the top level of a module; its first argument is a pynccl.testing.Rank.
+        args: what can be pickled.
+        silence: seconds for which all ranks may report nothing.
+
+    Yields:
+        What the ranks report, in the order of arrival.
+
+    Raises:
+        RankError: a rank raised, died, or all reported nothing for too long.
+    """
+    with (
+        Launcher() as launcher,
+        launcher.start(nranks, fn, args, unique_ids=0, timeout=None, grace=_GRACE) as run,
+    ):
+        try:
+            for _, value in run.reports(silence):
+                yield value
+        except LaunchError as error:
+            raise RankError(describe(error)) from None
+
+
+def describe(error: LaunchError) -> str:
+    """The reasons of the ranks that gave one, else the tracebacks of all that failed."""
+    reasons = [
+        f"rank {outcome.rank}: {outcome.error}"
+        for outcome in error.outcomes
+        if isinstance(outcome.error, BenchmarkError)
+    ]
+    return "; ".join(reasons) or str(error)

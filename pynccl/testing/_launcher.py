@@ -1,0 +1,279 @@
+"""Starts ranks as processes or threads and keeps the processes for the next launch."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.spawn
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from pynccl.testing import _worker
+from pynccl.testing._rank import Outcome, Rank
+from pynccl.testing._run import Environment, Process, Run
+from pynccl.testing._worker import Job
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Launcher", "Options", "launch"]
+
+T = TypeVar("T")
+
+_GRACE = 10.0
+_MAKE_IDS = 60.0  # seconds to make unique ids, which includes the start of a process
+# What a worker needs of multiprocessing's preparation to import the main module.
+_MAIN = ("init_main_from_name", "init_main_from_path", "sys_argv", "dir")
+
+
+class Options(TypedDict, total=False):
+    """How ranks are launched: the keyword arguments of :meth:`Launcher.start`."""
+
+    provider: str
+    threads: bool
+    timeout: float | None
+    grace: float
+    unique_ids: int
+    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None
+    fresh: bool
+
+
+class Launcher:
+    """Launches worlds on worker processes that it keeps from one launch to the next.
+
+    Processes are kept for each environment. After a launch that failed its processes are replaced.
+    A context manager: at its end all processes end. They also end with the thread that started
+    them. Not for use by several threads at once.
+
+    Args:
+        rank_type: a subclass of :class:`Rank` to call functions with.
+    """
+
+    def __init__(self, rank_type: type[Rank] = Rank) -> None:
+        self._rank_type = rank_type
+        self._idle: dict[Environment, list[Process]] = {}
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes that are kept."""
+        idle, self._idle = self._idle, {}
+        for processes in idle.values():
+            for process in processes:
+                process.close()
+
+    def is_reusable(self, outcome: Outcome) -> bool:
+        """Whether a process whose rank ended so is kept; for subclasses."""
+        return outcome.ok
+
+    def launch(
+        self,
+        world_size: int,
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Unpack[Options],
+    ) -> list[T]:
+        """Call ``fn(rank, *args, **kwargs)`` on every rank; returns the results by rank.
+
+        Args:
+            world_size: how many ranks to start.
+            fn: the function; its first argument is a :class:`Rank`.
+            args: positional arguments after the rank.
+            kwargs: keyword arguments.
+            **options: as for :meth:`start`.
+
+        Raises:
+            LaunchError: a rank failed, died or was not done in time.
+        """
+        with self.start(world_size, fn, args, kwargs, **options) as run:
+            return run.results()
+
+    def start(  # noqa: D417 - the others are those of launch
+        self,
+        world_size: int,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        provider: str = "host",
+        threads: bool = False,
+        timeout: float | None = 60.0,
+        grace: float = _GRACE,
+        unique_ids: int = 1,
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        fresh: bool = False,
+    ) -> Run:
+        """Start ``fn(rank, *args, **kwargs)`` on every rank without waiting for it.
+
+        The arguments are those of :func:`pynccl.testing.launch`, and two more.
+
+        Args:
+            grace: seconds that the other ranks have to end after one has failed.
+            fresh: use new processes and end them with the run.
+
+        Returns:
+            The run, to be used in a ``with`` statement.
+
+        Raises:
+            TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
+            ValueError: an argument is out of range.
+            RuntimeError: called while a rank's process imports the main module.
+        """
+        if _worker.is_importing_main():
+            raise RuntimeError(
+                "launch was called while a rank's process imports the main module; "
+                'put the call under if __name__ == "__main__":'
+            )
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}, it must be at least 1")
+        payload = _pickle(self._rank_type, fn, args, kwargs)
+        environments = _environments(env, world_size)
+        hosted = [list(range(world_size))] if threads else [[rank] for rank in range(world_size)]
+        processes: list[Process] = []
+        folder = None
+        try:
+            for ranks in hosted:
+                processes.append(self._process(environments[ranks[0]], fresh=fresh))
+            folder = tempfile.mkdtemp(prefix="pynccl-launch-")
+            job = Job(
+                payload,
+                main=_describe_main() if b"__main__" in payload else None,
+                ranks=[],
+                world_size=world_size,
+                provider=provider,
+                unique_ids=[],
+                init_method=Path(folder, "store").as_uri(),
+            )
+            if unique_ids:
+                job.unique_ids = self._make_ids(processes[0], unique_ids, provider)
+            for process, job.ranks in zip(processes, hosted, strict=True):
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
+                    process.send(job)
+        except BaseException:
+            self._take_back(processes, reusable=False)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Run(self, processes, hosted, timeout=timeout, grace=grace, folder=folder)
+
+    def _process(self, environment: Environment, *, fresh: bool) -> Process:
+        idle = self._idle.get(environment, [])
+        while idle and not fresh:
+            process = idle.pop(0)
+            if process.popen.poll() is None:
+                return process
+            process.close()
+        return Process(environment, fresh=fresh)
+
+    def _make_ids(self, process: Process, count: int, provider: str) -> list[bytes]:
+        payload = _pickle(Rank, _worker.make_ids, (count, provider), None)
+        process.send(Job(payload, None, [0], 1, provider, [], ""))
+        run = Run(self, [process], [[0]], timeout=_MAKE_IDS, grace=0, folder=None)
+        ids: list[bytes] = run.results()[0]
+        return ids
+
+    def _take_back(self, processes: list[Process], *, reusable: bool) -> None:
+        for process in reversed(processes):
+            if reusable and not process.fresh:
+                self._idle.setdefault(process.environment, []).insert(0, process)
+            else:
+                process.kill()
+
+
+def launch(
+    world_size: int,
+    fn: Callable[..., T],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    provider: str = "host",
+    threads: bool = False,
+    timeout: float | None = 60.0,
+    unique_ids: int = 1,
+    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+) -> list[T]:
+    """Call ``fn(rank, *args, **kwargs)`` on every rank of a new world and wait for all of them.
+
+    When it returns or raises, no process of the world is left. When a rank fails, the others have
+    ten seconds to end; then they are killed. Ranks write to the stdout and stderr of the caller.
+
+    Args:
+        world_size: how many ranks to start.
+        fn: the function; its first argument is a :class:`Rank`. It must be picklable: defined at
+            the top level of a module, or of a script that starts its work under
+            ``if __name__ == "__main__"``.
+        args: positional arguments after the rank; picklable.
+        kwargs: keyword arguments; picklable.
+        provider: the library of :attr:`Rank.comm`: ``"host"``, or ``"cuda"`` for NCCL on GPUs. With
+            "cuda", torch is imported first where it is installed, so that its NCCL is used.
+        threads: run the ranks as threads of one new process instead of a process each.
+        timeout: seconds for everything, the start of the processes included; None for no limit.
+            Ranks that still run then are killed, and the error shows where they were.
+        unique_ids: how many unique ids to make; 0 where ``fn`` needs none.
+        env: environment variables that the processes have besides the caller's; or a sequence of
+            them, one for each rank (with ``threads`` the first counts).
+
+    Returns:
+        What ``fn`` returned, by rank. It must be picklable.
+
+    Raises:
+        LaunchError: a rank raised, its process died, or the time was up. The text has the
+            traceback of each of these ranks.
+        TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
+        ValueError: ``world_size`` is less than 1, or ``env`` has another length.
+    """
+    with Launcher() as launcher:
+        return launcher.launch(
+            *(world_size, fn, args, kwargs),
+            provider=provider,
+            threads=threads,
+            timeout=timeout,
+            unique_ids=unique_ids,
+            env=env,
+            fresh=True,
+        )
+
+
+def _pickle(
+    rank_type: type[Rank],
+    fn: Callable[..., Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+) -> bytes:
+    try:
+        return pickle.dumps((rank_type, fn, tuple(args), dict(kwargs or {})))
+    except Exception as error:
+        raise TypeError(
+            f"fn, args and kwargs must be picklable (fn at the top level of a module): {error}"
+        ) from error
+
+
+def _environments(
+    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None, world_size: int
+) -> list[Environment]:
+    """The variables of each rank, as keys of the kept processes."""
+    if env is None or isinstance(env, Mapping):
+        env = [env or {}] * world_size
+    if len(env) != world_size:
+        raise ValueError(f"env has {len(env)} elements, world_size is {world_size}")
+    return [tuple(sorted(variables.items())) for variables in env]
+
+
+def _describe_main() -> dict[str, Any]:
+    """How a worker imports the main module of this process, as multiprocessing does it."""
+    data = multiprocessing.spawn.get_preparation_data("rank")
+    return {key: value for key, value in data.items() if key in _MAIN}

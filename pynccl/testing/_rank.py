@@ -1,0 +1,100 @@
+"""What a launched function gets as its first argument, and how a rank ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pynccl import nccl
+
+__all__ = ["Outcome", "Rank"]
+
+
+@dataclass
+class Outcome:
+    """How one rank ended: with a value, an exception, or the death of its process.
+
+    Attributes:
+        rank: the rank.
+        value: what the function returned.
+        error: what it raised. An exception that cannot be pickled is replaced by a RuntimeError
+            with its text.
+        trace: the traceback of ``error``; of a process that died or was killed at the deadline,
+            where its threads were.
+        died: why the process ended, as "killed by SIGSEGV"; "" where it did not.
+    """
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    died: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the function returned."""
+        return self.error is None and not self.died
+
+
+@dataclass
+class Rank:
+    """One rank of a launched world: the first argument of the launched function.
+
+    Attributes:
+        rank: this rank, from 0 on.
+        world_size: how many ranks there are.
+        provider: the library of :attr:`comm`, ``"host"`` or ``"cuda"``.
+        unique_ids: unique ids that all ranks of this launch share, 128 bytes each.
+        init_method: a URL for ``pynccl.init_process_group(init_method=...)``, new for each launch.
+            Ranks that are threads share a process and so cannot use it.
+        report: sends a value to the launching process, where :meth:`Run.reports` and
+            :meth:`Run.gather_reports` return it.
+    """
+
+    rank: int
+    world_size: int
+    provider: str
+    unique_ids: list[bytes] = field(repr=False)
+    init_method: str = field(repr=False)
+    report: Callable[[Any], None] = field(repr=False)
+    _comm: nccl.Communicator | None = field(default=None, repr=False)
+
+    @property
+    def device(self) -> int | None:
+        """The GPU of this rank; ranks share GPUs where there are too few. None for "host"."""
+        from pynccl import libraries
+
+        if self.provider != "cuda":
+            return None
+        return self.rank % len(libraries.load("cuda").device_names())
+
+    def communicator(self, unique_id: int = 0, **options: Any) -> nccl.Communicator:  # noqa: ANN401
+        """Create a communicator of all ranks; every rank must call it.
+
+        Args:
+            unique_id: which of :attr:`unique_ids` to use; each can be used once.
+            **options: those of :class:`pynccl.nccl.Communicator`.
+        """
+        from pynccl import nccl
+
+        options.setdefault("provider", self.provider)
+        options.setdefault("device", self.device)
+        return nccl.Communicator(self.world_size, self.unique_ids[unique_id], self.rank, **options)
+
+    @property
+    def comm(self) -> nccl.Communicator:
+        """The communicator of the first unique id. It is created at the first use and closed when
+        the function has returned.
+        """
+        # Not functools.cached_property: before Python 3.12 it has one lock for all instances, and
+        # ranks that are threads wait for each other here.
+        if self._comm is None:
+            self._comm = self.communicator()
+        return self._comm
+
+    def _finish(self, *, failed: bool) -> None:
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort() if failed else comm.close()

@@ -1,0 +1,285 @@
+"""A launched world whose ranks run, and the processes they run on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from pynccl.testing._rank import Outcome
+from pynccl.testing._worker import Ended, Job, Reported
+
+if TYPE_CHECKING:
+    from pynccl.testing._launcher import Launcher
+
+__all__ = ["Environment", "LaunchError", "Process", "Run"]
+
+Environment = tuple[tuple[str, str], ...]
+_LAST_WORDS = 8000  # bytes of a dead process's traces that are reported
+
+
+class LaunchError(RuntimeError):
+    """At least one rank failed, died or was not done in time.
+
+    The text has the traceback of every rank that failed; the cause is the first exception.
+
+    Attributes:
+        outcomes: how each rank ended, by rank.
+    """
+
+    def __init__(self, message: str, outcomes: Sequence[Outcome] = ()) -> None:
+        super().__init__(message)
+        self.outcomes = list(outcomes)
+
+
+class Process:
+    """A worker process, the connection to it, and the file that its crash is traced to."""
+
+    def __init__(self, environment: Environment, *, fresh: bool) -> None:
+        self.environment = environment
+        self.fresh = fresh  # not to be kept
+        ours, theirs = socket.socketpair()
+        self._traces: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        traces = self._traces.fileno()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from pynccl.testing import _worker; "
+        code += f"_worker.main({theirs.fileno()}, {traces}, {os.getpid()})"
+        with theirs:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={**os.environ, **dict(environment)},
+                pass_fds=[theirs.fileno(), traces],
+            )
+        self.connection = Connection(ours.detach())
+
+    def send(self, job: Job) -> None:
+        self.connection.send_bytes(pickle.dumps(job))
+
+    def receive(self) -> Ended | Reported | None:
+        """The next message; None where the process has died."""
+        try:
+            message: Ended | Reported = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return None
+        return message
+
+    def wait_for_death(self) -> str:
+        code = self.popen.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+    def trace(self) -> str:
+        """The end of what faulthandler wrote."""
+        size = os.fstat(self._traces.fileno()).st_size
+        start = max(0, size - _LAST_WORDS)
+        return os.pread(self._traces.fileno(), _LAST_WORDS, start).decode(errors="replace")
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Let it end, which it does when the connection closes; kill it where it does not."""
+        self.connection.close()
+        try:
+            self.popen.wait(2)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self._traces.close()
+
+
+class Run:
+    """A launched world whose ranks run; returned by :meth:`Launcher.start`.
+
+    A context manager: at its end, ranks that still run are killed.
+
+    Attributes:
+        world_size: how many ranks there are.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        processes: list[Process],
+        hosted: list[list[int]],
+        *,
+        timeout: float | None,
+        grace: float,
+        folder: str | None,
+    ) -> None:
+        self.world_size = sum(map(len, hosted))
+        self._launcher = launcher
+        self._processes = processes
+        self._hosted = hosted
+        self._limit = f"not done within {timeout:g} s" if timeout is not None else ""
+        self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        self._grace = grace
+        self._folder = folder
+        self._outcomes: dict[int, Outcome] = {}
+        self._reports: list[Reported] = []
+        self._open = True
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the run: kill the ranks that still run."""
+        if not self._open:
+            return
+        self._open = False
+        outcomes = self._outcomes.values()
+        reusable = len(outcomes) == self.world_size
+        reusable = reusable and all(map(self._launcher.is_reusable, outcomes))
+        self._launcher._take_back(self._processes, reusable=reusable)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def gather_reports(self) -> list[Any]:
+        """Wait until every rank has reported a value; returns one of each, by rank.
+
+        Raises:
+            LaunchError: a rank ended, or the deadline passed, before it had reported.
+        """
+        ranks = range(self.world_size)
+        while silent := set(ranks) - {rank for rank, _ in self._reports}:
+            ended = any(rank in self._outcomes for rank in silent)
+            if ended or not self._receive():
+                outcomes = self.outcomes()
+                raise LaunchError(self._describe("before all had reported"), outcomes)
+        first = [next(r for r in self._reports if r.rank == rank) for rank in ranks]
+        for report in first:
+            self._reports.remove(report)
+        return [report.value for report in first]
+
+    def reports(self, silence: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield what ranks report, as (rank, value) in the order of arrival, until all have ended.
+
+        Args:
+            silence: seconds without a report or an end, after which the ranks are killed. It
+                replaces the deadline of the launch.
+
+        Raises:
+            LaunchError: a rank failed or died, or all were silent for too long.
+        """
+        failed = False
+        while not failed:
+            while self._reports:
+                yield self._reports.pop(0)
+            if len(self._outcomes) == self.world_size:
+                break
+            if silence is not None:
+                self._limit = f"no report within {silence:g} s"
+                self._deadline = time.monotonic() + silence
+            failed = not self._receive() or not all(o.ok for o in self._outcomes.values())
+        self.results()
+
+    def kill(self, rank: int, with_signal: signal.Signals = signal.SIGKILL) -> float:
+        """Send a signal to a rank's process.
+
+        Returns:
+            The time before the signal, by time.monotonic, which all processes share.
+        """
+        process = next(
+            p for p, hosted in zip(self._processes, self._hosted, strict=True) if rank in hosted
+        )
+        before = time.monotonic()
+        process.popen.send_signal(with_signal)
+        return before
+
+    def outcomes(self, timeout: float | None = None) -> list[Outcome]:
+        """Wait for all ranks, or for the deadline; returns how each of them ended, by rank.
+
+        Args:
+            timeout: seconds from now on; replaces the deadline of the launch.
+        """
+        if timeout is not None:
+            self._limit = f"not done within {timeout:g} s"
+            self._deadline = time.monotonic() + timeout
+        while len(self._outcomes) < self.world_size and self._receive():
+            if any(not outcome.ok for outcome in self._outcomes.values()):
+                self._deadline = min(self._deadline, time.monotonic() + self._grace)
+        if len(self._outcomes) < self.world_size:
+            self._expire()
+        return [self._outcomes[rank] for rank in range(self.world_size)]
+
+    def results(self) -> list[Any]:
+        """Wait for all ranks; returns what the function returned, by rank.
+
+        Raises:
+            LaunchError: a rank failed, died or was not done in time.
+        """
+        outcomes = self.outcomes()
+        if all(outcome.ok for outcome in outcomes):
+            return [outcome.value for outcome in outcomes]
+        cause = next((o.error for o in outcomes if o.error is not None), None)
+        raise LaunchError(self._describe(), outcomes) from cause
+
+    def _receive(self) -> bool:
+        """Wait for messages and keep them; False when the deadline has passed."""
+        waiting = {
+            process.connection: index
+            for index, process in enumerate(self._processes)
+            if any(rank not in self._outcomes for rank in self._hosted[index])
+        }
+        left = max(self._deadline - time.monotonic(), 0)
+        ready = wait(list(waiting), left if left != float("inf") else None)
+        for connection in ready:
+            index = waiting[connection]  # type: ignore[index]
+            match self._processes[index].receive():
+                case None:
+                    self._note_death(index)
+                case Reported() as report:
+                    self._reports.append(report)
+                case Ended(outcome):
+                    self._outcomes[outcome.rank] = outcome
+        return bool(ready)
+
+    def _note_death(self, index: int) -> None:
+        process = self._processes[index]
+        died = process.wait_for_death()
+        for rank in self._hosted[index]:
+            self._outcomes.setdefault(rank, Outcome(rank, died=died, trace=process.trace()))
+
+    def _expire(self) -> None:
+        """Have the ranks that are left write where they are, then kill them."""
+        left = [
+            index
+            for index, hosted in enumerate(self._hosted)
+            if any(rank not in self._outcomes for rank in hosted)
+        ]
+        for index in left:
+            self._processes[index].popen.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        failed = any(not outcome.ok for outcome in self._outcomes.values())
+        died = f"not done within {self._grace:g} s of a failure" if failed else self._limit
+        for index in left:
+            process = self._processes[index]
+            process.popen.kill()
+            process.popen.wait()
+            for rank in self._hosted[index]:
+                self._outcomes.setdefault(rank, Outcome(rank, died=died, trace=process.trace()))
+
+    def _describe(self, when: str = "") -> str:
+        failed = [outcome for _, outcome in sorted(self._outcomes.items()) if not outcome.ok]
+        lines = [f"{len(failed)} of {self.world_size} ranks failed {when}".rstrip()]
+        for outcome in failed:
+            what = outcome.died or f"{type(outcome.error).__name__}: {outcome.error}"
+            lines += [f"--- rank {outcome.rank}: {what}", outcome.trace.rstrip()]
+        return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""The process in which ranks run: takes jobs from the launcher and answers with their outcomes.
+
+Light to import: a job imports what it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import multiprocessing.spawn
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from pynccl.testing._rank import Outcome, Rank
+
+__all__ = ["Ended", "Job", "Reported", "is_importing_main", "main", "make_ids"]
+
+_PR_SET_PDEATHSIG = 1
+_importing_main = False
+
+
+@dataclass
+class Job:
+    """One call of a function by some ranks of a world, each in a thread of its own.
+
+    Attributes:
+        payload: (type of the rank, function, args, kwargs), pickled. The worker unpickles it apart
+            from the job, so that it can answer where that fails.
+        main: how to import the launcher's main module, for multiprocessing.spawn.prepare; None
+            where the payload does not need it.
+    """
+
+    payload: bytes
+    main: dict[str, Any] | None
+    ranks: list[int]
+    world_size: int
+    provider: str
+    unique_ids: list[bytes]
+    init_method: str
+
+
+class _Call(NamedTuple):
+    """What the payload of a job is."""
+
+    rank_type: type[Rank]
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Reported(NamedTuple):
+    """A message to the launcher: a rank reports a value."""
+
+    rank: int
+    value: Any
+
+
+class Ended(NamedTuple):
+    """A message to the launcher: a rank has ended."""
+
+    outcome: Outcome
+
+
+def is_importing_main() -> bool:
+    """Whether this process is a worker that now imports the launcher's main module."""
+    return _importing_main
+
+
+def make_ids(_: Rank, count: int, provider: str) -> list[bytes]:
+    """Make unique ids: the job of rank 0's process before the job itself."""
+    from pynccl import nccl
+
+    return [bytes(nccl.get_unique_id(provider)) for _ in range(count)]
+
+
+class Worker:
+    """Runs jobs until the launcher closes the connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._main: dict[str, Any] | None = None
+
+    def serve(self) -> None:
+        while True:
+            try:
+                job: Job = pickle.loads(self._connection.recv_bytes())
+            except EOFError:
+                return
+            try:
+                call = self._load(job)
+            except BaseException as error:
+                for rank in job.ranks:
+                    self._send(Ended(_failure(rank, error)))
+                continue
+            if len(job.ranks) == 1:
+                self._run(job, job.ranks[0], call)
+                continue
+            threads = [
+                threading.Thread(target=self._run, args=(job, rank, call), name=f"rank {rank}")
+                for rank in job.ranks
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _load(self, job: Job) -> _Call:
+        global _importing_main  # noqa: PLW0603
+        if job.main is not None and job.main != self._main:
+            _importing_main = True
+            try:
+                multiprocessing.spawn.prepare(job.main)
+            finally:
+                _importing_main = False
+            self._main = job.main
+        if job.provider == "cuda":
+            with contextlib.suppress(ImportError):
+                importlib.import_module("torch")  # first, so that its copy of NCCL is used
+        return _Call(*pickle.loads(job.payload))
+
+    def _run(
+        self,
+        job: Job,
+        number: int,
+        call: _Call,
+    ) -> None:
+        def report(value: object) -> None:
+            self._send(Reported(number, value))
+
+        rank = call.rank_type(
+            *(number, job.world_size, job.provider, job.unique_ids, job.init_method, report)
+        )
+        try:
+            try:
+                value = call.function(rank, *call.args, **call.kwargs)
+            except BaseException:
+                rank._finish(failed=True)
+                raise
+            rank._finish(failed=False)
+            message = pickle.dumps(Ended(Outcome(number, value=value)))
+        except BaseException as error:
+            message = pickle.dumps(Ended(_failure(number, error)))
+        self._send_bytes(message)
+
+    def _send(self, message: object) -> None:
+        self._send_bytes(pickle.dumps(message))
+
+    def _send_bytes(self, message: bytes) -> None:
+        with self._lock:
+            self._connection.send_bytes(message)
+
+
+def _failure(rank: int, error: BaseException) -> Outcome:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return Outcome(rank, error=error, trace=trace)
+
+
+def main(descriptor: int, traces: int, parent: int) -> None:
+    """Serve the launcher at the other end of a socket, and end with it.
+
+    Args:
+        descriptor: of the socket.
+        traces: the file to which faulthandler writes: at a crash and on SIGUSR1.
+        parent: the launcher's process id.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    faulthandler.enable(file=traces)
+    faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
+    Worker(Connection(descriptor)).serve()
+    # Not through the end of the interpreter: it waits for threads that a failed job left behind.
+    os._exit(0)

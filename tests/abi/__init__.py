@@ -1,0 +1,1 @@
+"""Checks csrc/abi against real nccl.h files and libraries."""

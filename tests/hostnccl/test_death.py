@@ -1,0 +1,161 @@
+"""Proves that a rank that is killed is an error within two seconds in all that wait for it, naming
+it, and that nothing stays behind in /dev/shm, whatever is killed, by whichever signal, at any
+moment.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import shared_memory
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+
+
+def _until_error(rank: Rank, what: str) -> tuple[float, str]:
+    """Call it again and again; the moment and the text of the error that ends it."""
+    comm = rank.comm
+    elements = (256 << 20) // 4 if what == "256 MB all_reduce" else 100_003
+    array = np.ones(elements, np.float32)
+    other = np.ones(1 if what.startswith("256") else elements, np.float32)
+    stream = rank.stream()
+    comm.all_reduce(other)
+    rank.report("ready")
+    ring = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
+    try:
+        while True:
+            match what.rsplit(maxsplit=1)[-1]:
+                case "all_reduce":
+                    comm.all_reduce(array, nccl.MAX)
+                case "ring":
+                    with nccl.group():
+                        comm.send(array, ring[0])
+                        comm.recv(other, ring[1])
+                case "stream":
+                    comm.all_reduce(array, nccl.MAX, stream=stream)
+                    stream.synchronize()
+    except nccl.NcclRemoteError as error:
+        return time.monotonic(), str(error)
+    except nccl.DriverError:
+        error = comm.async_error()
+        assert isinstance(error, nccl.NcclRemoteError)
+        return time.monotonic(), str(error)
+    finally:
+        comm.abort()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"HOSTNCCL_DIRECT_BYTES": "16384", "HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"},
+        {"HOSTNCCL_CMA": "0"},
+    ],
+    ids=["single copy", "staged"],
+)
+@pytest.mark.parametrize("what", ["256 MB all_reduce", "all_reduce", "ring", "stream"])
+def test_sigkill_is_an_error_in_the_others(
+    launch: Launcher, what: str, env: dict[str, str]
+) -> None:
+    killed: list[float] = []
+    before = shared_memory.entries()
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.25 if what.startswith("256") else 0.05)
+        killed.append(run.kill(2))
+
+    outcomes = launch.outcomes(4, _until_error, what, while_running=kill, env=env, timeout=30)
+    assert outcomes[2].died == "killed by SIGKILL"
+    for rank in (0, 1, 3):
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+        moment, text = outcomes[rank].value
+        assert moment - killed[0] < 2
+        assert "rank 2" in text
+    assert not shared_memory.left_behind(before)
+
+
+def _gather_for_init(rank: Rank) -> tuple[float, str]:
+    rank.report("ready")
+    if rank.rank == 3:
+        time.sleep(60)  # the world never completes
+    try:
+        _ = rank.comm
+    except nccl.NcclError as error:
+        return time.monotonic(), str(error)
+    raise AssertionError("made without rank 3")
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_death_during_init_is_an_error_in_the_others(launch: Launcher, victim: int) -> None:
+    killed: list[float] = []
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(1)
+        killed.append(run.kill(victim))
+        time.sleep(2)
+        run.kill(3)
+
+    outcomes = launch.outcomes(4, _gather_for_init, while_running=kill, timeout=30)
+    for rank in {0, 1, 2} - {victim}:
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+        moment, text = outcomes[rank].value
+        assert moment - killed[0] < 2
+        assert f"rank {victim}" in text or "died" in text
+
+
+def _live(rank: Rank) -> None:
+    """Communicators made, used and closed without end."""
+    rank.report("ready")
+    for number in range(len(rank.unique_ids)):
+        try:
+            with rank.communicator(number) as comm:
+                for size in (1, 1000, 300_000):
+                    comm.all_reduce(np.ones(size))
+                with comm.split(0) as child:
+                    child.all_reduce(np.ones(10_000))
+        except nccl.NcclError:
+            return
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_left_behind_at_any_moment(launch: Launcher, seed: int) -> None:
+    chance = random.Random(seed)
+    before = shared_memory.entries()
+    number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(chance.random() * 0.4)
+        for victim in chance.sample(range(3), chance.choice([1, 1, 2, 3])):
+            run.kill(victim, number)
+
+    # Who comes to a world whose other ranks are dead already can only give up in time.
+    env = {"HOSTNCCL_INIT_TIMEOUT": "2"}
+    outcomes = launch.outcomes(3, _live, while_running=kill, ids=2000, timeout=30, env=env)
+    for outcome in outcomes:
+        ended_well = outcome.ok or outcome.died.startswith("killed by")
+        assert ended_well or isinstance(outcome.error, KeyboardInterrupt), outcome
+    assert not shared_memory.left_behind(before)
+
+
+def _exit_without_close(rank: Rank) -> None:
+    comm = rank.comm
+    comm.all_reduce(np.ones(1000))
+    if rank.rank == 1:
+        os._exit(7)
+    with pytest.raises(nccl.NcclRemoteError, match="rank 1"):
+        comm.all_reduce(np.ones(1000))
+
+
+def test_exit_without_close_is_a_death(launch: Launcher) -> None:
+    outcomes = launch.outcomes(2, _exit_without_close)
+    assert outcomes[0].ok, outcomes[0].trace
+    assert outcomes[1].died == "exited with 7"

@@ -1,0 +1,298 @@
+"""Proves that programs with the right waits give exact results whatever the timing, and that the
+mode which delays hostnccl's queues at random (HOSTNCCL_DELAY_SEED) finds a wait that is missing.
+
+Every seed draws another program: operations of three communicators, functions, groups, graphs and
+asynchronous work on four streams and the calling thread, over shared buffers. What one step needs
+of another on a different stream is expressed by events, and the result is compared with the same
+program run step by step in NumPy.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+
+from pynccl import nccl
+from pynccl.mirror.channel import Channel
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+SEEDS = 200
+STEPS = 14
+COUNT = 301
+BUFFERS = 5
+STREAMS = 3
+COMMUNICATORS = 3
+
+
+@contextmanager
+def delays(seed: int) -> Iterator[None]:
+    """The mode, for what is made inside."""
+    os.environ["HOSTNCCL_DELAY_SEED"] = str(seed)
+    try:
+        yield
+    finally:
+        os.environ["HOSTNCCL_DELAY_SEED"] = "0"
+        nccl.Stream("host").close()  # reads it: from here on nothing is delayed
+
+
+@dataclass
+class Buffer:
+    """An array, and the events after which it may be read or written."""
+
+    array: np.ndarray
+    written: nccl.Event | None = None
+    read: list[nccl.Event] = field(default_factory=list)
+
+
+class Program:
+    """A drawn program as one rank runs it, beside its model, the arrays of all ranks."""
+
+    def __init__(self, rank: Rank, comms: list[nccl.Communicator], seed: int) -> None:
+        self.rank, self.comms = rank, comms
+        self.random = random.Random(seed)
+        self.streams = [nccl.Stream("host") for _ in range(STREAMS)]
+        self.channels = [Channel(comm, torch.device("cpu"), timedelta(minutes=1)) for comm in comms]
+        start = [
+            [np.arange(COUNT) % 7 + 3.0 * r + i for i in range(BUFFERS)] for r in range(rank.nranks)
+        ]
+        self.model = start
+        self.buffers = [Buffer(array.copy()) for array in start[rank.rank]]
+
+    def run(self) -> None:
+        steps = (self.collective, self.collective, self.function, self.ring, self.graph, self.work)
+        for _ in range(STEPS):
+            self.random.choice(steps)()
+        for buffer in self.buffers:
+            for event in (buffer.written, *buffer.read):
+                if event is not None:
+                    event.synchronize()
+        for buffer, wanted in zip(self.buffers, self.model[self.rank.rank], strict=True):
+            np.testing.assert_array_equal(buffer.array, wanted)
+        for stream in self.streams:
+            stream.synchronize()
+            stream.close()
+
+    def draw(self, kind: int) -> tuple[int, int]:
+        """Two different buffers; the second is written."""
+        source, target = self.random.sample(range(BUFFERS), 2)
+        return source, target if kind else source
+
+    def before(self, stream: nccl.Stream | None, source: int, target: int) -> None:
+        """Wait for whoever wrote what is read, and for all who used what is written."""
+        needed = [self.buffers[source].written, self.buffers[target].written]
+        for event in (*needed, *self.buffers[target].read):
+            if event is None:
+                continue
+            if stream is None:
+                event.synchronize()
+            else:
+                stream.wait(event)
+
+    def after(self, stream: nccl.Stream | None, source: int, target: int) -> None:
+        event = nccl.Event("host")
+        event.record(0 if stream is None else stream)
+        self.buffers[source].read.append(event)
+        self.buffers[target].written = event
+        self.buffers[target].read = []
+
+    def place(self) -> nccl.Stream | None:
+        """A stream, or the calling thread."""
+        return self.random.choice([*self.streams, None])
+
+    def reduce(self, source: int, target: int) -> None:
+        """What an all_reduce to the maximum gives, plus nothing: values stay small."""
+        result = np.max([arrays[source] for arrays in self.model], axis=0)
+        for arrays in self.model:
+            arrays[target] = result.copy()
+
+    def collective(self) -> None:
+        source, target = self.draw(self.random.randrange(2))
+        stream, comm = self.place(), self.random.choice(self.comms)
+        average, root = self.random.random() < 0.5, self.random.randrange(self.rank.nranks)
+        into = self.buffers[target].array
+        self.before(stream, source, target)
+        if average:
+            comm.all_reduce(self.buffers[source].array, nccl.MAX, out=into, stream=stream)
+            self.reduce(source, target)
+        else:
+            comm.broadcast(self.buffers[source].array, root, out=into, stream=stream)
+            result = self.model[root][source]
+            for arrays in self.model:
+                arrays[target] = result.copy()
+        self.after(stream, source, target)
+
+    def add(self, source: int, target: int) -> Callable[[], None]:
+        """Add one buffer to another: a function for a stream."""
+        read, write = self.buffers[source].array, self.buffers[target].array
+
+        def function() -> None:
+            write[:] = (write + read) % 1000.0
+
+        for arrays in self.model:
+            arrays[target] = (arrays[target] + arrays[source]) % 1000.0
+        return function
+
+    def function(self) -> None:
+        source, target = self.draw(1)
+        stream = self.random.choice(self.streams)
+        self.before(stream, source, target)
+        stream.launch(self.add(source, target))
+        self.after(stream, source, target)
+
+    def ring(self) -> None:
+        source, target = self.draw(1)
+        stream, comm = self.place(), self.random.choice(self.comms)
+        nranks = self.rank.nranks
+        self.before(stream, source, target)
+        with nccl.group():
+            peer = (self.rank.rank + 1) % nranks
+            comm.send(self.buffers[source].array, peer, stream=stream)
+            peer = (self.rank.rank - 1) % nranks
+            comm.recv(self.buffers[target].array, peer, stream=stream)
+        sent = [arrays[source].copy() for arrays in self.model]
+        for r, arrays in enumerate(self.model):
+            arrays[target] = sent[r - 1]
+        self.after(stream, source, target)
+
+    def graph(self) -> None:
+        """A function on a fork, then a collective that needs it; launched twice."""
+        source, target = self.draw(1)
+        stream, fork = self.random.sample(self.streams, 2)
+        comm = self.random.choice(self.comms)
+        forked, joined = nccl.Event("host"), nccl.Event("host")
+        array = self.buffers[target].array
+        with nccl.capture(stream) as graph:
+            forked.record(stream)
+            fork.wait(forked)
+            fork.launch(self.add(source, target))
+            joined.record(fork)
+            stream.wait(joined)
+            comm.all_reduce(array, nccl.MAX)
+        self.reduce(target, target)
+        self.add(source, target)
+        self.reduce(target, target)
+        where = self.random.choice(self.streams)
+        self.before(where, source, target)
+        graph.launch(where)
+        graph.launch(where)
+        self.after(where, source, target)
+
+    def work(self) -> None:
+        """As async_op=True does it: on a communicator's own stream; waited for now, or by event."""
+        source, target = self.draw(1)
+        channel = self.random.choice(self.channels)
+        array, into = self.buffers[source].array, self.buffers[target].array
+
+        def issue(comm: nccl.Communicator, stream: int | None) -> None:
+            comm.all_reduce(array, nccl.MAX, out=into, stream=stream)
+
+        self.before(None, source, target)
+        work = channel.start("all_reduce", issue, array, [into])
+        self.reduce(source, target)
+        if self.random.random() < 0.5:
+            work.wait()
+        self.after(channel.stream, source, target)
+
+
+def _drawn_programs(rank: Rank) -> None:
+    comms = [rank.communicator(i) for i in range(COMMUNICATORS)]
+    for seed in range(1, SEEDS + 1):
+        with delays(seed):
+            try:
+                Program(rank, comms, seed).run()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+    for comm in comms:
+        comm.close()
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_drawn_programs_are_exact_with_every_seed(launch: Launcher, threads: bool) -> None:
+    if threads:  # they share the environment, and with it the seed
+        launch(2, _same_seed, ids=COMMUNICATORS, threads=True)
+    else:
+        launch(2, _drawn_programs, ids=COMMUNICATORS)
+
+
+def _same_seed(rank: Rank) -> None:
+    comms = [rank.communicator(i) for i in range(COMMUNICATORS)]
+    for number in range(20):
+        if rank.rank == 0:
+            os.environ["HOSTNCCL_DELAY_SEED"] = str(number + 1)
+        Program(rank, comms, number).run()
+        comms[0].all_reduce(np.zeros(1))
+    os.environ["HOSTNCCL_DELAY_SEED"] = "0"
+    nccl.Stream("host").close()
+    for comm in comms:
+        comm.close()
+
+
+def _race(rank: Rank, waits: bool) -> int:
+    """How many of fifty seeds give a wrong result in a program that needs one wait."""
+    first, second = (rank.communicator(i) for i in range(2))
+    wrong = 0
+    for seed in range(1, 51):
+        with delays(seed):
+            a, b, event = rank.stream(), rank.stream(), rank.event()
+            x, y = np.ones(COUNT), np.zeros(COUNT)
+            for _ in range(5):
+                first.all_reduce(x, stream=a)
+            if waits:
+                event.record(a)
+                b.wait(event)
+            second.all_reduce(x, out=y, stream=b)
+            a.synchronize()
+            b.synchronize()
+            wrong += not (y == float(rank.nranks) ** 6).all()
+            a.close()
+            b.close()
+    first.close()
+    second.close()
+    return wrong
+
+
+def _reader(_: Rank, waits: bool) -> int:
+    """The same for the calling thread, which reads what a stream has still to write."""
+    wrong = 0
+    for seed in range(1, 51):
+        with delays(seed):
+            stream, x = nccl.Stream("host"), np.zeros(COUNT)
+            for _ in range(5):
+                stream.launch(lambda x=x: x.__iadd__(1))
+            if waits:
+                stream.synchronize()
+            wrong += not (x == 5).all()
+            stream.synchronize()
+            stream.close()
+    return wrong
+
+
+@pytest.mark.parametrize(("program", "nranks"), [(_race, 2), (_reader, 1)])
+def test_a_missing_wait_is_found_by_most_seeds(
+    launch: Launcher, program: Callable[[Rank, bool], int], nranks: int
+) -> None:
+    assert max(launch(nranks, program, True, ids=2)) == 0
+    assert min(launch(nranks, program, False, ids=2)) > 25
+
+
+def _reading_the_seed(_: Rank) -> None:
+    os.environ["HOSTNCCL_DELAY_SEED"] = "x"
+    try:
+        with pytest.raises(nccl.DriverError):
+            nccl.Stream("host")
+    finally:
+        del os.environ["HOSTNCCL_DELAY_SEED"]
+    nccl.Stream("host").close()
+
+
+def test_a_seed_that_is_none(launch: Launcher) -> None:
+    launch(1, _reading_the_seed)

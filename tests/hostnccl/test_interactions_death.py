@@ -1,0 +1,91 @@
+"""Proves that a killed rank ends every call of the others that waits for it: waits for signals,
+registrations, suspensions, splits, growing, graphs, in whatever step of them it dies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pynccl import nccl
+from pynccl.errors import DriverError
+from tests.support.blocking import PAGE, Area, Blocked, meet
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+
+
+def _survivor(rank: Rank) -> float:
+    """Rank 0 is in every call that waits for rank 1 when that one is killed."""
+    calls: dict[str, Callable[[nccl.Communicator], object]] = {
+        "wait": lambda comm: comm.wait_signal(1),
+        "register": lambda comm: comm.register_window(comm.mem_alloc(PAGE)),
+        "suspend": lambda comm: comm.suspend(),
+        "split": lambda comm: comm.split(0),
+        "grow": lambda comm: comm.grow(3),
+        "graph": _launch_a_wait,
+        "windows": _register_for_ever,
+        "suspensions": _suspend_for_ever,
+    }
+    comms = [rank.comm.split(0) for _ in calls]
+    for comm in comms[:1] + comms[5:6]:
+        assert comm is not None
+        Area(comm)
+    meet(rank)
+    pairs = list(zip(calls, comms, strict=True))
+    if rank.rank == 1:
+        for name, comm in pairs[6:]:
+            threading.Thread(target=calls[name], args=(comm,), daemon=True).start()
+        time.sleep(0.05)
+        rank.report("ready")
+        time.sleep(60)
+    blocked = [Blocked(lambda name=name, comm=comm: calls[name](comm)) for name, comm in pairs]  # type: ignore[misc]
+    rank.report("ready")
+    for one in blocked:
+        one.end("rank 1")
+    ended = time.monotonic()
+    for comm in comms:
+        assert comm is not None
+        comm.abort()
+    rank.comm.abort()
+    return ended
+
+
+def _launch_a_wait(comm: nccl.Communicator) -> None:
+    stream = nccl.Stream(comm.library.path)
+    with nccl.capture(stream) as graph:
+        comm.wait_signal(1, stream=stream)
+    graph.launch(stream)
+    with pytest.raises(DriverError):
+        stream.synchronize()
+    error = comm.async_error()
+    assert error is not None
+    raise error
+
+
+def _register_for_ever(comm: nccl.Communicator) -> None:
+    buffer = comm.mem_alloc(PAGE)
+    while True:
+        comm.register_window(buffer).close()
+
+
+def _suspend_for_ever(comm: nccl.Communicator) -> None:
+    while True:
+        comm.suspend()
+        comm.resume()
+
+
+def test_a_killed_rank_ends_them_all(launch: Launcher) -> None:
+    killed = 0.0
+
+    def kill(run: Run) -> None:
+        nonlocal killed
+        run.gather_reports()
+        killed = run.kill(1)
+
+    survivor, dead = launch.outcomes(2, _survivor, while_running=kill, timeout=30)
+    assert dead.died
+    assert survivor.ok, survivor.trace
+    assert survivor.value - killed < 5

@@ -1,0 +1,155 @@
+"""Proves that a waiting rank is a good citizen: the GIL is free, the CPU idle, and abort() from
+another thread ends the wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_WAIT = 1.5  # seconds that the others are late
+
+
+def _call(rank: Rank, comm: nccl.Communicator, what: str) -> None:
+    """Something that lasts until the other rank has done the same."""
+    array = np.zeros(1_000_003 if what.startswith("large") else 3)
+    match what.rsplit(maxsplit=1)[-1]:
+        case "all_reduce":
+            comm.all_reduce(array)
+        case "exchange":
+            with nccl.group():
+                comm.send(array, 1 - rank.rank)
+                comm.recv(array.copy(), 1 - rank.rank)
+        case "stream":
+            stream = rank.stream()
+            comm.all_reduce(array, stream=stream)
+            stream.synchronize()
+        case "split":
+            comm.split(0).close()
+
+
+_WAITS = ("all_reduce", "large all_reduce", "exchange", "large exchange", "stream", "split")
+
+
+def _while_waiting(rank: Rank, what: str, measure: Callable[[], float]) -> float | None:
+    """What measure() finds on rank 0 while that rank waits for the other one, which comes late."""
+    comm = None if what == "init" else rank.comm
+    found: list[float] = []
+    if comm:
+        comm.all_reduce(np.zeros(1))
+    if rank.rank == 1:
+        time.sleep(_WAIT)
+    watcher = threading.Thread(target=lambda: found.append(measure()))
+    if rank.rank == 0:
+        watcher.start()
+    if comm:
+        _call(rank, comm, what)
+    else:
+        _ = rank.comm
+    if rank.rank == 1:
+        return None
+    watcher.join()
+    return found[0]
+
+
+def _cpu_seconds() -> float:
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(1)
+    return time.process_time() - before
+
+
+def _progress() -> float:
+    """How many steps of 1 ms another thread gets done in 0.5 s."""
+    end = time.monotonic() + 0.5
+    steps = 0
+    while time.monotonic() < end:
+        time.sleep(0.001)
+        steps += 1
+    return float(steps)
+
+
+@pytest.mark.parametrize("what", [*_WAITS, "init"])
+def test_a_waiting_rank_uses_no_cpu(launch: Launcher, what: str) -> None:
+    used = launch(2, _while_waiting, what, _cpu_seconds)[0]
+    assert used < 0.1, f"{used:.3f} s of CPU in 1 s"
+
+
+@pytest.mark.parametrize("what", [*_WAITS, "init"])
+def test_the_gil_is_free_while_a_rank_waits(launch: Launcher, what: str) -> None:
+    assert launch(2, _while_waiting, what, _progress)[0] > 50
+
+
+def _abort(rank: Rank, what: str) -> float:
+    comm = rank.comm
+    comm.all_reduce(np.zeros(1))
+    if rank.rank == 1:
+        rank.report("here")
+        time.sleep(0.8)  # never comes
+        return 0.0
+    moments = []
+
+    def abort() -> None:
+        time.sleep(0.3)
+        moments.append(time.monotonic())
+        comm.abort()
+
+    aborter = threading.Thread(target=abort)
+    aborter.start()
+    with pytest.raises((nccl.NcclError, nccl.DriverError)):
+        _call(rank, comm, what)
+    ended = time.monotonic()
+    aborter.join()
+    assert comm.closed
+    comm.abort()
+    comm.close()
+    rank.report("aborted")
+    return ended - moments[0]
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("what", _WAITS)
+def test_abort_frees_a_blocked_thread(launch: Launcher, what: str, threads: bool) -> None:
+    took = launch(2, _abort, what, threads=threads, fresh=True)[0]
+    assert took < 1
+
+
+def _abort_tells_the_others(rank: Rank) -> str:
+    comm = rank.comm
+    comm.all_reduce(np.zeros(1))
+    if rank.rank == 1:
+        time.sleep(0.3)
+        comm.abort()
+        return ""
+    with pytest.raises(nccl.NcclRemoteError) as caught:
+        comm.all_reduce(np.zeros(3))
+    return str(caught.value)
+
+
+def test_the_others_learn_of_an_abort(launch: Launcher) -> None:
+    texts = launch(3, _abort_tells_the_others)
+    assert "rank 1" in texts[0]
+    assert "rank 1" in texts[2]
+
+
+def _close_tells_the_others(rank: Rank) -> str:
+    comm = rank.comm
+    comm.all_reduce(np.zeros(1))
+    if rank.rank == 1:
+        comm.close()
+        return ""
+    with pytest.raises(nccl.NcclRemoteError) as caught:
+        comm.all_reduce(np.zeros(3))
+    return str(caught.value)
+
+
+def test_the_others_learn_of_a_close(launch: Launcher) -> None:
+    assert "rank 1" in launch(2, _close_tells_the_others)[0]

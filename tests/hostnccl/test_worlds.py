@@ -1,0 +1,191 @@
+"""Proves that ranks which do not fit together are refused with the reason, on every rank: a wrong
+size, a rank used twice, a wrong id, an id from elsewhere; and that a world which never completes
+ends at its deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_wrong_nranks_is_refused_by_every_rank(launch: Launcher, threads: bool) -> None:
+    for text in launch(2, _size_of_rank, threads=threads):
+        assert "2 says rank 0" in text
+        assert "3 says rank 1" in text
+
+
+def _size_of_rank(rank: Rank) -> str:
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks") as caught:
+        nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="host")
+    return str(caught.value)
+
+
+def _twice(rank: Rank) -> str:
+    with pytest.raises(nccl.NcclInvalidUsageError, match="rank 1 is used twice") as caught:
+        nccl.Communicator(4, rank.unique_ids[0], max(rank.rank, 1), provider="host")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_rank_used_twice_is_refused_by_every_rank(launch: Launcher, threads: bool) -> None:
+    launch(3, _twice, threads=threads)
+
+
+def _used_again(rank: Rank) -> None:
+    with rank.communicator() as comm:
+        comm.all_reduce(np.ones(3))
+        with pytest.raises(nccl.NcclInvalidUsageError, match="already made a communicator"):
+            rank.communicator()
+        comm.all_reduce(np.ones(3))
+
+
+def test_an_id_makes_one_world(launch: Launcher) -> None:
+    launch(2, _used_again)
+
+
+_ID = struct.Struct("8sIIQ16s")  # of hostnccl: magic, format, reserved, machine, name
+
+
+@pytest.mark.parametrize(
+    ("offset", "reason"),
+    [(0, "not made by hostnccl"), (8, "has format"), (16, "comes from another machine")],
+)
+def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
+    """Without waiting for anybody."""
+    data = bytearray(bytes(nccl.get_unique_id("host")))
+    data[offset] ^= 1
+    assert offset < _ID.size
+    started = time.monotonic()
+    with pytest.raises(nccl.NcclInvalidArgumentError, match=reason):
+        nccl.Communicator(2, bytes(data), 0, provider="host")
+    assert time.monotonic() - started < 1
+
+
+def test_an_id_of_zeros_is_refused() -> None:
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="not made by hostnccl"):
+        nccl.Communicator(2, bytes(128), 0, provider="host")
+
+
+def _nothing(_: Rank) -> None:
+    """Only starts the processes, so that all ranks come at once."""
+
+
+def _incomplete_by_config(rank: Rank) -> tuple[str, float]:
+    if rank.rank == 1:
+        return "", 0.0
+    started = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError) as caught:
+        rank.communicator(config=nccl.Config(init_timeout=0.7))
+    assert caught.value.code == 8
+    return str(caught.value), time.monotonic() - started
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_an_incomplete_world_ends_at_the_deadline_of_its_config(
+    launch: Launcher, threads: bool
+) -> None:
+    launch(3, _nothing, threads=threads)
+    outcomes = launch(3, _incomplete_by_config, threads=threads)
+    for rank in (0, 2):
+        text, took = outcomes[rank]
+        assert 0.6 < took < 3
+        assert "0.7" in text
+        assert "missing: 1" in text
+        assert f"on rank {rank}" in text
+
+
+def _incomplete_by_environment(rank: Rank) -> tuple[str, float]:
+    if rank.rank == 1:
+        return "", 0.0
+    started = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError, match="2 of 3 ranks arrived") as caught:
+        rank.communicator()
+    return str(caught.value), time.monotonic() - started
+
+
+def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Launcher) -> None:
+    env = {"HOSTNCCL_INIT_TIMEOUT": "1"}
+    launch(3, _nothing, env=env)
+    outcomes = launch(3, _incomplete_by_environment, env=env)
+    for rank in (0, 2):
+        text, took = outcomes[rank]
+        assert 0.9 < took < 4
+        assert "within 1 s" in text
+        assert "missing: 1" in text
+
+
+def _bad_timeout(rank: Rank) -> None:
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="HOSTNCCL_INIT_TIMEOUT=soon"):
+        rank.communicator()
+
+
+def test_a_timeout_that_is_no_number_is_refused(launch: Launcher) -> None:
+    launch(2, _bad_timeout, env={"HOSTNCCL_INIT_TIMEOUT": "soon"})
+
+
+def _late(rank: Rank) -> None:
+    """A deadline that is kept changes nothing."""
+    if rank.rank == 1:
+        time.sleep(0.3)
+    with rank.communicator(config=nccl.Config(init_timeout=30)) as comm:
+        array = np.ones(1000)
+        comm.all_reduce(array)
+        with comm.split(0) as child:
+            child.all_reduce(array)
+        stream = rank.stream()
+        comm.all_reduce(array, stream=stream)
+        stream.synchronize()
+        with nccl.group():
+            comm.all_reduce(array)
+        assert (array == float(rank.nranks) ** 4).all()
+
+
+def test_a_late_rank_is_waited_for(launch: Launcher) -> None:
+    launch(2, _late)
+
+
+def _after_failure(rank: Rank) -> None:
+    """The processes of a world that failed make the next one."""
+    with pytest.raises(nccl.NcclError):
+        nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="host")
+    with rank.communicator(1) as comm:
+        comm.all_reduce(np.ones(3))
+
+
+def test_the_next_world_works(launch: Launcher) -> None:
+    launch(2, _after_failure, ids=2)
+
+
+def _forked(rank: Rank) -> None:
+    """A child that a rank forks is told that the communicator is its parent's."""
+    comm = rank.comm
+    comm.all_reduce(np.ones(3))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.all_reduce(np.ones(3))
+            os.write(writing, b"no error")
+        except BaseException as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(child, 0)
+    assert "fork" in text
+    comm.all_reduce(np.ones(3))
+
+
+def test_a_forked_child_is_told(launch: Launcher) -> None:
+    launch(2, _forked)

@@ -1,0 +1,1 @@
+"""Tests of pynccl.nccl, on both providers."""

@@ -1,0 +1,399 @@
+"""Proves that every wrong argument of every method is a TypeError or ValueError that names the
+argument and the value, is raised before anything is sent, and leaves the communicator usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
+_PEER = {"send": "peer", "recv": "peer"}
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_METHODS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *_OTHERS)
+_WITH_OUT = tuple(name for name in _METHODS if name not in _PEER)
+
+
+class _Calls:
+    """Calls that must be refused, and after all of them one that must work."""
+
+    def __init__(self, comm: nccl.Communicator) -> None:
+        self.comm = comm
+        self.count = 0
+
+    def refuse(
+        self, error: type[Exception], text: str, method: str, *args: object, **keywords: object
+    ) -> None:
+        """The method, with its rank argument and its out where it must have them."""
+        if method in _OTHERS and not {"root", "peer"} & keywords.keys():
+            keywords[_PEER.get(method, "root")] = self.comm.rank
+        if method == "all_to_all":
+            keywords.setdefault("out", np.zeros(8, np.float32))
+        self.count += 1
+        call = f"{method}{args} {keywords}"
+        try:
+            getattr(self.comm, method)(*args, **keywords)
+        except error as caught:
+            message = str(caught)
+        else:
+            raise AssertionError(f"{call} was not refused")
+        assert text in message, f"{call}: {message}"
+
+
+def _tensors(rank: Rank) -> int:
+    calls, good = _Calls(rank.comm), np.zeros(8, np.float32)
+    two = np.zeros((4, 4), np.float32)
+    for method in _METHODS:
+        wrong = [
+            (TypeError, "got None", None),
+            (TypeError, "got 'text' (str)", "text"),
+            (TypeError, "got [1.0, 2.0] (list)", [1.0, 2.0]),
+            (TypeError, "an address needs count= and dtype=", good.ctypes.data),
+            (ValueError, "must be contiguous, has shape (4, 4) and strides (1, 4)", two.T),
+            (ValueError, "must be contiguous", good[::2]),
+            (ValueError, "must be contiguous", good[::-1]),
+            (ValueError, "is none of NCCL's types", np.zeros(8, np.int16)),
+            (ValueError, "is none of NCCL's types", np.zeros(8, np.longdouble)),
+            (ValueError, "is none of NCCL's types", np.zeros(8, "datetime64[s]")),
+            (ValueError, "is none of NCCL's types", np.zeros(8, ">f4")),
+            (ValueError, "is none of NCCL's types", np.zeros(8, "U4")),
+            (ValueError, "is none of NCCL's types", np.zeros(8, [("x", "f4")])),
+        ]
+        for error, text, value in wrong:
+            calls.refuse(error, "tensor: ", method, value)
+            calls.refuse(error, text, method, value)
+        calls.refuse(TypeError, "misses the argument 'tensor'", method)
+        calls.refuse(TypeError, "unexpected argument 'tensro'", method, good, tensro=good)
+        calls.refuse(TypeError, "two values for 'tensor'", method, good, tensor=good)
+        calls.refuse(TypeError, "positional argument", method, *[good] * 9)
+    rank.comm.all_reduce(good)
+    return calls.count
+
+
+def _outs(rank: Rank) -> int:
+    comm = rank.comm
+    calls, good = _Calls(comm), np.zeros(8, np.float32)
+    sizes = {"all_gather": 16, "gather": 16, "reduce_scatter": 4, "scatter": 4}
+    for method in _WITH_OUT:
+        size = sizes.get(method, 8)
+        root = {"root": comm.rank} if method in _OTHERS else {}
+        calls.refuse(TypeError, "out: expected a tensor", method, good, out="x", **root)
+        wrong = np.zeros(size, np.float64)
+        calls.refuse(
+            ValueError, "out: is float64, tensor is float32", method, good, out=wrong, **root
+        )
+        for count in (size - 1, size + 1, 0):
+            out = np.zeros(count, np.float32)
+            calls.refuse(ValueError, "must have", method, good, out=out, **root)
+        read_only = np.zeros(size, np.float32)
+        read_only.flags.writeable = False
+        calls.refuse(ValueError, "out: is read-only", method, good, out=read_only, **root)
+        strided = np.zeros(2 * size, np.float32)[::2]
+        calls.refuse(ValueError, "out: must be contiguous", method, good, out=strided, **root)
+        calls.refuse(TypeError, "positional arguments", method, good, None, None, good)
+    whole = np.zeros(24, np.float32)
+    for method in ("all_reduce", "broadcast", "reduce"):
+        root = {"root": comm.rank} if method in _OTHERS else {}
+        calls.refuse(ValueError, "out: overlaps", method, whole[:8], out=whole[1:9], **root)
+    calls.refuse(ValueError, "out: overlaps", "all_gather", whole[3:11], out=whole[:16])
+    calls.refuse(ValueError, "out: overlaps", "reduce_scatter", whole[:8], out=whole[6:10])
+    calls.refuse(ValueError, "no all-to-all in place", "all_to_all", good, out=good)
+    calls.refuse(ValueError, "out: overlaps", "all_to_all", whole[:8], out=whole[4:12])
+    calls.refuse(TypeError, "no all-to-all in place", "all_to_all", good, out=None)
+    for method in ("all_gather", "reduce_scatter", "gather", "scatter"):
+        root = {"root": comm.rank} if method in _OTHERS else {}
+        odd = np.zeros(7, np.float32)
+        text = "tensor: has 7 elements, must be a multiple of the 2 ranks"
+        calls.refuse(ValueError, text, method, odd, **root)
+    for method in ("send", "recv"):
+        calls.refuse(TypeError, "unexpected argument 'out'", method, good, out=good)
+    comm.all_reduce(good)
+    return calls.count
+
+
+def _peers_and_ops(rank: Rank) -> int:
+    comm = rank.comm
+    calls, good = _Calls(comm), np.zeros(8, np.float32)
+    for method in _OTHERS:
+        name = _PEER.get(method, "root")
+        for value in (-1, 2, 1000):
+            text = f"{name}: {value} is no rank of a communicator of 2"
+            calls.refuse(ValueError, text, method, good, **{name: value})
+        calls.refuse(ValueError, f"{name}: {2**40} does not fit", method, good, **{name: 2**40})
+        for wrong, shown in ((None, "None"), (0.0, "0.0"), ("0", "'0'")):
+            text = f"{name}: expected an integer, got {shown}"
+            calls.refuse(TypeError, text, method, good, **{name: wrong})
+        with pytest.raises(TypeError, match=f"misses the argument '{name}'"):
+            getattr(comm, method)(good)
+        getattr(nccl.Communicator, method)
+    for method in _REDUCING:
+        for value, shown in (("sum", "'sum'"), (0, "0"), (sum, "<built-in function sum>")):
+            calls.refuse(TypeError, f"op: expected a RedOp, got {shown}", method, good, op=value)
+        for dtype, op in (("complex64", nccl.PROD), ("complex64", nccl.MAX), ("bool", nccl.AVG)):
+            text = f"op: {op.name} is not defined on {dtype}"
+            calls.refuse(ValueError, text, method, np.zeros(8, dtype), op=op)
+        calls.refuse(ValueError, "op: SUM is not defined on bool", method, np.zeros(8, bool))
+    for method in set(_METHODS) - set(_REDUCING):
+        calls.refuse(TypeError, "unexpected argument 'op'", method, good, op=nccl.SUM)
+    # A rank may be anything that is an index.
+    comm.broadcast(good, np.int64(0))
+    return calls.count
+
+
+def _streams_counts_and_dtypes(rank: Rank) -> int:
+    comm = rank.comm
+    calls, good = _Calls(comm), np.zeros(8, np.float32)
+    address = good.ctypes.data
+    for method in _METHODS:
+        calls.refuse(TypeError, "stream: expected a stream", method, good, stream="x")
+        calls.refuse(ValueError, "stream: -1 does not fit", method, good, stream=-1)
+        calls.refuse(TypeError, "go with an integer address only", method, good, count=8)
+        calls.refuse(TypeError, "go with an integer address only", method, good, dtype="float32")
+        out = {"out": address + 64} if method == "all_to_all" else {}
+        numbered = {"count": 8, "dtype": "float32", **out}
+        for value in (-1, 2**64):
+            calls.refuse(
+                ValueError,
+                f"count: {value} does not fit",
+                method,
+                address,
+                **{**numbered, "count": value},
+            )
+        calls.refuse(
+            TypeError,
+            "count: expected an integer, got 8.0",
+            method,
+            address,
+            **{**numbered, "count": 8.0},
+        )
+        calls.refuse(
+            ValueError,
+            "dtype: 'float33' is none of NCCL's types",
+            method,
+            address,
+            **{**numbered, "dtype": "float33"},
+        )
+        calls.refuse(ValueError, "tensor: the address is 0", method, 0, **numbered)
+        calls.refuse(ValueError, "tensor: -8 does not fit", method, -8, **numbered)
+        with pytest.raises(TypeError):
+            getattr(comm, method)(good, 0, nccl.SUM, None, None)
+    comm.all_reduce(good)
+    return calls.count
+
+
+def _torch_tensors(rank: Rank) -> int:
+    """What torch itself cannot show as memory is refused with torch's reason."""
+    import torch
+
+    calls = _Calls(rank.comm)
+    for method in _METHODS:
+        out = {"out": torch.zeros(8)} if method == "all_to_all" else {}
+        calls.refuse(ValueError, "tensor: ", method, torch.zeros(8, device="meta"), **out)
+        calls.refuse(ValueError, "tensor: ", method, torch.eye(4).to_sparse(), **out)
+        calls.refuse(ValueError, "must be contiguous", method, torch.zeros(4, 4).T, **out)
+        calls.refuse(
+            ValueError, "torch.int16 is none of", method, torch.zeros(8, dtype=torch.int16), **out
+        )
+    rank.comm.all_reduce(torch.zeros(3))
+    return calls.count
+
+
+def _operators(rank: Rank) -> int:
+    comm, other = rank.comm, rank.communicator(1)
+    calls, good = _Calls(comm), np.zeros(8, np.float32)
+    op = comm.pre_mul_sum(2.0, "float32")
+    foreign = other.pre_mul_sum(2.0, "float32")
+    closed = comm.pre_mul_sum(2.0, "float32")
+    closed.close()
+    closed.close()
+    for method in _REDUCING:
+        text = "op: PRE_MUL_SUM belongs to another communicator"
+        calls.refuse(ValueError, text, method, good, op=foreign)
+        calls.refuse(ValueError, "op: PRE_MUL_SUM is closed", method, good, op=closed)
+        text = "op: PRE_MUL_SUM is for float32, the tensor is float64"
+        calls.refuse(ValueError, text, method, np.zeros(8), op=op)
+    for error, text, scalar, dtype in (
+        (ValueError, "scalar: 300 does not fit between -128 and 127", 300, "int8"),
+        (ValueError, "scalar: -1 does not fit", -1, "uint64"),
+        (TypeError, "scalar: expected an integer, got 0.5", 0.5, "int32"),
+        (TypeError, "scalar", "2", "float32"),
+        (TypeError, "scalar", None, "float32"),
+        (ValueError, "scalar: must be one element of float32", np.zeros(2, np.float32), "float32"),
+        (ValueError, "scalar: must be one element of float32", np.zeros(1, np.float64), "float32"),
+        (ValueError, "dtype: 'float33' is none of NCCL's types", 2.0, "float33"),
+        (ValueError, "dtype: None is none of NCCL's types", 2.0, None),
+    ):
+        calls.count += 1
+        with pytest.raises(error) as caught:
+            comm.pre_mul_sum(scalar, dtype)
+        assert text in str(caught.value)
+    array = np.full(3, 1.5, np.float32)
+    comm.all_reduce(array, op)
+    assert (array == 3 * rank.nranks).all()
+    # Operators end with their communicator; closing one afterwards is no error.
+    other.close()
+    foreign.close()
+    op.close()
+    nccl.SUM.close()
+    return calls.count
+
+
+def _memory(rank: Rank) -> int:
+    comm = rank.comm
+    for error, text, call in (
+        (TypeError, "buffer: expected a tensor", lambda: comm.register("x")),
+        (ValueError, "buffer: must be contiguous", lambda: comm.register(np.zeros(8)[::2])),
+        (ValueError, "dtype: 'float33'", lambda: comm.mem_alloc(3, "float33")),
+        (TypeError, "shape: .*'x'", lambda: comm.mem_alloc("x")),
+        (TypeError, "shape: .*2.5", lambda: comm.mem_alloc((2, 2.5))),
+        (TypeError, "shape: .*None", lambda: comm.mem_alloc(None)),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    buffer = comm.mem_alloc(8, "float32")
+    buffer.close()
+    with pytest.raises(ValueError, match="closed"):
+        comm.all_reduce(buffer)
+    comm.all_reduce(np.zeros(3))
+    return 5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _tensors,
+        _outs,
+        _peers_and_ops,
+        _streams_counts_and_dtypes,
+        _torch_tensors,
+        _operators,
+        _memory,
+    ],
+    ids=lambda function: function.__name__.strip("_"),
+)
+def test_wrong_arguments(launch: Launcher, function: Callable[[Rank], int]) -> None:
+    assert min(launch(2, function, ids=2, timeout=30)) > 4
+
+
+_ID = bytes(128)  # refused before anybody looks into it
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "args", "keywords"),
+    [
+        (ValueError, "nranks: 0 is below 1", (0, _ID, 0), {}),
+        (ValueError, "nranks: -3 is below 1", (-3, _ID, 0), {}),
+        (TypeError, "nranks: expected an integer, got '2'", ("2", _ID, 0), {}),
+        (ValueError, "rank: 2 is not below nranks 2", (2, _ID, 2), {}),
+        (ValueError, "rank: -1 is not", (2, _ID, -1), {}),
+        (TypeError, "rank: expected an integer, got None", (2, _ID, None), {}),
+        (TypeError, "unique_id: expected a UniqueId or 128 bytes, got 'x'", (2, "x", 0), {}),
+        (ValueError, "unique_id: has 3 bytes, a UniqueId has 128", (2, b"abc", 0), {}),
+        (TypeError, "config: expected a Config or None", (1, _ID, 0), {"config": {}}),
+        (ValueError, "provider: 'gpu' is neither", (1, _ID, 0), {"provider": "gpu"}),
+        (ValueError, "device: 'tpu' is neither", (1, _ID, 0), {"device": "tpu"}),
+        (ValueError, "device: -1 is negative", (1, _ID, 0), {"device": -1}),
+        (ValueError, "has no ordinal", (1, _ID, 0), {"device": "cuda:x"}),
+        (TypeError, "device: expected an integer", (1, _ID, 0), {"device": 1.5}),
+        (ValueError, "does not belong to provider", (1, _ID, 0), {"device": "cuda:0"}),
+        (TypeError, "colour", (1, _ID, 0), {"colour": 1}),
+        (TypeError, "", (1, _ID), {}),
+        (TypeError, "", (1, _ID, 0, None), {}),
+    ],
+)
+def test_wrong_arguments_of_a_communicator(
+    error: type[Exception], text: str, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    with pytest.raises(error) as caught:
+        nccl.Communicator(*args, **{"provider": "host", **keywords})
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "devices"),
+    [
+        (ValueError, "devices: 0 is below 1", 0),
+        (ValueError, "devices: is empty", []),
+        (ValueError, "does not belong to provider", ["cpu", "cuda:0"]),
+        (ValueError, "device: 'tpu' is neither", ["tpu"]),
+        (TypeError, "device", [0.5]),
+    ],
+)
+def test_wrong_arguments_of_init_all(
+    error: type[Exception],
+    text: str,
+    devices: Any,  # noqa: ANN401
+) -> None:
+    with pytest.raises(error) as caught:
+        nccl.Communicator.init_all(devices, provider="host")
+    assert text in str(caught.value)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises((ValueError, nccl.NcclError, nccl.DriverError), match=r"3|device"):
+        nccl.Communicator(1, _ID, 0, provider="host", device=3)
+
+
+def test_wrong_arguments_of_streams_and_events() -> None:
+    for make in (nccl.Stream, nccl.Event):
+        with pytest.raises(ValueError, match="provider: 'gpu'"):
+            make("gpu")
+        with pytest.raises(ValueError, match="device: -1 is negative"):
+            make("host", device=-1)
+        with pytest.raises(TypeError):
+            make("host", 0)
+    stream, event = nccl.Stream("host"), nccl.Event("host")
+    with pytest.raises(TypeError):
+        stream.wait(None)
+    with pytest.raises(TypeError, match="stream"):
+        event.record("x")
+    with pytest.raises(TypeError):
+        event.elapsed_time(stream)
+
+
+class _Stranger:
+    """Says that it has memory on a GPU."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        return np.zeros(3).__dlpack__()
+
+    __cuda_array_interface__ = {  # noqa: RUF012
+        "shape": (3,),
+        "typestr": "<f4",
+        "data": (4096, False),
+        "version": 3,
+    }
+
+
+def test_memory_of_another_device_is_refused() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        with pytest.raises(ValueError, match=r"tensor: is on cuda:.*, the communicator is on cpu"):
+            comm.all_reduce(_Stranger())
+        comm.all_reduce(np.zeros(3))
+
+
+class _Rude:
+    """Raises where it should show its memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        raise BufferError("not today")
+
+
+def test_an_exporter_that_raises_is_heard() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        with pytest.raises((BufferError, ValueError), match="not today"):
+            comm.all_reduce(_Rude())
+        comm.all_reduce(np.zeros(3))

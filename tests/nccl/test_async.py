@@ -1,0 +1,286 @@
+"""Proves the semantics of asynchronous operations on both providers: Work keeps its tensors until
+somebody waits, memory does not grow beyond what is in flight, several communicators work on several
+streams, and a failure in the background is told. And that streams say what they are: their forms,
+their priorities, the default streams.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _channel(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
+    """A communicator with its own stream, as async_op=True uses it."""
+    import torch
+
+    from pynccl.mirror.channel import Channel
+
+    device = torch.device("cpu" if rank.device is None else f"cuda:{rank.device}")
+    return Channel(comm, device, timedelta(seconds=60))
+
+
+def _tensor(rank: Rank, count: int, value: float = 1.0) -> Any:  # noqa: ANN401
+    import torch
+
+    device = "cpu" if rank.device is None else f"cuda:{rank.device}"
+    return torch.full((count,), value, device=device)
+
+
+def _start(channel: Any, tensor: Any) -> Any:  # noqa: ANN401
+    def issue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.all_reduce(tensor, stream=stream)
+
+    return channel.start("all_reduce", issue, tensor, [tensor])
+
+
+def _keeps(rank: Rank) -> None:
+    """A tensor lives until its work was waited for, whoever else has forgotten it."""
+    channel = _channel(rank, rank.comm)
+    tensor = _tensor(rank, 1000)
+    alive = weakref.ref(tensor)
+    work = _start(channel, tensor)
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    work.wait()
+    assert alive() is not None  # the work's result
+    value = work.result()[0]
+    assert (value == rank.nranks).all()
+    del value, work
+    deadline = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < deadline:
+        channel.oldest()  # lets go of what is done
+        gc.collect()
+    assert alive() is None
+
+
+def test_work_keeps_its_tensors(launch: Launcher, provider: str) -> None:
+    launch(2, _keeps, provider=provider)
+
+
+def _bounded(rank: Rank) -> None:
+    """A thousand calls that nobody waits for hold no more than those in flight."""
+    channel = _channel(rank, rank.comm)
+    alive: deque[weakref.ref] = deque()
+    most = 0
+    for number in range(1000):
+        tensor = _tensor(rank, 1 << 14)
+        alive.append(weakref.ref(tensor))
+        _start(channel, tensor)
+        del tensor
+        oldest = channel.oldest()
+        in_flight = 0 if oldest is None else number + 1 - oldest
+        held = sum(ref() is not None for ref in alive)
+        most = max(most, held)
+        assert held <= in_flight, f"{held} tensors are held, {in_flight} operations are in flight"
+        while alive and alive[0]() is None:
+            alive.popleft()
+        if number % 50 == 0:
+            channel.stream.synchronize()
+    channel.stream.synchronize()
+    assert channel.oldest() is None
+    assert all(ref() is None for ref in alive)
+    assert most <= 60
+
+
+def test_unwaited_work_holds_what_is_in_flight(launch: Launcher, provider: str) -> None:
+    launch(2, _bounded, provider=provider)
+
+
+def _several(rank: Rank) -> None:
+    """Three communicators, each with its queue: results are exact, waited for in any order."""
+    comms = [rank.communicator(i) for i in range(3)]
+    channels = [_channel(rank, comm) for comm in comms]
+    works = []
+    for number in range(30):
+        tensor = _tensor(rank, 5000, number + rank.rank)
+        works.append((number, tensor, _start(channels[number % 3], tensor)))
+    for number, tensor, work in reversed(works):
+        work.wait()
+        assert (tensor == sum(number + r for r in range(rank.nranks))).all()
+    for channel in channels:
+        channel.close()
+
+
+def test_several_communicators_and_streams(launch: Launcher, provider: str) -> None:
+    launch(2, _several, provider=provider, ids=3)
+
+
+def _other_stream(rank: Rank) -> None:
+    """What is on another stream comes after the work by way of an event of the queue."""
+    channel, other, event = _channel(rank, rank.comm), rank.stream(), rank.event()
+    second = rank.communicator(1)
+    for number in range(20):
+        tensor, total = _tensor(rank, 5000, number + 1.0), _tensor(rank, 5000)
+        if rank.device is not None:
+            import torch
+
+            torch.cuda.synchronize()
+        _start(channel, tensor)
+        event.record(channel.stream)
+        other.wait(event)
+        second.all_reduce(tensor, out=total, stream=other)
+        other.synchronize()
+        assert (total == (number + 1.0) * rank.nranks**2).all()
+    second.close()
+
+
+def test_another_stream_waits(launch: Launcher, provider: str) -> None:
+    launch(2, _other_stream, provider=provider, ids=2)
+
+
+def _captured(rank: Rank) -> None:
+    """Asynchronous work inside a capture joins it, and lands in the graph."""
+    from pynccl.mirror.errors import BackendError
+
+    channel, stream = _channel(rank, rank.comm), rank.stream()
+    first, second = _tensor(rank, 1000), _tensor(rank, 1000)
+    before = _start(channel, first)  # outside, and not waited for yet
+    before.wait()
+    _reset(rank, first)
+    with nccl.capture(stream) as graph:
+        works = [_start(channel, first), _start(channel, second)]
+        with pytest.raises((ValueError, BackendError), match="captured into a graph"):
+            works[0].is_completed()
+        for work in works:
+            work.wait()
+        rank.comm.all_reduce(first)
+    assert (_settled(rank, first) == 1).all()
+    after = _start(channel, second)  # the queue is free again, with the events of the capture
+    after.wait()
+    _reset(rank, second)
+    for replay in range(1, 4):
+        graph.launch()
+        stream.synchronize()
+        assert (_settled(rank, first) == float(rank.nranks) ** (2 * replay)).all()
+        assert (_settled(rank, second) == float(rank.nranks) ** replay).all()
+        _start(channel, _tensor(rank, 10)).wait()  # between launches
+    graph.close()
+
+
+def _reset(rank: Rank, tensor: Any) -> None:  # noqa: ANN401
+    _settled(rank, tensor).fill_(1)
+    _settled(rank, tensor)
+
+
+def _settled(rank: Rank, tensor: Any) -> Any:  # noqa: ANN401
+    """The tensor, when all that was enqueued is done."""
+    if rank.device is not None:
+        import torch
+
+        torch.cuda.synchronize()
+    return tensor
+
+
+def test_asynchronous_work_is_captured(launch: Launcher, provider: str) -> None:
+    launch(2, _captured, provider=provider)
+
+
+def _unjoined(rank: Rank) -> None:
+    """Work of a capture that nobody waited for is CUDA's error at the end of the capture."""
+    channel, stream, tensor = _channel(rank, rank.comm), rank.stream(), _tensor(rank, 10)
+    with (
+        pytest.raises(nccl.DriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
+        nccl.capture(stream),
+    ):
+        _start(channel, tensor)
+    _start(channel, tensor).wait()
+    assert (_settled(rank, tensor) == rank.nranks).all()
+
+
+def test_captured_work_that_nobody_waits_for(launch: Launcher, provider: str) -> None:
+    launch(2, _unjoined, provider=provider)
+
+
+def _failing(rank: Rank) -> None:
+    """A failure in the background: the work is over and says why, and so does the communicator."""
+    import torch
+
+    channel = _channel(rank, rank.comm)
+    work = _start(channel, torch.zeros(3 + rank.rank))  # the counts differ
+    with pytest.raises(Exception, match="different calls"):
+        work.wait()
+    assert work.is_completed()
+    assert "different calls" in str(work.exception())
+    assert isinstance(rank.comm.async_error(), nccl.NcclInvalidUsageError)
+    with pytest.raises(Exception, match="different calls"):
+        _start(channel, torch.zeros(3)).wait()
+    rank.comm.abort()
+
+
+def test_a_failure_in_the_background(launch: Launcher) -> None:
+    launch(2, _failing)
+
+
+def _priorities(rank: Rank) -> None:
+    ordinary = rank.stream()
+    assert ordinary.priority == 0
+    high, low, beyond = (
+        nccl.Stream(rank.provider, device=rank.device, priority=p) for p in (-1, 5, -1000)
+    )
+    assert high.priority == -1
+    assert low.priority == 0  # no device has a lower one than the default
+    assert beyond.priority <= -1  # the greatest there is
+    tensor = rank.memory.put(np.ones(1000, np.float32))
+    for stream in (high, low, beyond):
+        rank.comm.all_reduce(tensor, stream=stream)
+        stream.synchronize()
+    assert (rank.memory.get(tensor) == rank.nranks**3).all()
+    with pytest.raises(TypeError):
+        nccl.Stream(rank.provider, priority="high")  # type: ignore[arg-type]
+
+
+def test_priorities(launch: Launcher, provider: str) -> None:
+    launch(2, _priorities, provider=provider)
+
+
+def _forms(rank: Rank) -> None:
+    """Streams by their objects, their protocols, their numbers; and the default streams."""
+    stream = rank.stream()
+
+    class Torch:
+        cuda_stream = stream.handle
+
+    class CuPy:
+        ptr = stream.handle
+
+    class Protocol:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, stream.handle
+
+    tensor = rank.memory.put(np.ones(1000, np.float32))
+    forms = [stream, stream.handle, Torch(), CuPy(), Protocol()]
+    if rank.device is not None:
+        import torch
+
+        forms.append(torch.cuda.ExternalStream(stream.handle, torch.device("cuda", rank.device)))
+    for form in forms:
+        rank.comm.all_reduce(tensor, stream=form)
+    stream.synchronize()
+    done = rank.nranks ** len(forms)
+    assert (rank.memory.get(tensor) == done).all()
+    for default in (0, 1, 2):  # none, the legacy one, the thread's own
+        rank.comm.all_reduce(tensor, stream=default)
+        done *= rank.nranks
+        assert (rank.memory.get(tensor) == done).all()
+    for wrong in (1.5, "stream", object()):
+        with pytest.raises(TypeError, match="stream: expected"):
+            rank.comm.all_reduce(tensor, stream=wrong)
+    with pytest.raises(ValueError, match="stream"):
+        rank.comm.all_reduce(tensor, stream=-1)
+
+
+def test_every_form_of_a_stream(launch: Launcher, provider: str) -> None:
+    launch(2, _forms, provider=provider)

@@ -1,0 +1,306 @@
+"""Proves that whatever holds a contiguous buffer can be sent and received, in place, and that
+nothing is written elsewhere: torch, NumPy and ml_dtypes arrays, Buffers, addresses, objects with
+one protocol only, misaligned and sliced memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import collectives, dtypes, gpu, reference
+from tests.support.collectives import Case, Runner
+from tests.support.launcher import Launcher
+from tests.support.memory import GUARD, HostMemory
+from tests.support.rank import Rank
+
+
+class _OnlyDlpack:
+    def __init__(self, array: Any) -> None:  # noqa: ANN401
+        self._array = array
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        return self._array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._array.__dlpack_device__()
+        return device
+
+
+class _OnlyArrayInterface:
+    def __init__(self, array: np.ndarray) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._array = array
+
+
+class _OnlyCudaArrayInterface:
+    def __init__(self, tensor: Any) -> None:  # noqa: ANN401
+        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+        self._tensor = tensor
+
+
+def _as_parameter(buffer: Any) -> Any:  # noqa: ANN401
+    import torch
+
+    return torch.nn.Parameter(torch.as_tensor(buffer))
+
+
+def _as_tensor(buffer: Any) -> Any:  # noqa: ANN401
+    import torch
+
+    return torch.as_tensor(buffer)
+
+
+# How the same memory is handed over; what needs arguments beside it comes with them.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "torch tensor": _as_tensor,
+    "torch parameter": _as_parameter,
+    "only __dlpack__": _OnlyDlpack,
+}
+_HOST_FORMS: dict[str, Callable[[Any], Any]] = {
+    "numpy array": lambda array: array,
+    "only __array_interface__": _OnlyArrayInterface,
+}
+_CUDA_FORMS: dict[str, Callable[[Any], Any]] = {
+    "only __cuda_array_interface__": _OnlyCudaArrayInterface,
+}
+
+
+def _forms(provider: str) -> dict[str, Callable[[Any], Any]]:
+    return {**_FORMS, **(_HOST_FORMS if provider == "host" else _CUDA_FORMS)}
+
+
+def _all_reduce_forms(rank: Rank) -> list[str]:
+    """Reduce through each form, in place and out, and look at the memory underneath."""
+    total = np.arange(5, dtype=np.float32) * sum(range(1, rank.nranks + 1))
+    own = np.arange(5, dtype=np.float32) * (rank.rank + 1)
+    stream = rank.stream()
+    for name, form in _forms(rank.provider).items():
+        for in_place in (True, False):
+            source, target = rank.memory.put(own), rank.memory.put(np.zeros_like(own))
+            out = None if in_place else form(target)
+            rank.comm.all_reduce(form(source), out=out, stream=stream)
+            stream.synchronize()
+            np.testing.assert_array_equal(
+                rank.memory.get(source if in_place else target), total, err_msg=name
+            )
+    return list(_forms(rank.provider))
+
+
+def test_every_form_of_a_buffer(launch: Launcher, provider: str) -> None:
+    names = launch(2, _all_reduce_forms, provider=provider)[0]
+    assert len(names) >= 4
+
+
+def _torch_dtypes(rank: Rank) -> None:
+    import torch
+
+    for name in (n for n in dtypes.ALL if n not in gpu.without(rank.provider)):
+        own = dtypes.sample(name, 37, np.random.default_rng(rank.rank))
+        inputs = [dtypes.sample(name, 37, np.random.default_rng(r)) for r in range(rank.nranks)]
+        raw = torch.from_numpy(np.frombuffer(own.tobytes(), np.uint8).copy())
+        tensor = raw.view(dtypes.torch_dtype(own.dtype))
+        if rank.device is not None:
+            tensor = tensor.cuda(rank.device)
+        op = dtypes.operators(name)[0]
+        from pynccl import nccl
+
+        rank.comm.all_reduce(tensor, getattr(nccl.RedOp, op))
+        got = np.frombuffer(tensor.cpu().view(torch.uint8).numpy().tobytes(), own.dtype)
+        reference.check(got, inputs, op, exact=rank.provider == "host")
+
+
+def test_torch_tensors_of_every_dtype(launch: Launcher, provider: str) -> None:
+    launch(2, _torch_dtypes, provider=provider)
+
+
+def _addresses(rank: Rank) -> None:
+    """Integer addresses with count and dtype, the dtype in every way to name it."""
+    from pynccl import raw
+
+    own = np.full(6, rank.rank + 1.0, np.float32)
+    stream = rank.stream()
+    for dtype in ("float32", np.float32, np.dtype(np.float32), raw.ncclFloat32):
+        source, target = rank.memory.put(own), rank.memory.put(np.zeros_like(own))
+        rank.comm.all_reduce(
+            _address(source), out=_address(target), count=own.size, dtype=dtype, stream=stream
+        )
+        rank.comm.all_reduce(_address(source), count=own.size, dtype=dtype, stream=stream)
+        stream.synchronize()
+        total = sum(range(1, rank.nranks + 1))
+        np.testing.assert_array_equal(rank.memory.get(target), np.full_like(own, total))
+        np.testing.assert_array_equal(rank.memory.get(source), np.full_like(own, total))
+
+
+def _address(buffer: Any) -> int:  # noqa: ANN401
+    address: int = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data_ptr()
+    return address
+
+
+def test_addresses(launch: Launcher, provider: str) -> None:
+    launch(2, _addresses, provider=provider)
+
+
+def _misaligned(rank: Rank) -> None:
+    """Every dtype at every offset from its alignment, by array and by address."""
+    memory = HostMemory()
+    for name in dtypes.ALL:
+        width = dtypes.numpy_dtype(name).itemsize
+        op = dtypes.operators(name)[0]
+        from pynccl import nccl
+
+        red_op = getattr(nccl.RedOp, op)
+        for offset in {1, width // 2, width - 1} - {0}:
+            for count in (5, 6007):
+                inputs = [
+                    dtypes.sample(name, count, np.random.default_rng([count, r]))
+                    for r in range(rank.nranks)
+                ]
+                source = memory.put(inputs[rank.rank], offset)
+                target = memory.put(np.zeros(count, source.dtype), offset)
+                assert source.ctypes.data % width or width == 1
+                rank.comm.all_reduce(source, red_op, out=target)
+                reference.check(memory.get(target), inputs, op, exact=True)
+                rank.comm.all_reduce(source.ctypes.data, red_op, count=count, dtype=source.dtype)
+                reference.check(memory.get(source), inputs, op, exact=True)
+                gathered = memory.put(np.zeros(count * rank.nranks, source.dtype), offset)
+                own = memory.put(inputs[rank.rank], width - offset)
+                rank.comm.all_gather(own, out=gathered)
+                reference.check_bits(memory.get(gathered), np.concatenate(inputs))
+
+
+def test_misaligned_memory(launch: Launcher) -> None:
+    launch(3, _misaligned)
+
+
+def _slices(rank: Rank) -> None:
+    """Contiguous parts of larger arrays: the rest stays as it is."""
+    whole = np.full((6, 8), -1.0, np.float32)
+    rows = whole[2:4]
+    rows[...] = rank.rank + 1
+    rank.comm.all_reduce(rows)
+    assert (whole[2:4] == sum(range(1, rank.nranks + 1))).all()
+    assert (whole[:2] == -1).all()
+    assert (whole[4:] == -1).all()
+    # One element in each of the other dimensions is contiguous, whatever the strides say.
+    column = np.full((1, 7), rank.rank, np.int64)[:, ::7]
+    rank.comm.all_reduce(column)
+    assert column[0, 0] == sum(range(rank.nranks))
+    scalar = np.array(rank.rank + 0.5)
+    rank.comm.all_reduce(scalar)
+    assert scalar == sum(r + 0.5 for r in range(rank.nranks))
+    empty = np.zeros((0, 3), np.float32)
+    rank.comm.all_reduce(empty)
+
+
+def test_slices_and_odd_shapes(launch: Launcher) -> None:
+    launch(2, _slices)
+
+
+def _read_only(rank: Rank) -> None:
+    source = np.full(4, rank.rank + 1.0)
+    source.flags.writeable = False
+    out = np.zeros(4)
+    rank.comm.all_reduce(source, out=out)
+    assert (out == sum(range(1, rank.nranks + 1))).all()
+    for call in (
+        lambda: rank.comm.all_reduce(source),
+        lambda: rank.comm.broadcast(source, 0),
+        lambda: rank.comm.recv(source, 1 - rank.rank),
+    ):
+        with pytest.raises(ValueError, match="tensor: is read-only"):
+            call()
+    with pytest.raises(ValueError, match="out: is read-only"):
+        rank.comm.all_reduce(out, out=source)
+    rank.comm.all_reduce(out)
+
+
+def test_read_only_arrays_are_sources_only(launch: Launcher) -> None:
+    launch(2, _read_only)
+
+
+def _allocated(rank: Rank) -> None:
+    import torch
+
+    comm = rank.comm
+    buffer = comm.mem_alloc((3, 5), "float32")
+    assert (buffer.shape, buffer.dtype, buffer.nbytes) == ((3, 5), "float32", 60)
+    tensor = torch.from_dlpack(buffer)
+    assert tensor.data_ptr() == buffer.ptr
+    assert tensor.shape == (3, 5)
+    tensor.fill_(rank.rank + 1)
+    with comm.register(buffer) as registration:
+        assert isinstance(registration.handle, int)
+        stream = rank.stream()
+        if rank.device is not None:
+            torch.cuda.synchronize(rank.device)
+        comm.all_reduce(buffer, stream=stream)
+        stream.synchronize()
+    assert (tensor.cpu() == sum(range(1, rank.nranks + 1))).all()
+    # The memory lives as long as the last that looks at it.
+    gone = weakref.ref(buffer)
+    del buffer, registration
+    tensor += 1
+    assert gone() is not None
+    del tensor
+    assert gone() is None
+    for dtype in (name for name in dtypes.ALL if name not in gpu.without(rank.provider)):
+        allocated, gathered = comm.mem_alloc(3, dtype), comm.mem_alloc(3 * rank.nranks, dtype)
+        assert allocated.nbytes == 3 * dtypes.numpy_dtype(dtype).itemsize
+        comm.all_gather(allocated, out=gathered, stream=stream)
+        stream.synchronize()
+        allocated.close()
+        with pytest.raises(ValueError, match="closed"):
+            _ = allocated.ptr
+    assert comm.mem_alloc(0).nbytes == 0
+    with pytest.raises(ValueError, match="shape: -1 is negative"):
+        comm.mem_alloc(-1)
+    with pytest.raises(ValueError, match="does not fit"):
+        comm.mem_alloc((2**62, 2**62), "float64")
+
+
+def test_allocated_buffers(launch: Launcher, provider: str) -> None:
+    launch(2, _allocated, provider=provider)
+
+
+def _numpy_over_buffer(rank: Rank) -> None:
+    buffer = rank.comm.mem_alloc(4, "int32")
+    array = np.from_dlpack(buffer)
+    ctypes.memset(buffer.ptr, 0, buffer.nbytes)
+    array += rank.rank + 1  # NumPy may write to it
+    rank.comm.all_reduce(array)
+    assert (array == sum(range(1, rank.nranks + 1))).all()
+
+
+def test_numpy_over_a_buffer(launch: Launcher) -> None:
+    launch(2, _numpy_over_buffer)
+
+
+def _nothing_outside(rank: Rank) -> None:
+    """All collectives between guards at odd lengths, which Runner checks; here that it would
+    notice.
+    """
+    runner = Runner(rank)
+    for collective in collectives.ALL:
+        for count in (1, 2, 3, 31, 33, 16_411):
+            runner.run(
+                Case(
+                    collective,
+                    "float16",
+                    count,
+                    "SUM" if collective in collectives.REDUCING else "",
+                )
+            )
+    array = HostMemory().put(np.zeros(3))
+    ctypes.memset(array.ctypes.data + array.nbytes + GUARD - 1, 0, 1)
+    with pytest.raises(AssertionError, match="outside"):
+        HostMemory().get(array)
+
+
+def test_nothing_outside_is_written(launch: Launcher) -> None:
+    launch(3, _nothing_outside)

@@ -1,0 +1,367 @@
+"""Proves that a collective takes a configuration of its own, gives the same bits with it, alone, in
+groups and in plans, on whatever path it chooses; that its event is recorded when it begins; and
+that what cannot be had is refused by name, with the communicator still usable.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from pynccl.errors import MissingFunctionError
+from tests.support import collectives
+from tests.support.collectives import Case, Runner
+from tests.support.launcher import Launcher
+from tests.support.old_nccl import compile_nccl
+from tests.support.rank import Rank
+
+_COUNTS = (0, 1, 1009, 70_001)
+_RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+
+
+def _algorithms(provider: str) -> tuple[str, ...]:
+    """What every collective of a provider can be told to use."""
+    return ("rounds", "DIRECT", "rounds,direct", "^direct") if provider == "host" else ("ring",)
+
+
+def _run(rank: Rank, collective: str, config: nccl.CollConfig) -> int:
+    cases = [
+        Case(collective, "float16", count, "SUM", stream=stream, root=count % rank.nranks)
+        for count in _COUNTS
+        for stream in (False, True)
+    ]
+    return Runner(rank, config).run_all(iter(cases))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("collective", collectives.ALL)
+def test_values(launch: Launcher, provider: str, collective: str, threads: bool) -> None:
+    config = nccl.CollConfig(
+        min_ctas=1, max_ctas=2, cga_cluster_size=0, cta_policy=raw.NCCL_CTA_POLICY_DEFAULT,
+        profiler_tag=42,
+    )  # fmt: skip
+    launch(3, _run, collective, config, provider=provider, threads=threads)
+
+
+@pytest.mark.parametrize("collective", collectives.ALL)
+@pytest.mark.parametrize("algorithm", [*_algorithms("host"), "ring"])
+def test_every_path_gives_the_same(
+    launch: Launcher, provider: str, collective: str, algorithm: str
+) -> None:
+    if provider == "cuda" and (algorithm != "ring" or collective not in _RINGS):
+        pytest.skip("NCCL's only algorithm that every GPU has is the ring, of five collectives")
+    if algorithm not in _algorithms(provider):
+        force = collective not in ("all_reduce", "broadcast", "reduce")
+        config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
+        launch(2, _run, collective, config, provider=provider, threads=force)
+        return
+    launch(2, _run, collective, nccl.CollConfig(algorithm=algorithm), provider=provider)
+
+
+def _refused_algorithm(rank: Rank) -> str:
+    x = np.ones(5, np.float32)
+    with pytest.raises(nccl.NcclInvalidArgumentError) as caught:
+        rank.comm.all_reduce(x, config=nccl.CollConfig(algorithm="direct"))
+    rank.comm.all_reduce(x, config=nccl.CollConfig(algorithm="direct", force_algorithm=False))
+    assert (x == rank.nranks).all()
+    return str(caught.value)
+
+
+def test_a_path_that_is_not_there_is_refused(launch: Launcher) -> None:
+    """Where the kernel does not let processes read each other there is no direct path."""
+    for text in launch(2, _refused_algorithm, env={"HOSTNCCL_CMA": "0"}):
+        assert 'config->algSelection="direct" cannot be had for ncclAllReduce' in text
+
+
+def test_unknown_algorithms_are_refused() -> None:
+    x = np.ones(5, np.float32)
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        for algorithm in ("ring", "rounds,", "^rounds,direct", "^", "direct rounds"):
+            with pytest.raises(nccl.NcclInvalidArgumentError, match="algSelection"):
+                comm.all_reduce(x, config=nccl.CollConfig(algorithm=algorithm))
+            config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
+            comm.all_reduce(x, config=config)
+
+
+def _mismatch(rank: Rank) -> str:
+    algorithm = ("rounds", "direct")[rank.rank]
+    config = nccl.CollConfig(algorithm=algorithm, profiler_tag=0x2A + rank.rank)
+    with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)) as caught:
+        rank.comm.all_reduce(np.ones(4, np.float32), config=config)
+    rank.comm.abort()
+    return str(caught.value)
+
+
+def test_ranks_with_different_paths_are_told(launch: Launcher) -> None:
+    """Each path was really taken, and the tag of a call is in the text."""
+    texts = launch(2, _mismatch)
+    assert all("ncclAllReduce(count=4, float32, sum, rounds, tag=0x2a)" in text for text in texts)
+    assert all("ncclAllReduce(count=4, float32, sum, direct, tag=0x2b)" in text for text in texts)
+
+
+def _groups_and_plans(rank: Rank) -> None:
+    memory, comm, stream = rank.memory, rank.comm, rank.stream()
+    event = rank.event()
+    x, y = (memory.put(np.zeros(100, np.float32)) for _ in range(2))
+    config = nccl.CollConfig(profiler_tag=1, launch_event=event)
+    with nccl.plan() as plan:
+        comm.all_reduce(x, stream=stream, config=config)
+        comm.all_reduce(y, nccl.MAX, stream=stream)
+    del config
+    gc.collect()
+    for turn in range(5):
+        memory.set(x, turn + rank.rank)
+        memory.set(y, turn - rank.rank)
+        plan()
+        event.synchronize()
+        stream.synchronize()
+        assert (memory.get(x) == turn * rank.nranks + sum(range(rank.nranks))).all()
+        assert (memory.get(y) == turn).all()
+    with nccl.group():
+        comm.all_gather(y, out=memory.put(np.zeros(100 * rank.nranks, np.float32)), stream=stream)
+        comm.broadcast(x, 0, stream=stream, config=nccl.CollConfig(max_ctas=1))
+    stream.synchronize()
+    assert (memory.get(x) == 4 * rank.nranks + sum(range(rank.nranks))).all()
+
+
+def test_groups_and_plans(launch: Launcher, provider: str) -> None:
+    launch(2, _groups_and_plans, provider=provider)
+
+
+def _host_pair() -> tuple[list[nccl.Communicator], list[nccl.Stream], list[nccl.Event]]:
+    comms = nccl.Communicator.init_all(2, provider="host")
+    return comms, [nccl.Stream("host") for _ in comms], [nccl.Event("host") for _ in comms]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_event_comes_when_the_operation_begins(grouped: bool) -> None:
+    """After what its stream was given before, and before its own end."""
+    comms, streams, events = _host_pair()
+    buffers = [np.ones(10, np.float32) for _ in comms]
+    gate = threading.Event()
+    streams[0].launch(gate.wait)
+
+    def call(rank: int) -> None:
+        config = nccl.CollConfig(launch_event=events[rank])
+        if not grouped:
+            return comms[rank].all_reduce(buffers[rank], stream=streams[rank], config=config)
+        with nccl.group():
+            comms[rank].all_reduce(buffers[rank], stream=streams[rank], config=config)
+            comms[rank].all_reduce(buffers[rank], stream=streams[rank])
+        return None
+
+    call(0)
+    assert not events[0].query()
+    gate.set()
+    events[0].synchronize()
+    assert not streams[0].query()  # the other rank has not called yet
+    call(1)
+    for stream in streams:
+        stream.synchronize()
+    assert events[1].query()
+    assert (buffers[0] == (4 if grouped else 2)).all()
+    for comm in comms:
+        comm.close()
+
+
+def test_the_event_of_a_call_on_this_thread_and_of_nothing() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        for count in (10, 0):
+            event = nccl.Event("host")
+            comm.all_reduce(np.ones(count), config=nccl.CollConfig(launch_event=event))
+            event.synchronize()
+            assert event.query()
+
+
+def test_an_event_on_several_streams_of_one_group() -> None:
+    """The operations of two streams that share a communicator begin together."""
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        first, second = nccl.Stream("host"), nccl.Stream("host")
+        event, gate = nccl.Event("host"), threading.Event()
+        first.launch(gate.wait)
+        with nccl.group():
+            comm.all_reduce(np.ones(3), stream=first)
+            comm.all_reduce(np.ones(3), stream=second, config=nccl.CollConfig(launch_event=event))
+        assert not event.query()
+        gate.set()
+        event.synchronize()
+        second.synchronize()
+
+
+def _both(comm: nccl.Communicator, x: np.ndarray, configs: list[nccl.CollConfig]) -> None:
+    with nccl.group():
+        for config in configs:
+            comm.all_reduce(x, config=config)
+
+
+def test_two_events_in_a_group_are_refused() -> None:
+    x = np.ones(3)
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        configs = [nccl.CollConfig(launch_event=nccl.Event("host")) for _ in range(2)]
+        message = "rank 0 has more than one launchCompletionEvent in this group"
+        with pytest.raises(nccl.NcclInvalidUsageError, match=message):
+            _both(comm, x, configs)
+        comm.all_reduce(x, config=configs[0])
+
+
+class _TorchEvent:
+    """As torch.cuda.Event shows itself before it is first recorded."""
+
+    cuda_event = 0
+
+
+def test_wrong_events_are_refused() -> None:
+    x = np.ones(3)
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        timed = nccl.Event("host", timing=True)
+        with pytest.raises(nccl.NcclInvalidArgumentError, match="was made with timing"):
+            comm.all_reduce(x, config=nccl.CollConfig(launch_event=timed))
+        with pytest.raises(nccl.NcclInvalidArgumentError, match="is not an event of hostnccl"):
+            comm.all_reduce(x, config=nccl.CollConfig(launch_event=0x1000))
+        event = nccl.Event("host")
+        comm.all_reduce(x, config=nccl.CollConfig(launch_event=event.handle))
+        assert event.query()
+    with pytest.raises(TypeError, match="launch_event: expected an Event"):
+        nccl.CollConfig(launch_event="now")
+    with pytest.raises(ValueError, match=r"launch_event: .* has no event yet"):
+        nccl.CollConfig(launch_event=_TorchEvent())
+    event.close()
+    with pytest.raises(ValueError, match="closed"):
+        nccl.CollConfig(launch_event=event)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"min_ctas": 0}, ValueError, "min_ctas: 0 is not in"),
+        ({"max_ctas": -1}, ValueError, "max_ctas: -1 is not in"),
+        ({"nvls_ctas": 2**31}, ValueError, "nvls_ctas: 2147483648 does not fit"),
+        ({"min_ctas": 4, "max_ctas": 2}, ValueError, "min_ctas: 4 is above max_ctas, 2"),
+        ({"cga_cluster_size": 9}, ValueError, r"cga_cluster_size: 9 is not in \[0, 8\]"),
+        ({"cta_policy": 4}, ValueError, r"cta_policy: 4 is not in \[0, 3\]"),
+        ({"algorithm": ""}, ValueError, "algorithm: '' names none"),
+        ({"algorithm": 3}, TypeError, "algorithm: expected a str or None, got 3"),
+        ({"force_algorithm": 1}, TypeError, "force_algorithm: expected a bool"),
+        ({"profiler_tag": -1}, ValueError, "profiler_tag: -1 does not fit"),
+        ({"profiler_tag": 2**63}, ValueError, r"profiler_tag: 9223372036854775808 is not below"),
+        ({"min_ctas": "4"}, TypeError, "min_ctas: expected an integer"),
+        ({"ctas": 4}, TypeError, "CollConfig"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        nccl.CollConfig(**arguments)
+
+
+def test_it_is_what_it_was_made_as() -> None:
+    config = nccl.CollConfig(max_ctas=4, algorithm="ring", force_algorithm=False, profiler_tag=7)
+    assert repr(config) == (
+        "CollConfig(max_ctas=4, algorithm='ring', force_algorithm=False, profiler_tag=7)"
+    )
+    assert (config.min_ctas, config.max_ctas, config.algorithm) == (None, 4, "ring")
+    assert (config.nvls_ctas, config.cga_cluster_size, config.cta_policy) == (None, None, None)
+    assert (config.force_algorithm, config.profiler_tag, config.launch_event) == (False, 7, None)
+    assert repr(pickle.loads(pickle.dumps(config))) == repr(config)
+    assert repr(nccl.CollConfig()) == "CollConfig()"
+    with pytest.raises(AttributeError):
+        config.max_ctas = 5  # type: ignore[misc]
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        with pytest.raises(TypeError, match="config: expected a CollConfig or None"):
+            comm.all_reduce(np.ones(3), config=nccl.Config())
+        with pytest.raises(TypeError, match=r"send\(\) got an unexpected argument 'config'"):
+            comm.send(np.ones(3), 0, config=config)
+        comm.all_reduce(np.ones(3), config=None)
+
+
+def _raw_config(**fields: object) -> raw.ncclCollConfig_t:
+    config = raw.ncclCollConfig_t()
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"magic": 1}, "config->magic=0x1: it was not initialised"),
+        ({"forceAlgSelection": 2}, "config->forceAlgSelection=2 is neither 0 nor 1"),
+        ({"CTAPolicy": 4}, "config->CTAPolicy=4 is no combination"),
+        ({"CTAPolicy": -1}, "config->CTAPolicy=-1 is no combination"),
+    ],
+)
+def test_the_engine_checks_it_as_nccl_does(fields: dict[str, object], text: str) -> None:
+    x = np.ones(3, np.float32)
+    lib = raw.load("host")
+    arguments = (x.ctypes.data, x.ctypes.data, 3, raw.ncclFloat32, raw.ncclSum)
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
+            lib.ncclAllReduceConfig(*arguments, comm.handle, 0, _raw_config(**fields))
+        # Out of range is as good as unset, and a tag is anybody's own.
+        accepted = _raw_config(minCTAs=-5, maxCTAs=0, nvlsCTAs=9999, algSelection="")
+        accepted.userProfilerTag = 2**64 - 1
+        lib.ncclAllReduceConfig(*arguments, comm.handle, 0, accepted)
+        lib.ncclAllReduceConfig(*arguments, comm.handle, 0, None)
+
+
+_NCCL = """
+#include <string.h>
+typedef struct { char internal[128]; } Id;
+static unsigned long size;
+static unsigned version;
+int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
+  *comm = &size;
+  return 0;
+}
+int ncclCommCount(void* comm, int* count) { *count = 1; return 0; }
+int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
+int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
+int ncclCommDestroy(void* comm) { return 0; }
+"""
+_ALL_REDUCE_CONFIG = """
+int ncclAllReduceConfig(const void* send, void* out, size_t count, int dtype, int op, void* comm,
+                        void* stream, const void* config) {
+  memcpy(out, config, 8);  /* what arrived: the size, and the version */
+  memcpy((char*)out + 8, (const char*)config + 12, 4);
+  return 0;
+}
+"""
+
+
+def _old_communicator(folder: Path, version: int, source: str) -> nccl.Communicator:
+    path = compile_nccl(folder, version, source, with_streams=True)
+    return nccl.Communicator(1, bytes(128), 0, provider=path)
+
+
+def test_an_nccl_without_it(tmp_path: Path) -> None:
+    x = np.ones(4, np.float32)
+    with _old_communicator(tmp_path, 23007, _NCCL) as comm:
+        with pytest.raises(
+            MissingFunctionError, match=r"ncclAllReduceConfig is in NCCL since 2\.31"
+        ):
+            comm.all_reduce(x, config=nccl.CollConfig(max_ctas=1))
+        with (
+            pytest.raises(MissingFunctionError, match=r"ncclGatherConfig is in NCCL since 2\.31"),
+            nccl.group(),
+        ):
+            comm.gather(x, 0, config=nccl.CollConfig())
+    assert (x == 1).all()
+
+
+def test_an_nccl_gets_what_it_knows(tmp_path: Path) -> None:
+    """2.31 had all but the event; the struct it gets is its own."""
+    out = np.zeros(16, np.uint8)
+    with _old_communicator(tmp_path, 23102, _NCCL + _ALL_REDUCE_CONFIG) as comm:
+        comm.all_reduce(out, config=nccl.CollConfig(max_ctas=1))
+        assert (out[:8].view(np.uint64)[0], out[8:12].view(np.uint32)[0]) == (64, 23102)
+        message = r"config.launch_event needs NCCL 2\.32\.0; .* is 2\.31\.2"
+        with pytest.raises(ValueError, match=message):
+            comm.all_reduce(out, config=nccl.CollConfig(launch_event=0x1000))

@@ -1,0 +1,144 @@
+"""Proves that every collective gives what NumPy gives: every dtype and operator, small to large, in
+place and not, on the calling thread and on a stream, in worlds of 1 to 16 ranks; and that ranks
+agree in every bit, in every run.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.support import collectives, dtypes, gpu
+from tests.support.collectives import Case, Runner
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_COUNTS = (0, 1, 7, 1009)  # none, one, odd, prime
+_LONG = 20011  # past 16 KiB with every dtype, where hostnccl stops copying through shared memory
+_LARGE = 600_011  # bytes, past every internal chunk
+_HUGE = 8_000_003
+
+
+def _run_small(rank: Rank, collective: str) -> int:
+    runner = Runner(rank)
+    small = collectives.product(collective, rank.nranks, dtypes.ALL, _COUNTS)
+    done = runner.run_all(collectives.few(small, rank))
+    long = collectives.product(collective, rank.nranks, dtypes.ALL, (_LONG,))
+    return done + runner.run_all(collectives.few(collectives.thin(long, 5), rank))
+
+
+def _large_cases(collective: str, nranks: int) -> Iterator[Case]:
+    """Each dtype once, and float32 with every operator; then float32 once more, huge."""
+    blocks = nranks if collective in collectives.SENDS_ALL else 1
+    number = 0
+    for index, name in enumerate(dtypes.ALL):
+        count = _LARGE // dtypes.numpy_dtype(name).itemsize // blocks
+        ops = dtypes.operators(name) if collective in collectives.REDUCING else ("",)
+        for op in ops if name == "float32" else ops[index % len(ops) :][:1]:
+            number += 1
+            in_place = collective != "all_to_all" and number % 2 == 0
+            yield Case(collective, name, count, op, in_place, number % 3 == 0, number % nranks)
+    yield Case(collective, "float32", _HUGE // 4 // blocks, "SUM", root=nranks - 1)
+
+
+def _run_large(rank: Rank, collective: str) -> int:
+    return Runner(rank).run_all(collectives.few(_large_cases(collective, rank.nranks), rank))
+
+
+def _run_crowded(rank: Rank, collective: str) -> int:
+    """With more ranks than cores: all dtypes, and few combinations of the rest."""
+    runner = Runner(rank)
+    small = collectives.product(collective, rank.nranks, dtypes.ALL, (1, 331))
+    done = runner.run_all(collectives.thin(small, 11 if collective in collectives.REDUCING else 3))
+    float32 = collectives.product(collective, rank.nranks, ("float32",), (0, 7))
+    done += runner.run_all(collectives.thin(float32, 3))
+    large = collectives.product(collective, rank.nranks, ("float32", "int8"), (40_009,))
+    return done + runner.run_all(collectives.thin(large, 13))
+
+
+def _run_core(rank: Rank, collective: str) -> int:
+    """A few of everything."""
+    runner = Runner(rank)
+    names = ("float32", "bfloat16", "int8", "float8_e4m3fn", "int64")
+    cases = collectives.product(collective, rank.nranks, names, (0, 1, 1009, 50_021))
+    done = runner.run_all(collectives.few(collectives.thin(cases, 3), rank))
+    blocks = rank.nranks if collective in collectives.SENDS_ALL else 1
+    huge = Case(collective, "float64", _HUGE // 8 // blocks, "SUM", root=rank.nranks - 1)
+    return done + runner.run_all(iter([huge]))
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("collective", collectives.ALL)
+def test_small(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    counts = launch(nranks, _run_small, collective, provider=provider, timeout=120)
+    assert min(counts) > (gpu.most_cases(provider, nranks) or 200) // 2
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+@pytest.mark.parametrize("collective", collectives.ALL)
+def test_large(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    counts = launch(nranks, _run_large, collective, provider=provider, timeout=120)
+    assert min(counts) > min(len(dtypes.ALL), (gpu.most_cases(provider, nranks) or 200) // 2)
+
+
+@pytest.mark.parametrize("nranks", [8, 16])
+@pytest.mark.parametrize("collective", collectives.ALL)
+def test_many_ranks(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
+    counts = launch(nranks, _run_crowded, collective, provider=provider, timeout=120)
+    assert min(counts) > 10
+
+
+def _digests(rank: Rank, seed: int) -> list[int]:
+    """All-reduce the same values again and again, the ranks arriving in every order."""
+    runner, timing = Runner(rank), random.Random(seed * 100 + rank.rank)
+    digests = []
+    for name in ("float32", "float64", "bfloat16", "float8_e5m2", "complex64"):
+        for count in (3, 1009, 30_011):
+            for _ in range(4):
+                time.sleep(timing.random() * 0.001)
+                result = runner.run(Case("all_reduce", name, count, "SUM"))
+                assert isinstance(result, np.ndarray)
+                digests.append(zlib.crc32(result.tobytes()))
+    return digests
+
+
+@pytest.mark.parametrize("nranks", [3, 8])
+def test_every_rank_and_every_run_has_the_same_bits(
+    launch: Launcher, provider: str, nranks: int
+) -> None:
+    first = launch(nranks, _digests, 1, provider=provider)
+    again = launch(nranks, _digests, 2, provider=provider)
+    assert all(digests == first[0] for digests in [*first, *again])
+    repeats = np.array(first[0]).reshape(-1, 4)
+    assert (repeats == repeats[:, :1]).all()
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("collective", collectives.ALL)
+def test_ranks_as_threads(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
+    launch(nranks, _run_core, collective, provider=provider, threads=True)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_BYTES": "16384"}],
+    ids=["never", "from 16 KiB"],
+)
+@pytest.mark.parametrize("collective", collectives.ALL)
+def test_reading_of_other_processes(launch: Launcher, collective: str, env: dict[str, str]) -> None:
+    """Hostnccl whether or not a process reads another's memory: the same bits."""
+    launch(3, _run_core, collective, env=env)
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2"])
+@pytest.mark.parametrize("collective", collectives.REDUCING)
+def test_code_for_older_cpus(launch: Launcher, collective: str, isa: str) -> None:
+    """Hostnccl with the kernels that another CPU gets: the same bits."""
+    launch(2, _run_small, collective, env={"HOSTNCCL_ISA": isa})

@@ -1,0 +1,266 @@
+"""Proves the life of a communicator: what it says of itself, split, finalize, close, abort, with,
+non-blocking, and what a forgotten or closed one does.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _identity(rank: Rank) -> None:
+    comm = rank.comm
+    assert (comm.rank, comm.nranks, comm.device) == (rank.rank, rank.nranks, rank.device or 0)
+    assert not comm.closed
+    assert comm.async_error() is None
+    lib = comm.library
+    assert lib.ncclCommCount(comm.handle) == rank.nranks
+    assert lib.ncclCommUserRank(comm.handle) == rank.rank
+    assert repr(comm) == (
+        f"<pynccl.nccl.Communicator rank {rank.rank} of {rank.nranks} on {lib.path}>"
+    )
+    comm.close()
+    comm.close()
+    assert comm.closed
+    assert repr(comm) == "<pynccl.nccl.Communicator closed>"
+    assert (comm.rank, comm.nranks) == (rank.rank, rank.nranks)  # still known
+
+
+def test_what_it_says_of_itself(launch: Launcher, provider: str) -> None:
+    launch(2, _identity, provider=provider)
+
+
+def _split(rank: Rank) -> None:
+    comm, memory, stream = rank.comm, rank.memory, rank.stream()
+
+    def total(of: nccl.Communicator) -> float:
+        buffer = memory.put(np.full(3, float(rank.rank)))
+        of.all_reduce(buffer, stream=stream)
+        stream.synchronize()
+        return float(memory.get(buffer)[0])
+
+    even, odd = sum(range(0, rank.nranks, 2)), sum(range(1, rank.nranks, 2))
+    with comm.split(rank.rank % 2) as half:
+        assert half is not None
+        assert half.rank == rank.rank // 2
+        assert total(half) == (odd if rank.rank % 2 else even)
+    with comm.split(7, -rank.rank) as reversed_:
+        assert reversed_.rank == rank.nranks - 1 - rank.rank
+        assert total(reversed_) == even + odd
+    with comm.split(0, 5) as same_keys:
+        assert same_keys.rank == rank.rank
+    alone = comm.split(None if rank.rank == 0 else 1)
+    if rank.rank == 0:
+        assert alone is None
+    else:
+        assert alone is not None
+        assert alone.nranks == rank.nranks - 1
+        assert total(alone) == even + odd
+        alone.close()
+    children = [comm]
+    for _ in range(4):  # of children of children
+        child = children[-1].split(0)
+        assert child is not None
+        children.append(child)
+    assert total(children[-1]) == even + odd
+    for child in children[:0:-1]:
+        child.close()
+    assert total(comm) == even + odd
+    for bad in (-1, 2**31):
+        with pytest.raises((ValueError, TypeError), match="color"):
+            comm.split(bad)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_split(launch: Launcher, provider: str, threads: bool) -> None:
+    launch(4, _split, provider=provider, threads=threads)
+
+
+def _outlive(rank: Rank) -> None:
+    """A child works when its parent is closed."""
+    comm = rank.communicator()
+    child = comm.split(0)
+    comm.close()
+    array = np.ones(3)
+    child.all_reduce(array)
+    assert (array == rank.nranks).all()
+    child.close()
+
+
+def test_a_child_outlives_its_parent(launch: Launcher) -> None:
+    launch(2, _outlive)
+
+
+def _finalize(rank: Rank) -> None:
+    comm, stream, array = rank.communicator(), rank.stream(), np.ones(100_000)
+    comm.all_reduce(array, stream=stream)
+    comm.finalize()  # waits for what was issued
+    assert (array == rank.nranks).all()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="finalized"):
+        comm.all_reduce(array)
+    comm.close()
+
+
+def test_finalize_waits_and_ends_it(launch: Launcher) -> None:
+    launch(2, _finalize)
+
+
+def _close_waits(rank: Rank) -> None:
+    comm, stream, array = rank.communicator(), rank.stream(), np.ones(100_000)
+    if rank.rank == 1:
+        time.sleep(0.2)
+    comm.all_reduce(array, stream=stream)
+    comm.close()
+    assert (array == rank.nranks).all()
+
+
+def test_close_waits_for_what_was_issued(launch: Launcher) -> None:
+    launch(2, _close_waits)
+
+
+def _with(rank: Rank) -> None:
+    with rank.communicator(0) as comm:
+        comm.all_reduce(np.ones(3))
+    assert comm.closed
+    with pytest.raises(KeyError), rank.communicator(1) as comm:
+        raise KeyError
+    assert comm.closed  # aborted: it waits for nobody
+
+
+def test_with_closes_and_an_exception_aborts(launch: Launcher) -> None:
+    launch(2, _with, ids=2)
+
+
+def _closed(rank: Rank) -> None:
+    comm = rank.communicator()
+    array = np.ones(4)
+    op = comm.pre_mul_sum(2.0, "float64")
+    comm.close()
+    for call in (
+        lambda: comm.all_reduce(array),
+        lambda: comm.send(array, 0),
+        lambda: comm.split(0),
+        comm.finalize,
+        comm.async_error,
+        lambda: comm.handle,
+        lambda: comm.pre_mul_sum(1.0, "float32"),
+        lambda: comm.register(array),
+    ):
+        with pytest.raises(ValueError, match="communicator: it is closed"):
+            call()
+    # The library stays in use: memory can still be had. Closing what belonged to it is no error.
+    comm.mem_alloc(4).close()
+    op.close()
+    comm.abort()
+
+
+def test_a_closed_communicator_refuses_every_call(launch: Launcher, provider: str) -> None:
+    launch(1, _closed, provider=provider)
+
+
+def _non_blocking(rank: Rank) -> None:
+    if rank.rank == 1:
+        time.sleep(0.3)
+    comm = rank.communicator(config=nccl.Config(blocking=0))
+    seen = []
+    deadline = time.monotonic() + 20
+    while isinstance(error := comm.async_error(), nccl.NcclInProgressError):
+        seen.append(str(error))
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert error is None
+    if rank.rank == 0:
+        assert seen
+    assert (comm.rank, comm.nranks) == (rank.rank, rank.nranks)
+    array = np.ones(3)
+    comm.all_reduce(array)
+    while isinstance(comm.async_error(), nccl.NcclInProgressError):
+        time.sleep(0.001)
+    assert (array == rank.nranks).all()
+    comm.finalize()
+    while isinstance(comm.async_error(), nccl.NcclInProgressError):
+        time.sleep(0.001)
+    comm.close()
+
+
+def test_non_blocking(launch: Launcher) -> None:
+    launch(2, _non_blocking)
+
+
+def test_abort_while_being_made(launch: Launcher) -> None:
+    launch(1, _abort_alone, ids=1)
+
+
+def _abort_alone(rank: Rank) -> None:
+    comm = nccl.Communicator(
+        2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=0)
+    )
+    deadline = time.monotonic() + 5
+    while "missing: 1" not in str(error := comm.async_error()):  # its thread has yet to begin
+        assert isinstance(error, nccl.NcclInProgressError)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(nccl.NcclError, match="initiali"):
+        comm.all_reduce(np.ones(3))
+    started = time.monotonic()
+    comm.abort()
+    assert time.monotonic() - started < 2
+
+
+def _forgotten(rank: Rank) -> None:
+    comm = rank.communicator()
+    comm.all_reduce(np.ones(3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del comm
+        gc.collect()
+    assert [warning.category for warning in caught] == [ResourceWarning]
+    assert "not closed" in str(caught[0].message)
+
+
+def test_a_forgotten_communicator_warns_and_is_aborted(launch: Launcher) -> None:
+    launch(2, _forgotten)
+
+
+def _default_provider(rank: Rank) -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, device="cpu") as comm:
+        assert comm.library is raw.load("host")
+    with nccl.Communicator(1, nccl.get_unique_id(), 0) as comm:
+        assert comm.library is raw.load("host")
+
+
+def test_the_provider_comes_from_device_or_environment(launch: Launcher) -> None:
+    launch(1, _default_provider, env={"PYNCCL_PROVIDER": "host"})
+
+
+def _handle(rank: Rank) -> None:
+    """The handle serves pynccl.raw, on the communicator that the object still owns."""
+    lib, comm = rank.comm.library, rank.comm
+    array = np.ones(5, np.float32)
+    address = array.ctypes.data
+    lib.ncclAllReduce(address, address, 5, raw.ncclFloat32, raw.ncclSum, comm.handle, 0)
+    assert (array == rank.nranks).all()
+
+
+def test_the_handle_is_good_for_raw(launch: Launcher) -> None:
+    launch(2, _handle)
+
+
+def _named(rank: Rank) -> None:
+    with rank.communicator(config=nccl.Config(comm_name="wheel")) as comm:
+        with pytest.raises(nccl.NcclError):
+            comm.all_reduce(np.ones(3 + rank.rank))
+        assert "communicator wheel" in str(comm.async_error())
+        comm.abort()
+
+
+def test_errors_carry_the_name_of_the_communicator(launch: Launcher) -> None:
+    launch(2, _named)

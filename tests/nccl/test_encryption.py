@@ -1,0 +1,118 @@
+"""Proves what setting a key does: wrong keys are refused before NCCL sees them and are in no text;
+on CPUs ranks meet if they have the same key, and are told when they do not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import errors, libraries, nccl, raw
+from tests.support.launcher import Launcher
+from tests.support.old_nccl import compile_nccl
+from tests.support.rank import Rank
+
+_KEY, _OTHER = "k" * 32, "o" * 40
+
+
+def _meet(rank: Rank, keys: list[str | None]) -> str:
+    """Make a communicator with a key, or none; the error where the ranks do not meet."""
+    key = keys[rank.rank]
+    if key is not None:
+        nccl.set_encryption("psk", key, provider=rank.provider)
+    try:
+        with rank.communicator() as comm:
+            x = np.ones(10)
+            comm.all_reduce(x)
+            assert (x == rank.nranks).all()
+            child = comm.split(0)
+            assert child is not None
+            child.close()
+    except nccl.NcclInvalidUsageError as error:
+        return str(error)
+    finally:
+        nccl.set_encryption("none", provider=rank.provider)
+    return ""
+
+
+def test_ranks_with_the_same_key_meet(launch: Launcher) -> None:
+    assert launch(3, _meet, [_KEY] * 3) == [""] * 3
+    assert launch(2, _meet, [None] * 2) == [""] * 2  # the key is gone again
+
+
+@pytest.mark.parametrize("stranger", [0, 1, 2])
+@pytest.mark.parametrize("key", [_OTHER, None])
+def test_a_rank_with_another_key_is_refused(
+    launch: Launcher, stranger: int, key: str | None
+) -> None:
+    keys: list[str | None] = [_KEY] * 3
+    keys[stranger] = key
+    texts = launch(3, _meet, keys)
+    what = "has an encryption key" if key is None else "have different encryption keys"
+    for text in texts:
+        assert what in text
+        assert f"rank {stranger} (pid" in text
+        assert _KEY not in text
+        assert _OTHER not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (("tls",), ValueError, "mode: 'tls' is none of 'none', 'psk'"),
+        ((0,), ValueError, "mode: 0 is none of"),
+        (("psk",), ValueError, "psk: mode 'psk' takes a key"),
+        (("none", _KEY), ValueError, "psk: mode 'none' takes none"),
+        (("psk", "s" * 31), ValueError, "psk: has 31 bytes, must have at least 32 and no zero"),
+        (("psk", b"s" * 40 + b"\0"), ValueError, "psk: has 41 bytes, must have .* no zero"),
+        (("psk", 12345), TypeError, "psk: expected a str, bytes or None, got int"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[object, ...], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        nccl.set_encryption(*arguments, provider="host")  # type: ignore[arg-type]
+    assert "ssss" not in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+@pytest.fixture
+def library(provider: str) -> raw.Library:
+    """Each provider's library. tests/abi/loading.py asks NCCL the same where there is no GPU."""
+    loaded = libraries.load(provider)
+    if not loaded.functions()["ncclSetEncryption"][1]:
+        pytest.skip(f"{loaded.path} has no ncclSetEncryption")
+    return loaded
+
+
+def test_the_rules_of_nccl(library: raw.Library) -> None:
+    """The same checks run on both."""
+
+    def config(**fields: object) -> raw.ncclEncryptionConfig_t:
+        made = raw.ncclEncryptionConfig_t()
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
+
+    for wrong in (
+        config(magic=1),
+        config(mode=2),
+        config(mode=-1),
+        config(mode=1),
+        config(mode=1, psk=""),
+        config(mode=1, psk="k" * 31),
+    ):
+        with pytest.raises(nccl.NcclInvalidArgumentError):
+            library.ncclSetEncryption(wrong)
+    for right in (config(mode=1, psk=_KEY), config(mode=0, psk="unused"), config(), None):
+        library.ncclSetEncryption(right)
+    nccl.set_encryption("psk", _KEY.encode(), provider=library.path)
+    nccl.set_encryption("none", provider=library.path)
+
+
+def test_an_nccl_without_it(tmp_path: Path) -> None:
+    path = compile_nccl(tmp_path, 23102, "")
+    message = "ncclSetEncryption is in NCCL since 2.32"
+    with pytest.raises(errors.MissingFunctionError, match=message):
+        nccl.set_encryption("none", provider=path)

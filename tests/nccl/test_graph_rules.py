@@ -1,0 +1,362 @@
+"""Proves that breaking a rule of capturing is an error with CUDA's name, never a crash; what a
+graph keeps, and what becomes of it when a communicator that it needs is closed, destroyed or fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_graphs import COUNT
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _rules(rank: Rank) -> None:  # noqa: PLR0915
+    stream, other, third = (rank.stream() for _ in range(3))
+    event, array = rank.event(), np.ones(4)
+    comm = rank.comm
+
+    def refused(name: str, body: Callable[[], object], after: str = "") -> None:
+        """A mistake ends the capture; the stream is free again, and the graph cannot be used."""
+        graph = nccl.capture(stream)
+        with pytest.raises(nccl.DriverError, match=f"CUDA_ERROR_{name}") as caught, graph:
+            body()
+        assert caught.value.function
+        with pytest.raises(ValueError, match="an error ended its capture"):
+            graph.launch()
+        stream.synchronize()
+
+    def unjoined() -> None:
+        event.record(stream)
+        other.wait(event)
+        other.launch(lambda: None)
+
+    def invalidated() -> None:
+        with pytest.raises(nccl.DriverError, match="CAPTURE_UNSUPPORTED"):
+            stream.synchronize()
+        stream.launch(lambda: None)
+
+    def of_a_collective() -> None:
+        with pytest.raises(nccl.DriverError, match="CAPTURE_UNSUPPORTED"):
+            stream.query()
+        with pytest.raises(nccl.NcclUnhandledCudaError, match="CAPTURE_INVALIDATED"):
+            comm.all_reduce(array, stream=stream)
+
+    def two_captures() -> None:
+        with nccl.capture(third):
+            event.record(third)
+            stream.wait(event)
+
+    def captured_event(ask: Callable[[], object]) -> Callable[[], object]:
+        return lambda: (event.record(stream), ask())
+
+    outside = rank.event()
+    outside.record(other)
+    refused("STREAM_CAPTURE_UNJOINED", unjoined)
+    refused("STREAM_CAPTURE_INVALIDATED", invalidated)
+    refused("STREAM_CAPTURE_INVALIDATED", of_a_collective)
+    refused("STREAM_CAPTURE_UNSUPPORTED", stream.synchronize)
+    refused("STREAM_CAPTURE_UNSUPPORTED", stream.query)
+    refused("STREAM_CAPTURE_UNSUPPORTED", lambda: nccl.capture(stream).__enter__())
+    refused("STREAM_CAPTURE_ISOLATION", lambda: stream.wait(outside))
+    refused("STREAM_CAPTURE_MERGE", two_captures)
+    refused("CAPTURED_EVENT", captured_event(event.query))
+    refused("CAPTURED_EVENT", captured_event(event.synchronize))
+
+    # A capture is ended by the thread and with the stream that it began with.
+    graph = nccl.capture(stream)
+    graph.__enter__()
+    caught: list[BaseException] = []
+
+    def end() -> None:
+        try:
+            graph.__exit__(None, None, None)
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    assert "another thread" in str(caught[0])
+    with pytest.raises(ValueError, match="being captured"):
+        graph.launch()
+    with pytest.raises(ValueError, match="being captured"):
+        graph.close()
+    graph.__exit__(None, None, None)
+    with pytest.raises(ValueError, match="captured before"), graph:
+        pass
+    graph.launch()  # of nothing
+    assert len(graph) == 0
+
+    # An exception in the block drops the graph; everything is usable after all that.
+    with contextlib.suppress(KeyError), nccl.capture(stream) as graph:
+        comm.all_reduce(array)
+        raise KeyError
+    with pytest.raises(ValueError, match="an error ended its capture"):
+        graph.launch()
+    with pytest.raises(ValueError, match="nothing was captured"):
+        nccl.capture(stream).launch()
+    with pytest.raises(ValueError, match="mode: expected"):
+        nccl.capture(stream, mode="local")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="stream: expected"):
+        nccl.capture("stream", "host")
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(array)
+    with nccl.group(), pytest.raises(RuntimeError, match="inside a group"):
+        graph.launch()
+    graph.launch()
+    stream.synchronize()
+    assert (array == rank.nranks).all()
+    graph.close()
+    graph.close()
+    with pytest.raises(ValueError, match="it is closed"):
+        graph.launch()
+
+
+def test_rules_of_capturing(launch: Launcher) -> None:
+    launch(1, _rules)
+
+
+def _mixed_group(rank: Rank) -> None:
+    comm, stream, other, a, b = rank.comm, rank.stream(), rank.stream(), np.ones(4), np.ones(4)
+    with nccl.capture(stream) as graph:
+        with nccl.plan() as plan:
+            comm.all_reduce(a, stream=stream)
+            comm.all_reduce(b, stream=other)
+        with pytest.raises(nccl.NcclInvalidUsageError, match="either all or none"):
+            plan()
+        comm.all_reduce(a, stream=stream)
+    graph.launch()
+    comm.all_reduce(b, stream=other)
+    stream.synchronize()
+    other.synchronize()
+    assert (a == rank.nranks).all()
+    assert (b == rank.nranks).all()
+
+
+def test_a_group_is_captured_as_a_whole(launch: Launcher) -> None:
+    launch(2, _mixed_group)
+
+
+def _other_threads(rank: Rank, mode: Any) -> None:  # noqa: ANN401
+    """Only a global capture forbids other threads to wait; asking never breaks any capture."""
+    stream, other, event = rank.stream(), rank.stream(), rank.event()
+    event.record(other)
+    errors: list[BaseException | None] = []
+
+    def elsewhere(body: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                body()
+                errors.append(None)
+            except nccl.DriverError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    array = rank.memory.put(np.ones(COUNT))
+    rank.comm.all_reduce(array, stream=other)
+    with nccl.capture(stream, mode=mode) as graph:
+        rank.comm.all_reduce(array)
+        elsewhere(event.query)
+        elsewhere(other.query)
+        assert event.query() in (True, False)
+    assert errors == [None, None]
+    graph.launch()
+    stream.synchronize()
+    if mode == "global":
+        with (
+            pytest.raises(nccl.DriverError, match="CAPTURE_INVALIDATED"),
+            nccl.capture(stream, mode=mode),
+        ):
+            elsewhere(other.synchronize)
+        assert "CAPTURE_UNSUPPORTED" in str(errors[-1])
+    else:
+        with nccl.capture(stream, mode=mode):
+            elsewhere(other.synchronize)
+        assert errors[-1] is None
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_other_threads_during_a_capture(launch: Launcher, provider: str, mode: str) -> None:
+    launch(1, _other_threads, mode, provider=provider)
+
+
+def _closed_communicator(rank: Rank) -> None:
+    stream, memory = rank.stream(), rank.memory
+    comm, kept = rank.communicator(0), rank.communicator(1)
+    array = memory.put(np.ones(COUNT))
+    with nccl.capture(stream) as both:
+        comm.all_reduce(array)
+        kept.all_reduce(array)
+    with nccl.capture(stream) as alone:
+        kept.all_reduce(array)
+    with nccl.capture(stream) as during:
+        kept.all_reduce(array)
+        with pytest.raises(ValueError, match="a graph is capturing it"):
+            kept.close()
+    both.launch()
+    stream.synchronize()
+    comm.close()
+    with pytest.raises(ValueError, match=f"communicator of rank {rank.rank} was closed"):
+        both.launch()
+    assert "broken" in repr(both)
+    memory.set(array, 1)
+    alone.launch()
+    during.launch()
+    stream.synchronize()
+    assert (memory.get(array) == float(rank.nranks) ** 2).all()
+    kept.abort()
+    with pytest.raises(ValueError, match="was closed"):
+        alone.launch()
+
+
+def test_a_communicator_that_is_closed_before_its_graph(launch: Launcher, provider: str) -> None:
+    launch(2, _closed_communicator, provider=provider, ids=2)
+
+
+def _destroyed_below(rank: Rank) -> None:
+    """The engine itself finds out, for those who use it without the objects."""
+    from pynccl import libraries
+
+    raw, stream, array = libraries.load("host"), rank.stream(), np.ones(4)
+    unique_id = nccl.UniqueId(rank.unique_ids[0])
+    comm = raw.ncclCommInitRank(rank.nranks, unique_id, rank.rank)
+    with nccl.capture(stream) as graph:
+        data = array.ctypes.data
+        raw.ncclAllReduce(data, data, 4, 8, 0, comm, stream.handle)
+    graph.launch()
+    stream.synchronize()
+    assert (array == rank.nranks).all()
+    raw.ncclCommDestroy(comm)
+    with pytest.raises(nccl.DriverError, match="CUDA_ERROR_ILLEGAL_STATE"):
+        graph.launch()
+    text = f"communicator of rank {rank.rank} of {rank.nranks}, which was destroyed"
+    assert text in raw.ncclGetLastError(None)
+
+
+def test_the_engine_refuses_a_destroyed_communicator(launch: Launcher) -> None:
+    launch(2, _destroyed_below)
+
+
+def _keeps(rank: Rank) -> None:
+    """What Python forgets stays while the graph may be launched."""
+
+    class Array(np.ndarray):
+        pass
+
+    result = np.zeros(COUNT)
+
+    def make() -> tuple[nccl.Graph, weakref.ref]:
+        stream, fork, event = rank.stream(), rank.stream(), rank.event()
+        comm = rank.communicator(1)
+        array = np.full(COUNT, 3.0).view(Array)
+        with nccl.capture(stream) as graph:
+            event.record(stream)
+            fork.wait(event)
+            comm.all_reduce(array, out=result, stream=fork)
+            event.record(fork)
+            stream.wait(event)
+        return graph, weakref.ref(array)
+
+    graph, array = make()
+    gc.collect()
+    assert array() is not None
+    graph.launch()
+    graph.launch(0)
+    assert (result == 3 * rank.nranks).all()
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        graph.close()
+    gc.collect()
+    assert array() is None
+
+
+def test_a_graph_keeps_what_it_needs(launch: Launcher) -> None:
+    launch(2, _keeps, ids=2)
+
+
+def _keeps_one_sided(rank: Rank) -> None:
+    """The same of one-sided operations; None is the captured stream for those without a tensor."""
+
+    class Array(np.ndarray):
+        pass
+
+    comm, peer, half = rank.comm, 1 - rank.rank, 4096
+    buffer = comm.mem_alloc(2 * half)
+    data = np.from_dlpack(buffer)
+
+    def make() -> tuple[nccl.Graph, list[weakref.ref]]:
+        window, part = comm.register_window(buffer), data[:half].view(Array)
+        with nccl.capture(rank.stream()) as graph:
+            comm.put_signal(part, peer, window, half)
+            comm.wait_signal(peer)
+        return graph, [weakref.ref(part), weakref.ref(window)]
+
+    graph, kept = make()
+    gc.collect()
+    assert all(one() is not None for one in kept)
+    assert len(graph) == 2
+    for replay in range(3):
+        data[:half] = 10 * replay + rank.rank
+        graph.launch(0)
+        assert (data[half:] == 10 * replay + peer).all()
+        comm.all_reduce(np.zeros(1))
+    graph.close()
+    gc.collect()
+    assert all(one() is None for one in kept)
+
+
+def test_a_graph_keeps_what_one_sided_operations_need(launch: Launcher) -> None:
+    launch(2, _keeps_one_sided)
+
+
+def _failure(rank: Rank) -> None:
+    """A launch whose collective fails is told as any failure in the background is."""
+    stream, array = rank.stream(), np.zeros(8)
+    with nccl.capture(stream) as graph:
+        rank.comm.all_reduce(array[: 3 + rank.rank])
+    graph.launch()
+    with pytest.raises(nccl.DriverError, match="CUDA_ERROR_UNKNOWN"):
+        stream.synchronize()
+    assert isinstance(rank.comm.async_error(), nccl.NcclInvalidUsageError)
+    with pytest.raises(nccl.DriverError):
+        graph.launch()
+    rank.comm.abort()
+
+
+def test_a_failure_in_a_launch(launch: Launcher) -> None:
+    launch(2, _failure)
+
+
+def _abort(rank: Rank) -> None:
+    """A launch that waits for a rank that never comes ends with an abort."""
+    stream, array = rank.stream(), np.zeros(8)
+    with nccl.capture(stream) as graph:
+        rank.comm.all_reduce(array)
+    if rank.rank == 0:
+        graph.launch()
+        time.sleep(0.1)
+        rank.comm.abort()
+        with pytest.raises(nccl.DriverError):
+            stream.synchronize()
+        rank.report("aborted")
+    else:
+        time.sleep(0.5)
+        rank.comm.abort()
+        rank.report("aborted")
+
+
+def test_an_abort_ends_a_launch(launch: Launcher) -> None:
+    launch(2, _abort)

@@ -1,0 +1,297 @@
+"""Proves that what is captured on a stream runs when its graph is launched and not before: every
+collective, groups, plans, messages, functions, across streams; that a graph runs again with new
+inputs, on any stream, in its place among the operations of its communicators.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+COUNT = 1009
+
+
+def _contribution(rank: int, replay: int) -> np.ndarray:
+    """Whole numbers, so that every sum is exact in any order."""
+    return np.arange(COUNT, dtype=np.float32) % 97 + 10 * rank + replay
+
+
+class Programs:
+    """Every collective on static buffers: what to capture, where its result is, what it must be."""
+
+    def __init__(self, rank: Rank, comm: nccl.Communicator) -> None:
+        self.rank, self.comm = rank, comm
+        nranks, root = rank.nranks, rank.nranks - 1
+        self.one, self.result = (rank.memory.put(np.zeros(COUNT, np.float32)) for _ in range(2))
+        self.blocks, self.results = (
+            rank.memory.put(np.zeros(COUNT * nranks, np.float32)) for _ in range(2)
+        )
+        one, result, blocks, results = self.one, self.result, self.blocks, self.results
+        at_root = rank.rank == root
+
+        def ring() -> None:
+            with nccl.group():
+                comm.send(one, (rank.rank + 1) % nranks)
+                comm.recv(result, (rank.rank - 1) % nranks)
+
+        Expected = Callable[[list[np.ndarray]], Any]  # noqa: N806 - a type
+        self.table: dict[str, tuple[Callable[[], object], Any, Expected]] = {
+            "all_reduce": (lambda: comm.all_reduce(one, out=result), result, sum),
+            "broadcast": (lambda: comm.broadcast(one, root, out=result), result, lambda a: a[root]),
+            "reduce": (
+                lambda: comm.reduce(one, root, nccl.MAX, out=result if at_root else None),
+                result,
+                lambda a: np.max(a, axis=0) if at_root else None,
+            ),
+            "all_gather": (lambda: comm.all_gather(one, out=results), results, np.concatenate),
+            "reduce_scatter": (lambda: comm.reduce_scatter(blocks, out=result), result, sum),
+            "all_to_all": (lambda: comm.all_to_all(blocks, out=results), results, np.concatenate),
+            "gather": (
+                lambda: comm.gather(one, root, out=results if at_root else None),
+                results,
+                lambda a: np.concatenate(a) if at_root else None,
+            ),
+            "scatter": (
+                lambda: comm.scatter(blocks if at_root else result, root, out=result),
+                result,
+                lambda a: a[root],
+            ),
+            "ring": (ring, result, lambda a: a[rank.rank - 1]),
+        }
+
+    def fill(self, replay: int) -> None:
+        memory, mine = self.rank.memory, _contribution(self.rank.rank, replay)
+        memory.set(self.one, mine)
+        memory.set(self.blocks, np.tile(mine, self.rank.nranks))
+        memory.set(self.result, 0)
+        memory.set(self.results, 0)
+
+    def check(self, name: str, replay: int) -> None:
+        _, buffer, expected = self.table[name]
+        wanted = expected([_contribution(r, replay) for r in range(self.rank.nranks)])
+        if wanted is not None:
+            np.testing.assert_array_equal(self.rank.memory.get(buffer), wanted, name)
+
+
+def _every_collective(rank: Rank) -> None:
+    stream, programs = rank.stream(), Programs(rank, rank.comm)
+    for name, (program, buffer, _) in programs.table.items():
+        programs.fill(0)
+        with nccl.capture(stream) as graph:
+            program()
+        assert len(graph) >= 1, name
+        assert not rank.memory.get(buffer).any(), f"{name} ran while it was captured"
+        for replay in range(3):
+            programs.fill(replay)
+            graph.launch()
+            stream.synchronize()
+            programs.check(name, replay)
+        graph.close()
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_every_collective_is_captured(launch: Launcher, provider: str, nranks: int) -> None:
+    launch(nranks, _every_collective, provider=provider)
+
+
+def test_ranks_as_threads_capture_at_once(launch: Launcher, provider: str) -> None:
+    launch(2, _every_collective, provider=provider, threads=True)
+
+
+def _forms(rank: Rank) -> None:
+    """A plan, a group over two communicators with an operator of their own, and single calls."""
+    comms = [rank.communicator(0), rank.communicator(1)]
+    stream, memory = rank.stream(), rank.memory
+    x, y, z = (memory.put(np.zeros(COUNT)) for _ in range(3))
+    double = comms[0].pre_mul_sum(2.0, "float64")
+    with nccl.plan() as plan:
+        comms[0].all_reduce(x, out=y, stream=stream)
+        comms[1].all_reduce(x, nccl.MAX, out=z, stream=stream)
+    with nccl.capture(stream) as graph:
+        plan()
+        with nccl.group():
+            comms[0].all_reduce(y, double)
+            comms[1].all_reduce(z)
+        comms[1].broadcast(x, 0)
+    plan.close()
+    for replay in range(1, 4):
+        memory.set(x, replay + rank.rank)
+        graph.launch()
+        stream.synchronize()
+        n = rank.nranks
+        total = sum(replay + r for r in range(n))
+        assert (memory.get(x) == replay).all()
+        assert (memory.get(y) == 2 * n * total).all()
+        assert (memory.get(z) == n * (replay + n - 1)).all()
+    graph.close()
+    for comm in comms:
+        comm.close()
+
+
+def test_plans_groups_and_several_communicators(launch: Launcher, provider: str) -> None:
+    launch(2, _forms, provider=provider, ids=2)
+
+
+def _functions(rank: Rank) -> None:
+    """Functions run once in each launch, in their place; the graph keeps them."""
+    stream, other = rank.stream(), rank.stream()
+    forked, joined = rank.event(), rank.event()
+    seen: list[str] = []
+
+    class Function:
+        def __call__(self) -> None:
+            seen.append("first")
+
+    function = Function()
+    alive = weakref.ref(function)
+    x = rank.memory.put(np.ones(COUNT, np.float32))
+    y = rank.memory.put(np.zeros(COUNT, np.float32))
+    with nccl.capture(stream) as graph:
+        stream.launch(function)
+        rank.comm.all_reduce(x, out=y)
+        forked.record(stream)
+        other.wait(forked)
+        other.launch(lambda: seen.append("fork"))
+        rank.comm.all_reduce(y, stream=other)
+        joined.record(other)
+        stream.wait(joined)
+        stream.launch(lambda: seen.append("last"))
+    del function
+    gc.collect()
+    assert alive() is not None
+    assert seen == []
+    other.launch(lambda: seen.append("not captured"))  # the fork has ended with the capture
+    other.synchronize()
+    for _ in range(3):
+        graph.launch(stream)
+    graph.launch(other)
+    for each in (stream, other):
+        each.synchronize()
+    assert seen == ["not captured", *["first", "fork", "last"] * 4]
+    assert (rank.memory.get(y) == rank.nranks**2).all()
+    graph.close()
+    gc.collect()
+    assert alive() is None
+
+
+def test_functions_and_forks(launch: Launcher, provider: str) -> None:
+    launch(2, _functions, provider=provider)
+
+
+def _branches(rank: Rank) -> None:
+    """Two branches run at the same time: each waits for the other's first half."""
+    stream, other = rank.stream(), rank.stream()
+    forked, joined = rank.event(), rank.event()
+    here, there = threading.Event(), threading.Event()
+    met: list[bool] = []
+    with nccl.capture(stream) as graph:
+        forked.record(stream)
+        other.wait(forked)
+        other.launch(lambda: (there.set(), met.append(here.wait(20))))
+        stream.launch(lambda: (here.set(), met.append(there.wait(20))))
+        joined.record(other)
+        stream.wait(joined)
+    for _ in range(3):
+        here.clear()
+        there.clear()
+        graph.launch()
+        stream.synchronize()
+    assert met == [True] * 6
+
+
+def test_branches_run_side_by_side(launch: Launcher) -> None:
+    launch(1, _branches)
+
+
+def _order(rank: Rank) -> None:
+    """Launches, operations on streams and operations outside of streams, of one communicator."""
+    comm, memory = rank.comm, rank.memory
+    streams = [rank.stream() for _ in range(3)]
+    events = [rank.event() for _ in range(3)]
+    a = memory.put(np.full(COUNT, 1.0))
+    with nccl.capture(streams[0]) as first:
+        comm.all_reduce(a)
+        comm.all_reduce(a, nccl.AVG)
+    with nccl.capture(streams[1]) as second:
+        comm.all_reduce(a)
+    power = 0
+    for number in range(40):
+        at = number % 3
+        (first, second)[number % 2].launch(streams[at])
+        comm.all_reduce(a, nccl.AVG, stream=streams[at])
+        power += 1
+        # Values go from stream to stream; that operations keep their order is the engine's part.
+        events[at].record(streams[at])
+        streams[(at + 1) % 3].wait(events[at])
+    for stream in streams:
+        stream.synchronize()
+    assert (memory.get(a) == float(rank.nranks) ** power).all()
+
+
+def test_launches_keep_the_order_of_their_communicator(launch: Launcher, provider: str) -> None:
+    launch(2, _order, provider=provider)
+
+
+def _calling_thread(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    array, seen = np.ones(COUNT), []
+    with nccl.capture(stream) as graph:
+        stream.launch(lambda: seen.append(threading.get_ident()))
+        comm.all_reduce(array)
+    for default in (0, 1, 2):
+        graph.launch(default)
+        assert seen.pop() == threading.get_ident()
+    comm.all_reduce(array)
+    assert (array == float(rank.nranks) ** 4).all()
+    with pytest.raises(nccl.DriverError, match="CAPTURE_UNSUPPORTED"), nccl.capture(0, "host"):
+        pass
+
+
+def test_the_calling_thread_launches_and_is_not_captured(launch: Launcher) -> None:
+    launch(2, _calling_thread)
+
+
+def _several_threads(rank: Rank) -> None:
+    """Each thread with its graphs, communicator and stream; captures and launches overlap."""
+
+    def work(number: int) -> None:
+        try:
+            comm, stream, memory = comms[number], rank.stream(), rank.memory
+            x, y = (memory.put(np.zeros(COUNT)) for _ in range(2))
+            for replay in range(1, 15):
+                with nccl.capture(stream) as graph:
+                    comm.all_reduce(x, out=y)
+                    comm.all_reduce(y)
+                memory.set(x, replay * (number + 1))
+                for _ in range(3):
+                    graph.launch()
+                stream.synchronize()
+                wanted = replay * (number + 1) * rank.nranks**2
+                assert (memory.get(y) == wanted).all()
+        except BaseException as error:
+            errors.append(error)
+
+    errors: list[BaseException] = []
+    comms = [rank.communicator(i) for i in range(3)]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in comms:
+        comm.abort() if errors else comm.close()
+    assert not errors, errors
+
+
+def test_threads_capture_and_launch_beside_each_other(launch: Launcher) -> None:
+    launch(2, _several_threads, ids=3)

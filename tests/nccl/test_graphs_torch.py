@@ -1,0 +1,226 @@
+"""Proves on GPUs that collectives land in the graphs of others, torch.cuda.graph's and CuPy's, in
+synchronous and asynchronous forms and groups, with several ranks on one GPU, replayed with new
+inputs; and that neither a watchdog nor a query of another thread breaks a capture.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_graphs import Programs
+from tests.support import gpu
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(gpu.missing()), reason=gpu.missing() or "there is a GPU"),
+]
+
+REPLAYS = 3
+
+
+def _warm_up(programs: Programs) -> None:
+    """NCCL connects in the first call of a kind: not inside of a capture."""
+    import torch
+
+    for program, _, _ in programs.table.values():
+        program()
+    torch.cuda.synchronize()
+
+
+def _by_torch(rank: Rank, mode: str) -> None:
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    programs = Programs(rank, rank.comm)
+    _warm_up(programs)
+    for name, (program, _, _) in programs.table.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            program()
+        for replay in range(REPLAYS):
+            programs.fill(replay)
+            graph.replay()
+            programs.check(name, replay)
+        graph.reset()
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_every_collective_in_torchs_graphs(launch: Launcher, nranks: int, mode: str) -> None:
+    launch(nranks, _by_torch, mode, provider="cuda")
+
+
+def _by_cupy(rank: Rank) -> None:
+    import cupy
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    programs = Programs(rank, rank.comm)
+    _warm_up(programs)
+    with cupy.cuda.Device(rank.device):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        for name, (program, _, _) in programs.table.items():
+            # The tensors are torch's, so that its current stream has to be the captured one.
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)), stream:
+                stream.begin_capture()
+                program()
+                graph = stream.end_capture()
+            for replay in range(REPLAYS):
+                programs.fill(replay)
+                graph.launch(stream)
+                stream.synchronize()
+                programs.check(name, replay)
+            del graph
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_every_collective_in_cupys_graphs(launch: Launcher, nranks: int) -> None:
+    pytest.importorskip("cupy")
+    launch(nranks, _by_cupy, provider="cuda")
+
+
+def _cupy_arrays(rank: Rank) -> None:
+    """Arrays of CuPy and its current stream, with a kernel before and after."""
+    import cupy
+
+    with cupy.cuda.Device(rank.device or 0):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x, y = cupy.zeros(1000, cupy.float32), cupy.zeros(1000, cupy.float32)
+            rank.comm.all_reduce(x, out=y)
+            cupy.add(x, 1, out=x)
+            stream.synchronize()
+            stream.begin_capture()
+            cupy.add(x, 1, out=x)
+            rank.comm.all_reduce(x, out=y)
+            cupy.multiply(y, 2, out=y)
+            graph = stream.end_capture()
+            x.fill(0)
+        for replay in range(1, REPLAYS + 1):
+            graph.launch(stream)
+            stream.synchronize()
+            assert bool((y == 2.0 * replay * rank.nranks).all())
+        del graph
+
+
+def test_cupys_arrays_between_kernels(launch: Launcher) -> None:
+    pytest.importorskip("cupy")
+    launch(2, _cupy_arrays, provider="cuda")
+
+
+def _asynchronous(rank: Rank, mode: str) -> None:
+    """async_op=True: the communication stream joins torch's capture, and is joined by wait()."""
+    import torch
+
+    from pynccl.mirror.channel import Channel
+
+    torch.cuda.set_device(rank.device)
+    device = torch.device("cuda", rank.device)
+    channel = Channel(rank.comm, device, timedelta(seconds=60))
+    x, y = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
+
+    def issue(out: Any) -> Callable[[nccl.Communicator, int | None], None]:  # noqa: ANN401
+        return lambda comm, stream: comm.all_reduce(x, out=out, stream=stream)
+
+    channel.start("all_reduce", issue(y), x, [y]).wait()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        x.add_(1)
+        works = [channel.start("all_reduce", issue(out), x, [out]) for out in (y, y)]
+        with pytest.raises(ValueError, match="captured into a graph"):
+            works[0].is_completed()
+        for work in works:
+            work.wait()
+        y.mul_(2)
+    for replay in range(1, REPLAYS + 1):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (y == 2.0 * replay * rank.nranks).all()
+        channel.start("all_reduce", issue(torch.empty_like(y)), x, []).wait()  # between replays
+    torch.cuda.synchronize()
+    graph.reset()
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+def test_asynchronous_work_in_torchs_graphs(launch: Launcher, mode: str) -> None:
+    launch(2, _asynchronous, mode, provider="cuda")
+
+
+def _queries(rank: Rank) -> None:
+    """A thread that asks events and streams all the time does not break a global capture."""
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    programs = Programs(rank, rank.comm)
+    _warm_up(programs)
+    stream, event = rank.stream(), rank.event()
+    event.record(stream)
+    stop, errors = threading.Event(), []
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                event.query()
+                stream.query()
+            except nccl.DriverError as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for number in range(20):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="global"):
+                programs.table["all_reduce"][0]()
+            programs.fill(number)
+            graph.replay()
+            programs.check("all_reduce", number)
+            graph.reset()
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors
+
+
+def test_queries_of_another_thread(launch: Launcher) -> None:
+    launch(1, _queries, provider="cuda")
+
+
+def _kernels_in_our_capture(rank: Rank) -> None:
+    """Kernels of torch inside of capture(), where its current stream is the captured one."""
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    stream = rank.stream()
+    x = torch.zeros(1000, device=f"cuda:{rank.device}")
+    rank.comm.all_reduce(x)
+    torch.cuda.synchronize()
+    with (
+        torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)),
+        nccl.capture(stream) as graph,
+    ):
+        x.add_(1)
+        rank.comm.all_reduce(x)
+    graph.upload()
+    wanted = 0.0
+    for _ in range(REPLAYS):
+        graph.launch()
+        wanted = (wanted + 1) * rank.nranks
+    stream.synchronize()
+    np.testing.assert_array_equal(x.cpu().numpy(), np.full(1000, wanted, np.float32))
+    graph.close()
+
+
+def test_torchs_kernels_in_our_capture(launch: Launcher) -> None:
+    launch(2, _kernels_in_our_capture, provider="cuda")

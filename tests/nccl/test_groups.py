@@ -1,0 +1,337 @@
+"""Proves that sends and receives in a group cannot deadlock, whatever their order, and that groups
+nest, fuse several communicators and several ranks of a thread, and leave nothing behind when an
+exception or a mistake ends them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import gpu
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_SIZES = (0, 1, 5, 1000, 8192, 8193, 40_000, 300_000)  # bytes, around and past hostnccl's cells
+
+
+@dataclass(frozen=True)
+class _Message:
+    number: int
+    source: int
+    target: int
+    size: int
+
+    def contents(self) -> np.ndarray:
+        return np.random.default_rng([self.number, self.size]).integers(0, 256, self.size, np.uint8)
+
+
+def _plan(seed: int, nranks: int) -> list[list[_Message]]:
+    """Groups of messages between random ranks, the same plan on every rank."""
+    random_ = random.Random(seed)
+    number = 0
+    groups = []
+    for _ in range(6):
+        group = []
+        for _ in range(random_.randrange(1, 6 * nranks)):
+            number += 1
+            pair = random_.randrange(nranks), random_.randrange(nranks)
+            group.append(_Message(number, *pair, random_.choice(_SIZES)))
+        groups.append(group)
+    return groups
+
+
+def _exchange(rank: Rank, seed: int) -> int:
+    """Each rank calls its sends and receives in an order of its own; only those of a pair keep
+    theirs.
+    """
+    order = random.Random(seed * 1000 + rank.rank)
+    memory, comm, stream = rank.memory, rank.comm, rank.stream()
+    received = 0
+    for group in _plan(seed, rank.nranks):
+        queues: dict[tuple[str, int], list[_Message]] = {}
+        for message in group:
+            if message.source == rank.rank:
+                queues.setdefault(("send", message.target), []).append(message)
+            if message.target == rank.rank:
+                queues.setdefault(("recv", message.source), []).append(message)
+        buffers = []
+        depth = order.randrange(3)
+        with nccl.group():
+            for _ in range(depth):
+                nccl.group().__enter__()
+            while queues:
+                key = order.choice(list(queues))
+                message = queues[key].pop(0)
+                if not queues[key]:
+                    del queues[key]
+                call, peer = key
+                contents = message.contents()
+                if call == "recv":
+                    contents = np.zeros_like(contents)
+                buffer = memory.put(contents)
+                buffers.append((call, message, buffer))
+                getattr(comm, call)(buffer, peer, stream=stream if seed % 2 else None)
+            for _ in range(depth):
+                nccl.group().__exit__(None, None, None)
+        stream.synchronize()
+        for call, message, buffer in buffers:
+            np.testing.assert_array_equal(
+                memory.get(buffer), message.contents(), err_msg=f"seed {seed}: {call} {message}"
+            )
+            received += call == "recv"
+    return received
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("nranks", [1, 2, 5])
+def test_random_messages(launch: Launcher, provider: str, nranks: int, seed: int) -> None:
+    received = launch(nranks, _exchange, seed, provider=provider)
+    assert sum(received) == sum(map(len, _plan(seed, nranks)))
+
+
+@pytest.mark.parametrize("seed", [100, 101])
+def test_random_messages_of_threads(launch: Launcher, provider: str, seed: int) -> None:
+    launch(4, _exchange, seed, provider=provider, threads=True)
+
+
+@pytest.mark.parametrize("seed", [200, 201])
+def test_random_messages_of_many_ranks(launch: Launcher, provider: str, seed: int) -> None:
+    launch(16, _exchange, seed, provider=provider)
+
+
+@pytest.mark.parametrize("env", [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"}])
+def test_random_messages_read_or_not(launch: Launcher, env: dict[str, str]) -> None:
+    """Hostnccl whether or not a process reads another's memory."""
+    launch(3, _exchange, 300, env=env)
+
+
+def _pairs(rank: Rank) -> None:
+    """Without a group: one rank sends, the other receives, every dtype, every length."""
+    from tests.support import dtypes
+
+    peer = 1 - rank.rank
+    for name in (name for name in dtypes.ALL if name not in gpu.without(rank.provider)):
+        for count in (0, 1, 7, 1009, 50_021):
+            for sender in (0, 1):
+                contents = dtypes.sample(name, count, np.random.default_rng(count))
+                if rank.rank == sender:
+                    rank.comm.send(rank.memory.put(contents), peer)
+                else:
+                    buffer = rank.memory.put(np.zeros_like(contents))
+                    rank.comm.recv(buffer, peer)
+                    got = rank.memory.get(buffer)
+                    assert got.tobytes() == contents.tobytes(), f"{name} count={count}"
+
+
+def test_send_and_receive(launch: Launcher, provider: str) -> None:
+    launch(2, _pairs, provider=provider)
+
+
+def _with_collectives(rank: Rank) -> None:
+    """Collectives and messages of two communicators in one group."""
+    comms = [rank.communicator(number) for number in range(3)]
+    memory, peer = rank.memory, (rank.rank + 1) % rank.nranks
+    before = (rank.rank - 1) % rank.nranks
+    for _ in range(5):
+        reduced = [memory.put(np.full(1000 * (n + 1), rank.rank + n, np.float32)) for n in range(3)]
+        sent = memory.put(np.full(777, rank.rank, np.int32))
+        got = memory.put(np.full(777, -1, np.int32))
+        gathered = memory.put(np.zeros(3 * rank.nranks, np.int64))
+        own = memory.put(np.full(3, rank.rank, np.int64))
+        with nccl.group():
+            comms[1].recv(got, before)
+            comms[0].all_reduce(reduced[0])
+            comms[1].send(sent, peer)
+            comms[2].all_reduce(reduced[2])
+            comms[2].all_gather(own, out=gathered)
+            comms[1].all_reduce(reduced[1])
+        for number, buffer in enumerate(reduced):
+            total = sum(r + number for r in range(rank.nranks))
+            assert (memory.get(buffer) == total).all()
+        assert (memory.get(got) == before).all()
+        assert (memory.get(gathered) == np.repeat(np.arange(rank.nranks), 3)).all()
+    for comm in comms:
+        comm.close()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_collectives_and_messages_in_one_group(
+    launch: Launcher, provider: str, threads: bool
+) -> None:
+    launch(3, _with_collectives, provider=provider, ids=3, threads=threads)
+
+
+def _other_orders(rank: Rank) -> None:
+    """Many communicators, each rank calling them in its own order inside a group."""
+    comms = [rank.communicator(number) for number in range(6)]
+    order = list(range(6))
+    for turn in range(10):
+        random.Random(turn * 100 + rank.rank).shuffle(order)
+        buffers = {number: np.full(2000, rank.rank * number + turn, np.int64) for number in order}
+        with nccl.group():
+            for number in order:
+                comms[number].all_reduce(buffers[number])
+        for number, buffer in buffers.items():
+            assert (buffer == sum(r * number + turn for r in range(rank.nranks))).all()
+    for comm in comms:
+        comm.close()
+
+
+def test_many_communicators_in_any_order(launch: Launcher) -> None:
+    launch(3, _other_orders, ids=6)
+
+
+def _exception_inside(rank: Rank) -> None:
+    memory, comm, peer = rank.memory, rank.comm, 1 - rank.rank
+    sent, got = memory.put(np.full(5, rank.rank, np.int32)), memory.put(np.full(5, -1, np.int32))
+    with pytest.raises(KeyError), nccl.group():  # noqa: PT012 - what comes before is the point
+        comm.send(sent, peer)
+        comm.recv(got, peer)
+        comm.all_reduce(sent)
+        raise KeyError
+    assert (memory.get(got) == -1).all()
+    assert (memory.get(sent) == rank.rank).all()
+    # An exception that is handled inside drops the inner group only.
+    with nccl.group():
+        comm.recv(got, peer)
+        try:
+            with nccl.group():
+                comm.all_reduce(sent)
+                raise KeyError
+        except KeyError:
+            pass
+        comm.send(sent, peer)
+    assert (memory.get(got) == peer).all()
+    # A wrong argument is refused at its call and drops the group with it.
+    with pytest.raises(ValueError, match="peer: 2 is no rank"), nccl.group():  # noqa: PT012
+        comm.all_reduce(sent)
+        comm.send(sent, 2)
+    comm.all_reduce(sent)
+    assert (memory.get(sent) == 1).all()
+
+
+def test_an_exception_inside_sends_nothing(launch: Launcher, provider: str) -> None:
+    launch(2, _exception_inside, provider=provider)
+
+
+def _to_itself(rank: Rank) -> None:
+    memory, comm = rank.memory, rank.comm
+    sent = [memory.put(np.full(size, size % 251, np.uint8)) for size in _SIZES]
+    got = [memory.put(np.zeros(size, np.uint8)) for size in _SIZES]
+    with nccl.group():
+        for buffer in got:
+            comm.recv(buffer, rank.rank)
+        for buffer in sent:
+            comm.send(buffer, rank.rank)
+    for size, buffer in zip(_SIZES, got, strict=True):
+        assert (memory.get(buffer) == size % 251).all()
+
+
+def test_send_to_self_in_a_group(launch: Launcher, provider: str) -> None:
+    launch(2, _to_itself, provider=provider)
+
+
+def _alone_to_itself(rank: Rank) -> None:
+    comm, buffer = rank.comm, np.zeros(3)
+    for call in (comm.send, comm.recv):
+        with pytest.raises(nccl.NcclInvalidUsageError, match="itself"):
+            call(buffer, rank.rank)
+        with pytest.raises(nccl.NcclInvalidUsageError, match="itself"), nccl.group():
+            call(buffer, rank.rank)
+    comm.all_reduce(buffer)
+
+
+def test_send_to_self_without_a_receive_is_an_error(launch: Launcher) -> None:
+    """Not a hang, and the communicator works afterwards."""
+    launch(2, _alone_to_itself)
+
+
+def _ranks_of_one_thread(rank: Rank, nranks: int) -> None:
+    with nccl.group():
+        comms = [
+            nccl.Communicator(
+                nranks, rank.unique_ids[0], number, provider=rank.provider, device=rank.device
+            )
+            for number in range(nranks)
+        ]
+        assert all("being made" in repr(comm) for comm in comms)
+        with pytest.raises(ValueError, match="leave the group first"):
+            comms[0].all_reduce(np.zeros(1))
+    assert [comm.rank for comm in comms] == list(range(nranks))
+    _drive(rank, comms)
+    with nccl.group():
+        halves = [comm.split(number % 2, -number) for number, comm in enumerate(comms)]
+    # The keys turn the order round.
+    assert [half.nranks for half in halves if half] == [
+        len(comms[n % 2 :: 2]) for n in range(nranks)
+    ]
+    assert halves[0] is not None
+    assert halves[0].rank == halves[0].nranks - 1
+    _drive(rank, [half for half in halves if half][0::2][::-1])
+    for comm in [*comms, *halves]:
+        if comm is not None:
+            comm.close()
+
+
+def _drive(rank: Rank, comms: list[nccl.Communicator]) -> None:
+    """All collectives of several ranks of one thread: each call on all of them in one group."""
+    memory, nranks = rank.memory, len(comms)
+    own = [memory.put(np.full(1000, number, np.float32)) for number in range(nranks)]
+    out = [memory.put(np.zeros(1000, np.float32)) for _ in comms]
+    gathered = [memory.put(np.zeros(1000 * nranks, np.float32)) for _ in comms]
+    with nccl.group():
+        for number, comm in enumerate(comms):
+            comm.all_reduce(own[number], out=out[number])
+            comm.all_gather(own[number], out=gathered[number])
+    for number in range(nranks):
+        assert (memory.get(out[number]) == sum(range(nranks))).all()
+        assert (memory.get(gathered[number]) == np.repeat(np.arange(nranks), 1000)).all()
+    with nccl.group():
+        for number, comm in enumerate(comms):
+            comm.send(own[number], (number + 1) % nranks)
+        for number, comm in enumerate(comms):
+            comm.recv(out[number], (number - 1) % nranks)
+    for number in range(nranks):
+        assert (memory.get(out[number]) == (number - 1) % nranks).all()
+
+
+@pytest.mark.parametrize("nranks", [1, 4, 7])
+def test_many_ranks_in_one_thread(launch: Launcher, nranks: int) -> None:
+    launch(1, _ranks_of_one_thread, nranks)
+
+
+def _init_all(rank: Rank) -> None:
+    comms = nccl.Communicator.init_all(5, provider=rank.provider)
+    assert [(comm.rank, comm.nranks) for comm in comms] == [(number, 5) for number in range(5)]
+    _drive(rank, comms)
+    for comm in comms:
+        comm.close()
+
+
+def test_init_all(launch: Launcher) -> None:
+    launch(1, _init_all)
+
+
+def _refused_at_the_end(rank: Rank) -> None:
+    """What only the library can refuse is raised where the group ends, and the next group starts
+    empty.
+    """
+    comm, buffer = rank.comm, np.ones(4)
+    with pytest.raises(nccl.NcclInvalidUsageError), nccl.group():
+        comm.send(buffer, rank.rank)
+    with nccl.group():
+        pass
+    with nccl.group():
+        comm.all_reduce(buffer)
+    assert (buffer == rank.nranks).all()
+    with pytest.raises(RuntimeError, match="not entered"):
+        nccl.group().__exit__(None, None, None)
+
+
+def test_the_next_group_starts_empty(launch: Launcher) -> None:
+    launch(2, _refused_at_the_end)

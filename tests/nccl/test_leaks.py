@@ -1,0 +1,150 @@
+"""Proves that communicators, streams, events and operators give back all they took: file
+descriptors, threads, shared memory, entries in /dev/shm, and memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import holdings, shared_memory
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _alone(provider: str, times: int) -> None:
+    for number in range(times):
+        comm = nccl.Communicator(1, nccl.get_unique_id(provider), 0, provider=provider)
+        array = np.ones(10)
+        comm.all_reduce(array)
+        if number % 3 == 0:
+            comm.split(0).close()
+        comm.abort() if number % 5 == 0 else comm.close()
+
+
+def _lone_communicators(rank: Rank) -> None:
+    _alone(rank.provider, 20)
+    before, memory = holdings.count(), _resident()
+    _alone(rank.provider, 600)
+    holdings.check(before)
+    assert _resident() - memory < 16 << 20
+
+
+def test_communicators_of_one_rank(launch: Launcher) -> None:
+    launch(1, _lone_communicators, fresh=True)
+
+
+def _pair(ids: list[bytes], rank: int) -> None:
+    for number, unique_id in enumerate(ids):
+        comm = nccl.Communicator(2, unique_id, rank, provider="host")
+        comm.all_reduce(np.ones(10 if number % 7 else 100_000))
+        if number % 10 == 0:
+            comm.split(rank).close()
+        if number % 5 == 0:
+            comm.abort()
+        elif number % 5 == 1:
+            comm.finalize()
+            comm.close()
+        else:
+            comm.close()
+
+
+def _threads_of_one_process(ids: list[bytes]) -> None:
+    threads = [threading.Thread(target=_pair, args=(ids, rank)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _paired_communicators(rank: Rank) -> None:
+    _threads_of_one_process(rank.unique_ids[:20])
+    before, memory = holdings.count(), _resident()
+    _threads_of_one_process(rank.unique_ids[20:])
+    holdings.check(before)
+    assert _resident() - memory < 16 << 20
+
+
+def test_communicators_of_two_threads(launch: Launcher) -> None:
+    before = shared_memory.entries()
+    launch(1, _paired_communicators, ids=420, fresh=True)
+    assert not shared_memory.left_behind(before)
+
+
+def _across_processes(rank: Rank) -> None:
+    _pair(rank.unique_ids[:5], rank.rank)
+    before = holdings.count()
+    _pair(rank.unique_ids[5:], rank.rank)
+    holdings.check(before)
+
+
+def test_communicators_of_two_processes(launch: Launcher) -> None:
+    before = shared_memory.entries()
+    launch(2, _across_processes, ids=100, fresh=True)
+    assert not shared_memory.left_behind(before)
+
+
+def _refused(rank: Rank) -> None:
+    def refuse(number: int) -> None:
+        with pytest.raises(nccl.NcclError):
+            nccl.Communicator(2 + rank.rank, rank.unique_ids[number], rank.rank, provider="host")
+
+    refuse(0)
+    time.sleep(0.1)
+    before = holdings.count()
+    for number in range(1, 5):
+        refuse(number)
+    # Who refused answers late comers for a while: those threads and sockets end by themselves.
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        now = holdings.count()
+        if (
+            now["threads"] <= before["threads"]
+            and now["file descriptors"] <= before["file descriptors"]
+        ):
+            break
+        time.sleep(0.2)
+    holdings.check(before)
+
+
+def test_communicators_that_were_refused(launch: Launcher) -> None:
+    launch(2, _refused, ids=5, fresh=True)
+
+
+def _objects(rank: Rank) -> None:
+    comm = rank.comm
+    array = np.ones(4)
+
+    def use() -> None:
+        stream, event = rank.stream(), rank.event()
+        comm.all_reduce(array, nccl.MAX, stream=stream)
+        event.record(stream)
+        stream.synchronize()
+        op = comm.pre_mul_sum(1.0, "float64")
+        comm.all_reduce(array, op)
+        buffer = comm.mem_alloc(100_000)
+        comm.register(buffer).close()
+        with pytest.raises(ValueError, match="peer"):
+            comm.send(array, 77)
+
+    for _ in range(10):
+        use()
+    before, memory = holdings.count(), _resident()
+    for _ in range(300):
+        use()
+    holdings.check(before)
+    assert _resident() - memory < 16 << 20
+
+
+def test_streams_events_operators_and_buffers(launch: Launcher) -> None:
+    launch(1, _objects, fresh=True)

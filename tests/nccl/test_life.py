@@ -1,0 +1,484 @@
+"""Proves that communicators are made of others: shrunk by ranks that are dead, hang or leave, grown
+by processes that come, made of several ids, in groups and threads;
+that wrong arguments are refused and leave the communicator usable, and that nothing leaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from tests.support import holdings, shared_memory
+from tests.support.launcher import Launcher, Run
+from tests.support.old_nccl import compile_nccl
+from tests.support.rank import Rank
+
+
+def check_works(rank: Rank, comm: nccl.Communicator, members: list[int]) -> None:
+    """Its ranks are these ranks of the world, in this order, and a sum over them is right."""
+    assert comm.nranks == len(members)
+    assert comm.rank == members.index(rank.rank)
+    for elements in (1, 100_003):
+        buffer = rank.memory.put(np.full(elements, 1.0 + rank.rank, np.float32))
+        comm.all_reduce(buffer)
+        assert (rank.memory.get(buffer) == sum(1.0 + member for member in members)).all()
+
+
+def carry(rank: Rank, data: bytes | None, root: int = 0) -> bytes:
+    """The root's bytes on every rank of the world, through its own communicator."""
+    array = np.frombuffer(data or bytes(128), np.uint8).copy()
+    buffer = rank.memory.put(array)
+    rank.comm.broadcast(buffer, root)
+    return bytes(rank.memory.get(buffer).tobytes())
+
+
+@contextlib.contextmanager
+def blocked(rank: Rank, comm: nccl.Communicator) -> Iterator[list[nccl.NcclError]]:
+    """A thread is in an all_reduce that cannot be done; afterwards it has ended. What it raised is
+    in the list: nothing on a GPU, where the kernel is ended and not the call.
+    """
+    raised: list[nccl.NcclError] = []
+    buffer = rank.memory.put(np.ones(1000, np.float32))
+
+    def reduce() -> None:
+        try:
+            comm.all_reduce(buffer)
+        except nccl.NcclError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    time.sleep(0.2)
+    yield raised
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+# Shrink
+
+
+def _shrink(rank: Rank) -> None:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2, 3])
+    if rank.rank == 1:
+        return
+    for _ in range(2):
+        with comm.shrink([1]) as child:
+            check_works(rank, child, [0, 2, 3])
+            if rank.rank != 0:
+                with child.shrink((np.int64(0),)) as grandchild:
+                    check_works(rank, grandchild, [2, 3])
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_shrink_by_a_rank_that_leaves(launch: Launcher, provider: str, threads: bool) -> None:
+    launch(4, _shrink, provider=provider, threads=threads)
+
+
+def _shrink_with_abort(rank: Rank) -> float:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2, 3])
+    rank.report("ready")
+    if rank.rank == 2:
+        time.sleep(60)  # until it is killed
+    with blocked(rank, comm) as raised:
+        started = time.monotonic()
+        child = comm.shrink([2], abort=True)
+        taken = time.monotonic() - started
+    assert len(raised) == (rank.provider == "host")
+    with child:
+        check_works(rank, child, [0, 1, 3])
+        with child.split(0, key=-child.rank) as turned:
+            check_works(rank, turned, [3, 1, 0])
+    with pytest.raises(nccl.NcclInvalidUsageError):
+        comm.all_reduce(rank.memory.put(np.ones(1)))
+    comm.abort()
+    return taken
+
+
+@pytest.mark.parametrize("kill", ["before", "after"])
+def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
+    launch: Launcher, provider: str, kill: str
+) -> None:
+    before = shared_memory.entries()
+
+    def end_rank(run: Run) -> None:
+        run.gather_reports()
+        if kill == "after":  # the others have gone on without it
+            time.sleep(3)
+        run.kill(2)
+
+    outcomes = launch.outcomes(
+        4, _shrink_with_abort, provider=provider, while_running=end_rank, timeout=40
+    )
+    for rank in (0, 1, 3):
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+        if provider == "host":
+            assert outcomes[rank].value < 2
+    assert not shared_memory.left_behind(before)
+
+
+def _shrink_without_a_survivor(rank: Rank) -> tuple[float, str]:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2, 3])
+    rank.report("ready")
+    if rank.rank in (1, 2):
+        time.sleep(60)
+    time.sleep(0.5)
+    with pytest.raises(nccl.NcclRemoteError) as caught:
+        comm.shrink([2], abort=True)
+    moment = time.monotonic()
+    with comm.shrink([1, 2], abort=True) as child:
+        check_works(rank, child, [0, 3])
+    comm.abort()
+    return moment, str(caught.value)
+
+
+def test_shrink_ends_when_a_survivor_is_dead_too(launch: Launcher) -> None:
+    killed = []
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        run.kill(2)
+        killed.append(run.kill(1))
+
+    outcomes = launch.outcomes(4, _shrink_without_a_survivor, while_running=kill, timeout=30)
+    for rank in (0, 3):
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+        moment, text = outcomes[rank].value
+        assert "rank 1" in text
+        assert moment - killed[0] < 3
+
+
+def _shrink_after_an_error(rank: Rank) -> None:
+    """Without abort the error stays the answer; with it the communicator is of use again."""
+    comm = rank.comm
+    with pytest.raises(nccl.NcclError):
+        comm.all_reduce(np.ones(3 + (rank.rank == 2)))
+    if rank.rank == 2:
+        comm.abort()
+        return
+    with pytest.raises(nccl.NcclError, match="different calls"):
+        comm.shrink([2])
+    with comm.shrink([2], abort=True) as child:
+        check_works(rank, child, [0, 1])
+    comm.close()
+
+
+def test_shrink_after_an_error(launch: Launcher) -> None:
+    launch(3, _shrink_after_an_error)
+
+
+def _wrong_shrink(rank: Rank) -> None:
+    comm = rank.comm
+    for exclude, error, text in [
+        ([], ValueError, "exclude: the sequence is empty"),
+        ([2], ValueError, "exclude: rank 2 is not below nranks 2"),
+        ([-1], ValueError, "exclude: rank -1"),
+        ([rank.rank], ValueError, "is this one"),
+        ([1 - rank.rank] * 2, ValueError, "is there twice"),
+        ("01", TypeError, "exclude: expected a sequence of ranks"),
+        (1, TypeError, "exclude: expected a sequence"),
+        (["x"], TypeError, "exclude"),
+    ]:
+        with pytest.raises(error, match=text):
+            comm.shrink(exclude)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="config"):
+        comm.shrink([1 - rank.rank], config={})  # type: ignore[arg-type]
+    check_works(rank, comm, [0, 1])
+
+
+def test_wrong_arguments_of_shrink(launch: Launcher, provider: str) -> None:
+    launch(2, _wrong_shrink, provider=provider)
+
+
+# Grow
+
+
+def _grow(rank: Rank) -> None:
+    carry(rank, None)  # the world's own communicator, which carries the id
+    old = rank.nranks // 2
+    if rank.rank < old:
+        comm = nccl.Communicator(
+            old, rank.unique_ids[1], rank.rank, provider=rank.provider, device=rank.device
+        )
+        check_works(rank, comm, list(range(old)))
+        root = old - 1
+        own = comm.get_unique_id() if rank.rank == root else None
+        carry(rank, bytes(own) if own is not None else None, root)
+        grown = comm.grow(rank.nranks, own)
+    else:
+        comm = None
+        unique_id = carry(rank, None, old - 1)
+        grown = nccl.Communicator.join(
+            rank.nranks, unique_id, rank.rank, provider=rank.provider, device=rank.device
+        )
+    with grown:
+        check_works(rank, grown, list(range(rank.nranks)))
+        if comm is not None:  # it stays
+            check_works(rank, comm, list(range(old)))
+            comm.close()
+        check_works(rank, grown, list(range(rank.nranks)))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_grow_from_two_to_four(launch: Launcher, provider: str, threads: bool) -> None:
+    launch(4, _grow, provider=provider, threads=threads, ids=2)
+
+
+def _wrong_grow(rank: Rank) -> None:
+    comm = rank.comm
+    with pytest.raises(ValueError, match="nranks: 2 is not above the 2 ranks"):
+        comm.grow(2)
+    with pytest.raises(TypeError, match="unique_id"):
+        comm.grow(3, "id")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rank: 3 is not below nranks 3"):
+        nccl.Communicator.join(3, bytes(128), 3, provider=rank.provider)
+    check_works(rank, comm, [0, 1])
+    if rank.provider == "cuda":
+        return
+    init_id = nccl.get_unique_id(rank.provider)
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="made by ncclGetUniqueId"):
+        comm.grow(3, init_id)
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="made by ncclGetUniqueId"):
+        nccl.Communicator.join(3, init_id, 2, provider=rank.provider)
+    own = comm.get_unique_id()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="has not been used"):
+        comm.get_unique_id()
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="made by ncclCommGetUniqueId"):
+        nccl.Communicator(3, own, 2, provider=rank.provider)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="ranks 0 and 1 both pass"):
+        comm.grow(3, own)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="no rank passes a uniqueId"):
+        comm.grow(3)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="3 says rank 0, 4 says rank 1"):
+        comm.grow(3 + rank.rank, own if rank.rank == 0 else None)
+    check_works(rank, comm, [0, 1])
+
+
+def test_wrong_arguments_of_grow(launch: Launcher, provider: str) -> None:
+    launch(2, _wrong_grow, provider=provider)
+
+
+def _join_a_dead_one(rank: Rank) -> tuple[float, str]:
+    if rank.rank == 0:
+        with nccl.Communicator(1, rank.unique_ids[1], 0, provider="host") as comm:
+            carry(rank, bytes(comm.get_unique_id()))
+            rank.report("ready")
+            time.sleep(60)
+    unique_id = carry(rank, None)
+    rank.report("ready")
+    with pytest.raises(nccl.NcclRemoteError, match="had made the uniqueId to grow with, died") as e:
+        nccl.Communicator.join(2, unique_id, 1, provider="host")
+    rank.comm.abort()
+    return time.monotonic(), str(e.value)
+
+
+def test_who_joins_learns_that_nobody_is_there(launch: Launcher) -> None:
+    killed = []
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.2)
+        killed.append(run.kill(0))
+
+    outcomes = launch.outcomes(2, _join_a_dead_one, while_running=kill, ids=2, timeout=30)
+    assert outcomes[1].ok, outcomes[1].trace
+    assert outcomes[1].value[0] - killed[0] < 2
+
+
+# Several ids, groups, raw
+
+
+def _scalable(rank: Rank) -> None:
+    for ids in (rank.unique_ids[:3], tuple(nccl.UniqueId(i) for i in rank.unique_ids[3:5])):
+        with nccl.Communicator(
+            rank.nranks, ids, rank.rank, provider=rank.provider, device=rank.device
+        ) as comm:
+            check_works(rank, comm, list(range(rank.nranks)))
+    with pytest.raises(ValueError, match="unique_id: the sequence is empty"):
+        nccl.Communicator(4, [], 0, provider=rank.provider)
+    with pytest.raises(ValueError, match="unique_id: 5 ids are more than nranks 4"):
+        nccl.Communicator(4, rank.unique_ids[:5], 0, provider=rank.provider)
+    with pytest.raises(TypeError, match="unique_id"):
+        nccl.Communicator(4, [rank.unique_ids[0], 3], 0, provider=rank.provider)  # type: ignore[list-item]
+
+
+def test_several_ids(launch: Launcher, provider: str) -> None:
+    launch(4, _scalable, provider=provider, ids=5)
+
+
+def _shrink_in_a_failing_group(comm: nccl.Communicator) -> None:
+    with nccl.group():
+        comm.shrink([1])
+        _ = 1 / 0
+
+
+def _in_one_thread(rank: Rank) -> None:
+    comms = nccl.Communicator.init_all(3, provider=rank.provider)
+
+    def sums(some: list[nccl.Communicator]) -> None:
+        buffers = [rank.memory.put(np.full(5, 1.0 + comm.rank)) for comm in some]
+        with nccl.group():
+            for comm, buffer in zip(some, buffers, strict=True):
+                comm.all_reduce(buffer)
+        total = sum(1.0 + number for number in range(len(some)))
+        for buffer in buffers:
+            assert (rank.memory.get(buffer) == total).all()
+
+    with nccl.group():
+        shrunk = [comms[0].shrink([1]), comms[2].shrink([1])]
+    assert [(comm.rank, comm.nranks) for comm in shrunk] == [(0, 2), (1, 2)]
+    sums(shrunk)
+    unique_id = shrunk[1].get_unique_id()
+    with nccl.group():
+        grown = [shrunk[0].grow(3), shrunk[1].grow(3, unique_id)]
+        grown.append(nccl.Communicator.join(3, unique_id, 2, provider=rank.provider))
+    sums(grown)
+    sums(comms)
+    with pytest.raises(ZeroDivisionError):
+        _shrink_in_a_failing_group(comms[0])
+    with nccl.group():
+        aborted = [comms[0].shrink([1], abort=True), comms[2].shrink([1], abort=True)]
+    sums(aborted)
+    for comm in [*comms, *shrunk, *grown, *aborted]:
+        comm.abort() if comm in comms else comm.close()
+
+
+def test_one_thread_with_several_ranks(launch: Launcher) -> None:
+    launch(1, _in_one_thread)
+
+
+def _wrong_raw(rank: Rank) -> None:
+    lib, comm = rank.comm.library, rank.comm.handle
+    other = 1 - rank.rank
+    wrong = nccl.NcclInvalidArgumentError
+    for arguments, text in [
+        (([other], 1, None, 2), "shrinkFlags=2"),
+        (([other, 0], 2, None, 0), "excludeRanksCount=2"),
+        (([], 0, None, 1), "excludeRanksCount=0"),
+        ((None, 1, None, 1), "excludeRanksList"),
+        (([5], 1, None, 1), "has 5, which is not in"),
+        (([rank.rank], 1, None, 1), "which is this rank"),
+    ]:
+        with pytest.raises(wrong, match=text):
+            lib.ncclCommShrink(comm, *arguments)  # type: ignore[arg-type]
+    for value in (-2, 3):
+        config = raw.ncclConfig_t()
+        config.shrinkShare = value
+        with pytest.raises(wrong, match=f"config->shrinkShare={value}"):
+            lib.ncclCommShrink(comm, [other], 1, config, 0)
+    with pytest.raises(wrong, match="rank=0: a rank that is there already"):
+        lib.ncclCommGrow(comm, 3, None, 0, None)
+    with pytest.raises(wrong, match="nRanks=2"):
+        lib.ncclCommGrow(comm, 2, None, -1, None)
+    with pytest.raises(wrong, match="uniqueId is null"):
+        lib.ncclCommGrow(None, 2, None, 1, None)
+    with pytest.raises(wrong, match="rank=-1 is not in"):
+        lib.ncclCommGrow(None, 2, None, -1, None)
+    with pytest.raises(wrong, match="revokeFlags=1"):
+        lib.ncclCommRevoke(comm, 1)
+    lib.ncclCommRevoke(None, 0)  # as in NCCL, no error
+    with pytest.raises(wrong, match="stat=4"):
+        lib.ncclCommMemStats(comm, 4)
+    lib.ncclCommSuspend(comm, 0)  # nothing to suspend
+    with pytest.raises(nccl.NcclInvalidUsageError, match="not suspended"):
+        lib.ncclCommResume(comm)
+    for call in (lib.ncclCommGetUniqueId, lib.ncclCommResume):
+        with pytest.raises(wrong, match="comm is null"):
+            call(None)  # type: ignore[operator]
+    check_works(rank, rank.comm, [0, 1])
+
+
+def test_wrong_arguments_of_the_c_functions(launch: Launcher) -> None:
+    launch(2, _wrong_raw)
+
+
+# What an NCCL needs to make a communicator.
+_NCCL_218 = """
+typedef struct { char bytes[128]; } Id;
+static int made;
+int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
+  *comm = &made;
+  return 0;
+}
+int ncclCommCount(void* comm, int* count) { *count = 2; return 0; }
+int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
+int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
+int ncclCommAbort(void* comm) { return 0; }
+int ncclCommDestroy(void* comm) { return 0; }
+"""
+
+
+def test_an_nccl_without_them(tmp_path: Path) -> None:
+    """What is missing is said with the version that has it, and nothing else is called."""
+    path = compile_nccl(tmp_path, 21805, _NCCL_218, with_streams=True)
+    comm = nccl.Communicator(2, bytes(128), 0, provider=path)
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: comm.shrink([1]), r"ncclCommShrink is in NCCL since 2\.27\.0"),
+        (lambda: comm.shrink([1], abort=True), r"ncclCommShrink is in NCCL since 2\.27\.0"),
+        (comm.get_unique_id, r"ncclCommGetUniqueId is in NCCL since 2\.29\.0"),
+        (lambda: comm.grow(3), r"ncclCommGrow is in NCCL since 2\.29\.0"),
+        (
+            lambda: nccl.Communicator.join(3, bytes(128), 2, provider=path),
+            r"ncclCommGrow is in NCCL since 2\.29\.0",
+        ),
+        (comm.revoke, r"ncclCommRevoke is in NCCL since 2\.28\.7"),
+        (comm.suspend, r"ncclCommSuspend is in NCCL since 2\.29\.7"),
+        (comm.resume, r"ncclCommResume is in NCCL since 2\.29\.7"),
+        (comm.memory_stats, r"ncclCommMemStats is in NCCL since 2\.29\.7"),
+        (
+            lambda: nccl.Communicator(2, [bytes(128)] * 2, 0, provider=path),
+            r"ncclCommInitRankScalable is in NCCL since 2\.23\.0",
+        ),
+    ]
+    for call, text in calls:
+        with pytest.raises(nccl.MissingFunctionError, match=text + r".* 2\.18\.5"):
+            call()
+    assert comm.nranks == 2
+    comm.close()
+
+
+def _lives(times: int) -> None:
+    for number in range(times):
+        comms = nccl.Communicator.init_all(3, provider="host")
+        with nccl.group():
+            for comm in comms:
+                comm.suspend()
+        with nccl.group():
+            for comm in comms:
+                comm.resume()
+        aborts = number % 2 == 0
+        with nccl.group():
+            shrunk = [comm.shrink([1], abort=aborts) for comm in comms if comm.rank != 1]
+        unique_id = shrunk[0].get_unique_id()
+        with nccl.group():
+            grown = [shrunk[0].grow(3, unique_id), shrunk[1].grow(3)]
+            grown.append(nccl.Communicator.join(3, unique_id, 2, provider="host"))
+        for comm in grown:
+            comm.revoke()
+        with nccl.group():
+            parts = [comm.split(0) for comm in grown]
+        for comm in [*parts, *grown, *shrunk, *comms]:
+            assert comm is not None
+            comm.close()
+
+
+def _leaks(_: Rank) -> None:
+    _lives(5)
+    before = holdings.count()
+    _lives(40)
+    holdings.check(before)
+
+
+def test_nothing_leaks(launch: Launcher) -> None:
+    before = shared_memory.entries()
+    launch(1, _leaks, fresh=True)
+    assert not shared_memory.left_behind(before)

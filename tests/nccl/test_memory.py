@@ -1,0 +1,253 @@
+"""Proves that pools of frameworks get their segments from ncclMemAlloc and that communicators have
+them registered: the allocator through the C functions that torch calls, registrations from their
+beginning to each of their ends, torch's and CuPy's own pools on GPUs; and tensors over such memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pynccl
+from pynccl import _C, libraries, memory, nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+MIB = 2**20
+
+
+@pytest.fixture
+def arena() -> _C.Arena:
+    return _C.Arena.of(libraries.load("host"))
+
+
+@pytest.fixture
+def comm() -> Iterator[nccl.Communicator]:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as one:
+        yield one
+
+
+_AS_TORCH_DOES = """
+import ctypes
+from pynccl import _C, libraries
+
+library = ctypes.CDLL(_C.__file__)
+malloc, free = library.pynccl_torch_malloc, library.pynccl_torch_free
+malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+malloc.restype = ctypes.c_void_p
+free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+free.restype = None
+
+assert malloc(4096, 0, None) is None  # nobody has chosen an arena
+free(4096, 4096, 0, None)
+
+arena = _C.Arena.of(libraries.load("host"))
+arena.serve_torch()
+arena.serve_torch()
+address = malloc(4096, 0, None)
+ctypes.memset(address, 7, 4096)
+assert ctypes.string_at(address, 4096) == b"\\7" * 4096
+assert malloc(0, 0, None) is None
+assert malloc(-1, 0, None) is None
+assert malloc(2**62, 0, None) is None  # out of memory
+assert malloc(4096, 10**6, None) is None  # no such device
+free(None, 0, 0, None)
+free(address + 1, 4096, 0, None)  # no segment: as in cudaFree, nothing happens
+free(address, 4096, 0, None)
+try:
+    arena.deallocate(address)  # it has gone back
+except ValueError as error:
+    assert "no segment" in str(error)
+else:
+    raise AssertionError
+try:
+    _C.Arena.of(libraries.load({noop!r})).serve_torch()
+except ValueError as error:
+    assert "already take their memory from" in str(error)
+else:
+    raise AssertionError
+print("well")
+"""
+
+
+def test_allocator_as_torch_calls_it() -> None:
+    noop = os.path.join(os.path.dirname(pynccl.__file__), "lib", "libnoopnccl.so")
+    done = subprocess.run(
+        [sys.executable, "-c", _AS_TORCH_DOES.format(noop=noop)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "well", done.stderr
+
+
+def test_allocation_errors(arena: _C.Arena) -> None:
+    with pytest.raises(ValueError, match="0 bytes"):
+        arena.allocate(0)
+    with pytest.raises(ValueError, match="does not exist"):
+        arena.allocate(10, 10**6)
+    with pytest.raises(nccl.NcclError, match="ncclMemAlloc"):
+        arena.allocate(2**62)
+    with pytest.raises(ValueError, match="no segment"):
+        arena.deallocate(4096)
+
+
+def test_registration_follows_the_segments(arena: _C.Arena, comm: nccl.Communicator) -> None:
+    first = arena.allocate(MIB)
+    registration = memory._follow(comm, arena)
+    assert registration.segments == 1
+    assert memory._follow(comm, arena) is registration
+    second = arena.allocate(MIB)
+    assert registration.segments == 2
+    addresses: list[int] = []
+    thread = threading.Thread(target=lambda: addresses.append(arena.allocate(MIB)))
+    thread.start()
+    thread.join(30)
+    assert registration.segments == 3
+    arena.deallocate(first)
+    assert registration.segments == 2
+    # It is memory that collectives take.
+    array = np.frombuffer((ctypes.c_float * 100).from_address(second), np.float32)
+    array[:] = 3
+    comm.all_reduce(array)
+    assert (array == 3).all()
+    registration.close()
+    registration.close()
+    assert (registration.segments, registration.closed) == (0, True)
+    arena.deallocate(second)
+    again = memory._follow(comm, arena)
+    assert again is not registration
+    with again:
+        assert again.segments == 1
+    arena.deallocate(addresses[0])
+
+
+def test_registration_ends_with_the_communicator(arena: _C.Arena) -> None:
+    for end in ("close", "abort"):
+        comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+        registration = memory._follow(comm, arena)
+        address = arena.allocate(MIB)
+        assert registration.segments == 1
+        getattr(comm, end)()
+        assert (registration.segments, registration.closed) == (0, True)
+        other = arena.allocate(MIB)  # nothing is asked of what is closed
+        arena.deallocate(address)
+        arena.deallocate(other)
+        registration.close()
+        with pytest.raises(ValueError, match="closed"):
+            memory._follow(comm, arena)
+        # Nobody keeps a communicator that is forgotten.
+        gone = weakref.ref(comm)
+        del comm, registration
+        gc.collect()
+        assert gone() is None
+
+
+def test_several_communicators_follow(arena: _C.Arena, comm: nccl.Communicator) -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as other:
+        registrations = [memory._follow(c, arena) for c in (comm, other)]
+        address = arena.allocate(MIB)
+        assert [r.segments for r in registrations] == [1, 1]
+        registrations[0].close()
+        assert [r.segments for r in registrations] == [0, 1]
+        arena.deallocate(address)
+        assert [r.segments for r in registrations] == [0, 0]
+
+
+def test_what_is_no_pool_is_refused(comm: nccl.Communicator) -> None:
+    for pool in (object(), None, [], 3):
+        with pytest.raises(ValueError, match=r"is not from pynccl\.memory"):
+            comm.register_pool(pool)
+    comm.all_reduce(np.ones(3))
+
+
+def test_pool_of_another_library_is_refused(comm: nccl.Communicator) -> None:
+    class Pool: ...
+
+    pool = Pool()
+    noop = os.path.join(os.path.dirname(pynccl.__file__), "lib", "libnoopnccl.so")
+    memory._arenas[pool] = _C.Arena.of(libraries.load(noop))
+    with pytest.raises(ValueError, match=r"libnoopnccl\.so, the communicator of"):
+        comm.register_pool(pool)
+    memory._arenas[pool] = _C.Arena.of(comm.library)
+    with comm.register_pool(pool) as registration:
+        assert isinstance(registration, _C.PoolRegistration)
+
+
+def test_no_torch_pool_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(RuntimeError, match="without CUDA; see torch_empty"):
+        memory.torch_pool()
+
+
+def _pools(rank: Rank, framework: str) -> None:
+    comm, size = rank.comm, 3 * MIB
+    if framework == "torch":
+        import torch
+
+        torch.cuda.set_device(rank.device or 0)
+        pool = memory.torch_pool()
+        registration = comm.register_pool(pool)
+        with torch.cuda.use_mem_pool(pool):
+            tensor = torch.full((size,), rank.rank + 1.0, device="cuda")
+        assert len(pool.snapshot()) >= 1
+        pointer, clear = tensor.data_ptr(), torch.cuda.empty_cache
+    else:
+        import cupy
+
+        cupy.cuda.Device(rank.device).use()
+        pool = memory.cupy_pool()
+        registration = comm.register_pool(pool)
+        with cupy.cuda.using_allocator(pool.malloc):
+            tensor = cupy.full(size, rank.rank + 1.0, "float32")
+        pointer, clear = tensor.data.ptr, pool.free_all_blocks
+    assert pointer
+    before = registration.segments
+    assert before >= 1
+    comm.all_reduce(tensor)
+    assert float(tensor[-1]) == sum(range(1, rank.nranks + 1))
+    del tensor
+    if framework == "torch":
+        del pool
+    clear()
+    assert registration.segments < before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", ["torch", "cupy"])
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_pools(launch: Launcher, framework: str, nranks: int) -> None:
+    from tests.support import gpu
+
+    if reason := gpu.missing():
+        pytest.skip(reason)
+    launch(nranks, _pools, framework, provider="cuda", fresh=True)
+
+
+def _tensors(rank: Rank) -> None:
+    import torch
+
+    tensor = memory.torch_empty(rank.comm, (3, 5), torch.bfloat16)
+    assert (tuple(tensor.shape), tensor.dtype) == ((3, 5), torch.bfloat16)
+    tensor.fill_(rank.rank + 1)
+    rank.comm.all_reduce(tensor)
+    assert (tensor == sum(range(1, rank.nranks + 1))).all()
+    if rank.provider == "host":
+        array = memory.numpy_empty(rank.comm, 7, "int64")
+        array[:] = rank.rank
+        rank.comm.all_reduce(array)
+        assert (array == sum(range(rank.nranks))).all()
+
+
+def test_tensors_over_nccls_memory(launch: Launcher, provider: str) -> None:
+    launch(2, _tensors, provider=provider)

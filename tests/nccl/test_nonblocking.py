@@ -1,0 +1,214 @@
+"""Proves that a communicator with Config(blocking=0) can be polled through its whole life: ready is
+false while ranks are missing, wait_ready ends at its timeout and can be called again, failures are
+raised; for making, splitting, shrinking, growing, suspending, revoking and finalizing.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_life import carry, check_works
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+LATE = 0.8  # seconds that the last rank takes
+
+
+def _config() -> nccl.Config:
+    return nccl.Config(blocking=False)
+
+
+def _until_ready(rank: Rank, comm: nccl.Communicator) -> nccl.Communicator:
+    """As a user polls; the last rank came late, so that the others have seen it unfinished."""
+    deadline = time.monotonic() + 20
+    unfinished = 0
+    while not comm.ready:
+        unfinished += 1
+        assert isinstance(comm.async_error(), nccl.NcclInProgressError | None)
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    if rank.provider == "host" and rank.rank != rank.nranks - 1:
+        assert unfinished
+    assert comm.ready
+    comm.wait_ready(0)
+    return comm
+
+
+def _late(rank: Rank) -> None:
+    if rank.rank == rank.nranks - 1:
+        time.sleep(LATE)
+
+
+def _works(rank: Rank, comm: nccl.Communicator, members: list[int]) -> None:
+    buffer = rank.memory.put(np.full(1000, 1.0 + rank.rank))
+    comm.all_reduce(buffer)
+    comm.wait_ready(20)
+    assert (rank.memory.get(buffer) == sum(1.0 + member for member in members)).all()
+    assert (comm.rank, comm.nranks) == (members.index(rank.rank), len(members))
+
+
+def _end(comm: nccl.Communicator) -> None:
+    comm.finalize()
+    comm.wait_ready(20)
+    comm.close()
+
+
+def _life(rank: Rank) -> None:
+    everyone = list(range(rank.nranks))
+    last = rank.nranks - 1
+    carry(rank, None)  # warms the processes up
+    _late(rank)
+    started = time.monotonic()
+    comm = rank.communicator(1, config=_config())
+    assert time.monotonic() - started < LATE / 2
+    _until_ready(rank, comm)
+    _works(rank, comm, everyone)
+
+    carry(rank, None)
+    _late(rank)
+    child = _until_ready(rank, comm.split(0, config=_config()))  # type: ignore[arg-type]
+    _works(rank, child, everyone)
+    _end(child)
+
+    inherited = comm.split(0)
+    assert inherited is not None
+    inherited.wait_ready(20)
+    _works(rank, inherited, everyone)
+    _end(inherited)
+
+    if rank.rank:
+        if rank.rank == last:
+            time.sleep(LATE)
+        shrunk = _until_ready(rank, comm.shrink([0]))
+        _works(rank, shrunk, everyone[1:])
+        _end(shrunk)
+    comm.wait_ready(20)
+
+    carry(rank, None)
+    _late(rank)
+    comm.suspend()
+    _until_ready(rank, comm)
+    assert comm.memory_stats().suspended
+    comm.resume()
+    comm.wait_ready(20)
+    _works(rank, comm, everyone)
+
+    comm.revoke()
+    comm.wait_ready(20)
+    with pytest.raises(nccl.NcclInvalidUsageError):
+        comm.all_reduce(rank.memory.put(np.ones(1)))
+    comm.close()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_whole_life(launch: Launcher, provider: str, threads: bool) -> None:
+    launch(3, _life, provider=provider, threads=threads, ids=2)
+
+
+def _grow(rank: Rank) -> None:
+    options = {"config": _config(), "provider": rank.provider, "device": rank.device}
+    carry(rank, None)
+    if rank.rank < 2:
+        comm = nccl.Communicator(2, rank.unique_ids[1], rank.rank, **options)
+        comm.wait_ready(20)
+        own = comm.get_unique_id() if rank.rank == 0 else None
+        carry(rank, bytes(own) if own is not None else None)
+        grown = comm.grow(3, own)
+    else:
+        unique_id = carry(rank, None)
+        time.sleep(LATE)
+        comm = None
+        grown = nccl.Communicator.join(3, unique_id, 2, **options)
+    _until_ready(rank, grown)
+    _works(rank, grown, [0, 1, 2])
+    _end(grown)
+    if comm is not None:
+        comm.close()
+
+
+def test_grow(launch: Launcher, provider: str) -> None:
+    launch(3, _grow, provider=provider, ids=2)
+
+
+def _timeouts(rank: Rank) -> None:
+    _ = rank.comm
+    if rank.rank == 0:
+        comm = rank.communicator(1, config=_config())
+        for timeout in (0.0, 0.05):
+            started = time.monotonic()
+            with pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
+                comm.wait_ready(timeout)
+            assert time.monotonic() - started < timeout + 5
+        assert not comm.ready
+        with pytest.raises(ValueError, match="timeout: -1"):
+            comm.wait_ready(-1)
+        with pytest.raises(TypeError):
+            comm.wait_ready("1")  # type: ignore[arg-type]
+    carry(rank, None)
+    if rank.rank == 1:
+        comm = rank.communicator(1, config=_config())
+    comm.wait_ready()
+    _works(rank, comm, [0, 1])
+    _end(comm)
+
+
+def test_wait_ready_has_a_timeout(launch: Launcher) -> None:
+    launch(2, _timeouts, ids=2)
+
+
+def _failures(rank: Rank) -> None:
+    """What fails in the background is raised by both, with its class."""
+    comm = nccl.Communicator(
+        2 + rank.rank, rank.unique_ids[1], rank.rank, config=_config(), provider="host"
+    )
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks"):
+        comm.wait_ready(20)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks"):
+        _ = comm.ready
+    comm.abort()
+    with pytest.raises(ValueError, match="closed"):
+        _ = comm.ready
+    parent = rank.comm
+    grown = parent.grow(3, config=_config())
+    with pytest.raises(nccl.NcclInvalidUsageError, match="no rank passes a uniqueId"):
+        grown.wait_ready(20)
+    grown.abort()
+    check_works(rank, parent, [0, 1])
+
+
+def test_failures_are_raised(launch: Launcher) -> None:
+    launch(2, _failures, ids=2)
+
+
+def _blocking(rank: Rank) -> None:
+    assert rank.comm.ready
+    rank.comm.wait_ready(0)
+    check_works(rank, rank.comm, [0, 1])
+
+
+def test_a_blocking_one_is_ready(launch: Launcher, provider: str) -> None:
+    launch(2, _blocking, provider=provider)
+
+
+def _with_deadline(rank: Rank) -> None:
+    """Config(init_timeout=) is made of the same means: its calls wait by themselves."""
+    with rank.communicator(1, config=nccl.Config(init_timeout=20)) as comm:
+        check_works(rank, comm, [0, 1, 2])
+        comm.suspend()
+        comm.resume()
+        with comm.split(0) as child:  # type: ignore[union-attr]
+            check_works(rank, child, [0, 1, 2])
+        if rank.rank:
+            with comm.shrink([0]) as child:
+                check_works(rank, child, [1, 2])
+        comm.revoke()
+        with pytest.raises(nccl.NcclInvalidUsageError):
+            comm.all_reduce(rank.memory.put(np.ones(1)))
+
+
+def test_init_timeout(launch: Launcher, provider: str) -> None:
+    launch(3, _with_deadline, provider=provider, ids=2)

@@ -1,0 +1,457 @@
+"""Proves that a put is in the target's memory when its signal is, whatever the sizes, the
+directions and the timing; that signals are counted per rank, index and context; that one-sided
+operations work in groups, plans and streams, in processes and threads; that a dead peer ends a
+wait; and that wrong arguments write nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from tests.support.launcher import Launcher, Run
+from tests.support.old_nccl import compile_nccl
+from tests.support.rank import Rank
+
+_PAGE = 4096
+
+
+def _window(comm: nccl.Communicator, nbytes: int) -> tuple[np.ndarray, nccl.Window]:
+    buffer = comm.mem_alloc(nbytes)
+    return np.from_dlpack(buffer), comm.register_window(buffer)
+
+
+def _exchange(rank: Rank) -> None:
+    """A halo exchange with both neighbours: the data is there when its signal is."""
+    comm = rank.comm
+    following, previous = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
+    data, window = _window(comm, 4 * _PAGE)
+    own, halo = data[: 2 * _PAGE].view(np.int32), data[2 * _PAGE :].view(np.int32)
+    half = halo.size // 2
+    for turn in range(300):
+        own[:] = 1000 * rank.rank + turn
+        comm.put_signal(own[:half], following, window, 2 * _PAGE)
+        comm.put_signal(own[half:], previous, window, 3 * _PAGE)
+        comm.wait_signal({previous: 1, following: 1} if rank.nranks > 2 else previous, 1)
+        if rank.nranks <= 2:
+            comm.wait_signal(following)
+        assert (halo[:half] == 1000 * previous + turn).all()
+        assert (halo[half:] == 1000 * following + turn).all()
+        for peer in (previous, following):  # they may write again
+            comm.signal(peer)
+        comm.wait_signal([previous, following])
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_halo_exchange(launch: Launcher, nranks: int, threads: bool) -> None:
+    launch(nranks, _exchange, threads=threads)
+
+
+def _values(rank: Rank) -> None:
+    """On either provider, on streams: a put of each rank to the next, again and again."""
+    comm, memory, stream = rank.comm, rank.memory, rank.stream()
+    following, previous = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
+    own, inbox = comm.mem_alloc(1024, "int32"), comm.mem_alloc(1024, "int32")
+    source = comm.register_window(own)  # what is put must lie in a window as well
+    window = comm.register_window(inbox)
+    assert source.nbytes == window.nbytes == 4096
+    got = memory.put(np.zeros(1024, np.int32))
+    for turn in range(10):
+        values = memory.put(np.arange(1024, dtype=np.int32) + 100 * rank.rank + turn)
+        with nccl.group():  # a copy on the stream, whatever memory it is
+            comm.send(values, rank.rank, stream=stream)
+            comm.recv(own, rank.rank, stream=stream)
+        comm.put_signal(own, following, window, stream=stream)
+        comm.wait_signal(previous, stream=stream)
+        with nccl.group():
+            comm.send(inbox, rank.rank, stream=stream)
+            comm.recv(got, rank.rank, stream=stream)
+        comm.signal(previous, stream=stream)
+        comm.wait_signal(following, stream=stream)
+        stream.synchronize()
+        wanted = np.arange(1024, dtype=np.int32) + 100 * previous + turn
+        assert np.array_equal(memory.get(got), wanted)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_values_on_streams(launch: Launcher, provider: str, nranks: int) -> None:
+    launch(nranks, _values, provider=provider)
+
+
+def _ordering(rank: Rank, turns: int) -> None:
+    """Random sizes in both directions at once: each message ends with its number."""
+    comm, peer = rank.comm, 1 - rank.rank
+    size = 1 << 16
+    data, window = _window(comm, 2 * size)
+    source, inbox = data[:size].view(np.int64), data[size:].view(np.int64)
+    mine = np.random.default_rng(rank.rank)
+    theirs = np.random.default_rng(peer)
+    for turn in range(1, turns):
+        count, start = _piece(mine, source.size)
+        source[start : start + count] = turn
+        comm.put_signal(source[start : start + count], peer, window, size + 8 * start)
+        comm.wait_signal(peer)
+        count, start = _piece(theirs, inbox.size)
+        assert (inbox[start : start + count] == turn).all()
+        comm.signal(peer, signal=1)
+        comm.wait_signal(peer, signal=1)
+
+
+def _piece(random: np.random.Generator, size: int) -> tuple[int, int]:
+    count = int(random.integers(1, 9 if random.integers(0, 2) else size))
+    return count, int(random.integers(0, size - count + 1))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_data_is_there_before_its_signal(launch: Launcher, threads: bool) -> None:
+    launch(2, _with_signals, _ordering.__name__, 3000, threads=threads)
+
+
+def _with_signals(rank: Rank, name: str, *args: object) -> None:
+    config = nccl.Config(num_rma_ctx=2, num_rma_sig=3)
+    rank._comm = rank.communicator(config=config)
+    globals()[name](rank, *args)
+
+
+def _counting(rank: Rank) -> None:
+    comm = rank.comm
+    _, window = _window(comm, _PAGE)
+    peers = [peer for peer in range(rank.nranks) if peer != rank.rank]
+    for peer in peers:
+        for context in range(2):
+            for signal in range(3):
+                for _ in range(1 + signal + context):
+                    comm.signal(peer, signal=signal, context=context)
+    # In another order than they were given, and in more than one wait.
+    comm.wait_signal(peers, 3, signal=2, context=1)
+    comm.wait_signal(peers, signal=2, context=1)
+    comm.wait_signal(
+        [
+            raw.ncclWaitSignalDesc_t(
+                opCnt=1 + signal + context, peer=peer, sigIdx=signal, ctx=context
+            )
+            for context, signal in ((0, 2), (1, 1), (0, 0), (1, 0), (0, 1))
+            for peer in peers
+        ]
+    )
+    # The same descriptor twice is two signals; none are left of those before.
+    comm.all_reduce(np.zeros(1))
+    comm.wait_signal([])
+    comm.wait_signal({})
+    started = time.monotonic()
+    if rank.rank == 0:
+        time.sleep(0.3)
+        for peer in peers:
+            comm.signal(peer, signal=1)
+            comm.signal(peer, signal=1)
+    else:
+        comm.wait_signal([0, 0], signal=1)
+        assert time.monotonic() - started > 0.2
+    for signal, context in ((3, 0), (0, 2)):
+        for call in (comm.signal, comm.wait_signal):
+            with pytest.raises(nccl.NcclInvalidArgumentError, match=r"is not in \[0, [23]\)"):
+                call(peers[0], signal=signal, context=context)
+    assert window.nbytes == _PAGE
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_signals_are_counted_apart(launch: Launcher, threads: bool) -> None:
+    launch(3, _with_signals, _counting.__name__, threads=threads)
+
+
+def _disagreeing(rank: Rank) -> None:
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about numRmaCtx and numRmaSig"):
+        rank.communicator(config=nccl.Config(num_rma_sig=1 + rank.rank))
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="numRmaCtx=0 is below 1"):
+        rank.communicator(1, config=nccl.Config(num_rma_ctx=0))
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="is more than hostnccl's 1024"):
+        rank.communicator(1, config=nccl.Config(num_rma_ctx=50, num_rma_sig=50))
+
+
+def test_ranks_agree_about_signals(launch: Launcher) -> None:
+    launch(2, _disagreeing, ids=2)
+
+
+def test_one_thread_with_groups_and_a_plan() -> None:
+    """Three ranks in one thread, whose waits come before their puts in a group."""
+    nranks = 3
+    comms = nccl.Communicator.init_all(nranks, provider="host")
+    buffers = [comm.mem_alloc(2 * _PAGE) for comm in comms]
+    with nccl.group():
+        windows = [comm.register_window(b) for comm, b in zip(comms, buffers, strict=True)]
+    arrays = [np.from_dlpack(buffer) for buffer in buffers]
+
+    def step() -> None:
+        for rank, comm in enumerate(comms):
+            comm.wait_signal([(rank + 1) % nranks, (rank - 1) % nranks])
+            comm.signal((rank + 1) % nranks)
+            comm.put_signal(arrays[rank][:100], (rank - 1) % nranks, windows[rank], _PAGE)
+
+    with nccl.plan() as plan:
+        step()
+    assert len(plan) == 3 * nranks
+    for turn in range(100):
+        for rank, array in enumerate(arrays):
+            array[:100] = turn + rank
+        if turn % 2:
+            plan()
+        else:
+            with nccl.group():
+                step()
+        for rank, array in enumerate(arrays):
+            assert (array[_PAGE : _PAGE + 100] == turn + (rank + 1) % nranks).all()
+            assert not array[_PAGE + 100 :].any()
+    windows[1].close()
+    with pytest.raises(ValueError, match=r"window: it is closed, operation \d of 9 needs it"):
+        plan()
+    for comm in comms:
+        comm.close()
+
+
+def _on_streams(rank: Rank) -> None:
+    """A wait on a stream lets the caller go on, and holds the stream up."""
+    comm, peer, stream = rank.comm, 1 - rank.rank, rank.stream()
+    data, window = _window(comm, 2 * _PAGE)
+    event = rank.event()
+    if rank.rank == 0:
+        comm.wait_signal(peer, stream=stream)
+        event.record(stream)
+        assert not event.query()
+        rank.report("waiting")
+        stream.synchronize()
+        assert (data[_PAGE:] == 7).all()
+    else:
+        time.sleep(0.5)
+        data[:_PAGE] = 7
+        comm.put_signal(data[:_PAGE], peer, window, _PAGE, stream=stream)
+        stream.synchronize()
+    comm.all_reduce(np.zeros(1), stream=stream)
+    stream.synchronize()
+
+
+def test_waiting_on_a_stream(launch: Launcher) -> None:
+    launch(2, _on_streams)
+
+
+def _idle(rank: Rank) -> float:
+    _, window = _window(rank.comm, _PAGE)
+    assert window.handle
+    if rank.rank == 0:
+        time.sleep(2)
+        for peer in range(1, rank.nranks):
+            rank.comm.signal(peer)
+        return 0.0
+    before = time.process_time()
+    rank.comm.wait_signal(0)
+    return time.process_time() - before
+
+
+def test_waiting_uses_no_cpu(launch: Launcher) -> None:
+    assert max(launch(3, _idle)) < 0.2
+
+
+def _until_error(rank: Rank) -> tuple[float, str]:
+    data, window = _window(rank.comm, 1 << 20)
+    rank.report("ready")
+    peers = [peer for peer in range(rank.nranks) if peer != rank.rank]
+    try:
+        while True:
+            for peer in peers:
+                rank.comm.put_signal(data[:1000], peer, window, 2000)
+            rank.comm.wait_signal(peers)
+    except nccl.NcclRemoteError as error:
+        rank.comm.abort()
+        return time.monotonic(), str(error)
+
+
+def test_a_killed_peer_ends_the_waits(launch: Launcher) -> None:
+    killed: list[float] = []
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.3)
+        killed.append(run.kill(2))
+
+    outcomes = launch.outcomes(3, _until_error, while_running=kill, timeout=30)
+    assert outcomes[2].died == "killed by SIGKILL"
+    for rank in (0, 1):
+        assert outcomes[rank].ok, outcomes[rank].trace
+        moment, text = outcomes[rank].value
+        assert moment - killed[0] < 2
+        assert "rank 2" in text
+
+
+def _killed_while_registering(rank: Rank) -> tuple[float, str]:
+    buffer = rank.comm.mem_alloc(_PAGE)
+    rank.report("ready")
+    if rank.rank == 1:
+        time.sleep(60)
+    try:
+        rank.comm.register_window(buffer)
+    except nccl.NcclRemoteError as error:
+        rank.comm.abort()
+        return time.monotonic(), str(error)
+    raise AssertionError("registered without rank 1")
+
+
+def test_a_peer_killed_during_registration(launch: Launcher) -> None:
+    killed: list[float] = []
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.5)
+        killed.append(run.kill(1))
+
+    outcomes = launch.outcomes(3, _killed_while_registering, while_running=kill, timeout=30)
+    for rank in (0, 2):
+        assert outcomes[rank].ok, outcomes[rank].trace
+        moment, text = outcomes[rank].value
+        assert moment - killed[0] < 2
+        assert "rank 1" in text
+
+
+def _mistakes(rank: Rank) -> None:
+    comm, peer = rank.comm, 1 - rank.rank
+    other = rank.communicator(1)
+    for call in (comm.signal, comm.wait_signal):
+        with pytest.raises(nccl.NcclInvalidUsageError, match="before a window was registered"):
+            call(peer)
+    buffer = comm.mem_alloc((2 if rank.rank else 1) * _PAGE)
+    data = np.from_dlpack(buffer)
+    data[:] = 9
+    window, foreign = comm.register_window(buffer), other.register_window(buffer)
+    closed = comm.register_window(buffer)
+    closed.close()
+    ten, outside = data[:10], np.zeros(10, np.uint8)
+    room = (1 if rank.rank else 2) * _PAGE
+    wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (TypeError, "misses the argument 'window'", lambda: comm.put_signal(ten, peer)),  # type: ignore[call-arg]
+        (TypeError, "window: .*3", lambda: comm.put_signal(ten, peer, 3)),  # type: ignore[arg-type]
+        (ValueError, "window: it is closed", lambda: comm.put_signal(ten, peer, closed)),
+        (ValueError, "another communicator", lambda: comm.put_signal(ten, peer, foreign)),
+        (ValueError, "peer: 2 is no rank", lambda: comm.put_signal(ten, 2, window)),
+        (ValueError, "offset: -1", lambda: comm.put_signal(ten, peer, window, -1)),
+        (ValueError, "signal: -1", lambda: comm.put_signal(ten, peer, window, signal=-1)),
+        (ValueError, "context: -2", lambda: comm.signal(peer, context=-2)),
+        (TypeError, "tensor", lambda: comm.put_signal("ten", peer, window)),  # type: ignore[arg-type]
+        (TypeError, "stream", lambda: comm.signal(peer, stream="s")),  # type: ignore[arg-type]
+        (ValueError, "peer: -1 is no rank", lambda: comm.signal(-1)),
+        (ValueError, "peers: 5 is no rank", lambda: comm.wait_signal([0, 5])),
+        (ValueError, "cannot wait for 0 signals", lambda: comm.wait_signal(peer, 0)),
+        (ValueError, "cannot wait for -1", lambda: comm.wait_signal({peer: -1})),
+        (TypeError, "peers: .*'all'", lambda: comm.wait_signal("all")),  # type: ignore[arg-type]
+        (TypeError, "peers: .*1.5", lambda: comm.wait_signal([1.5])),  # type: ignore[list-item]
+        (ValueError, "peers: a descriptor has opCnt=0", lambda: comm.wait_signal([_DESCRIPTOR])),
+    ]
+    fits_not = f"does not fit into the window of rank {peer}, which has {room} bytes"
+    for offset in (room - 9, room, room + 1, 2**63):
+        wrong.append(
+            (
+                nccl.NcclInvalidArgumentError,
+                fits_not,
+                lambda offset=offset: comm.put_signal(ten, peer, window, offset),  # type: ignore[misc]
+            )
+        )
+    wrong.append(
+        (
+            nccl.NcclInvalidArgumentError,
+            "NCCL puts from registered memory only",
+            lambda: comm.put_signal(outside, peer, window),
+        )
+    )
+    for kind, message, call in wrong:
+        with pytest.raises(kind, match=message):
+            call()
+        with pytest.raises(kind, match=message):
+            _after_a_put(call, lambda: comm.put_signal(ten, peer, window))
+    comm.all_reduce(np.zeros(1))
+    assert (data == 9).all()
+    # All of it was refused, so these are the first signals.
+    comm.put_signal(ten, peer, window, room - 10)
+    comm.wait_signal(peer)
+    comm.signal(peer)
+    comm.wait_signal(peer)
+    other.close()
+    with pytest.raises(ValueError, match="communicator: it is closed"):
+        other.put_signal(ten, peer, window)
+
+
+def _after_a_put(call: Callable[[], object], put: Callable[[], object]) -> None:
+    """In a group nothing is sent of what came before the mistake either."""
+    with nccl.group():
+        put()
+        call()
+
+
+_DESCRIPTOR = raw.ncclWaitSignalDesc_t(opCnt=0)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_mistakes_write_nothing(launch: Launcher, threads: bool) -> None:
+    launch(2, _mistakes, ids=2, threads=threads)
+
+
+def _eager(rank: Rank) -> None:
+    with rank.communicator(config=nccl.Config(rma_eager_init=1)) as comm:
+        comm.signal(1 - rank.rank)
+        comm.wait_signal(1 - rank.rank)
+
+
+def test_signals_without_a_window(launch: Launcher) -> None:
+    launch(2, _eager)
+
+
+_OLD_NCCL = """
+#include <stdint.h>
+#include <stdlib.h>
+int ncclCommInitRankConfig(void** comm, int nranks, ...) { *comm = (void*)16; return 0; }
+int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
+int ncclCommCount(void* comm, int* count) { *count = 1; return 0; }
+int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
+int ncclCommDestroy(void* comm) { return 0; }
+int ncclCommAbort(void* comm) { return 0; }
+int ncclGetLastError(void* comm) { return 0; }
+int ncclGroupStart(void) { return 0; }
+int ncclGroupEnd(void) { return 0; }
+int ncclMemAlloc(void** memory, size_t size) { return posix_memalign(memory, 4096, size) != 0; }
+int ncclMemFree(void* memory) { free(memory); return 0; }
+"""
+_WINDOWS = """
+int ncclCommWindowRegister(void* c, void* b, size_t s, void** w, int f) { *w = NULL; return 0; }
+int ncclPutSignal(void) { return 0; }
+"""
+
+
+def test_an_nccl_without_them(tmp_path: Path) -> None:
+    path = compile_nccl(tmp_path, 22604, _OLD_NCCL, with_streams=True)
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
+        buffer = comm.mem_alloc(4096)
+        for call, function, since in (
+            (lambda: comm.register_window(buffer), "ncclCommWindowRegister", "2.27.0"),
+            (lambda: comm.put_signal(buffer, 0, None), "ncclPutSignal", "2.29.0"),  # type: ignore[arg-type]
+            (lambda: comm.signal(0), "ncclSignal", "2.29.0"),
+            (lambda: comm.wait_signal(0), "ncclWaitSignal", "2.29.0"),
+        ):
+            with pytest.raises(
+                nccl.MissingFunctionError, match=f"{function} is in NCCL since {since}"
+            ):
+                call()
+
+
+def test_an_nccl_that_gives_no_window(tmp_path: Path) -> None:
+    """NCCL answers with success and no handle where it cannot share memory between the ranks."""
+    path = compile_nccl(tmp_path, 22900, _OLD_NCCL + _WINDOWS, with_streams=True)
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
+        buffer = comm.mem_alloc(4096)
+        with comm.register_window(buffer) as window:
+            assert window.handle == 0
+            with pytest.raises(ValueError, match="window: NCCL cannot share this memory"):
+                comm.put_signal(buffer, 0, window)
+        with pytest.raises(ValueError, match=r"gin_only: NCCL has it since 2.32.0, .* 2.29.0"):
+            comm.register_window(buffer, gin_only=True)

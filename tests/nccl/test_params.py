@@ -1,0 +1,216 @@
+"""Proves that a library's settings can be read: their keys, their values as they are in use, their
+types, which are never converted; by the objects and by nccl.h's functions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pynccl import errors, libraries, nccl, raw
+from tests.support.old_nccl import compile_nccl
+
+_TYPES = {
+    "int8_t": "I8", "int16_t": "I16", "int32_t": "I32", "int64_t": "I64",
+    "uint8_t": "U8", "uint16_t": "U16", "uint32_t": "U32", "uint64_t": "U64",
+    "const char*": "Str",
+}  # fmt: skip
+
+_ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+# hostnccl's own: the type in C, the default.
+_HOST = {
+    "HOSTNCCL_INIT_TIMEOUT": ("int64_t", "300"),
+    "HOSTNCCL_CMA": (None, "TRUE"),
+    "HOSTNCCL_ISA": ("const char*", None),
+    "HOSTNCCL_SPIN_US": ("uint64_t", "1000"),
+    "HOSTNCCL_DIRECT_BYTES": ("uint64_t", str(16 << 20)),
+    "HOSTNCCL_DIRECT_MESSAGE_BYTES": ("uint64_t", str(8 << 20)),
+    "HOSTNCCL_WINDOW_BYTES": ("uint64_t", str(128 << 10)),
+    "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
+}
+
+
+def _python(code: str, **env: str) -> str:
+    """What a fresh interpreter prints."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("HOSTNCCL_")}
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+    variables.update(env)
+    return subprocess.check_output(
+        [sys.executable, "-c", code], env=variables, cwd="/", text=True, timeout=60
+    ).strip()
+
+
+@pytest.fixture
+def library(provider: str) -> raw.Library:
+    """Each provider's library. tests/abi/loading.py asks NCCL the same where there is no GPU."""
+    loaded = libraries.load(provider)
+    if not loaded.functions()["ncclParamBind"][1]:
+        pytest.skip(f"{loaded.path} has no parameter functions")
+    return loaded
+
+
+def test_they_are_a_mapping(library: raw.Library) -> None:
+    params = nccl.params(library.path)
+    assert isinstance(params, Mapping)
+    assert len(params) == len(set(params)) >= 5
+    assert all(key.isupper() for key in params)
+    for key, value in params.items():
+        assert params.get(key) == value == params.param(key).text
+        assert key in params
+    assert "NOBODY_KNOWS_IT" not in params
+    assert 3 not in params
+    assert params.get("NOBODY_KNOWS_IT") is None
+    with pytest.raises(KeyError, match="NOBODY_KNOWS_IT"):
+        params["NOBODY_KNOWS_IT"]
+    with pytest.raises(KeyError, match="NOBODY_KNOWS_IT"):
+        params.param("NOBODY_KNOWS_IT")
+    with pytest.raises(TypeError, match="key: expected a str, got 3"):
+        params.param(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        params["A"] = "1"  # type: ignore[index]
+    assert repr(params).startswith(f"<pynccl.nccl.Params of {library.path}: {{")
+
+
+def test_every_type_is_kept(library: raw.Library) -> None:
+    """A getter gives the values of its own type, and refuses all others."""
+    params = nccl.params(library.path)
+    seen = set()
+    for key in params:
+        param = params.param(key)
+        seen.add(param.c_type)
+        handle = library.ncclParamBind(key)
+        assert handle == library.ncclParamBind(key)
+        for c_type, suffix in _TYPES.items():
+            getter = getattr(library, f"ncclParamGet{suffix}")
+            if c_type == param.c_type:
+                assert getter(handle) == param.get() == param.get(c_type)
+                continue
+            with pytest.raises(nccl.NcclInvalidArgumentError):
+                getter(handle)
+            with pytest.raises(TypeError, match=f"c_type: {key} has"):
+                param.get(c_type)
+        if param.c_type is None:
+            assert param.get() == param.text
+        with pytest.raises(ValueError, match="c_type: 'int' is none of"):
+            param.get("int")
+        _check_bytes(library, param, handle)
+    assert None in seen
+    assert "const char*" in seen
+    assert seen & {"uint32_t", "uint64_t"}
+
+
+def _check_bytes(library: raw.Library, param: nccl.Param, handle: int) -> None:
+    """The value as it lies in memory, and a buffer that is too small for it."""
+    value = param.get()
+    size = len(param.raw)
+    if param.c_type == "const char*":
+        assert param.raw == str(value).encode() + b"\0"
+    elif param.c_type is not None:
+        assert int.from_bytes(param.raw, "little", signed=not param.c_type.startswith("u")) == value
+        assert size == int(param.c_type.removeprefix("u")[3:-2]) // 8
+    assert library.ncclParamGet(handle, size) == (param.raw, size)
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        library.ncclParamGet(handle, size - 1)
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        library.ncclParamGet(handle, 0)
+
+
+def test_wrong_keys_and_handles(library: raw.Library) -> None:
+    for function in (library.ncclParamBind, library.ncclParamGetParameter):
+        with pytest.raises(nccl.NcclInvalidArgumentError):
+            function("NOBODY_KNOWS_IT")
+    for suffix in _TYPES.values():
+        with pytest.raises(nccl.NcclInvalidArgumentError):
+            getattr(library, f"ncclParamGet{suffix}")(None)
+
+
+def test_a_foreign_handle_is_refused() -> None:
+    lib = raw.load("host")
+    other = lib.ncclParamBind("HOSTNCCL_SPIN_US") + 1
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="is not a handle that ncclParamBind"):
+        lib.ncclParamGetU64(other)
+
+
+def test_the_settings_of_hostnccl() -> None:
+    code = "from pynccl import nccl; p = nccl.params('host'); "
+    code += "print({k: (p.param(k).c_type, v) for k, v in p.items()})"
+    found = eval(_python(code))  # a dict of strings, printed by us
+    assert found.keys() >= _HOST.keys()
+    documented = _ARCHITECTURE.read_text()
+    assert not [key for key in found if key not in documented]
+    for key, (c_type, default) in _HOST.items():
+        assert found[key][0] == c_type
+        assert default is None or found[key][1] == default
+    assert found["HOSTNCCL_ISA"][1] in ("baseline", "avx2", "avx512")
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "value"),
+    [
+        ("HOSTNCCL_INIT_TIMEOUT", "7", 7),
+        ("HOSTNCCL_CMA", "0", "FALSE"),
+        ("HOSTNCCL_CMA", "true", "TRUE"),
+        ("HOSTNCCL_ISA", "baseline", "baseline"),
+        ("HOSTNCCL_SPIN_US", "0", 0),
+        ("HOSTNCCL_DIRECT_BYTES", str(1 << 40), 1 << 40),
+        ("HOSTNCCL_DIRECT_MESSAGE_BYTES", "", 8 << 20),
+    ],
+)
+def test_the_environment_is_shown(key: str, given: str, value: int | str) -> None:
+    code = f"from pynccl import nccl; print(repr(nccl.params('host').param({key!r}).get()))"
+    assert _python(code, **{key: given}) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("HOSTNCCL_INIT_TIMEOUT", "0"),
+        ("HOSTNCCL_CMA", "maybe"),
+        ("HOSTNCCL_SPIN_US", "-1"),
+        ("HOSTNCCL_SPIN_US", "1e3"),
+        ("HOSTNCCL_DIRECT_BYTES", str((1 << 40) + 1)),
+    ],
+)
+def test_what_the_environment_must_not_say_is_refused(key: str, given: str) -> None:
+    """When it is read, and when a communicator needs it."""
+    code = f"""
+from pynccl import nccl
+uid = nccl.get_unique_id("host")
+for use in (
+    lambda: nccl.params("host")["{key}"],
+    lambda: nccl.Communicator(1, uid, 0, provider="host"),
+):
+    try:
+        use()
+    except nccl.NcclInvalidArgumentError as error:
+        print("{key}={given} is n" in str(error))
+"""
+    assert _python(code, **{key: given}) == "True\nTrue"
+
+
+def test_dump(library: raw.Library) -> None:
+    """All keys and values come out where NCCL's log goes."""
+    code = (
+        f"from pynccl import nccl; p = nccl.params({library.path!r}); p.dump(); "
+        "import sys; print(list(p), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NCCL_DEBUG": "INFO"},
+        cwd="/", capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    for key in eval(done.stderr.splitlines()[-1]):  # a list of strings, printed by us
+        assert key in done.stdout
+
+
+def test_an_nccl_without_them(tmp_path: Path) -> None:
+    path = compile_nccl(tmp_path, 23002, "")
+    message = "ncclParamGetAllParameterKeys is in NCCL since 2.30.4"
+    with pytest.raises(errors.MissingFunctionError, match=message):
+        nccl.params(path)

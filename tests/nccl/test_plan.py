@@ -1,0 +1,249 @@
+"""Proves that a plan gives what its operations give, as often as it is called, in its group and on
+its streams, that it keeps what it needs and nothing longer, and that no mistake in recording or
+calling one sends anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _replay(rank: Rank) -> None:
+    """Collectives and a ring of messages in one plan, with new contents each time."""
+    memory, comm, nranks = rank.memory, rank.comm, rank.nranks
+    after, before = (rank.rank + 1) % nranks, (rank.rank - 1) % nranks
+    arrays = {
+        "reduced": np.zeros(1000, np.float32),
+        "maximum": np.zeros(10, np.int64),
+        "own": np.zeros(3, np.int32),
+        "gathered": np.zeros(3 * nranks, np.int32),
+        "sent": np.zeros(70_000, np.uint8),
+        "got": np.zeros(70_000, np.uint8),
+    }
+    buffers = {name: memory.put(array) for name, array in arrays.items()}
+    with nccl.plan() as plan:
+        comm.recv(buffers["got"], before)
+        comm.all_reduce(buffers["reduced"])
+        with nccl.group():
+            comm.all_reduce(buffers["maximum"], nccl.MAX)
+            comm.send(buffers["sent"], after)
+        comm.all_gather(buffers["own"], out=buffers["gathered"])
+    assert len(plan) == 5
+    assert repr(plan) == "<pynccl.nccl.Plan of 5 operations>"
+    assert not memory.get(buffers["got"]).any()
+    for turn in range(20):
+        buffers["reduced"][:] = rank.rank + turn
+        buffers["maximum"][:] = rank.rank * turn
+        buffers["own"][:] = 100 * rank.rank + turn
+        buffers["sent"][:] = (rank.rank + turn) % 256
+        plan()
+        got = {name: memory.get(buffer) for name, buffer in buffers.items()}
+        assert (got["reduced"] == sum(r + turn for r in range(nranks))).all()
+        assert (got["maximum"] == (nranks - 1) * turn).all()
+        assert (got["gathered"] == np.repeat(100 * np.arange(nranks) + turn, 3)).all()
+        assert (got["got"] == (before + turn) % 256).all()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_values(launch: Launcher, provider: str, nranks: int, threads: bool) -> None:
+    launch(nranks, _replay, provider=provider, threads=threads)
+
+
+def _streams(rank: Rank) -> None:
+    memory, comm = rank.memory, rank.comm
+    recorded, other = rank.stream(), rank.stream()
+    buffer = memory.put(np.ones(1000, np.float64))
+    with nccl.plan() as plan:
+        comm.all_reduce(buffer, stream=recorded)
+    plan()
+    recorded.synchronize()
+    assert (memory.get(buffer) == rank.nranks).all()
+    plan(stream=other)
+    other.synchronize()
+    assert (memory.get(buffer) == rank.nranks**2).all()
+    plan(stream=None)
+    recorded.synchronize()
+    assert (memory.get(buffer) == rank.nranks**3).all()
+    with pytest.raises(TypeError, match="stream: expected"):
+        plan(stream="fast")
+    with pytest.raises(TypeError):
+        plan(other)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        plan(streams=other)  # type: ignore[call-arg]
+
+
+def test_streams(launch: Launcher, provider: str) -> None:
+    """The recorded stream holds, unless the call names another one."""
+    launch(2, _streams, provider=provider)
+
+
+def _inside(rank: Rank) -> None:
+    """A plan in a group joins it; a plan in a plan joins its recording."""
+    comm, peer = rank.comm, 1 - rank.rank
+    sent, got = np.full(4, rank.rank), np.full(4, -1)
+    with nccl.plan() as receives:
+        comm.recv(got, peer)
+    with nccl.group():
+        receives()
+        assert (got == -1).all()
+        comm.send(sent, peer)
+    assert (got == peer).all()
+    got[:] = -1
+    with nccl.plan() as both:
+        receives()
+        comm.send(sent, peer)
+    receives.close()
+    assert len(both) == 2
+    both()
+    assert (got == peer).all()
+
+
+def test_inside_a_group_and_a_plan(launch: Launcher) -> None:
+    launch(2, _inside)
+
+
+def _two_communicators(rank: Rank) -> None:
+    first, second = rank.comm, rank.communicator(1)
+    buffers = np.ones(3), np.ones(3)
+    with nccl.plan() as plan:
+        first.all_reduce(buffers[0])
+        second.all_reduce(buffers[1])
+    plan()
+    assert (np.array(buffers) == rank.nranks).all()
+    second.close()
+    with pytest.raises(ValueError, match="closed, operation 2 of 2 needs it; nothing was sent"):
+        plan()
+    assert (np.array(buffers) == rank.nranks).all()
+    first.all_reduce(buffers[0])
+    assert (buffers[0] == rank.nranks**2).all()
+
+
+def test_a_closed_communicator_sends_nothing(launch: Launcher) -> None:
+    launch(2, _two_communicators, ids=2)
+
+
+def _record_and_fail(comm: nccl.Communicator, buffer: np.ndarray, plan: nccl.Plan) -> None:
+    with plan:
+        assert repr(plan) == "<pynccl.nccl.Plan being recorded>"
+        comm.all_reduce(buffer)
+        for call in (plan, plan.close):
+            with pytest.raises(ValueError, match="it is being recorded"):
+                call()
+        raise KeyError
+
+
+def _failed_recording(rank: Rank) -> None:
+    comm, buffer = rank.comm, np.ones(3)
+    plan = nccl.plan()
+    assert repr(plan) == "<pynccl.nccl.Plan new>"
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        plan()
+    with pytest.raises(KeyError):
+        _record_and_fail(comm, buffer, plan)
+    assert repr(plan) == "<pynccl.nccl.Plan failed>"
+    assert len(plan) == 0
+    with pytest.raises(ValueError, match="an exception ended its recording"):
+        plan()
+    with pytest.raises(ValueError, match="recorded before"), plan:
+        pass
+    # A wrong argument is refused where it is recorded.
+    wrong = nccl.plan()
+    with pytest.raises(ValueError, match="peer: 2 is no rank"), wrong:
+        comm.send(buffer, 2)
+    assert len(wrong) == 0
+    assert (buffer == 1).all()
+    comm.all_reduce(buffer)
+    assert (buffer == rank.nranks).all()
+
+
+def test_an_exception_in_the_block(launch: Launcher) -> None:
+    """It leaves an empty plan and usable communicators."""
+    launch(2, _failed_recording)
+
+
+def _refused(rank: Rank) -> None:
+    comm, buffer = rank.comm, np.ones(4)
+    plan = nccl.plan()
+    with nccl.group(), pytest.raises(RuntimeError, match="inside a group or another plan"):
+        plan.__enter__()
+    with nccl.plan(), pytest.raises(RuntimeError, match="inside a group or another plan"):
+        plan.__enter__()
+    with plan, pytest.raises(RuntimeError, match="a communicator cannot be made or changed inside"):
+        comm.split(0)
+    with nccl.plan(), pytest.raises(RuntimeError, match="not entered"):
+        nccl.group().__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="not entered"):
+        nccl.plan().__exit__(None, None, None)
+    with nccl.plan() as alone:
+        comm.send(buffer, rank.rank)
+    # What only the library can refuse is raised at the call, and again at the next.
+    for _ in range(2):
+        with pytest.raises(nccl.NcclInvalidUsageError, match="itself"):
+            alone()
+    comm.all_reduce(buffer)
+    assert (buffer == rank.nranks).all()
+
+
+def test_what_is_refused(launch: Launcher) -> None:
+    launch(2, _refused)
+
+
+def _lifetimes(rank: Rank) -> None:
+    comm = rank.comm
+
+    class Array(np.ndarray):
+        pass
+
+    buffer = np.ones(3).view(Array)
+    gone = weakref.ref(buffer)
+    with nccl.plan() as plan:
+        comm.all_reduce(buffer)
+    del buffer
+    gc.collect()
+    assert gone() is not None
+    plan()
+    plan.close()
+    plan.close()
+    assert gone() is None
+    assert repr(plan) == "<pynccl.nccl.Plan closed>"
+    with pytest.raises(ValueError, match="plan: it is closed"):
+        plan()
+    with nccl.plan() as nothing:
+        pass
+    nothing()
+    assert len(nothing) == 0
+
+
+def test_what_it_keeps_alive(launch: Launcher) -> None:
+    launch(1, _lifetimes)
+
+
+def _closed_while_called(rank: Rank) -> None:
+    comm, buffer = rank.comm, np.ones(1000)
+    with nccl.plan() as plan:
+        comm.all_reduce(buffer)
+    if rank.rank == 0:
+        closer = threading.Timer(0.2, plan.close)
+        closer.start()
+        plan()  # waits for the other rank, and the timer's thread runs meanwhile
+        closer.join()
+        assert repr(plan) == "<pynccl.nccl.Plan closed>"
+    else:
+        threading.Event().wait(0.6)
+        plan()
+    assert (buffer == rank.nranks).all()
+
+
+def test_closed_while_it_is_called(launch: Launcher) -> None:
+    """The GIL is released, and another thread's close() does not pull the call's memory away."""
+    launch(2, _closed_while_called)

@@ -1,0 +1,185 @@
+"""Proves that a simulated group runs nothing and gives an estimate that grows with the bytes and
+the operations, and that groups end by ncclGroupSimulateEnd as NCCL's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import errors, libraries, nccl, raw
+from tests.support.launcher import Launcher
+from tests.support.old_nccl import compile_nccl
+from tests.support.rank import Rank
+
+
+def _simulate(rank: Rank) -> list[float]:
+    """Rank 0 alone asks; the others have nothing to do with it.
+
+    On GPUs all ask: NCCL may connect ranks for an algorithm that it has not used before.
+    """
+    memory, comm = rank.memory, rank.comm
+    times = []
+    if rank.rank == 0 or rank.provider == "cuda":
+        for count in (1, 1000, 1_000_000, 8_000_000):
+            buffer = memory.put(np.full(count, 3, np.float32))
+            with nccl.simulate() as simulation:
+                assert simulation.estimated_time is None
+                comm.all_reduce(buffer)
+            assert simulation.estimated_time is not None
+            times.append(simulation.estimated_time)
+            assert (memory.get(buffer) == 3).all()
+    x = memory.put(np.ones(10, np.float32))
+    comm.all_reduce(x)
+    assert (memory.get(x) == rank.nranks).all()
+    return times
+
+
+def test_time_grows_with_bytes(launch: Launcher, provider: str) -> None:
+    times = launch(2, _simulate, provider=provider)[0]
+    assert times == sorted(times)
+    assert times[-1] > times[0] > 0
+    assert times[-1] < 60  # seconds
+
+
+@pytest.fixture
+def comms() -> Iterator[list[nccl.Communicator]]:
+    made = nccl.Communicator.init_all(3, provider="host")
+    yield made
+    for comm in made:
+        comm.close()
+
+
+def _time(*calls: tuple[nccl.Communicator, str, int]) -> float:
+    with nccl.simulate() as simulation:
+        for comm, name, count in calls:
+            kind = {"out": np.zeros(count, np.uint8)} if name == "all_to_all" else {}
+            root = {"root": 1} if name in ("broadcast", "reduce", "gather", "scatter") else {}
+            getattr(comm, name)(np.zeros(count, np.uint8), **root, **kind)
+    assert simulation.estimated_time is not None
+    return simulation.estimated_time
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
+     "scatter"],
+)  # fmt: skip
+def test_every_collective_has_an_estimate(comms: list[nccl.Communicator], name: str) -> None:
+    times = [_time((comms[0], name, 3 * count)) for count in (1, 10_000, 100_000_000)]
+    assert 0 < times[0] < times[1] < times[2]
+    again = _time((comms[0], name, 30_000))
+    assert again == times[1]
+    both = _time((comms[0], name, 30_000), (comms[0], name, 30_000))
+    assert both == pytest.approx(2 * again)
+
+
+def test_messages_have_one_on_cpus(comms: list[nccl.Communicator]) -> None:
+    buffer = np.zeros(1000, np.uint8)
+    with nccl.simulate() as simulation:
+        comms[0].send(buffer, 1)
+        comms[0].recv(buffer, 1)
+    assert simulation.estimated_time is not None
+    assert simulation.estimated_time > 0
+
+
+def test_an_empty_group_takes_no_time() -> None:
+    with nccl.simulate() as simulation, nccl.group():
+        pass
+    assert simulation.estimated_time == 0.0
+
+
+def test_mistakes_send_nothing(comms: list[nccl.Communicator]) -> None:
+    simulation = nccl.simulate()
+    with pytest.raises(TypeError, match="tensor: "), simulation:
+        comms[0].all_reduce("no buffer")
+    assert simulation.estimated_time is None
+    with simulation, nccl.group():  # it can be used again
+        comms[0].all_reduce(np.ones(4))
+    assert simulation.estimated_time is not None
+    with pytest.raises(nccl.NcclInvalidUsageError, match="more sends to itself"), simulation:
+        comms[0].send(np.ones(4), 0)
+    assert simulation.estimated_time is None
+    with (
+        pytest.raises(RuntimeError, match="simulate: it cannot begin inside a group"),
+        nccl.group(),
+        simulation,
+    ):
+        pass
+    with (
+        pytest.raises(RuntimeError, match="plan: it cannot begin inside"),
+        simulation,
+        nccl.plan(),
+    ):
+        pass
+    message = "simulate: a communicator cannot be made or changed inside"
+    with pytest.raises(RuntimeError, match=message), simulation:
+        comms[0].split(0)
+    comms[1].close()
+    with pytest.raises(ValueError, match="communicator: it is closed"), simulation:
+        comms[1].all_reduce(np.ones(4))
+    with nccl.group():
+        nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+
+
+def test_an_nccl_without_it(tmp_path: Path) -> None:
+    source = """
+    typedef struct { char internal[128]; } Id;
+    int ncclCommInitRankConfig(void** c, int n, Id id, int r, void* f) { *c = c; return 0; }
+    int ncclCommCount(void* comm, int* count) { *count = 1; return 0; }
+    int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
+    int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
+    int ncclCommDestroy(void* comm) { return 0; }
+    int ncclGroupStart(void) { return 3; }
+    """
+    path = compile_nccl(tmp_path, 22105, source, with_streams=True)
+    message = "ncclGroupSimulateEnd is in NCCL since 2.22"
+    with (
+        nccl.Communicator(1, bytes(128), 0, provider=path) as comm,
+        pytest.raises(errors.MissingFunctionError, match=message),
+        nccl.simulate(),
+    ):
+        comm.all_reduce(np.ones(4))
+
+
+@pytest.fixture
+def library(provider: str) -> raw.Library:
+    """Each provider's library. tests/abi/loading.py asks NCCL the same where there is no GPU."""
+    loaded = libraries.load(provider)
+    if not loaded.functions()["ncclGroupSimulateEnd"][1]:
+        pytest.skip(f"{loaded.path} has no ncclGroupSimulateEnd")
+    return loaded
+
+
+def test_how_groups_end(library: raw.Library) -> None:
+    """As NCCL itself does it; the same checks run on both."""
+    info = raw.ncclSimInfo_t()
+    with pytest.raises(nccl.NcclInvalidUsageError):
+        library.ncclGroupSimulateEnd(info)
+    for _ in range(3):
+        library.ncclGroupStart()
+    for _ in range(3):  # nothing is known of an inner group, nor of an empty one
+        assert library.ncclGroupSimulateEnd(info).estimatedTime == -1
+    with pytest.raises(nccl.NcclInvalidUsageError):
+        library.ncclGroupEnd()
+    for field, value in (("magic", 1), ("size", 8)):
+        wrong = raw.ncclSimInfo_t()
+        setattr(wrong, field, value)
+        library.ncclGroupStart()
+        with pytest.raises(nccl.NcclInvalidArgumentError):
+            library.ncclGroupSimulateEnd(wrong)
+        with pytest.raises(nccl.NcclInvalidUsageError):  # it has ended all the same
+            library.ncclGroupEnd()
+
+
+def test_a_group_that_makes_communicators_is_refused() -> None:
+    lib = raw.load("host")
+    lib.ncclGroupStart()
+    lib.ncclCommInitRank(1, lib.ncclGetUniqueId(), 0)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="makes communicators"):
+        lib.ncclGroupSimulateEnd(raw.ncclSimInfo_t())
+    lib.ncclGroupStart()
+    lib.ncclGroupEnd()

@@ -1,0 +1,248 @@
+"""Proves what streams promise: a call on a stream returns at once, the operations of one
+communicator run in the order of their calls on whatever streams, events order streams, and a
+failure in the background is found and told.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank, wait_for
+
+
+def _order(rank: Rank) -> None:
+    """Each operation reads what the one before it wrote, on another stream, without an event."""
+    streams = [rank.stream() for _ in range(3)]
+    a, b = (rank.memory.put(np.full(10_007, start, np.float64)) for start in (1.0, 0.0))
+    for number in range(60):
+        rank.comm.all_reduce(a, out=b, stream=streams[number % 3])
+        rank.comm.all_reduce(b, nccl.AVG, out=a, stream=streams[(number * 7 + 1) % 3])
+        rank.comm.all_reduce(a, stream=streams[(number + 2) % 3])
+        rank.comm.all_reduce(a, nccl.AVG, stream=streams[number % 2])
+    for stream in streams:
+        stream.synchronize()
+    assert (rank.memory.get(a) == float(rank.nranks) ** 120).all()
+
+
+def test_operations_run_in_the_order_of_calls(launch: Launcher, provider: str) -> None:
+    launch(2, _order, provider=provider)
+
+
+def _mixed(rank: Rank) -> None:
+    """A call on the calling thread waits for those on streams before it."""
+    stream = rank.stream()
+    array = np.ones(100_003)
+    for _ in range(20):
+        rank.comm.all_reduce(array, stream=stream)
+        rank.comm.all_reduce(array)
+        rank.comm.broadcast(array, 0)
+    assert (array == float(rank.nranks) ** 40).all()
+
+
+def test_the_calling_thread_keeps_the_order_too(launch: Launcher) -> None:
+    launch(2, _mixed)
+
+
+def _returns_at_once(rank: Rank, seen: str) -> None:
+    """The other rank comes when this one's call has returned."""
+    comm, stream, array = rank.comm, rank.stream(), np.ones(4)
+    comm.all_reduce(array)
+    if rank.rank == 1:
+        wait_for(seen)
+    comm.all_reduce(array, stream=stream)
+    if rank.rank == 0:
+        time.sleep(0.1)
+        assert not stream.query()
+        assert (array == 2).all(), "written before the other rank has come"
+        Path(seen).touch()
+    stream.synchronize()
+    assert stream.query()
+    assert (array == 4).all()
+
+
+def test_a_call_on_a_stream_returns_before_it_is_done(launch: Launcher, tmp_path: Path) -> None:
+    launch(2, _returns_at_once, str(tmp_path / "seen"))
+
+
+def _events(rank: Rank) -> None:
+    first, second = rank.stream(), rank.stream()
+    begun, ended = rank.event(timing=True), rank.event(timing=True)
+    seen: list[str] = []
+
+    def slowly() -> None:
+        time.sleep(0.3)
+        seen.append("first")
+
+    begun.record(first)
+    first.launch(slowly)
+    ended.record(first)
+    assert not ended.query()
+    second.wait(ended)
+    second.launch(lambda: seen.append("second"))
+    assert not second.query()
+    second.synchronize()
+    assert seen == ["first", "second"]
+    assert ended.query()
+    assert 0.25 < begun.elapsed_time(ended) < 5
+    # Waiting is for the record as it was then: a later record does not matter.
+    gate = threading.Event()
+    first.launch(gate.wait)
+    first.launch(lambda: seen.append("gate"))
+    ended.record(first)
+    second.wait(ended)
+    ended.record(second)
+    gate.set()
+    ended.synchronize()
+    assert seen[-1] == "gate"
+    # An event that was never recorded holds nobody up.
+    fresh = rank.event()
+    assert fresh.query()
+    second.wait(fresh)
+    fresh.synchronize()
+    second.synchronize()
+
+
+def test_events_order_streams(launch: Launcher, provider: str) -> None:
+    launch(1, _events, provider=provider)
+
+
+def _order_by_events(rank: Rank) -> None:
+    """Two communicators on two streams: only the events say who comes first."""
+    comms = [rank.communicator(0), rank.communicator(1)]
+    streams = [rank.stream(), rank.stream()]
+    event = rank.event()
+    buffer = rank.memory.put(np.ones(50_021, np.float64))
+    for number in range(40):
+        comms[number % 2].all_reduce(buffer, stream=streams[number % 2])
+        event.record(streams[number % 2])
+        streams[(number + 1) % 2].wait(event)
+    for stream in streams:
+        stream.synchronize()
+    assert (rank.memory.get(buffer) == float(rank.nranks) ** 40).all()
+    for comm in comms:
+        comm.close()
+
+
+def test_events_order_communicators(launch: Launcher, provider: str) -> None:
+    launch(2, _order_by_events, provider=provider, ids=2)
+
+
+def _functions(rank: Rank) -> None:
+    stream, seen = rank.stream(), []
+    thread = threading.get_ident()
+    for number in range(50):
+        stream.launch(lambda number=number: seen.append((number, threading.get_ident())))
+    stream.synchronize()
+    assert [number for number, _ in seen] == list(range(50))
+    assert thread not in {ident for _, ident in seen}
+    # What a function raises cannot be raised anywhere: the hook gets it, and the queue goes on.
+    unraisable = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda what: unraisable.append(what.exc_type)
+    try:
+        stream.launch(lambda: 1 // 0)
+        stream.launch(seen.clear)
+        stream.synchronize()
+    finally:
+        sys.unraisablehook = hook
+    assert unraisable == [ZeroDivisionError]
+    assert seen == []
+    with pytest.raises(TypeError):
+        stream.launch("no function")
+
+
+def test_launched_functions_run_in_order(launch: Launcher, provider: str) -> None:
+    launch(1, _functions, provider=provider)
+
+
+def _handles(rank: Rank) -> None:
+    """A stream by its object, by its protocol and by its number is the same stream."""
+    stream = rank.stream()
+
+    class Protocol:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, stream.handle
+
+    assert stream.__cuda_stream__() == (0, stream.handle)
+    buffer = rank.memory.put(np.ones(5))
+    for form in (stream, Protocol(), stream.handle):
+        rank.comm.all_reduce(buffer, stream=form)
+    stream.synchronize()
+    assert (rank.memory.get(buffer) == rank.nranks**3).all()
+    assert stream.device == (rank.device or 0)
+
+
+def test_every_form_of_a_stream(launch: Launcher, provider: str) -> None:
+    launch(2, _handles, provider=provider)
+
+
+def _closed(rank: Rank) -> None:
+    stream, event, done = rank.stream(), rank.event(), []
+    stream.launch(lambda: (time.sleep(0.1), done.append(1)))
+    stream.close()  # lets what is queued run
+    stream.close()
+    deadline = time.monotonic() + 5
+    while not done and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert done == [1]
+    event.close()
+    event.close()
+    for call in (stream.synchronize, stream.query, lambda: stream.handle):
+        with pytest.raises(ValueError, match="stream: it is closed"):
+            call()
+    for call in (event.synchronize, event.query, lambda: event.handle):
+        with pytest.raises(ValueError, match="event: it is closed"):
+            call()
+    array = np.zeros(2)
+    with pytest.raises(ValueError, match="stream: it is closed"):
+        rank.comm.all_reduce(array, stream=stream)
+    with pytest.raises(nccl.DriverError, match="CUDA_ERROR_INVALID_HANDLE") as caught:
+        rank.event(timing=True).elapsed_time(rank.event())
+    assert caught.value.function == "cuEventElapsedTime"
+    rank.comm.all_reduce(array)
+
+
+def test_closed_streams_and_events(launch: Launcher) -> None:
+    launch(1, _closed)
+
+
+def _failure_in_the_background(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    assert comm.async_error() is None
+    comm.all_reduce(np.zeros(3 + rank.rank), stream=stream)  # the counts differ
+    with pytest.raises(nccl.DriverError):
+        stream.synchronize()
+    error = comm.async_error()
+    assert isinstance(error, nccl.NcclInvalidUsageError)
+    assert "different calls" in str(error)
+    assert error.rank == rank.rank
+    stream.synchronize()  # told once; the stream goes on
+    done = []
+    stream.launch(lambda: done.append(1))
+    stream.synchronize()
+    assert done == [1]
+    comm.abort()
+
+
+def test_a_failure_in_the_background_is_told(launch: Launcher) -> None:
+    launch(2, _failure_in_the_background)
+
+
+def _held_alive(rank: Rank) -> None:
+    """Streams that Python lets go of still do what was enqueued, in order."""
+    array = np.ones(1000)
+    for _ in range(10):
+        rank.comm.all_reduce(array, stream=rank.stream())
+    rank.comm.all_reduce(array)
+    assert (array == float(rank.nranks) ** 11).all()
+
+
+def test_forgotten_streams_finish_their_work(launch: Launcher) -> None:
+    launch(2, _held_alive)

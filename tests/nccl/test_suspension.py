@@ -1,0 +1,164 @@
+"""Proves that a suspended communicator really gives its memory back, that the statistics are true,
+and that a resumed one gives right results, again and again, with messages on their way too.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+ELEMENTS = 300_000
+
+
+def _resident() -> int:
+    """Bytes of hostnccl's worlds that this process has in memory."""
+    with open("/proc/self/smaps") as smaps:
+        maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps.read(), flags=re.MULTILINE)
+    worlds = [entry for entry in maps if "memfd:hostnccl" in entry.partition("\n")[0]]
+    return sum(1024 * int(re.findall(r"^Rss: +(\d+) kB", entry, re.M)[0]) for entry in worlds)
+
+
+def _all_reduce(rank: Rank, comms: list[nccl.Communicator], factor: float) -> None:
+    buffers = [rank.memory.put(np.full(ELEMENTS, factor * (comm.rank + 1))) for comm in comms]
+    with nccl.group():
+        for comm, buffer in zip(comms, buffers, strict=True):
+            comm.all_reduce(buffer)
+    for buffer in buffers:
+        assert (rank.memory.get(buffer) == factor * sum(range(1, len(comms) + 1))).all()
+
+
+def _each(comms: list[nccl.Communicator], what: str) -> None:
+    with nccl.group():
+        for comm in comms:
+            getattr(comm, what)()
+
+
+def _one_process(rank: Rank) -> None:
+    comms = nccl.Communicator.init_all(4, provider=rank.provider)
+    for factor in range(5):
+        _all_reduce(rank, comms, factor)
+        with nccl.group():
+            for comm in comms:
+                comm.send(np.ones(100_000, np.uint8), (comm.rank + 1) % 4)
+                comm.recv(np.empty(100_000, np.uint8), (comm.rank - 1) % 4)
+        before = [comm.memory_stats() for comm in comms]
+        assert sum(stats.total for stats in before) == _resident()
+        assert all(not stats.suspended and stats.suspendable > 256 << 10 for stats in before)
+        _each(comms, "suspend")
+        after = [comm.memory_stats() for comm in comms]
+        assert all(stats.suspended and stats.suspendable == 0 for stats in after)
+        assert sum(stats.total for stats in after) == _resident() < 64 * 4096
+        for stats in before + after:
+            assert stats.suspendable + stats.persistent == stats.total
+        with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
+            comms[0].all_reduce(np.ones(1))
+        with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
+            comms[1].suspend()
+        assert (comms[1].rank, comms[1].nranks) == (1, 4)
+        _each(comms, "resume")
+        with pytest.raises(nccl.NcclInvalidUsageError, match="not suspended"):
+            comms[2].resume()
+        assert not any(comm.memory_stats().suspended for comm in comms)
+    _each(comms, "suspend")
+    with nccl.group():
+        children = [comm.split(0) for comm in comms]  # of a suspended one, as in NCCL
+    _all_reduce(rank, children, 3.0)  # type: ignore[arg-type]
+    for comm in [*children, *comms]:
+        assert comm is not None
+        comm.close()
+
+
+@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["single copy", "staged"])
+def test_memory_is_given_back(launch: Launcher, env: dict[str, str]) -> None:
+    launch(1, _one_process, fresh=True, env={**env, "HOSTNCCL_DIRECT_BYTES": "100000000"})
+
+
+def _in_a_loop(rank: Rank, times: int) -> None:
+    comm = rank.comm
+    buffer = rank.memory.put(np.zeros(ELEMENTS, np.float32))
+    for number in range(times):
+        value = float(number + rank.rank)
+        buffer = rank.memory.put(np.full(ELEMENTS if number % 3 else 7, value, np.float32))
+        comm.all_reduce(buffer)
+        expected = sum(number + other for other in range(rank.nranks))
+        assert (rank.memory.get(buffer) == expected).all()
+        active = comm.memory_stats()
+        comm.suspend()
+        stats = comm.memory_stats()
+        assert stats.suspended
+        assert stats.total <= active.total
+        assert stats.suspendable + stats.persistent == stats.total
+        comm.resume()
+        assert not comm.memory_stats().suspended
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_results_stay_right(launch: Launcher, provider: str, threads: bool) -> None:
+    launch(3, _in_a_loop, 20, provider=provider, threads=threads)
+
+
+def _under_way(rank: Rank) -> None:
+    """A message that was sent and not received yet is there after a suspension."""
+    comm = rank.comm
+    sent = np.arange(1000, dtype=np.float32)
+    received = np.zeros_like(sent)
+    if rank.rank == 0:
+        comm.send(sent, 1)  # up to 8 KiB wait at the receiver
+    comm.suspend()
+    comm.resume()
+    if rank.rank == 1:
+        comm.recv(received, 0)
+        assert (received == sent).all()
+
+
+def test_messages_on_their_way_survive(launch: Launcher) -> None:
+    launch(2, _under_way)
+
+
+def _after_streams(rank: Rank) -> None:
+    """What is queued on a stream is done before."""
+    comm, stream = rank.comm, rank.stream()
+    array = np.ones(ELEMENTS)
+    for _ in range(10):
+        comm.all_reduce(array, nccl.MAX, stream=stream)
+    comm.suspend()
+    assert (array == 1).all()
+    comm.resume()
+    comm.all_reduce(array)
+    assert (array == rank.nranks).all()
+
+
+def test_operations_on_streams_are_done_first(launch: Launcher) -> None:
+    launch(2, _after_streams)
+
+
+def _mismatch(rank: Rank) -> None:
+    with pytest.raises(nccl.NcclInvalidUsageError, match=r"ncclCommSuspend\(\)"):
+        rank.comm.suspend() if rank.rank == 0 else rank.comm.all_reduce(np.ones(4))
+    rank.comm.abort()
+
+
+def test_all_ranks_must_suspend(launch: Launcher) -> None:
+    launch(2, _mismatch)
+
+
+def _alone(rank: Rank) -> None:
+    with nccl.Communicator(
+        1, rank.unique_ids[1], 0, provider=rank.provider, device=rank.device
+    ) as comm:
+        comm.suspend()
+        assert comm.memory_stats().suspended
+        comm.resume()
+        buffer = rank.memory.put(np.ones(5))
+        comm.all_reduce(buffer)
+        assert (rank.memory.get(buffer) == 1).all()
+
+
+def test_one_rank(launch: Launcher, provider: str) -> None:
+    launch(1, _alone, provider=provider, ids=2)

@@ -1,0 +1,266 @@
+"""Proves that windows are registered on all ranks or on none, in processes, threads and groups;
+that collectives on them give the same bits as elsewhere, whatever lies in windows and what does
+not; that wrong arguments leave the communicator usable; and that windows leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import shared_memory
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_PAGE = 4096
+
+
+def _lifecycle(rank: Rank) -> None:
+    comm = rank.comm
+    buffer = comm.mem_alloc((4, _PAGE))
+    with comm.register_window(buffer) as window:
+        assert (window.address, window.nbytes) == (buffer.ptr, 4 * _PAGE)
+        assert window.user_pointer() == buffer.ptr
+        assert window.handle > 0
+        assert not window.closed
+        assert repr(window) == f"<pynccl.nccl.Window of {4 * _PAGE} bytes>"
+    window.close()
+    assert window.closed
+    assert repr(window) == "<pynccl.nccl.Window closed>"
+    for use in (lambda: window.handle, window.user_pointer):
+        with pytest.raises(ValueError, match="window: it is closed"):
+            use()
+    # Sizes may differ, a part of an allocation is a window too, several are open at a time.
+    bytes_of_rank = (rank.rank + 1) * 2048
+    part = comm.register_window(
+        buffer.ptr + _PAGE, symmetric=False, count=bytes_of_rank, dtype="uint8"
+    )
+    whole = comm.register_window(buffer, strict_ordering=True)
+    assert (part.nbytes, whole.nbytes) == (bytes_of_rank, 4 * _PAGE)
+    del whole  # it is given up like any object
+    part.close()
+    child = comm.split(0)
+    assert child is not None
+    left_open = child.register_window(buffer)
+    child.close()
+    assert left_open.closed
+    left_open.close()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_lifecycle(launch: Launcher, provider: str, nranks: int, threads: bool) -> None:
+    launch(nranks, _lifecycle, provider=provider, threads=threads)
+
+
+def _registered_in_a_failed_group(comm: nccl.Communicator, buffer: nccl.Buffer) -> nccl.Window:
+    try:
+        with nccl.group():
+            window = comm.register_window(buffer)
+            raise KeyError
+    except KeyError:
+        return window
+
+
+def test_several_ranks_in_one_thread() -> None:
+    comms = nccl.Communicator.init_all(3, provider="host")
+    buffers = [comm.mem_alloc(_PAGE) for comm in comms]
+    with nccl.group():
+        windows = [comm.register_window(b) for comm, b in zip(comms, buffers, strict=True)]
+        with pytest.raises(ValueError, match="still being registered; leave the group first"):
+            _ = windows[0].handle
+        with pytest.raises(ValueError, match="still being registered"):
+            windows[0].close()
+    assert all(window.handle for window in windows)
+    dropped = _registered_in_a_failed_group(comms[0], buffers[0])
+    assert dropped.closed
+    with nccl.plan() as plan, pytest.raises(RuntimeError, match="plan: a window"):
+        comms[0].register_window(buffers[0])
+    assert len(plan) == 0
+    for comm in comms:
+        comm.close()
+
+
+def _refused(rank: Rank) -> None:
+    comm = rank.comm
+    buffer = comm.mem_alloc(2 * _PAGE)
+    closed = rank.communicator(1)
+    closed.close()
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        ("buffer: .*None", lambda: comm.register_window(None)),  # type: ignore[arg-type]
+        ("buffer: it is empty", lambda: comm.register_window(comm.mem_alloc(0))),
+        (
+            "buffer: its address is not a multiple of 4096",
+            lambda: comm.register_window(buffer.ptr + 8, count=8, dtype="uint8"),
+        ),
+        (
+            "symmetric: it cannot be combined",
+            lambda: comm.register_window(buffer, symmetric=True, gin_only=True),
+        ),
+        ("communicator: it is closed", lambda: closed.register_window(buffer)),
+    ]
+    for message, call in wrong:
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+    # One rank's mistake is told to all of them, and their communicator goes on.
+    ordinary = np.zeros(3 * _PAGE, np.uint8)
+    aligned = ordinary[-ordinary.ctypes.data % _PAGE :][:_PAGE]
+    with pytest.raises(nccl.NcclInvalidArgumentError) as caught:
+        comm.register_window(aligned if rank.rank == 1 else buffer)
+    text = "is not within one allocation of ncclMemAlloc"
+    assert text in str(caught.value)
+    assert (rank.rank == 1) == ("rank 1 (pid" not in str(caught.value))
+    with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
+        comm.register_window(buffer.ptr, count=3 * _PAGE, dtype="uint8")
+    comm.register_window(buffer, gin_only=True).close()
+    total = np.ones(1)
+    comm.all_reduce(total)
+    assert total[0] == rank.nranks
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_mistakes_are_refused_on_all_ranks(launch: Launcher, threads: bool) -> None:
+    launch(2, _refused, ids=2, threads=threads)
+
+
+class _Data:
+    """The same numbers in two places: windows, and ordinary memory."""
+
+    def __init__(self, comm: nccl.Communicator, count: int, seed: int) -> None:
+        self.buffer = comm.mem_alloc(count, "float32")
+        self.window = comm.register_window(self.buffer)
+        self.inside = np.from_dlpack(self.buffer)
+        self.outside = np.zeros(count, np.float32)
+        self.values = np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+
+    def fill(self) -> None:
+        self.inside[:] = self.outside[:] = self.values
+
+
+def _same_bits(rank: Rank, turns: int) -> None:
+    """Collectives, each once outside of windows, then with some of the ranks inside of them."""
+    comm, nranks = rank.comm, rank.nranks
+    block = 61_003
+    own, other = (_Data(comm, block * nranks, seed) for seed in (rank.rank, 1000 + rank.rank))
+    choose = np.random.default_rng(7)  # the same on all ranks
+    calls: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
+        "all_reduce": lambda a, b: comm.all_reduce(a, out=b),
+        "all_reduce in place": lambda a, _: comm.all_reduce(a),
+        "broadcast": lambda a, b: comm.broadcast(a, nranks - 1, out=b),
+        "reduce": lambda a, b: comm.reduce(a, nranks - 1, nccl.MAX, out=b),
+        "all_gather": lambda a, b: comm.all_gather(a[:block], out=b),
+        "reduce_scatter": lambda a, b: comm.reduce_scatter(a, nccl.AVG, out=b[:block]),
+        "all_to_all": lambda a, b: comm.all_to_all(a, out=b),
+    }
+    for turn in range(turns):
+        for name, call in calls.items():
+            places = choose.integers(0, 3, nranks)  # 0: in windows, 1: not, 2: the result is not
+            if turn % 2 == 0:
+                places[:] = 0
+            own.fill()
+            other.fill()
+            call(own.outside, other.outside)
+            wanted = own.outside.copy(), other.outside.copy()
+            own.fill()
+            other.fill()
+            source = own.outside if places[rank.rank] == 1 else own.inside
+            target = other.inside if places[rank.rank] == 0 else other.outside
+            call(source, target)
+            assert np.array_equal(source, wanted[0]), (name, places)
+            assert np.array_equal(target, wanted[1]), (name, places)
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_BYTES": "100000"}], ids=str
+)
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_collectives_give_the_same_bits(launch: Launcher, nranks: int, env: dict[str, str]) -> None:
+    launch(nranks, _same_bits, 4, env={"HOSTNCCL_WINDOW_BYTES": "50000", **env})
+
+
+def test_collectives_of_threads_give_the_same_bits(launch: Launcher) -> None:
+    launch(3, _same_bits, 4, threads=True)
+
+
+def _no_window_on_one_rank(rank: Rank) -> None:
+    """A rank has closed its window, the others have not: the data goes another way."""
+    data = _Data(rank.comm, 500_000, rank.rank)
+    for open_ranks in (3, 2, 1, 0):
+        if rank.rank == open_ranks:
+            data.window.close()
+        data.fill()
+        rank.comm.all_reduce(data.outside)
+        rank.comm.all_reduce(data.inside)
+        assert np.array_equal(data.inside, data.outside)
+
+
+@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=str)
+def test_a_window_that_some_have_closed(launch: Launcher, env: dict[str, str]) -> None:
+    launch(3, _no_window_on_one_rank, env=env)
+
+
+def _bytes_through_the_world() -> int:
+    """How much of the memory that the ranks share for staging has been touched."""
+    with open("/proc/self/smaps") as maps:
+        text = maps.read()
+    areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", text, flags=re.MULTILINE)
+    sizes = [re.search(r"Rss: +(\d+) kB", area) for area in areas if "memfd:hostnccl " in area]
+    return sum(1024 * int(size[1]) for size in sizes if size)
+
+
+def _not_through_slots(rank: Rank) -> None:
+    data = _Data(rank.comm, 1_000_000, rank.rank)
+    before = _bytes_through_the_world()
+    data.fill()
+    rank.comm.all_reduce(data.inside)
+    rank.comm.broadcast(data.inside, 1)
+    assert _bytes_through_the_world() - before < 50_000
+    rank.comm.all_reduce(data.outside)
+    assert _bytes_through_the_world() - before > 500_000
+
+
+def test_large_data_in_windows_is_not_staged(launch: Launcher) -> None:
+    """The kernel's reading of other processes is off, so the windows' mappings are the only way."""
+    launch(2, _not_through_slots, env={"HOSTNCCL_CMA": "0"})
+
+
+def _counts() -> tuple[int, int]:
+    with open("/proc/self/maps") as maps:
+        return len(os.listdir("/proc/self/fd")), sum("ncclMemAlloc" in line for line in maps)
+
+
+def _leaves_nothing(rank: Rank) -> None:
+    gc.collect()
+    assert _counts()[1] == 0
+    before: tuple[int, int] | None = None
+    for turn in range(20):
+        with _split(rank) as comm:
+            buffer = comm.mem_alloc(1 << 20)
+            windows = [comm.register_window(buffer) for _ in range(3)]
+            assert _counts()[1] == 1 + 3 * (rank.nranks - 1)
+            windows[turn % 3].close()
+            del windows[turn % 2]
+        buffer.close()
+        del windows, buffer
+        assert _counts()[1] == 0
+        if turn == 2:
+            before = _counts()
+    assert _counts() == before
+
+
+def _split(rank: Rank) -> nccl.Communicator:
+    child = rank.comm.split(0)
+    assert child is not None
+    return child
+
+
+def test_no_descriptor_and_no_mapping_stays(launch: Launcher) -> None:
+    before = shared_memory.entries()
+    launch(3, _leaves_nothing)
+    assert not shared_memory.left_behind(before)

@@ -1,0 +1,1 @@
+"""Tests of pynccl.ops, the collectives for torch.compile and autograd."""

@@ -1,0 +1,1 @@
+"""Tests of the package, its tools, examples and benchmarks."""

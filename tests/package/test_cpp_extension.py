@@ -1,0 +1,338 @@
+"""Proves that C++ of our users gets a Communicator: examples/cpp_extension is built with the header
+of the package, by g++ and where there is nvcc with its kernel, and gives right results with several
+ranks; that the header compiles without warnings in the oldest C++ that it promises, alone and with
+nccl.h beside it; and that a closed communicator is an exception there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pynccl
+from pynccl import nccl
+from pynccl.errors import NcclInvalidUsageError
+from tests.support import gpu
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_ROOT = Path(__file__).parents[2]
+_EXAMPLE = _ROOT / "examples" / "cpp_extension"
+_SCRATCH = _ROOT / "build" / "cpp_extension"
+
+pytest.importorskip("pybind11")
+pytest.importorskip("setuptools")
+
+
+def _build(nvcc: str, architecture: str = "") -> Path:
+    """Build the example as its user would, apart from where; gives the module's file."""
+    folder = _SCRATCH / f"{sys.implementation.cache_tag}-{'cuda' if nvcc else 'plain'}"
+    environment = {**os.environ, "NVCC": nvcc, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if architecture:
+        environment["NVCC_ARCH"] = architecture
+    command = [sys.executable, "setup.py", "-q", "build_ext", f"--build-lib={folder}"]
+    command.append(f"--build-temp={folder / 'objects'}")
+    done = subprocess.run(
+        command, cwd=_EXAMPLE, env=environment, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("fused.*.so")
+    return built
+
+
+@pytest.fixture(scope="module", params=["plain", pytest.param("nvcc", marks=pytest.mark.gpu)])
+def extension(request: pytest.FixtureRequest) -> Path:
+    nvcc = ""
+    if request.param == "nvcc":
+        nvcc = shutil.which("nvcc") or ""
+        if not nvcc:
+            pytest.skip("there is no nvcc; test_kernels.py compiles its kernel with NVRTC")
+    return _build(nvcc, architecture="" if not nvcc or gpu.missing() else "native")
+
+
+def _load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fused", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _links(path: Path) -> str:
+    return subprocess.run(
+        ["readelf", "-d", str(path)], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def _tensors(rank: Rank) -> list[Any]:
+    import torch
+
+    values = np.arange(1000, dtype=np.float32)
+    if rank.device is not None:
+        return [torch.from_numpy(values).cuda(rank.device)]
+    return [values.copy(), torch.from_numpy(values.copy())]
+
+
+def _scaled_sums(rank: Rank, path: str) -> None:
+    fused = _load(path)
+    expected = np.arange(1000, dtype=np.float32) * sum(0.5 * (r + 1) for r in range(rank.nranks))
+    for tensor in _tensors(rank):
+        stream = 0
+        if rank.device is not None:
+            import torch
+
+            stream = torch.cuda.current_stream(rank.device).cuda_stream
+        fused.fused_scale_all_reduce(rank.comm, tensor, 0.5 * (rank.rank + 1), stream=stream)
+        got = tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    # On a stream: enqueued in order, and done when the stream says so.
+    tensor, stream = _tensors(rank)[-1], rank.stream()
+    if rank.device is not None:
+        torch.cuda.synchronize(rank.device)
+    for _ in range(3):
+        fused.fused_scale_all_reduce(rank.comm, tensor, 1 / rank.nranks, stream=stream.handle)
+    rank.comm.all_reduce(tensor, stream=stream)
+    stream.synchronize()
+    expected = np.arange(1000, dtype=np.float32) * rank.nranks
+    np.testing.assert_allclose(tensor.cpu().numpy(), expected, rtol=1e-6)
+
+
+def test_extension_with_ranks(launch: Launcher, provider: str, extension: Path) -> None:
+    if provider == "cuda" and "cuda" not in extension.parent.name:
+        pytest.skip("built without nvcc")
+    launch(2, _scaled_sums, str(extension), provider=provider)
+
+
+def test_extension_links_no_nccl(extension: Path) -> None:
+    needed = re.findall(r"NEEDED.*\[(.+)\]", _links(extension))
+    assert needed
+    assert not [name for name in needed if "nccl" in name or "cudart" in name]
+
+
+def _communicator() -> nccl.Communicator:
+    return nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+
+
+def test_mistakes_are_exceptions(extension: Path) -> None:
+    fused = _load(str(extension))
+    array = np.ones(3, np.float32)
+    with _communicator() as comm:
+        with pytest.raises(TypeError, match=r"pynccl\.nccl\.Communicator"):
+            fused.fused_scale_all_reduce(object(), array, 1.0)
+        with pytest.raises(TypeError, match="expected float32, got <f8"):
+            fused.fused_scale_all_reduce(comm, np.ones(3), 1.0)
+        with pytest.raises(ValueError, match="not contiguous"):
+            fused.fused_scale_all_reduce(comm, np.ones((4, 4), np.float32)[:, 1], 1.0)
+        fused.fused_scale_all_reduce(comm, array, 2.0)
+        assert (array == 2).all()
+    with pytest.raises(ValueError, match="closed"):
+        fused.fused_scale_all_reduce(comm, array, 1.0)
+
+
+def _two_threads(run: Callable[[nccl.Communicator], object]) -> list[object]:
+    """What a function gives on each of two ranks, which are threads."""
+    unique_id = nccl.get_unique_id("host")
+
+    def start(rank: int) -> object:
+        with nccl.Communicator(2, unique_id, rank, provider="host") as comm:
+            return run(comm)
+
+    with ThreadPoolExecutor(2) as threads:
+        return [future.result(60) for future in [threads.submit(start, r) for r in range(2)]]
+
+
+def test_other_threads_run_during_a_call(extension: Path) -> None:
+    """Each rank's call waits for the other's, so that one that keeps the GIL would hang."""
+    fused = _load(str(extension))
+
+    def run(comm: nccl.Communicator) -> float:
+        array = np.full(10, comm.rank + 1.0, np.float32)
+        fused.fused_scale_all_reduce(comm, array, 10.0)
+        return float(array[9])
+
+    assert _two_threads(run) == [30.0, 30.0]
+
+
+def test_what_nccl_answers_is_pynccls_exception(extension: Path) -> None:
+    fused = _load(str(extension))
+
+    def run(comm: nccl.Communicator) -> tuple[str, int]:
+        with pytest.raises(NcclInvalidUsageError, match="ncclAllReduce on rank") as caught:
+            fused.fused_scale_all_reduce(comm, np.ones(3 + comm.rank, np.float32), 1.0)
+        comm.abort()
+        return caught.value.function, caught.value.rank
+
+    assert _two_threads(run) == [("ncclAllReduce", 0), ("ncclAllReduce", 1)]
+
+
+class _Capsule(ctypes.Structure):
+    """PyncclCommunicator of csrc/extension/capsule.h."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("retain", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+        ("release", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+        ("handle", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)),
+        ("function", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)),
+        ("driver_function", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)),
+        ("rank", ctypes.c_int),
+        ("nranks", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("version", ctypes.c_int),
+        ("on_device", ctypes.c_int),
+        ("path", ctypes.c_char_p),
+    ]
+
+
+def _open_capsule(capsule: object) -> tuple[_Capsule, int]:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = get(capsule, b"pynccl.communicator.v1")
+    return _Capsule.from_address(address), address
+
+
+def test_capsule_is_what_its_header_says() -> None:
+    comm = _communicator()
+    capsule = comm.__pynccl_communicator__()
+    c, self = _open_capsule(capsule)
+    assert c.size == ctypes.sizeof(_Capsule)
+    assert c.handle(self) == comm.handle
+    assert (c.rank, c.nranks, c.device, c.on_device) == (0, 1, comm.device, 0)
+    assert c.version == comm.library.version
+    assert c.path.decode() == comm.library.path
+    assert c.function(self, b"ncclAllReduce")
+    assert c.function(self, b"ncclNoSuchThing") is None
+    assert c.driver_function(self, b"cuStreamDestroy")
+    assert c.driver_function(self, b"cuStreamDestroy") == c.driver_function(
+        self, b"cuStreamDestroy_v2"
+    )
+    assert c.driver_function(self, b"cuNoSuchThing") is None
+    comm.close()
+    assert c.handle(self) is None
+    with pytest.raises(ValueError, match="closed"):
+        comm.__pynccl_communicator__()
+
+
+def test_references_keep_the_communicator() -> None:
+    comm = _communicator()
+    kept = weakref.ref(comm)
+    capsule = comm.__pynccl_communicator__()
+    c, self = _open_capsule(capsule)
+    c.retain(self)
+    del capsule
+    handle = comm.handle
+    del comm
+    gc.collect()
+    assert c.handle(self) == handle
+    kept().close()  # type: ignore[union-attr]
+    release = c.release
+    thread = threading.Thread(target=release, args=(self,))  # without the GIL, from anywhere
+    thread.start()
+    thread.join(30)
+    assert kept() is None
+
+
+# Every function of the list, without and with nccl.h, in the oldest C++ that the header promises.
+_USER = """
+#include <pybind11/pybind11.h>
+{include}
+#include <pynccl/pynccl.h>
+using namespace pynccl::types;
+static_assert(std::is_same_v<{type}, ncclComm_t>);
+ncclResult_t run(const pynccl::CommunicatorRef& comm, void* data, cudaStream_t stream) {{
+  auto reduce = PYNCCL_GET(comm, ncclAllReduce);
+  static_assert(std::is_pointer_v<decltype(reduce)>);
+  PYNCCL_GET_DRIVER(comm, cuStreamSynchronize)(reinterpret_cast<pynccl::abi::CUstream>(stream));
+  return reduce(data, data, 1, ncclFloat32, ncclMax, comm.handle(), stream);
+}}
+"""
+
+
+def _compile(tmp_path: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    import sysconfig
+
+    import pybind11
+
+    (tmp_path / "user.cpp").write_text(source)
+    system = [sysconfig.get_path("include"), pybind11.get_include()]
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-Wall", "-Wextra", "-Wpedantic"]
+    command += ["-Werror", "-fsyntax-only", f"-I{pynccl.get_include()}"]
+    command += [word for folder in system for word in ("-isystem", folder)]
+    return subprocess.run(
+        [*command, *flags, "user.cpp"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def _sources() -> dict[str, str]:
+    """What is compiled, by a name."""
+    alone = _USER.format(include="", type="pynccl::abi::ncclComm*")
+    guide = (_ROOT / "docs" / "extending.md").read_text()
+    (of_guide,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)
+    return {
+        "alone": alone,
+        "wrong": alone.replace("ncclFloat32, ncclMax", "ncclMax, ncclFloat32"),
+        "guide": of_guide,
+        "beside": _USER.format(include='#include "nccl.h"', type="::ncclComm*"),
+    }
+
+
+def test_header(tmp_path: Path) -> None:
+    """Alone, as the guide uses it, and beside NCCL's own, whose types are used then: here it is one
+    of the same ABI. The wrong one shows that it is the compiler which answers.
+    """
+    sources = _sources()
+    for name in sources:
+        (tmp_path / name).mkdir()
+    (tmp_path / "beside" / "nccl.h").write_text(_NCCL_H)
+    with ThreadPoolExecutor(2) as threads:
+        done = threads.map(_compile, [tmp_path / name for name in sources], sources.values())
+        ends = dict(zip(sources, done, strict=True))
+    assert ends.pop("wrong").returncode != 0
+    assert {name: end.stderr for name, end in ends.items() if end.returncode} == {}
+
+
+# As much of an nccl.h as the test uses, under NCCL's names.
+_NCCL_H = """
+#pragma once
+#include <cstddef>
+#define NCCL_MAJOR 2
+typedef struct CUstream_st* cudaStream_t;
+typedef struct ncclComm* ncclComm_t;
+extern "C" {
+typedef enum { ncclSuccess = 0, ncclInProgress = 7 } ncclResult_t;
+typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
+typedef enum { ncclInt8 = 0, ncclUint8 = 1, ncclInt32 = 2, ncclUint32 = 3, ncclInt64 = 4,
+  ncclUint64 = 5, ncclFloat16 = 6, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 }
+  ncclDataType_t;
+ncclResult_t ncclAllReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+  cudaStream_t);
+const char* ncclGetErrorString(ncclResult_t);
+const char* ncclGetLastError(ncclComm_t);
+}
+"""
+
+
+def test_get_include_needs_nothing() -> None:
+    code = "import sys, pynccl; print(pynccl.get_include()); assert 'torch' not in sys.modules"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=env, cwd="/", text=True)
+    assert (Path(printed.strip()) / "pynccl" / "pynccl.h").is_file()

@@ -1,0 +1,124 @@
+"""Proves that the kernels of the examples are code for real GPUs, where there is none to run them:
+NVRTC compiles CuPy's RawKernels and the C++ extension's kernel, Triton compiles its own, each for
+several architectures, to machine code. test_package.py runs the examples on what there is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_ARCHITECTURES = [80, 90, 100]
+
+
+class Nvrtc:
+    """As much of nvrtc.h as compiling needs."""
+
+    def __init__(self) -> None:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        self._library = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+
+    def compile(self, source: str, architecture: int) -> bytes:
+        """Machine code for an architecture.
+
+        Raises:
+            ValueError: the source does not compile; the text is the compiler's.
+        """
+        program, lib = ctypes.c_void_p(), self._library
+        code = lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
+        assert code == 0
+        try:
+            options = [f"--gpu-architecture=sm_{architecture}".encode(), b"-std=c++17"]
+            array = (ctypes.c_char_p * len(options))(*options)
+            if lib.nvrtcCompileProgram(program, len(options), array) != 0:
+                raise ValueError(self._fetch(program, "ProgramLog").decode())
+            return self._fetch(program, "CUBIN")
+        finally:
+            lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _fetch(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        assert self._library[f"nvrtcGet{what}Size"](program, ctypes.byref(size)) == 0
+        buffer = ctypes.create_string_buffer(size.value)
+        assert self._library[f"nvrtcGet{what}"](program, buffer) == 0
+        return buffer.raw
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Nvrtc:
+    return Nvrtc()
+
+
+def _cupy_source() -> str:
+    source = runpy.run_path(str(_EXAMPLES / "cupy_kernels.py"))["SOURCE"]
+    assert isinstance(source, str)
+    return source
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_raw_kernels_compile(nvrtc: Nvrtc, architecture: int) -> None:
+    code = nvrtc.compile(_cupy_source(), architecture)
+    assert code.startswith(b"\x7fELF")
+    assert {b"scale", b"bias_relu"} <= set(re.findall(rb"\.text\.(\w+)", code))
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_kernel_of_the_extension_compiles(nvrtc: Nvrtc, architecture: int) -> None:
+    source = (_EXAMPLES / "cpp_extension" / "scale.cu").read_text()
+    assert b".text.scale_kernel" in nvrtc.compile(source, architecture)
+
+
+def test_compiler_says_what_is_wrong(nvrtc: Nvrtc) -> None:
+    with pytest.raises(ValueError, match="factors"):
+        nvrtc.compile(_cupy_source().replace("*= factor;", "*= factors;"), 90)
+
+
+_COMPILE_TRITON = """
+import runpy, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+names = runpy.run_path(sys.argv[1])
+for kernel, scalar in (("scale_kernel", "scale"), ("bias_relu_kernel", "bias")):
+    for architecture in map(int, sys.argv[2:]):
+        source = ASTSource(
+            names[kernel],
+            {"data": "*fp32", "count": "i32", scalar: "fp32", "BLOCK": "constexpr"},
+            {"BLOCK": 1024},
+        )
+        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+        print(kernel, architecture, compiled.asm["cubin"][:4], len(compiled.asm["ptx"]) > 100)
+"""
+
+
+def test_triton_kernels_compile(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_INTERPRET": "0",
+    }
+    command = [sys.executable, "-c", _COMPILE_TRITON, str(_EXAMPLES / "triton_kernels.py")]
+    done = subprocess.run(
+        [*command, *map(str, _ARCHITECTURES)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    elf = repr(b"\x7fELF")
+    expected = [
+        f"{kernel} {architecture} {elf} True"
+        for kernel in ("scale_kernel", "bias_relu_kernel")
+        for architecture in _ARCHITECTURES
+    ]
+    assert done.stdout.splitlines() == expected

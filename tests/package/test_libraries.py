@@ -1,0 +1,250 @@
+"""Proves which library a provider is: what the environment says, what is loaded already, two side
+by side, an older one that gets what it knows, and a file that any NCCL client takes for NCCL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import _C, errors, libraries, nccl, raw
+from tests.support.elf import Elf
+
+_HOST = libraries.locate("host").path
+_NOOP = Path(_HOST).with_name("libnoopnccl.so")
+
+
+def _python(code: str, **env: str) -> str:
+    """What a fresh interpreter prints; its stderr where it fails."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYNCCL_")}
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+    variables.update(env)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=variables, cwd="/", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_host_comes_with_the_package() -> None:
+    found = _python(
+        "from pynccl import libraries as l; print(*l.locate('host'), l.__file__, sep='\\n')"
+    ).splitlines()
+    assert found[1] == "comes with pynccl"
+    assert Path(found[0]) == Path(found[2]).parent / "lib" / "libhostnccl.so"
+    assert Path(found[0]).is_file()
+
+
+def test_host_by_the_environment(tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    shutil.copy(_HOST, other)
+    code = (
+        "from pynccl import libraries as l, raw; "
+        "print(*l.locate('host'), raw.load('host').path, raw.load('host').memory, sep='|')"
+    )
+    printed = _python(code, PYNCCL_HOSTNCCL_LIBRARY=str(other))
+    assert printed == f"{other}|PYNCCL_HOSTNCCL_LIBRARY|{other}|host"
+
+
+def test_cuda_by_the_environment_is_not_loaded_to_locate_it() -> None:
+    code = "from pynccl import libraries as l; print(*l.locate('cuda'), sep='|')"
+    printed = _python(code, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+    assert printed == "/nowhere/libnccl.so.2|PYNCCL_NCCL_LIBRARY"
+    code = (
+        "from pynccl import errors, raw\n"
+        "try: raw.load('cuda')\n"
+        "except errors.LibraryNotFoundError as error: print(error)"
+    )
+    assert "/nowhere/libnccl.so.2" in _python(code, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+
+
+def test_a_provider_has_its_own_memory() -> None:
+    """A hostnccl that was given as libnccl.so.2 is refused: its buffers are not on a GPU."""
+    code = (
+        "from pynccl import errors, raw\n"
+        "try: raw.load('cuda')\n"
+        "except errors.LibraryNotFoundError as error: print(error)"
+    )
+    text = _python(code, PYNCCL_NCCL_LIBRARY=_HOST)
+    assert f"provider 'cuda': {_HOST} (PYNCCL_NCCL_LIBRARY) works on host memory" in text
+
+
+def test_unknown_providers() -> None:
+    with pytest.raises(ValueError, match="provider: 'gpu' is none of 'cuda', 'host'"):
+        libraries.locate("gpu")
+    for function in (libraries.load, nccl.get_unique_id, nccl.get_version):
+        with pytest.raises(ValueError, match="provider: 'gpu'"):
+            function("gpu")
+
+
+def test_default_provider_by_the_environment() -> None:
+    code = "from pynccl import libraries as l; print(l.default_provider())"
+    assert _python(code, PYNCCL_PROVIDER="cuda") == "cuda"
+    assert _python(code, PYNCCL_PROVIDER="host") == "host"
+    # Without a library or a driver for GPUs it is the CPUs.
+    assert _python(code, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2") == "host"
+    code = (
+        "from pynccl import libraries as l\n"
+        "try: l.default_provider()\n"
+        "except ValueError as error: print(error)"
+    )
+    assert "PYNCCL_PROVIDER: 'gloo' is none of" in _python(code, PYNCCL_PROVIDER="gloo")
+
+
+def test_resolve() -> None:
+    host = raw.load("host")
+    for provider, device in (("host", None), (None, "cpu"), ("host", "cpu"), (_HOST, None)):
+        assert libraries.resolve(provider, device)[0] is host
+    assert libraries.resolve("host", None)[1] == -1
+    assert libraries.resolve("host", 0)[1] == 0
+    assert libraries.resolve(None, "cpu")[1] == 0
+
+    class Device:  # as torch.device shows itself
+        type, index = "cpu", None
+
+    assert libraries.resolve(None, Device()) == (host, 0)
+    assert libraries.resolve_all("host", 3) == (host, [0, 0, 0])
+    assert libraries.resolve_all(None, ["cpu", Device()]) == (host, [0, 0])
+    assert libraries.resolve_all(_HOST, ["cpu", "cpu"]) == (host, [0, 0])
+
+
+def test_two_libraries_side_by_side() -> None:
+    if not _NOOP.exists():
+        pytest.skip(f"{_NOOP} was not built")
+    host, noop = raw.load("host"), raw.load(_NOOP)
+    assert host is not noop
+    assert host.path != noop.path
+    comm = nccl.Communicator(1, bytes(128), 0, provider=str(_NOOP))
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as other:
+        assert comm.library is noop
+        assert other.library is host
+        with pytest.raises(ValueError, match="stream: belongs to"):
+            other.all_reduce(np.zeros(4, np.uint8), stream=nccl.Stream(str(_NOOP)))
+    comm.close()
+
+
+def test_loaded_path() -> None:
+    raw.load("host")
+    assert _C.loaded_path("libhostnccl") == _HOST or os.path.samefile(
+        _C.loaded_path("libhostnccl"), _HOST
+    )
+    assert _C.loaded_path("libnothing") == ""
+
+
+_OLD_NCCL = """
+#include <string.h>
+typedef struct { char internal[128]; } Id;
+static unsigned long size;
+static unsigned version;
+int ncclGetVersion(int* v) { *v = OLD_VERSION; return 0; }
+int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
+  memcpy(&size, config, 8);
+  memcpy(&version, (char*)config + 12, 4);
+  *comm = &size;
+  return 0;
+}
+/* What arrived, through functions that have a result to give. */
+int ncclCommCount(void* comm, int* count) { *count = (int)size; return 0; }
+int ncclCommUserRank(void* comm, int* rank) { *rank = (int)version; return 0; }
+"""
+
+
+def _compile_nccl(folder: Path, version: int) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C compiler to make an old NCCL with")
+    source, library = folder / "old.c", folder / f"libnccl-{version}.so"
+    source.write_text(_OLD_NCCL)
+    command = [compiler, "-shared", "-fPIC", f"-DOLD_VERSION={version}", "-x", "c", str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True, timeout=60)
+    return str(library)
+
+
+# The size of ncclConfig_t in the release; it ends behind the last field that the release had.
+@pytest.mark.parametrize(("version", "size"), [(21805, 48), (22703, 72), (22909, 88), (23203, 120)])
+def test_an_older_library_gets_its_own_config(tmp_path: Path, version: int, size: int) -> None:
+    lib = raw.load(_compile_nccl(tmp_path, version))
+    comm = lib.ncclCommInitRankConfig(1, bytes(128), 0, raw.ncclConfig_t())
+    assert (lib.ncclCommCount(comm), lib.ncclCommUserRank(comm)) == (size, version)
+
+
+def test_a_setting_that_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
+    lib = raw.load(_compile_nccl(tmp_path, 21805))
+    config = raw.ncclConfig_t()
+    config.commName = "x"
+    with pytest.raises(ValueError, match=r"config\.comm_name needs NCCL 2\.27\.0; .* is 2\.18\.5"):
+        lib.ncclCommInitRankConfig(1, bytes(128), 0, config)
+    with pytest.raises(errors.MissingFunctionError, match=r"since 2\.28\.0; .* 2\.18\.5"):
+        lib.ncclAlltoAll(0, 0, 0, 0, 0, 0)
+    assert lib.functions()["ncclAlltoAll"] == (22800, False)
+
+
+def test_a_library_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.LibraryNotFoundError, match=r"is NCCL 2\.17\.1; pynccl needs 2\.18"):
+        raw.load(_compile_nccl(tmp_path, 21701))
+
+
+def test_names_of_the_host_libraries() -> None:
+    """Ours must not answer to NCCL's name in a process that later loads NCCL; the preload file
+    must.
+    """
+    assert Elf(libraries.hostnccl_preload()).soname == "libnccl.so.2"
+    assert Elf(_HOST).soname not in (None, "libnccl.so.2")
+
+
+@pytest.mark.parametrize("path", [_HOST, str(libraries.hostnccl_preload())])
+def test_exports(path: str) -> None:
+    """Only NCCL's functions, each also under its profiling name, and the stream calls."""
+    exports = Elf(path).exports
+    functions = {name for name, (_, present) in raw.load("host").functions().items() if present}
+    nccl_names = {name for name in exports if name.startswith("nccl")}
+    assert nccl_names == functions
+    assert {name for name in exports if name.startswith("pnccl")} == {f"p{n}" for n in functions}
+    rest = {name for name in exports if not re.match("p?nccl", name)}
+    assert all(re.fullmatch("host[A-Z][A-Za-z]+", name) for name in rest), rest
+
+
+def test_the_command_prints_the_preload_file() -> None:
+    printed = _python("from pynccl.cli import main; main(['hostnccl'])")
+    assert Path(printed).samefile(libraries.hostnccl_preload())
+    assert Path(printed).name == "libnccl.so.2"
+
+
+def test_the_command_tells_what_there_is() -> None:
+    printed = _python("from pynccl.cli import main; main(['info'])")
+    assert "libhostnccl.so (comes with pynccl)" in printed
+    assert "2.32." in printed
+    assert re.search(r"provider cuda\n +library ", printed)
+
+
+def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
+    """In a process where hostnccl stands in for NCCL, the cuda provider sees that it is none."""
+    code = (
+        "from pynccl import errors, raw, libraries as l\n"
+        "print(l.locate('cuda').reason, raw.load('host').path)\n"
+        "try: raw.load('cuda')\n"
+        "except errors.LibraryNotFoundError as error: print(error)"
+    )
+    first, second = _python(code, LD_PRELOAD=str(libraries.hostnccl_preload())).splitlines()
+    assert first.startswith("already loaded in this process ")
+    assert first.endswith("libhostnccl.so")
+    assert "works on host memory" in second
+
+
+def test_symbols_stay_local() -> None:
+    """Loading the provider does not offer ncclGetVersion to the rest of the process."""
+    code = (
+        "import ctypes\nfrom pynccl import raw\nraw.load('host').ncclGetVersion()\n"
+        "print(hasattr(ctypes.CDLL(None), 'ncclGetVersion'))"
+    )
+    assert _python(code) == "False"
+    assert ctypes.CDLL(_HOST).ncclGetVersion is not None

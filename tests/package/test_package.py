@@ -1,0 +1,114 @@
+"""Proves what holds for the package as a whole: names that resolve, files that stay small, examples
+that run as their heads say, and imports that cost nothing that is not needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+import pynccl
+from tests.support.commands import run_ahead, run_command
+
+_ROOT = Path(__file__).parents[2]
+_MODULES = [
+    "pynccl",
+    *(module.name for module in pkgutil.walk_packages(pynccl.__path__, "pynccl.")),
+]
+_EXAMPLES = sorted((_ROOT / "examples").glob("*.py"))
+_LONGEST = 500  # lines
+
+Run = Future[subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize("name", [name for name in _MODULES if not name.endswith("._C")])
+def test_all_names_resolve(name: str) -> None:
+    module = importlib.import_module(name)
+    assert isinstance(module.__all__, list)
+    assert len(set(module.__all__)) == len(module.__all__)
+    for public in module.__all__:
+        assert hasattr(module, public), public
+
+
+@pytest.mark.parametrize("folder", ["csrc", "pynccl"])
+def test_no_file_is_too_long(folder: str) -> None:
+    """But those that docs/architecture.md gives a reason for."""
+    excused = (_ROOT / "docs" / "architecture.md").read_text()
+    long = {}
+    for path in (_ROOT / folder).rglob("*"):
+        if path.suffix in (".h", ".cpp", ".inc", ".in", ".py", ".pyi", ".txt"):
+            lines = len(path.read_text().splitlines())
+            if lines > _LONGEST and path.name not in excused:
+                long[str(path.relative_to(_ROOT))] = lines
+    assert not long
+
+
+def _command(example: Path) -> list[str]:
+    """The line `Run: ...` in the head of an example, with this interpreter for python and its
+    tools.
+    """
+    found = re.search(r"^Run: (.+)$", example.read_text(), re.MULTILINE)
+    assert found, f"{example.name} does not say how it is run"
+    words = shlex.split(found[1])
+    if "=" in words[0]:
+        words.insert(0, "env")
+    modules = {"torchrun": "torch.distributed.run"}
+    start = next(
+        (i for i, word in enumerate(words) if word in ("python", "python3", *modules)), None
+    )
+    if start is not None:
+        module = modules.get(words[start])
+        words[start : start + 1] = [sys.executable, *(["-m", module] if module else [])]
+    return words
+
+
+def _prints(example: Path) -> list[str]:
+    """The lines after ``Prints:`` in the head of an example."""
+    doc = ast.get_docstring(ast.parse(example.read_text()))
+    assert doc is not None
+    _, found, lines = doc.partition("\nPrints:\n")
+    assert found, f"{example.name} does not say what it prints"
+    return lines.splitlines()
+
+
+def _run(example: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
+    return run_command(_command(example), _ROOT, env, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
+    """The run of each example, under way or done."""
+    with run_ahead(request, "example", _run) as started:
+        yield started
+
+
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_as_their_heads_say(example: Path, runs: dict[Path, Run]) -> None:
+    """What they print is what their heads show, but for the order of the ranks."""
+    done = runs[example].result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(_prints(example))
+
+
+def test_there_are_examples() -> None:
+    assert len(_EXAMPLES) >= 4
+
+
+@pytest.mark.parametrize("module", ["pynccl.nccl", "pynccl.raw", "pynccl.libraries"])
+def test_neither_torch_nor_numpy_is_imported(module: str) -> None:
+    code = f"import sys, {module}; print({{'torch', 'numpy', 'cuda'}} & sys.modules.keys())"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=env, cwd="/", text=True)
+    assert printed.strip() == "set()"

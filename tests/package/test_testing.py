@@ -1,0 +1,297 @@
+"""Proves pynccl.testing: results by rank, errors with their rank and traceback, deadlines,
+functions of scripts, and no process left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+from pynccl import testing
+from pynccl.testing import LaunchError, Outcome, Run
+from tests.support.commands import run_command
+from tests.support.launcher import Launcher, skip_old, too_old
+from tests.support.rank import Rank
+
+
+def _identity(rank: Rank, offset: int) -> tuple[int, int, int]:
+    return rank.rank + offset, rank.nranks, os.getpid()
+
+
+def test_values_come_in_the_order_of_ranks(launch: Launcher) -> None:
+    values = launch(3, _identity, 10)
+    assert [value[:2] for value in values] == [(10, 3), (11, 3), (12, 3)]
+    assert len({value[2] for value in values} | {os.getpid()}) == 4
+
+
+def test_threads_share_a_process(launch: Launcher) -> None:
+    values = launch(3, _identity, 0, threads=True)
+    assert [value[0] for value in values] == [0, 1, 2]
+    assert len({value[2] for value in values}) == 1
+
+
+def test_processes_are_kept_and_fresh_ones_are_not() -> None:
+    with Launcher() as launch:
+        first, second, fresh = (
+            launch(2, _identity, 0),
+            launch(2, _identity, 0),
+            launch(2, _identity, 0, fresh=True),
+        )
+    assert first == second != fresh
+    for _, _, pid in [*first, *fresh]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_environment_reaches_the_ranks(launch: Launcher) -> None:
+    assert launch(2, _variable, "PYNCCL_TEST", env={"PYNCCL_TEST": "here"}) == ["here", "here"]
+    assert launch(1, _variable, "PYNCCL_TEST") == [None]
+
+
+def _variable(_: Rank, name: str) -> str | None:
+    return os.environ.get(name)
+
+
+class _UnpicklableError(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def _raise(rank: Rank, error: Exception | None) -> None:
+    if rank.rank == 1:
+        if error is None:
+            raise _UnpicklableError(1, 2)
+        raise error
+
+
+def test_an_error_names_its_rank_and_is_the_cause(launch: Launcher) -> None:
+    with pytest.raises(LaunchError, match="rank 1: KeyError: 'lost'") as caught:
+        launch(2, _raise, KeyError("lost"))
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "in _raise" in str(caught.value)
+    assert [outcome.ok for outcome in caught.value.outcomes] == [True, False]
+
+
+def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None:
+    with pytest.raises(LaunchError, match="_UnpicklableError: 1 and 2"):
+        launch(2, _raise, None, threads=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("ncclX is in NCCL since 2.32.0; the loaded x (version 2.28.9) does not have it", True),
+        ("config.num_rma_ctx needs NCCL 2.29.0; the loaded x is 2.28.9", True),
+        ("tensor: dtype float8_e5m2 needs NCCL 2.24.0, the loaded one is 2.20.5", True),
+        ("ncclX failed: internal error of NCCL 2.28.9", False),
+    ],
+)
+def test_on_gpus_what_an_older_nccl_lacks_skips_the_test(text: str, lacks: bool) -> None:
+    old = Outcome(0, error=ValueError(text))
+    assert too_old(old) == (text if lacks else "")
+    with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
+        skip_old([old, Outcome(1, value=3)])
+    skip_old([old, Outcome(1, died="killed by SIGSEGV")])
+
+
+def _die(rank: Rank) -> None:
+    if rank.rank == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_death_is_reported_with_its_signal_and_traceback(launch: Launcher) -> None:
+    with pytest.raises(LaunchError, match=r"rank 0: killed by SIGSEGV[^-]*in _die"):
+        launch(2, _die, fresh=True)
+
+
+def _hang(rank: Rank) -> None:
+    if rank.rank == 1:
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_hang_ends_at_the_deadline_and_shows_where(launch: Launcher, threads: bool) -> None:
+    started = time.monotonic()
+    with pytest.raises(
+        LaunchError, match=r"1 of 2 ranks failed\n--- rank 1: not done(.|\n)*in _hang"
+    ):
+        launch(2, _hang, timeout=1, threads=threads, fresh=True)
+    assert time.monotonic() - started < 5
+
+
+def _report_and_wait(rank: Rank) -> None:
+    rank.report(rank.rank * 10)
+    if rank.rank == 1:
+        time.sleep(60)
+
+
+def test_ranks_report_and_can_be_killed(launch: Launcher) -> None:
+    def kill(run: Run) -> None:
+        assert run.gather_reports() == [0, 10]
+        run.kill(1, signal.SIGTERM)
+
+    outcomes = launch.outcomes(2, _report_and_wait, while_running=kill)
+    assert outcomes[0].ok
+    assert outcomes[1].died == "killed by SIGTERM"
+
+
+def test_a_failure_does_not_spoil_the_next_test(launch: Launcher) -> None:
+    with pytest.raises(LaunchError):
+        launch(2, _raise, ValueError("once"))
+    assert [value[0] for value in launch(2, _identity, 0)] == [0, 1]
+
+
+def _sum(rank: testing.Rank, start: float, *, factor: float = 1) -> float:
+    values = numpy.array([factor * (start + rank.rank)])
+    rank.comm.all_reduce(values)
+    return float(values[0])
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_launch_returns_results_by_rank(threads: bool) -> None:
+    assert testing.launch(3, _sum, (1.0,), {"factor": 2}, threads=threads) == [12.0] * 3
+
+
+def _world(rank: testing.Rank) -> tuple[str | None, int]:
+    torch = pytest.importorskip("torch")
+    import pynccl as dist
+
+    dist.init_process_group(
+        "host", init_method=rank.init_method, rank=rank.rank, world_size=rank.world_size
+    )
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return os.environ.get("PYNCCL_TEST"), int(tensor)
+
+
+def test_the_mirror_can_be_initialized_and_each_rank_has_its_environment() -> None:
+    pytest.importorskip("torch")
+    env = [{"PYNCCL_TEST": "first"}, {"PYNCCL_TEST": "second"}]
+    assert testing.launch(2, _world, env=env) == [("first", 2), ("second", 2)]
+
+
+def test_mistakes_are_refused_before_a_process_starts() -> None:
+    with pytest.raises(TypeError, match="fn at the top level of a module"):
+        testing.launch(1, lambda rank: rank.rank)
+    with pytest.raises(ValueError, match="world_size is 0"):
+        testing.launch(0, _sum)
+    with pytest.raises(ValueError, match="env has 1 elements, world_size is 2"):
+        testing.launch(2, _sum, env=[{}])
+
+
+def _return_a_lock(_: testing.Rank) -> object:
+    return threading.Lock()
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank() -> None:
+    with pytest.raises(LaunchError, match=r"rank 0: TypeError: cannot pickle"):
+        testing.launch(1, _return_a_lock, unique_ids=0)
+
+
+def _report_often(rank: testing.Rank, count: int) -> None:
+    for number in range(count):
+        rank.report(number)
+    if rank.rank == 1 and count > 2:
+        time.sleep(60)
+
+
+def test_reports_come_as_they_are_made() -> None:
+    with testing.Launcher() as launcher:
+        with launcher.start(2, _report_often, (2,), unique_ids=0) as run:
+            reports = list(run.reports())
+        for rank in range(2):
+            assert [value for reporter, value in reports if reporter == rank] == [0, 1]
+        with launcher.start(2, _report_often, (3,), unique_ids=0, timeout=None) as run:
+            reports = []
+            with pytest.raises(LaunchError, match=r"rank 1: no report within 0\.5 s"):
+                reports.extend(run.reports(silence=0.5))
+
+
+_SCRIPT = """
+import sys
+from pynccl.testing import launch
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(rank, point):
+    return Point(2 * point.x + rank.rank)
+
+def main():
+    print([point.x for point in launch(2, double, (Point(5),), unique_ids=0)])
+
+{guard}
+    main()
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_functions_of_a_script_are_launched(tmp_path: Path, as_module: bool) -> None:
+    (tmp_path / "script.py").write_text(_SCRIPT.format(guard='if __name__ == "__main__":'))
+    command = ["-m", "script"] if as_module else ["script.py"]
+    done = _python(tmp_path, *command)
+    assert done.stdout == "[10, 11]\n", done.stderr
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_SCRIPT.format(guard="if True:"))
+    done = _python(tmp_path, "script.py")
+    assert done.returncode == 1
+    assert 'put the call under if __name__ == "__main__":' in done.stderr
+
+
+def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return run_command([sys.executable, *arguments], folder, env, timeout=60)
+
+
+_LEFT = """
+import os, time
+from pynccl.testing import launch
+
+def wait(rank):
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(60)
+
+if __name__ == "__main__":
+    launch(2, wait, unique_ids=0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_rank_outlives_the_process_that_launched_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "script.py").write_text(_LEFT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as launcher:
+        assert launcher.stdout
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        launcher.send_signal(number)
+        launcher.wait(20)
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

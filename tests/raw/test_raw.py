@@ -1,0 +1,330 @@
+"""Proves that pynccl.raw has every function of nccl.h by its name and its C types, by calling them
+on hostnccl, and that what a library lacks is said with the version that brought it.
+
+The names are read from a real nccl.h where the nvidia-nccl wheel is installed, else from our own
+list, which `make abi` holds against real headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import inspect
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import raw
+from pynccl.errors import (
+    LibraryNotFoundError,
+    MissingFunctionError,
+    NcclInvalidArgumentError,
+    NcclInvalidUsageError,
+)
+from pynccl.libraries import PROVIDERS
+from tests.support.old_nccl import compile_nccl
+
+_LIST = Path(__file__).parents[2] / "csrc" / "abi" / "nccl_functions.inc"
+
+
+def _header() -> Path | None:
+    for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == "nccl.h":
+                return Path(str(file.locate()))
+    return None
+
+
+def _names() -> tuple[set[str], Path]:
+    """The functions of nccl.h, and where they were read."""
+    header = _header()
+    if header is None:
+        names = re.findall(r"^FUNCTION\(\d+, [^,]+, (\w+)", _LIST.read_text(), re.MULTILINE)
+        return set(names), _LIST
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.DOTALL)
+    return set(re.findall(r"\b(nccl[A-Z]\w*)\s*\([^;{]*\)\s*;", text)), header
+
+
+@pytest.mark.parametrize(("names", "source"), [pytest.param(*_names(), id=_names()[1].name)])
+def test_every_function_is_there(names: set[str], source: Path) -> None:
+    """The test's name says which file the names are from."""
+    assert len(names) > 60
+    missing = {name for name in names if not callable(getattr(raw.Library, name, None))}
+    assert not missing, f"of {source}"
+    assert names <= raw.load("host").functions().keys()
+
+
+def test_parameters_have_the_names_of_nccl_h() -> None:
+    signature = inspect.signature(raw.Library.ncclAllReduce)
+    names = ["self", "sendbuff", "recvbuff", "count", "datatype", "op", "comm", "stream"]
+    assert list(signature.parameters) == names
+    assert "ncclResult_t ncclAllReduce(" in (raw.Library.ncclAllReduce.__doc__ or "")
+    # What C returns through a pointer is returned, so it is no parameter.
+    assert list(inspect.signature(raw.Library.ncclCommInitRank).parameters) == [
+        "self", "nranks", "commId", "rank",
+    ]  # fmt: skip
+    for name in raw.load("host").functions():
+        assert "In NCCL since" in (getattr(raw.Library, name).__doc__ or ""), name
+
+
+def test_hostnccl_has_all() -> None:
+    assert all(present for _, present in raw.load("host").functions().values())
+
+
+def test_what_a_library_lacks_is_said(tmp_path: Path) -> None:
+    lib = raw.load(compile_nccl(tmp_path, 21805, ""))
+    missing = {name for name, (_, present) in lib.functions().items() if not present}
+    assert missing == lib.functions().keys() - {"ncclGetVersion"}
+    for name in missing:
+        since, _ = lib.functions()[name]
+        parameters = list(inspect.signature(getattr(raw.Library, name)).parameters)[1:]
+        values = [_value(name, parameter) for parameter in parameters]
+        version = f"{since // 10000}.{since // 100 % 100}.{since % 100}"
+        with pytest.raises(MissingFunctionError) as caught:
+            getattr(lib, name)(*values)
+        text = str(caught.value)
+        assert f"{name} is in NCCL since {version}; the loaded {lib.path} (version 2.18.5" in text
+
+
+def _value(function: str, parameter: str) -> object:
+    """A value of the right type for a parameter of any function."""
+    structs = {"simInfo": raw.ncclSimInfo_t()}
+    if parameter in structs:
+        return structs[parameter]
+    if parameter == "key" and function.startswith("ncclParam"):
+        return "NCCL_DEBUG"
+    if parameter == "commId":
+        return bytes(128)
+    pointers = ("config", "signalDescs", "excludeRanksList", "uniqueId", "commIds", "devlist")
+    if parameter in pointers:
+        return None
+    return 0
+
+
+def _rank(rank: int, unique_id: raw.UniqueId, failures: list[BaseException]) -> None:
+    try:
+        _call_everything(raw.load("host"), rank, unique_id)
+    except BaseException as error:
+        failures.append(error)
+        raise
+
+
+def _call_everything(lib: raw.Library, rank: int, unique_id: raw.UniqueId) -> None:  # noqa: PLR0915
+    """Every two-sided function, as rank 0 or 1 of two."""
+    comm = lib.ncclCommInitRank(2, unique_id, rank)
+    assert lib.ncclCommCount(comm) == 2
+    assert lib.ncclCommUserRank(comm=comm) == rank
+    assert lib.ncclCommCuDevice(comm) == 0
+    assert lib.ncclCommGetAsyncError(comm) == raw.ncclSuccess
+    assert lib.ncclGetLastError(comm) is not None
+
+    dtype = raw.ncclFloat32
+    send = np.array([rank + 1.0, rank + 2.0], np.float32)
+    out = np.zeros(4, np.float32)
+
+    def check(*expected: float) -> None:
+        np.testing.assert_array_equal(out[: len(expected)], np.array(expected, np.float32))
+        out[:] = 0
+
+    s, r = send.ctypes.data, out.ctypes.data
+    assert lib.ncclAllReduce(s, r, 2, dtype, raw.ncclSum, comm, 0) is None
+    check(3, 5)
+    lib.ncclReduce(s, r, 2, dtype, raw.ncclMax, 1, comm, None)
+    check(*((2, 3) if rank == 1 else (0, 0)))
+    lib.ncclBroadcast(s, r, 2, dtype, 1, comm, 0)
+    check(2, 3)
+    lib.ncclBcast(r, 4, dtype, 0, comm, 0)
+    check(0, 0, 0, 0)
+    lib.ncclAllGather(s, r, 2, dtype, comm, 0)
+    check(1, 2, 2, 3)
+    lib.ncclReduceScatter(s, r, 1, dtype, raw.ncclProd, comm, 0)
+    check(2 if rank == 0 else 6)
+    lib.ncclAlltoAll(s, r, 1, dtype, comm, 0)
+    check(*((1, 2) if rank == 0 else (2, 3)))
+    lib.ncclGather(s, r, 2, dtype, 0, comm, 0)
+    check(*((1, 2, 2, 3) if rank == 0 else (0, 0)))
+    lib.ncclScatter(s, r, 1, dtype, 0, comm, 0)
+    check(1 if rank == 0 else 2)
+    lib.ncclGroupStart()
+    lib.ncclSend(s, 2, dtype, 1 - rank, comm, 0)
+    lib.ncclRecv(r, 2, dtype, 1 - rank, comm, 0)
+    lib.ncclGroupEnd()
+    check(*((2, 3) if rank == 0 else (1, 2)))
+
+    scalar = np.array([0.5], np.float32)
+    op = lib.ncclRedOpCreatePreMulSum(scalar.ctypes.data, dtype, raw.ncclScalarHostImmediate, comm)
+    lib.ncclAllReduce(s, r, 2, dtype, op, comm, 0)
+    check(1.5, 2.5)
+    lib.ncclRedOpDestroy(op, comm)
+
+    memory = lib.ncclMemAlloc(4096)
+    handle = lib.ncclCommRegister(comm, memory, 4096)
+    lib.ncclAllReduce(memory, memory, 1024, dtype, raw.ncclSum, comm, 0)
+    lib.ncclCommDeregister(comm, handle)
+    window = lib.ncclCommWindowRegister(comm, memory, 4096, raw.NCCL_WIN_COLL_SYMMETRIC)
+    assert lib.ncclWinGetUserPtr(comm, window) == memory
+    ctypes.memset(memory, rank + 1, 8)
+    lib.ncclPutSignal(memory, 2, dtype, 1 - rank, window, 8, 0, 0, 0, comm, 0)
+    lib.ncclSignal(1 - rank, 0, 0, 0, comm, 0)
+    lib.ncclWaitSignal(1, [raw.ncclWaitSignalDesc_t(opCnt=2, peer=1 - rank)], comm, 0)
+    assert ctypes.string_at(memory, 16) == bytes(8 * [rank + 1] + 8 * [2 - rank])
+    lib.ncclCommWindowDeregister(comm, window)
+    lib.ncclMemFree(memory)
+
+    config = raw.ncclConfig_t()
+    config.commName = "child"
+    child = lib.ncclCommSplit(comm, 0, -rank, config)
+    assert lib.ncclCommUserRank(child) == 1 - rank
+    lib.ncclCommFinalize(child)
+    lib.ncclCommDestroy(child)
+    assert (
+        lib.ncclCommSplit(comm, -1, 0, None) == 0 if rank else lib.ncclCommSplit(comm, 1, 0, None)
+    )
+
+    next_id = np.zeros(128, np.uint8)
+    if rank == 0:
+        next_id[:] = np.frombuffer(bytes(lib.ncclGetUniqueId()), np.uint8)
+    lib.ncclBcast(next_id.ctypes.data, 128, raw.ncclUint8, 0, comm, 0)
+    again = lib.ncclCommInitRankConfig(2, next_id, rank, raw.ncclConfig_t())
+    lib.ncclCommAbort(again)
+    lib.ncclCommDestroy(comm)
+
+
+def test_every_function_of_a_communicator_works() -> None:
+    lib, failures = raw.load("host"), []
+    unique_id = lib.ncclGetUniqueId()
+    threads = [threading.Thread(target=_rank, args=(rank, unique_id, failures)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_functions_without_a_communicator() -> None:
+    lib = raw.load("host")
+    assert lib.ncclGetVersion() == lib.version
+    assert lib.ncclGetErrorString(raw.ncclInvalidUsage) == "invalid usage"
+    assert isinstance(lib.ncclGetLastError(None), str)
+    assert lib.ncclResetDebugInit() is None
+    comms = lib.ncclCommInitAll(3, [0, 0, 0])
+    assert [lib.ncclCommUserRank(comm) for comm in comms] == [0, 1, 2]
+    for comm in comms:
+        lib.ncclCommDestroy(comm)
+    comms = lib.ncclCommInitAll(2, None)
+    for comm in comms:
+        lib.ncclCommAbort(comm)
+    unique_id = lib.ncclGetUniqueId()
+    comm = lib.ncclCommInitRankScalable(1, 0, 1, [unique_id], None)
+    lib.ncclCommDestroy(comm)
+
+
+def test_results_are_raised() -> None:
+    lib = raw.load("host")
+    with pytest.raises(NcclInvalidArgumentError, match=r"comm=0x7 is not a communicator") as caught:
+        lib.ncclCommCount(7)
+    assert (caught.value.code, caught.value.function) == (4, "ncclCommCount")
+    with pytest.raises(NcclInvalidArgumentError):
+        lib.ncclCommCount(None)
+    with pytest.raises(NcclInvalidUsageError, match="ncclGroupEnd without"):
+        lib.ncclGroupEnd()
+
+
+def test_wrong_types_are_refused() -> None:
+    lib = raw.load("host")
+    with pytest.raises(TypeError, match="comm: expected an integer, got 'x'"):
+        lib.ncclCommCount("x")
+    with pytest.raises(TypeError, match=r"ncclCommCount\(\) misses the argument 'comm'"):
+        lib.ncclCommCount()
+    with pytest.raises(TypeError, match="takes at most 1"):
+        lib.ncclCommCount(1, 2)
+    with pytest.raises(TypeError, match="unexpected argument 'com'"):
+        lib.ncclCommCount(com=1)
+    with pytest.raises(ValueError, match="nranks: 2147483648 does not fit"):
+        lib.ncclCommInitRank(2**31, lib.ncclGetUniqueId(), 0)
+    with pytest.raises(TypeError, match="config"):
+        lib.ncclCommInitRankConfig(1, lib.ncclGetUniqueId(), 0, "config")
+    with pytest.raises(ValueError, match="devlist: has 1 items, ndev says 2"):
+        lib.ncclCommInitAll(2, [0])
+    with pytest.raises(ValueError, match="ndev: -1"):
+        lib.ncclCommInitAll(-1, None)
+
+
+def test_enums_have_the_values_of_nccl_h() -> None:
+    assert [int(value) for value in raw.ncclResult_t] == list(range(9))
+    assert [int(value) for value in raw.ncclRedOp_t] == list(range(5))
+    types = "Int8 Uint8 Int32 Uint32 Int64 Uint64 Float16 Float32 Float64 Bfloat16"
+    types += " Float8e4m3 Float8e5m2"
+    for number, name in enumerate(types.split()):
+        value = raw.ncclDataType_t(number)
+        assert value.name == f"nccl{name}"
+        assert getattr(raw, value.name) is value
+    assert (raw.ncclScalarDevice, raw.ncclScalarHostImmediate) == (0, 1)
+    assert [int(value) for value in raw.ncclCommMemStat_t] == [0, 1, 2, 3]
+    assert (raw.NCCL_UNIQUE_ID_BYTES, raw.NCCL_SPLIT_NOCOLOR) == (128, -1)
+
+
+def test_structs_begin_as_nccl_initialises_them() -> None:
+    config = raw.ncclConfig_t()
+    assert config.magic == 0xCAFEBEEF
+    assert config.version == raw.load("host").version
+    assert config.size > 100
+    assert config.blocking == config.minCTAs == raw.NCCL_CONFIG_UNDEF_INT
+    assert config.netName is None
+    config.netName, config.minCTAs = "Socket", 4
+    assert (config.netName, config.minCTAs) == ("Socket", 4)
+    with pytest.raises(TypeError):
+        config.minCTAs = "4"
+    coll = raw.ncclCollConfig_t()
+    assert (coll.magic, coll.ext, coll.userProfilerTag) == (0xCAFEBEEF, 0, 0)
+    coll.algSelection = "ring"
+    assert coll.algSelection == "ring"
+    info = raw.ncclSimInfo_t()
+    assert (info.magic, info.estimatedTime) == (0x74685283, -1.0)
+    signal = raw.ncclWaitSignalDesc_t(opCnt=3, peer=1)
+    assert (signal.opCnt, signal.peer, signal.sigIdx, signal.ctx) == (3, 1, 0, 0)
+    encryption = raw.ncclEncryptionConfig_t()
+    assert (encryption.magic, encryption.mode, encryption.psk) == (0xCAFEBEEF, 0, None)
+
+
+def test_a_struct_of_a_wrong_magic_is_refused() -> None:
+    lib, config = raw.load("host"), raw.ncclConfig_t()
+    config.magic = 1
+    with pytest.raises(NcclInvalidArgumentError, match="NCCL_CONFIG_INITIALIZER"):
+        lib.ncclCommInitRankConfig(1, lib.ncclGetUniqueId(), 0, config)
+
+
+def test_load(tmp_path: Path) -> None:
+    lib = raw.load("host")
+    assert raw.load("host") is lib
+    assert raw.load(lib.path) is lib
+    assert raw.load(Path(lib.path)) is lib
+    assert raw.load(lib.path) is raw.load("host")
+    assert lib.memory == "host"
+    assert repr(lib) == f"<pynccl.raw.Library 2.32.{lib.version % 100} {lib.path}>"
+    with pytest.raises(ValueError, match="provider: 'gpu' is neither 'cuda' nor 'host' nor a path"):
+        raw.load("gpu")
+    with pytest.raises(LibraryNotFoundError, match=r"/nowhere/libnccl\.so\.2"):
+        raw.load("/nowhere/libnccl.so.2")
+    text = tmp_path / "libnccl.so.2"
+    text.write_text("no library")
+    with pytest.raises(LibraryNotFoundError, match=str(text)):
+        raw.load(text)
+    with pytest.raises(LibraryNotFoundError, match="no working ncclGetVersion"):
+        raw.load(_some_library())
+    with pytest.raises(TypeError):
+        raw.load(3)  # type: ignore[arg-type]
+    assert set(PROVIDERS) == {"cuda", "host"}
+
+
+def _some_library() -> str:
+    """A shared library that is in every process and is not NCCL."""
+    with open("/proc/self/maps") as maps:
+        return next(line.split()[-1] for line in maps if re.search(r"/libc[.-].*so", line))

@@ -1,0 +1,1 @@
+"""A stress program for hostnccl, built with sanitizers."""

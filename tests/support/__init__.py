@@ -1,0 +1,1 @@
+"""What the tests share: launching of ranks, reference results, buffers, tools."""

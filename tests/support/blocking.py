@@ -1,0 +1,54 @@
+"""Tools for tests of calls that block: windows, calls in their own threads, meetings of ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from pynccl import nccl
+from tests.support.rank import Rank
+
+PAGE = 4096
+DEADLINE = 8.0  # seconds for a blocked call to end
+
+
+class Area:
+    """A window: what this rank puts is in the first half, what it gets in the second."""
+
+    def __init__(self, comm: nccl.Communicator, nbytes: int = 2 * PAGE) -> None:
+        self.buffer = comm.mem_alloc(nbytes)
+        self.window = comm.register_window(self.buffer)
+        halves = np.from_dlpack(self.buffer).view(np.int32).reshape(2, -1)
+        self.outgoing, self.incoming = halves[0], halves[1]
+        self.half = nbytes // 2
+
+    def put(self, comm: nccl.Communicator, peer: int) -> None:
+        comm.put_signal(self.outgoing, peer, self.window, self.half)
+
+
+class Blocked:
+    """A call in a thread of its own, which must end with an error."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self._error = error
+
+    def end(self, reason: str) -> None:
+        self._thread.join(DEADLINE)
+        assert not self._thread.is_alive()
+        assert isinstance(self._error, nccl.NcclError), repr(self._error)
+        assert reason in str(self._error), str(self._error)
+
+
+def meet(rank: Rank) -> None:
+    """All ranks, by a communicator that no case touches."""
+    rank.comm.all_reduce(np.ones(1, np.float32))

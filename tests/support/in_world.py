@@ -1,0 +1,43 @@
+"""What the tests of the mirror run in each rank's process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.rank import Rank
+
+
+def run_in_world(
+    rank: Rank,
+    function: Callable[..., Any],
+    url: str,
+    init: dict[str, Any],
+    args: tuple[Any, ...],
+) -> Any:  # noqa: ANN401
+    """Call a function between init_process_group and destroy_process_group."""
+    import torch
+
+    import pynccl as dist
+
+    backend = "host"
+    if rank.device is not None:
+        backend = "nccl"
+        torch.cuda.set_device(rank.device)
+        torch.set_default_device(f"cuda:{rank.device}")
+    options = {"backend": backend, "timeout": timedelta(seconds=30), **init}
+    dist.init_process_group(init_method=url, world_size=rank.nranks, rank=rank.rank, **options)
+    try:
+        value = function(dist, rank.rank, rank.nranks, *args)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        raise
+    finally:
+        torch.set_default_device(None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return value

@@ -1,0 +1,168 @@
+"""Launches the functions of tests, by pynccl.testing: kept processes, options of the tests, GPUs.
+
+On GPUs a test is skipped where its ranks find no room, and where the loaded NCCL is too old for
+what it calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import pytest
+
+from pynccl.testing import Launcher as _Launcher
+from pynccl.testing import LaunchError, Outcome, Run
+from tests.support.rank import Rank
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "World", "skip_old", "too_old"]
+
+# The longest time of any launch in seconds, whatever it asks for (tests/report/run.py sets it).
+_LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
+
+
+class World(NamedTuple):
+    """The size of a world that was launched, and what its ranks are."""
+
+    nranks: int
+    threads: bool
+
+
+class Options(TypedDict, total=False):
+    """How a world is launched.
+
+    Attributes:
+        provider: which library the ranks use; "host" by default.
+        timeout: seconds for all of it; ranks that still run then are killed.
+        threads: ranks as threads of one process.
+        ids: how many unique ids the world gets.
+        env: environment variables for the processes.
+    """
+
+    provider: str
+    timeout: float
+    threads: bool
+    ids: int
+    env: Mapping[str, str]
+
+
+class Launcher(_Launcher):
+    """Launches worlds and keeps their processes for the next test.
+
+    Attributes:
+        worlds: those that were launched, in order, for reports of what was covered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Rank)
+        self.worlds: list[World] = []
+
+    def is_reusable(self, outcome: Outcome) -> bool:
+        """Also after a call that the loaded NCCL is too old for: nothing was sent then."""
+        return outcome.ok or bool(too_old(outcome))
+
+    def __call__(
+        self,
+        nranks: int,
+        function: Callable[..., Any],
+        *args: object,
+        fresh: bool = False,
+        **options: Unpack[Options],
+    ) -> list[Any]:
+        """Call ``function(rank, *args)`` on every rank; returns the results by rank.
+
+        Args:
+            nranks: the world size.
+            function: a function at the top level of a module; its first argument is a Rank.
+            *args: anything that can be pickled.
+            fresh: use new processes, which end with the launch.
+            **options: see Options.
+
+        Raises:
+            LaunchError: a rank raised, died, or was not done in time.
+        """
+        with self._begin(nranks, function, args, fresh=fresh, **options) as run:
+            try:
+                return run.results()
+            except LaunchError as error:
+                if options.get("provider") == "cuda":
+                    skip_old(error.outcomes)
+                raise
+
+    def outcomes(
+        self,
+        nranks: int,
+        function: Callable[..., Any],
+        *args: object,
+        while_running: Callable[[Run], None] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Outcome]:
+        """Launch in new processes ranks that may fail; returns how each of them ended, by rank.
+
+        Args:
+            nranks: the world size.
+            function: as for a call.
+            *args: as for a call.
+            while_running: called in this process while the ranks run, to kill some of them.
+            **options: see Options.
+        """
+        with self._begin(nranks, function, args, fresh=True, **options) as run:
+            if while_running:
+                while_running(run)
+            outcomes = run.outcomes()
+        if options.get("provider") == "cuda":
+            skip_old([outcome for outcome in outcomes if not outcome.died])
+        return outcomes
+
+    def _begin(
+        self,
+        nranks: int,
+        function: Callable[..., Any],
+        args: tuple[object, ...],
+        *,
+        fresh: bool,
+        provider: str = "host",
+        timeout: float = 60,
+        threads: bool = False,
+        ids: int = 1,
+        env: Mapping[str, str] | None = None,
+    ) -> Run:
+        environments = [dict(env or {})] * nranks
+        if provider == "cuda":
+            from tests.support import gpu
+
+            if reason := gpu.too_many(nranks, threads=threads):
+                pytest.skip(reason)
+            environments = [
+                {**gpu.environment(nranks, rank), **variables}
+                for rank, variables in enumerate(environments)
+            ]
+        run = self.start(
+            *(nranks, function, args),
+            provider=provider,
+            threads=threads,
+            timeout=min(timeout, _LIMIT),
+            unique_ids=ids,
+            env=environments,
+            fresh=fresh,
+        )
+        self.worlds.append(World(nranks, threads))
+        return run
+
+
+def too_old(outcome: Outcome) -> str:
+    """What the loaded NCCL is too old for, where that is why a rank failed; else ""."""
+    text = str(outcome.error)
+    return text if re.search(r"NCCL (since )?[\d.]+[;,] the loaded", text) else ""
+
+
+def skip_old(outcomes: list[Outcome]) -> None:
+    """Skip the test where every rank that failed did so because its NCCL is too old."""
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    if failed and all(map(too_old, failed)):
+        pytest.skip(too_old(failed[0]))

@@ -1,0 +1,48 @@
+"""What the tests' functions get as their first argument when they are launched."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from pynccl import testing
+
+if TYPE_CHECKING:
+    from pynccl import nccl
+    from tests.support.memory import Memory
+
+__all__ = ["Rank", "wait_for"]
+
+
+class Rank(testing.Rank):
+    """A rank with buffers, streams and events of its provider on its device."""
+
+    @property
+    def nranks(self) -> int:
+        """The world size, by NCCL's name."""
+        return self.world_size
+
+    @property
+    def memory(self) -> Memory:
+        from tests.support.memory import memory_of
+
+        return memory_of(self.provider, self.device)
+
+    def stream(self) -> nccl.Stream:
+        from pynccl import nccl
+
+        return nccl.Stream(self.provider, device=self.device)
+
+    def event(self, *, timing: bool = False) -> nccl.Event:
+        from pynccl import nccl
+
+        return nccl.Event(self.provider, device=self.device, timing=timing)
+
+
+def wait_for(path: str) -> None:
+    """Wait until a file exists: for a rank that continues when another one has made it."""
+    deadline = time.monotonic() + 30
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, f"{path} was not made"
+        time.sleep(0.005)

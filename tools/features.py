@@ -1,0 +1,235 @@
+"""Writes docs/nccl-features.md: every function of nccl.h, who has it, and how Python calls it.
+
+The functions and their versions come from nccl_functions.inc, those that hostnccl lacks from its
+unsupported.h. Which object covers a function, and which test proves it, is written here and checked
+by tests/package/test_features.py. Run it after a change: python -m tools.features
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+ABI = ROOT / "csrc" / "abi"
+DOCUMENT = ROOT / "docs" / "nccl-features.md"
+
+# The call in pynccl.nccl that covers a function, and a test of it: FILE::FUNCTION in tests/.
+# Several calls are separated by spaces.
+CALLS = {
+    "ncclGetVersion": ("get_version", "nccl/test_values.py::test_version"),
+    "ncclGetUniqueId": ("get_unique_id", "nccl/test_values.py::test_unique_id"),
+    "ncclGetErrorString": ("NcclError", "nccl/test_values.py::test_errors_say_where_and_why"),
+    "ncclGetLastError": (
+        "NcclError Communicator.async_error",
+        "nccl/test_values.py::test_errors_say_where_and_why",
+    ),
+    "ncclResetDebugInit": ("reset_debug", "package/test_features.py::test_reset_debug"),
+    "ncclSetEncryption": ("set_encryption", "nccl/test_encryption.py::test_the_rules_of_nccl"),
+    "ncclCommInitRank": (
+        "Communicator",
+        "raw/test_raw.py::test_every_function_of_a_communicator_works",
+    ),
+    "ncclCommInitRankConfig": (
+        "Communicator Config",
+        "nccl/test_communicator.py::test_what_it_says_of_itself",
+    ),
+    "ncclCommInitRankScalable": ("Communicator", "nccl/test_life.py::test_several_ids"),
+    "ncclCommInitAll": ("Communicator.init_all", "nccl/test_groups.py::test_init_all"),
+    "ncclCommFinalize": (
+        "Communicator.finalize",
+        "nccl/test_communicator.py::test_finalize_waits_and_ends_it",
+    ),
+    "ncclCommDestroy": (
+        "Communicator.close",
+        "nccl/test_communicator.py::test_close_waits_for_what_was_issued",
+    ),
+    "ncclCommAbort": (
+        "Communicator.abort",
+        "hostnccl/test_waiting.py::test_abort_frees_a_blocked_thread",
+    ),
+    "ncclCommRevoke": (
+        "Communicator.revoke",
+        "nccl/test_revoke.py::test_revoke_frees_who_is_blocked",
+    ),
+    "ncclCommSplit": ("Communicator.split", "nccl/test_communicator.py::test_split"),
+    "ncclCommShrink": (
+        "Communicator.shrink",
+        "nccl/test_life.py::test_shrink_with_abort_when_a_rank_hangs_or_is_dead",
+    ),
+    "ncclCommGetUniqueId": (
+        "Communicator.get_unique_id",
+        "nccl/test_life.py::test_grow_from_two_to_four",
+    ),
+    "ncclCommGrow": (
+        "Communicator.grow Communicator.join",
+        "nccl/test_life.py::test_grow_from_two_to_four",
+    ),
+    "ncclCommSuspend": (
+        "Communicator.suspend",
+        "nccl/test_suspension.py::test_memory_is_given_back",
+    ),
+    "ncclCommResume": ("Communicator.resume", "nccl/test_suspension.py::test_results_stay_right"),
+    "ncclCommMemStats": (
+        "Communicator.memory_stats MemoryStats",
+        "nccl/test_suspension.py::test_memory_is_given_back",
+    ),
+    "ncclCommGetAsyncError": (
+        "Communicator.async_error Communicator.ready Communicator.wait_ready",
+        "nccl/test_nonblocking.py::test_a_whole_life",
+    ),
+    "ncclCommCount": (
+        "Communicator.nranks",
+        "nccl/test_communicator.py::test_what_it_says_of_itself",
+    ),
+    "ncclCommCuDevice": (
+        "Communicator.device",
+        "nccl/test_communicator.py::test_what_it_says_of_itself",
+    ),
+    "ncclCommUserRank": (
+        "Communicator.rank",
+        "nccl/test_communicator.py::test_what_it_says_of_itself",
+    ),
+    "ncclMemAlloc": ("Communicator.mem_alloc", "nccl/test_buffers.py::test_allocated_buffers"),
+    "ncclMemFree": ("Buffer.close", "nccl/test_buffers.py::test_allocated_buffers"),
+    "ncclCommRegister": (
+        "Communicator.register",
+        "nccl/test_leaks.py::test_streams_events_operators_and_buffers",
+    ),
+    "ncclCommDeregister": (
+        "Registration.close",
+        "nccl/test_leaks.py::test_streams_events_operators_and_buffers",
+    ),
+    "ncclCommWindowRegister": (
+        "Communicator.register_window",
+        "nccl/test_windows.py::test_lifecycle",
+    ),
+    "ncclCommWindowDeregister": ("Window.close", "nccl/test_windows.py::test_lifecycle"),
+    "ncclWinGetUserPtr": ("Window.user_pointer", "nccl/test_windows.py::test_lifecycle"),
+    "ncclPutSignal": ("Communicator.put_signal", "nccl/test_one_sided.py::test_values_on_streams"),
+    "ncclSignal": ("Communicator.signal", "nccl/test_one_sided.py::test_values_on_streams"),
+    "ncclWaitSignal": (
+        "Communicator.wait_signal",
+        "nccl/test_one_sided.py::test_values_on_streams",
+    ),
+    "ncclRedOpCreatePreMulSum": (
+        "Communicator.pre_mul_sum",
+        "nccl/test_values.py::test_own_operators",
+    ),
+    "ncclRedOpDestroy": ("RedOp.close", "nccl/test_values.py::test_own_operators"),
+    "ncclSend": ("Communicator.send", "nccl/test_groups.py::test_random_messages"),
+    "ncclRecv": ("Communicator.recv", "nccl/test_groups.py::test_random_messages"),
+    "ncclGroupStart": ("group", "nccl/test_groups.py::test_random_messages"),
+    "ncclGroupEnd": ("group", "nccl/test_groups.py::test_random_messages"),
+    "ncclGroupSimulateEnd": ("simulate", "nccl/test_simulate.py::test_time_grows_with_bytes"),
+    "ncclParamBind": ("Params.param", "nccl/test_params.py::test_every_type_is_kept"),
+    "ncclParamGet": ("Param.raw", "nccl/test_params.py::test_every_type_is_kept"),
+    "ncclParamGetParameter": ("Params Param.text", "nccl/test_params.py::test_they_are_a_mapping"),
+    "ncclParamGetAllParameterKeys": ("params", "nccl/test_params.py::test_they_are_a_mapping"),
+    "ncclParamDumpAll": ("Params.dump", "nccl/test_params.py::test_dump"),
+}
+_VALUES = "nccl/test_collectives.py::test_small"
+for _name, _method in {
+    "AllReduce": "all_reduce",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AlltoAll": "all_to_all",
+    "Gather": "gather",
+    "Scatter": "scatter",
+}.items():
+    CALLS[f"nccl{_name}"] = (f"Communicator.{_method}", _VALUES)
+    CALLS[f"nccl{_name}Config"] = (
+        f"Communicator.{_method} CollConfig",
+        "nccl/test_coll_config.py::test_values",
+    )
+CALLS["ncclBcast"] = ("Communicator.broadcast", _VALUES)
+for _type in ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "Str"):
+    CALLS[f"ncclParamGet{_type}"] = ("Param.get", "nccl/test_params.py::test_every_type_is_kept")
+
+HEAD = """\
+# NCCL's features
+
+Every function of nccl.h 2.32, in its order. **cuda**: the NCCL that has it; an older one raises
+`MissingFunctionError`, which names this version. **host**: whether hostnccl has it. **call**: what
+covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
+in `tests/`.
+
+This page is written by `python -m tools.features` and checked by
+`tests/package/test_features.py`.
+"""
+
+
+class Function(NamedTuple):
+    """One function of the list."""
+
+    section: str
+    name: str
+    since: int
+    on_host: bool
+
+
+def functions() -> list[Function]:
+    """All functions, in the order of the list."""
+    later = set(re.findall(r"define HOSTNCCL_LATER_(\w+)", _read("../hostnccl/api/unsupported.h")))
+    section, found = "", []
+    for line in _read("nccl_functions.inc").partition("undef.inc.\n")[2].splitlines():
+        if line.startswith("// "):
+            section = line[3:]
+        elif match := re.match(r"FUNCTION\((\d+), [^,]+, (\w+)", line):
+            found.append(Function(section, match[2], int(match[1]), match[2] not in later))
+    return found
+
+
+def _read(name: str) -> str:
+    return (ABI / name).read_text()
+
+
+def version(code: int) -> str:
+    """``2.28.7`` for 22807; a release's first version as ``2.28``."""
+    minor, patch = divmod(code % 10000, 100)
+    return f"{code // 10000}.{minor}" + (f".{patch}" if patch else "")
+
+
+def _calls(name: str) -> str:
+    return ", ".join(f"`{call}`" for call in CALLS[name][0].split()) if name in CALLS else ""
+
+
+def _test(name: str) -> str:
+    return f"`{CALLS[name][1]}`" if name in CALLS else ""
+
+
+def _fields(file: str, title: str) -> str:
+    lines = [f"\n## {title}\n", "| nccl.h | cuda | attribute |", "|---|---|---|"]
+    for since, name, attribute in re.findall(
+        r"^FIELD\((\d+), .+, (\w+), (\w+)\)$", _read(file), re.M
+    ):
+        lines.append(f"| {name} | {version(int(since))} | `{attribute}` |")
+    return "\n".join(lines) + "\n"
+
+
+def document() -> str:
+    """The whole page."""
+    text, section = HEAD, None
+    for function in functions():
+        if function.section != section:
+            section = function.section
+            text += f"\n## {section}\n\n| nccl.h | cuda | host | call | test |\n"
+            text += "|---|---|---|---|---|\n"
+        cells = (
+            function.name,
+            version(function.since),
+            "yes" if function.on_host else "no",
+            _calls(function.name),
+            _test(function.name),
+        )
+        text += "| " + " | ".join(cells) + " |\n"
+    text += _fields("config_fields.inc", "Fields of `Config` (ncclConfig_t)")
+    text += _fields("coll_config_fields.inc", "Fields of `CollConfig` (ncclCollConfig_t)")
+    return text
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

@@ -1,0 +1,162 @@
+"""Makes docs/mirror.md: for every name of torch.distributed, whether pynccl has it, and if not why.
+
+python -m tools.mirror_table          # rewrite docs/mirror.md
+python -m tools.mirror_table --check  # fail if it would change
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch.distributed as torch_dist
+from torch.distributed import distributed_c10d
+
+import pynccl
+from tests.mirror.test_signatures import ABSENT as OF_DISTRIBUTED_C10D
+from tests.mirror.torch_suite import EXCEPTIONS
+
+PAGE = Path(__file__).parents[1] / "docs" / "mirror.md"
+
+ABOVE = "built on torch's process groups, beside this API"
+
+ABSENT = {
+    **OF_DISTRIBUTED_C10D,
+    "BuiltinCommHookType": "of DistributedDataParallel",
+    "DeviceMesh": ABOVE,
+    "GradBucket": "of DistributedDataParallel",
+    "Logger": "of DistributedDataParallel",
+    "RankType": "of torch's own C++ layer",
+    "Reducer": "of DistributedDataParallel",
+    "init_device_mesh": ABOVE,
+    "remote_device": "of torch's RPC",
+}
+
+NOTES = {
+    "Backend": "its backends are `nccl` and `host`; `register_backend` is absent",
+    "Work": "pynccl's own class",
+    "ProcessGroup": "pynccl's own class",
+    "ReduceOp": "torch's own class; the bitwise operators are refused, NCCL has none",
+    "P2POp": "tags are ignored, as by torch's NCCL backend",
+    "barrier": "on GPUs it blocks the caller, as torch's does",
+    "irecv": "from any source in groups of two; tags are ignored",
+    "recv": "from any source in groups of two; tags are ignored",
+    "isend": "to this rank itself only in a batch; tags are ignored",
+    "send": "tags are ignored, as by torch's NCCL backend",
+    "monitored_barrier": "with every backend",
+    "record_comm": "as a range in torch's profiler",
+    "split_group": "also without `device_id`",
+    "shrink_group": "`SHRINK_ABORT` where ranks have died: nobody waits for them",
+    "is_gloo_available": "False",
+    "is_mpi_available": "False",
+    "is_ucc_available": "False",
+    "is_xccl_available": "False",
+}
+
+
+def names_of_torch() -> list[str]:
+    """The public names: distributed_c10d's, and those of torch.distributed that are no modules."""
+    names = set(distributed_c10d.__all__)
+    for name in set(dir(torch_dist)) - names:
+        value = getattr(torch_dist, name)
+        own = getattr(value, "__module__", "").startswith(("torch.distributed", "torch._C"))
+        if not name.startswith("_") and not isinstance(value, ModuleType) and own:
+            names.add(name)
+    return sorted(names | set(ABSENT), key=str.lower)
+
+
+def page() -> str:
+    """The text of docs/mirror.md.
+
+    Raises:
+        KeyError: a name is neither mirrored nor in ABSENT.
+    """
+    rows = []
+    for name in names_of_torch():
+        if name in pynccl.__all__:
+            rows.append(f"| `{name}` | mirrored | {NOTES.get(name, '')} |")
+        else:
+            rows.append(f"| `{name}` | absent | {ABSENT[name]} |")
+    exceptions = [
+        f"| `{pattern}` | {' and '.join(map(str, sizes))} | {reason} |"
+        for pattern, (sizes, reason) in EXCEPTIONS.items()
+    ]
+    return TEXT.format(names="\n".join(rows), exceptions="\n".join(exceptions))
+
+
+TEXT = """\
+# The mirror
+
+`import pynccl as dist` carries the functions of `torch.distributed`: same names, same parameters,
+same defaults, same errors for the same mistakes. This page is made by
+`python -m tools.mirror_table`.
+
+A script needs two changes: the import, and the name of the backend.
+
+| backend | moves the tensors of | over |
+|---|---|---|
+| `"nccl"` | GPUs | libnccl.so.2 |
+| `"host"` | CPUs of one machine | hostnccl, which comes with pynccl |
+| `None`, `"cpu:host,cuda:nccl"` | both | each its own |
+
+## What differs
+
+* `"gloo"`, `"mpi"`, `"ucc"` are refused; the message says what to pass instead.
+* With `"host"` the communicator of a group is made with the group. With `None` where there are
+  GPUs, and with `"nccl"`, it is made with the first operation, or at once with `device_id`.
+* List forms (`all_gather`, `gather`, `scatter`, `reduce_scatter`, `all_to_all`) are one NCCL group
+  of operations straight on the tensors, without a flat buffer; `all_gather` and `all_to_all` take
+  unequal sizes.
+* `isend` and `irecv` have a communicator of their own for each direction between two ranks, so that
+  no order of them blocks another. A batch uses the communicator of the group; if it is the group's
+  first operation, all its ranks must take part.
+* `recv` from any source works in groups of two ranks, where the source is known. Elsewhere it is
+  refused: NCCL cannot wait for whichever rank sends first. Tags are ignored.
+* dtypes are NCCL's: int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64,
+  float8_e4m3fn, float8_e5m2; bool, of which `SUM` is "or"; complex64 and complex128 as pairs of
+  reals, where the operator allows it. Others are refused.
+* What NCCL answers is raised as `DistBackendError`, which is pynccl's `NcclError` as well.
+* On CPUs an operation that takes longer than the timeout of its group is ended, on the ranks that
+  wait in it; the group cannot be used any more, the process can.
+* A script may end without `destroy_process_group`. After `fork`, a child cannot use its parent's
+  groups; it can make its own.
+* torch.distributed can be used in the same process at the same time. The two share nothing, also
+  where they use the same store.
+* In a function for torch.compile each of these calls breaks the graph; `pynccl.ops` has collectives
+  that do not, and that have gradients: see [extending.md](extending.md).
+* torch's profiler sees no events of pynccl's operations but those of `record_comm`.
+
+## Names
+
+| torch.distributed | pynccl | |
+|---|---|---|
+{names}
+
+## PyTorch's own tests
+
+`make test-torch-suite` runs `torch.testing._internal.distributed.distributed_test` with pynccl in
+the place of torch.distributed, over CPU tensors, at world sizes 2 and 4. What passes with gloo
+passes with pynccl, but for these:
+
+| tests | ranks | why not |
+|---|---|---|
+{exceptions}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    text = page()
+    if arguments.check:
+        return int(not PAGE.exists() or PAGE.read_text() != text)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
