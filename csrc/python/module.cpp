@@ -1,7 +1,9 @@
 // The extension module pynccl._C.
-#include "python/bindings.h"
-#include "python/errors.h"
+#include "python/call/errors.h"
+#include "python/collectives/bind.h"
 #include "python/mirror/bind.h"
+#include "python/objects/bind.h"
+#include "python/raw/bind.h"
 
 PYBIND11_MODULE(_C, m) {
   using namespace pynccl::python;
@@ -24,5 +26,7 @@ PYBIND11_MODULE(_C, m) {
   bind_plan(m);
   bind_simulation(m);
   bind_graph(m);
+  bind_collectives(m);
+  bind_one_sided(m);
   mirror::bind(m);
 }

@@ -10,8 +10,8 @@
 
 #include "core/communicator.h"
 #include "core/work.h"
-#include "python/gil.h"
-#include "python/held.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
 #include "python/mirror/work.h"
 
 namespace pynccl::python::mirror {

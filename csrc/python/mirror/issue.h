@@ -1,10 +1,10 @@
 // How the fast functions issue what they have checked.
 #pragma once
 
-#include "python/group.h"
 #include "python/mirror/channel.h"
 #include "python/mirror/names.h"
 #include "python/mirror/process_group.h"
+#include "python/objects/group.h"
 
 namespace pynccl::python::mirror {
 

@@ -7,7 +7,7 @@
 #include <array>
 #include <new>
 
-#include "python/errors.h"
+#include "python/call/errors.h"
 
 namespace pynccl::python::mirror {
 

@@ -2,8 +2,8 @@
 #include <dlpack/dlpack.h>
 
 #include "core/issue.h"
-#include "python/collectives.h"
-#include "python/held.h"
+#include "python/call/held.h"
+#include "python/collectives/collectives.h"
 #include "python/mirror/function.h"
 #include "python/mirror/issue.h"
 

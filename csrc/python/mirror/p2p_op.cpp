@@ -2,12 +2,12 @@
 #include <vector>
 
 #include "core/issue.h"
+#include "python/convert/rank_argument.h"
+#include "python/convert/tensor.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/function.h"
 #include "python/mirror/issue.h"
 #include "python/mirror/native.h"
-#include "python/rank_argument.h"
-#include "python/tensor.h"
 
 namespace pynccl::python::mirror {
 namespace {

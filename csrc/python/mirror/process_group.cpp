@@ -2,7 +2,7 @@
 
 #include <dlpack/dlpack.h>
 
-#include "python/fastcall.h"
+#include "python/call/fastcall.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/names.h"
 

@@ -1,7 +1,8 @@
 #include "python/mirror/work.h"
 
-#include "python/fastcall.h"
-#include "python/gil.h"
+#include "python/call/fastcall.h"
+#include "python/call/gil.h"
+#include "python/convert/stream.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/channel.h"
 #include "python/mirror/names.h"

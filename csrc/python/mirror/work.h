@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "core/work.h"
+#include "python/convert/tensor.h"
 #include "python/mirror/native.h"
-#include "python/tensor.h"
 
 namespace pynccl::python::mirror {
 

@@ -1,0 +1,122 @@
+// Functions on the vectorcall path: a table of parameter names, arguments taken from the C array
+// that Python hands over, no tuple, no dictionary. pybind11 makes the classes; these methods are
+// added to them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <string>
+
+#include "python/call/errors.h"
+
+namespace pynccl::python {
+
+// The C++ object inside a pybind11 instance of a class bound with one type and no multiple
+// inheritance. The method descriptor has checked the type of self.
+template <class T>
+[[gnu::always_inline]] inline T& unwrap(PyObject* self) {
+  auto* instance = reinterpret_cast<py::detail::instance*>(self);
+  void* value = instance->simple_layout ? instance->simple_value_holder[0]
+                                        : instance->nonsimple.values_and_holders[0];
+  if (!value) [[unlikely]]
+    throw py::value_error("the object was never initialised");
+  return *static_cast<T*>(value);
+}
+
+// The parameters of one function: the first Required must be given, the first Positional may be
+// given by position, all by name.
+template <std::size_t Count, std::size_t Positional = Count, std::size_t Required = Positional>
+class Signature {
+ public:
+  using Names = std::array<const char*, Count>;
+  using Values = std::array<PyObject*, Count>;
+
+  // The names must live as long as the process. Needs the GIL.
+  Signature(const char* function, const Names& names) : function_(function), names_(names) {
+    for (std::size_t i = 0; i < Count; ++i) {
+      interned_[i] = PyUnicode_InternFromString(names[i]);
+      if (!interned_[i]) throw py::error_already_set();
+    }
+  }
+
+  // The arguments in the order of the names, nullptr for one that was not given. They are the
+  // caller's array where that is in order already, else they stand in values.
+  PyObject* const* parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+                         Values& values) const {
+    const auto given = static_cast<std::size_t>(nargs);
+    if constexpr (Positional == Count)
+      if (given == Count && !kwnames) [[likely]]
+        return args;
+    if (given > Positional) [[unlikely]]
+      throw_count(given);
+    for (std::size_t i = 0; i < Positional; ++i) values[i] = i < given ? args[i] : nullptr;
+    for (std::size_t i = Positional; i < Count; ++i) values[i] = nullptr;
+    if (kwnames) take_keywords(values, args + nargs, kwnames);
+    for (std::size_t i = 0; i < Required; ++i)
+      if (!values[i]) [[unlikely]]
+        throw_missing(names_[i]);
+    return values.data();
+  }
+
+ private:
+  void take_keywords(Values& values, PyObject* const* arguments, PyObject* kwnames) const {
+    const Py_ssize_t count = PyTuple_GET_SIZE(kwnames);
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      PyObject* keyword = PyTuple_GET_ITEM(kwnames, k);
+      const std::size_t i = find(keyword);
+      if (i == Count) [[unlikely]]
+        throw_keyword("() got an unexpected argument '", keyword);
+      if (values[i]) [[unlikely]]
+        throw_keyword("() got two values for '", keyword);
+      values[i] = arguments[k];
+    }
+  }
+
+  // Names at a call site are interned, as ours are; those out of a dictionary need not be.
+  std::size_t find(PyObject* keyword) const {
+    for (std::size_t i = 0; i < Count; ++i)
+      if (interned_[i] == keyword) [[likely]]
+        return i;
+    std::size_t i = 0;
+    while (i < Count && PyUnicode_Compare(interned_[i], keyword) != 0) ++i;
+    return i;
+  }
+
+  [[noreturn]] void throw_count(std::size_t given) const {
+    throw py::type_error(std::string(function_) + "() takes at most " + std::to_string(Positional) +
+                         " positional arguments, got " + std::to_string(given));
+  }
+  [[noreturn]] void throw_missing(const char* name) const {
+    throw py::type_error(std::string(function_) + "() misses the argument '" + name + "'");
+  }
+  [[noreturn]] void throw_keyword(const char* what, PyObject* keyword) const {
+    throw py::type_error(function_ + (what + py::cast<std::string>(keyword)) + "'");
+  }
+
+  const char* function_;
+  Names names_;
+  std::array<PyObject*, Count> interned_{};
+};
+
+using FastMethod = PyObject* (*)(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                 PyObject* kwnames);
+
+// Adds methods to a class that pybind11 made. The table must live as long as the class.
+inline void add_method(const py::handle& type, PyMethodDef& definition) {
+  auto descriptor = py::reinterpret_steal<py::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));
+  if (!descriptor) throw py::error_already_set();
+  py::setattr(type, definition.ml_name, descriptor);
+}
+
+inline PyMethodDef fast_method(const char* name, FastMethod function, const char* doc) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL | METH_KEYWORDS, doc};
+}
+
+inline PyMethodDef fast_method(const char* name, PyCFunction function, const char* doc) {
+  return {name, function, METH_NOARGS, doc};
+}
+
+}  // namespace pynccl::python

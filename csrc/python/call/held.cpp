@@ -1,0 +1,34 @@
+#include "python/call/held.h"
+
+#include "core/graph.h"
+
+namespace pynccl::python {
+
+std::shared_ptr<void> hold(py::object object) {
+  const auto let_go = [](void* reference) {
+    if (PyGILState_Check()) [[likely]]
+      return Py_DECREF(static_cast<PyObject*>(reference));
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(static_cast<PyObject*>(reference));
+    PyGILState_Release(state);
+  };
+  return {object.release().ptr(), let_go};
+}
+
+std::shared_ptr<void> hold(std::vector<py::object> objects) {
+  const auto let_go = [](std::vector<py::object>* held) {
+    const py::gil_scoped_acquire gil;
+    delete held;
+  };
+  return std::shared_ptr<std::vector<py::object>>(new std::vector(std::move(objects)), let_go);
+}
+
+void hold_in_capture(const Library& library, CUstream stream,
+                     std::initializer_list<PyObject*> objects) {
+  std::vector<py::object> held;
+  for (PyObject* object : objects)
+    if (object) held.push_back(py::reinterpret_borrow<py::object>(object));
+  Graph::hold(library, stream, hold(std::move(held)));
+}
+
+}  // namespace pynccl::python

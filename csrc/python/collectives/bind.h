@@ -1,0 +1,14 @@
+// The operations as methods of Communicator: each turns its arguments into a checked Operation and
+// issues it, or adds it to the group of the thread.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+void bind_collectives(py::module_& m);
+void bind_one_sided(py::module_& m);
+
+}  // namespace pynccl::python

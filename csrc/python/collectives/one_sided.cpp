@@ -1,0 +1,216 @@
+#include <vector>
+
+#include "core/communicator.h"
+#include "core/graph.h"
+#include "core/window.h"
+#include "python/call/fastcall.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
+#include "python/collectives/bind.h"
+#include "python/collectives/one_sided_docs.h"
+#include "python/convert/rank_argument.h"
+#include "python/convert/stream.h"
+#include "python/convert/tensor.h"
+#include "python/raw/structs.h"
+#include "python/objects/group.h"
+
+namespace pynccl::python {
+namespace {
+
+PyObject* given(PyObject* value) { return value == Py_None ? nullptr : value; }
+
+int index_from_python(const char* name, PyObject* value) {
+  if (!value) return 0;
+  const int index = integer_from_python<int>(name, value);
+  if (index < 0)
+    throw py::value_error(std::string(name) + ": " + std::to_string(index) + " is negative");
+  return index;
+}
+
+// Where there is no tensor there is no framework whose current stream it could be; but in a thread
+// that captures by capture() it is the captured one.
+cudaStream_t stream_without_tensor(const char* method, PyObject* stream, const Library& library) {
+  if (stream) return stream_from_python(stream, library);
+  if (Graph::any_capture())
+    if (const cudaStream_t captured = Graph::redirect(library, nullptr)) return captured;
+  if (library.memory() == Memory::kHost) return nullptr;
+  throw py::type_error(std::string("stream: ") + method +
+                       "() has no tensor to take the current stream from; pass one");
+}
+
+const Window& window_from_python(PyObject* value, const Communicator& communicator) {
+  py::detail::make_caster<Window> caster;
+  if (!caster.load(value, false)) throw_type_error("window", "a Window", value);
+  const auto& window = py::detail::cast_op<const Window&>(caster);
+  if (window.communicator().get() != &communicator)
+    throw py::value_error("window: it is one of another communicator");
+  if (!window.handle())
+    throw py::value_error("window: NCCL cannot share this memory between the ranks, it gave none");
+  return window;
+}
+
+// needed: the objects whose memory the operation uses, which a graph keeps where it is captured.
+void issue(PyObject* self, Communicator& communicator, const Operation& operation, PyObject* stream,
+           std::initializer_list<PyObject*> needed) {
+  if (Group* group = Group::active()) {
+    group->batch().add(communicator, operation, needed);
+    group->batch().hold(self);
+    if (stream) group->batch().hold(stream);
+    return;
+  }
+  if (Graph::any_capture()) [[unlikely]]
+    hold_in_capture(communicator.library(), operation.stream, needed);
+  const GilReleased released;
+  communicator.issue(operation);
+  communicator.settle();
+}
+
+PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  return guarded([&] {
+    using PutSignature = Signature<9, 4, 3>;
+    static const PutSignature signature(
+        "put_signal",
+        {"tensor", "peer", "window", "offset", "signal", "context", "stream", "count", "dtype"});
+    PutSignature::Values storage;
+    PyObject* const* values = signature.parse(args, nargs, kwnames, storage);
+    auto& communicator = unwrap<Communicator>(self);
+    communicator.handle();
+    const Library& library = communicator.library();
+    library.nccl<&NcclTable::ncclPutSignal>();
+    Operation put{};
+    put.kind = OperationKind::kPutSignal;
+    put.peer = rank_from_python("peer", values[1], communicator.nranks());
+    put.window = &window_from_python(values[2], communicator);
+    if (values[3]) put.offset = integer_from_python<std::size_t>("offset", values[3]);
+    put.signal = index_from_python("signal", values[4]);
+    put.context = index_from_python("context", values[5]);
+    const TensorView tensor = view_tensor("tensor", values[0], given(values[7]), given(values[8]));
+    check_placement(tensor, library, communicator.device());
+    put.sendbuff = tensor.data;
+    put.count = tensor.count;
+    put.dtype = tensor.dtype->nccl;
+    PyObject* stream = given(values[6]);
+    put.stream = resolve_stream(stream, tensor, library);
+    issue(self, communicator, put, stream, {values[0], values[2]});
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  return guarded([&] {
+    using SignalSignature = Signature<4, 1, 1>;
+    static const SignalSignature signature("signal", {"peer", "signal", "context", "stream"});
+    SignalSignature::Values storage;
+    PyObject* const* values = signature.parse(args, nargs, kwnames, storage);
+    auto& communicator = unwrap<Communicator>(self);
+    communicator.handle();
+    communicator.library().nccl<&NcclTable::ncclSignal>();
+    Operation operation{};
+    operation.kind = OperationKind::kSignal;
+    operation.peer = rank_from_python("peer", values[0], communicator.nranks());
+    operation.signal = index_from_python("signal", values[1]);
+    operation.context = index_from_python("context", values[2]);
+    PyObject* stream = given(values[3]);
+    operation.stream = stream_without_tensor("signal", stream, communicator.library());
+    issue(self, communicator, operation, stream, {});
+    return Py_NewRef(Py_None);
+  });
+}
+
+// What wait_signal waits for: one rank, several, how many of each, or NCCL's own descriptors.
+class Awaited {
+ public:
+  Awaited(Communicator& communicator, int count, int signal, int context)
+      : communicator_(communicator), count_(count), signal_(signal), context_(context) {}
+
+  void add(PyObject* peers) {
+    if (PyIndex_Check(peers)) return add_peer(peers, count_);
+    if (PyDict_Check(peers)) {
+      for (const auto& [peer, count] : py::reinterpret_borrow<py::dict>(peers))
+        add_peer(peer.ptr(), count_from_python("peers", count.ptr()));
+      return;
+    }
+    if (!py::isinstance<py::iterable>(peers) || PyUnicode_Check(peers))
+      throw_type_error("peers", "a rank, ranks, a dict of ranks and counts, or descriptors", peers);
+    for (const py::handle peer : py::reinterpret_borrow<py::iterable>(peers)) {
+      if (PyIndex_Check(peer.ptr()))
+        add_peer(peer.ptr(), count_);
+      else
+        add_descriptor(struct_from_python<ncclWaitSignalDesc_t>("peers", peer.ptr()));
+    }
+  }
+
+  static int count_from_python(const char* name, PyObject* value) {
+    const int count = integer_from_python<int>(name, value);
+    if (count < 1)
+      throw py::value_error(std::string(name) + ": cannot wait for " + std::to_string(count) +
+                            " signals");
+    return count;
+  }
+
+  // As bytes, which a group or a plan can hold.
+  py::bytes bytes() const {
+    return {reinterpret_cast<const char*>(all_.data()), all_.size() * sizeof all_[0]};
+  }
+  std::size_t size() const { return all_.size(); }
+
+ private:
+  void add_peer(PyObject* peer, int count) {
+    all_.push_back(
+        {count, rank_from_python("peers", peer, communicator_.nranks()), signal_, context_});
+  }
+
+  void add_descriptor(const ncclWaitSignalDesc_t& one) {
+    const int nranks = communicator_.nranks();
+    if (one.peer < 0 || one.peer >= nranks) throw_rank("peers", one.peer, nranks);
+    if (one.opCnt < 1 || one.sigIdx < 0 || one.ctx < 0)
+      throw py::value_error("peers: a descriptor has opCnt=" + std::to_string(one.opCnt) +
+                            ", sigIdx=" + std::to_string(one.sigIdx) +
+                            ", ctx=" + std::to_string(one.ctx));
+    all_.push_back(one);
+  }
+
+  Communicator& communicator_;
+  const int count_, signal_, context_;
+  std::vector<ncclWaitSignalDesc_t> all_;
+};
+
+PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  return guarded([&] {
+    using WaitSignature = Signature<5, 2, 1>;
+    static const WaitSignature signature("wait_signal",
+                                         {"peers", "count", "signal", "context", "stream"});
+    WaitSignature::Values storage;
+    PyObject* const* values = signature.parse(args, nargs, kwnames, storage);
+    auto& communicator = unwrap<Communicator>(self);
+    communicator.handle();
+    communicator.library().nccl<&NcclTable::ncclWaitSignal>();
+    Awaited awaited(communicator, values[1] ? Awaited::count_from_python("count", values[1]) : 1,
+                    index_from_python("signal", values[2]),
+                    index_from_python("context", values[3]));
+    awaited.add(values[0]);
+    PyObject* stream = given(values[4]);
+    Operation operation{};
+    operation.kind = OperationKind::kWaitSignal;
+    operation.stream = stream_without_tensor("wait_signal", stream, communicator.library());
+    if (awaited.size() == 0) return Py_NewRef(Py_None);  // a rank without neighbours
+    const py::bytes signals = awaited.bytes();
+    operation.sendbuff = PyBytes_AS_STRING(signals.ptr());
+    operation.count = awaited.size();
+    issue(self, communicator, operation, stream, {signals.ptr()});
+    return Py_NewRef(Py_None);
+  });
+}
+
+}  // namespace
+
+void bind_one_sided(py::module_&) {
+  const py::type communicator_type = py::type::of<Communicator>();
+  static PyMethodDef methods[] = {
+      fast_method("put_signal", &put_signal, one_sided_docs::kPutSignal),
+      fast_method("signal", &signal, one_sided_docs::kSignal),
+      fast_method("wait_signal", &wait_signal, one_sided_docs::kWaitSignal)};
+  for (PyMethodDef& method : methods) add_method(communicator_type, method);
+}
+
+}  // namespace pynccl::python

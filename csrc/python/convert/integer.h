@@ -1,0 +1,81 @@
+// Integers of exact width from Python ones.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "python/call/errors.h"
+
+namespace pynccl::python {
+
+// long, not long long: Python converts that one digit by digit, the other byte by byte through
+// memory, which for an address takes as long as all the rest of a call.
+template <class T>
+using Wide = std::conditional_t<std::is_unsigned_v<T>, unsigned long, long>;
+static_assert(sizeof(long) == sizeof(void*) && sizeof(long) == sizeof(std::int64_t));
+
+// The value of an int of one digit, as all are that are no addresses, read in place; -1 for others.
+inline long one_digit(PyObject* value) {
+  auto* integer = reinterpret_cast<PyLongObject*>(value);
+#if PY_VERSION_HEX >= 0x030c0000
+  return PyUnstable_Long_IsCompact(integer) ? PyUnstable_Long_CompactValue(integer) : -1;
+#elif PY_VERSION_HEX >= 0x030b0000
+  const Py_ssize_t digits = Py_SIZE(integer);
+  return digits == 1 ? static_cast<long>(integer->ob_digit[0]) : digits == 0 ? 0 : -1;
+#else
+  static_cast<void>(integer);
+  return -1;
+#endif
+}
+
+template <class T>
+Wide<T> wide_from_python(PyObject* value) {
+  if constexpr (std::is_unsigned_v<T>)
+    return PyLong_AsUnsignedLong(value);
+  else
+    return PyLong_AsLong(value);
+}
+
+template <class T>
+bool fits(Wide<T> wide) {
+  return wide >= std::numeric_limits<T>::min() && wide <= std::numeric_limits<T>::max();
+}
+
+// What is no int of this width at first sight: anything with __index__, -1, and mistakes.
+template <class T>
+[[gnu::noinline]] T other_integer_from_python(const char* name, PyObject* value) {
+  if (!PyIndex_Check(value)) throw_type_error(name, "an integer", value);
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value));
+  if (!index) throw py::error_already_set();
+  const Wide<T> wide = wide_from_python<T>(index.ptr());
+  const bool overflow = wide == static_cast<Wide<T>>(-1) && PyErr_Occurred();
+  if (overflow || !fits<T>(wide)) {
+    PyErr_Clear();
+    throw py::value_error(std::string(name) + ": " + std::string(py::repr(index)) +
+                          " does not fit between " + std::to_string(std::numeric_limits<T>::min()) +
+                          " and " + std::to_string(std::numeric_limits<T>::max()));
+  }
+  return static_cast<T>(wide);
+}
+
+// A Python integer (or anything with __index__) of exactly this width. Throws TypeError and
+// ValueError.
+template <class T>
+T integer_from_python(const char* name, PyObject* value) {
+  if (PyLong_Check(value)) [[likely]] {
+    const long small = one_digit(value);
+    if (small >= 0 && (sizeof(T) >= sizeof(int) || fits<T>(static_cast<Wide<T>>(small))))
+      return static_cast<T>(small);
+    const Wide<T> wide = wide_from_python<T>(value);
+    if (wide != static_cast<Wide<T>>(-1) && fits<T>(wide)) [[likely]]
+      return static_cast<T>(wide);
+    PyErr_Clear();
+  }
+  return other_integer_from_python<T>(name, value);
+}
+
+}  // namespace pynccl::python

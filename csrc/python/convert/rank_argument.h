@@ -1,0 +1,23 @@
+// The rank that a method is called with: a peer or a root.
+#pragma once
+
+#include <string>
+
+#include "python/convert/integer.h"
+
+namespace pynccl::python {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_rank(const char* name, int rank,
+                                                              int nranks) {
+  throw py::value_error(std::string(name) + ": " + std::to_string(rank) +
+                        " is no rank of a communicator of " + std::to_string(nranks));
+}
+
+inline int rank_from_python(const char* name, PyObject* value, int nranks) {
+  const int rank = integer_from_python<int>(name, value);
+  if (rank < 0 || rank >= nranks) [[unlikely]]
+    throw_rank(name, rank, nranks);
+  return rank;
+}
+
+}  // namespace pynccl::python

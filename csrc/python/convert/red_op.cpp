@@ -1,0 +1,75 @@
+#include "python/convert/red_op.h"
+
+#include "python/call/fastcall.h"
+#include "python/convert/tensor.h"
+
+namespace pynccl::python {
+
+RedOp::RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
+             const DType& dtype)
+    : value_(value),
+      name_(std::move(name)),
+      communicator_(std::move(communicator)),
+      dtype_(&dtype) {}
+
+RedOp::~RedOp() {
+  try {
+    close();
+  } catch (...) {  // a communicator that failed meanwhile takes its operators along
+  }
+}
+
+void RedOp::close() {
+  if (!communicator_ || closed_) return;
+  closed_ = true;
+  if (communicator_->closed()) return;
+  const ncclComm_t comm = communicator_->handle();
+  NCCL_CHECK(communicator_->library(), comm, -1, ncclRedOpDestroy, (value_, comm));
+}
+
+void RedOp::refuse(const DType& dtype, const Communicator& communicator) const {
+  if (communicator_) {
+    if (closed_) throw py::value_error("op: " + name_ + " is closed");
+    if (communicator_.get() != &communicator)
+      throw py::value_error("op: " + name_ + " belongs to another communicator");
+    if (dtype_->nccl != dtype.nccl)
+      throw py::value_error("op: " + name_ + " is for " + dtype_->name + ", the tensor is " +
+                            dtype.name);
+  }
+  if (!dtype.reduces(value_))
+    throw py::value_error("op: " + name_ + " is not defined on " + dtype.name);
+}
+
+ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator) {
+  if (!op) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
+  static PyTypeObject* const type =
+      reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
+  if (Py_TYPE(op) != type) throw_type_error("op", "a RedOp", op);
+  const auto& red_op = unwrap<RedOp>(op);
+  red_op.check(dtype, communicator);
+  return red_op.value();
+}
+
+std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communicator,
+                                   const py::object& scalar, const py::object& dtype) {
+  const Library& library = communicator->library();
+  const ncclComm_t comm = communicator->handle();
+  const DType& type = dtype_from_python("dtype", dtype.ptr());
+  ncclRedOp_t op = ncclSum;
+  // NumPy's scalars are numbers by this test, its arrays and torch's tensors are not.
+  if (py::isinstance(scalar, py::module_::import("numbers").attr("Real"))) {
+    std::uint64_t bits = encode_scalar("scalar", scalar.ptr(), type);
+    NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
+               (&op, &bits, type.nccl, ncclScalarHostImmediate, comm));
+    return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);
+  }
+  const TensorView view = view_tensor("scalar", scalar.ptr(), nullptr, nullptr);
+  check_placement(view, library, communicator->device());
+  if (view.count != 1 || view.dtype != &type)
+    throw py::value_error("scalar: must be one element of " + std::string(type.name));
+  NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
+             (&op, view.data, type.nccl, ncclScalarDevice, comm));
+  return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);
+}
+
+}  // namespace pynccl::python

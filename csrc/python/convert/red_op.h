@@ -1,0 +1,59 @@
+// A reduction operator: one of NCCL's five, or a PreMulSum that belongs to one communicator.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/communicator.h"
+#include "python/convert/dtype.h"
+
+namespace pynccl::python {
+
+class RedOp {
+ public:
+  RedOp(ncclRedOp_t value, std::string name) : value_(value), name_(std::move(name)) {}
+  // Takes over an operator that ncclRedOpCreate... made.
+  RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
+        const DType& dtype);
+  ~RedOp();
+  RedOp(const RedOp&) = delete;
+  RedOp& operator=(const RedOp&) = delete;
+
+  ncclRedOp_t value() const { return value_; }
+  const std::string& name() const { return name_; }
+
+  // Throws ValueError where this operator is wrong for the dtype or belongs to another
+  // communicator.
+  void check(const DType& dtype, const Communicator& communicator) const {
+    if (!dtype.reduces(value_) || communicator_) [[unlikely]]
+      refuse(dtype, communicator);
+  }
+  void close();
+
+ private:
+  void refuse(const DType& dtype, const Communicator& communicator) const;
+
+  ncclRedOp_t value_;
+  std::string name_;
+  std::shared_ptr<Communicator> communicator_;
+  const DType* dtype_ = nullptr;
+  bool closed_ = false;
+};
+
+// The operator that was passed. Throws TypeError and ValueError as RedOp::check() does.
+ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator);
+
+// The operator of a call; SUM for nullptr.
+inline ncclRedOp_t op_from_python(PyObject* op, const DType& dtype,
+                                  const Communicator& communicator) {
+  if (!op && dtype.reduces(ncclSum)) [[likely]]
+    return ncclSum;
+  return given_op(op, dtype, communicator);
+}
+
+// A sum whose inputs are first multiplied by this rank's scalar: a number, or a tensor of one
+// element that is read when the operation runs.
+std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communicator,
+                                   const py::object& scalar, const py::object& dtype);
+
+}  // namespace pynccl::python

@@ -1,0 +1,63 @@
+#include "python/convert/stream.h"
+
+#include <dlpack/dlpack.h>
+
+#include "core/stream.h"
+#include "python/convert/integer.h"
+
+namespace pynccl::python {
+
+cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
+  std::uintptr_t handle = 0;
+  const py::handle object(stream);
+  if (PyLong_Check(stream)) {
+    handle = integer_from_python<std::uintptr_t>("stream", stream);
+  } else if (py::isinstance<Stream>(object)) {
+    const auto& own = py::cast<const Stream&>(object);
+    if (&own.library() != &library)
+      throw py::value_error("stream: belongs to " + own.library().path() +
+                            ", the communicator to " + library.path());
+    return own.handle();
+  } else if (py::hasattr(object, "__cuda_stream__")) {
+    const auto protocol = py::cast<py::tuple>(object.attr("__cuda_stream__")());
+    handle = py::cast<std::uintptr_t>(protocol[1]);
+  } else if (py::hasattr(object, "cuda_stream")) {
+    handle = py::cast<std::uintptr_t>(object.attr("cuda_stream"));  // torch.cuda.Stream
+  } else if (py::hasattr(object, "ptr")) {
+    handle = py::cast<std::uintptr_t>(object.attr("ptr"));  // cupy.cuda.Stream
+  } else {
+    throw_type_error("stream", "a stream, an object with __cuda_stream__ or an integer", stream);
+  }
+  return reinterpret_cast<cudaStream_t>(handle);
+}
+
+cudaStream_t current_stream(const DLPackExchangeAPI& api, const DLDevice& device) {
+  void* current = nullptr;
+  if (api.current_work_stream(device.device_type, device.device_id, &current) != 0)
+    throw py::error_already_set();
+  return static_cast<cudaStream_t>(current);
+}
+
+cudaStream_t current_stream(const TensorView& view) {
+  if (view.api)
+    return current_stream(*view.api, {static_cast<DLDeviceType>(view.device_type), view.device_id});
+  const auto module = py::cast<std::string>(
+      py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
+  // Frameworks without the exchange API, by name: CuPy, and torch before 2.10.
+  constexpr struct {
+    const char* framework;
+    const char* module;
+    const char* current;
+    const char* handle;
+  } kFrameworks[] = {{"cupy", "cupy.cuda", "get_current_stream", "ptr"},
+                     {"torch", "torch.cuda", "current_stream", "cuda_stream"}};
+  for (const auto& f : kFrameworks) {
+    if (!module.starts_with(f.framework)) continue;
+    const py::object current = py::module_::import(f.module).attr(f.current)();
+    return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr(f.handle)));
+  }
+  throw py::type_error("stream: is required, " + std::string(view.argument) + " (" +
+                       Py_TYPE(view.owner)->tp_name + ") has no current stream");
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,141 @@
+// What NCCL needs to know of a buffer, read from anything that holds one: by DLPack's C exchange
+// API (torch: no Python call), by an array interface, by __dlpack__, or from an integer address
+// with a count and a dtype.
+#pragma once
+
+#include <dlpack/dlpack.h>
+#include <pybind11/pybind11.h>
+
+#include <bit>
+#include <cstddef>
+
+#include "core/library.h"
+#include "python/convert/dtype.h"
+
+namespace pynccl::python {
+
+struct TensorView {
+  char* data = nullptr;
+  std::size_t count = 0;  // elements of dtype->nccl
+  const DType* dtype = nullptr;
+  int device_type = 0;  // DLDeviceType; 0 for an address, which says nothing of its device
+  int device_id = 0;
+  bool readonly = false;
+  const DLPackExchangeAPI* api = nullptr;  // knows the current stream
+  PyObject* owner = nullptr;               // borrowed from the call
+  const char* argument = "";               // its name in messages
+
+  std::size_t nbytes() const { return count * dtype->size() / dtype->width; }
+};
+
+// The exchange API of the type that was looked up last.
+struct LastExchange {
+  PyTypeObject* type = nullptr;
+  const DLPackExchangeAPI* api = nullptr;  // nullptr: the type has none
+};
+extern LastExchange last_exchange;
+
+// The dtype that was looked up last. A guess that the processor makes for us: it need not wait for
+// the tensor's dtype to go on with what depends on it.
+struct LastDType {
+  std::uint32_t packed = ~0u;  // a DLDataType; this one is that of no tensor
+  const DType* dtype = nullptr;
+};
+extern LastDType last_dtype;
+void look_up_dtype(const TensorView& view, const DLTensor& tensor);  // throws ValueError
+
+// What is wrong with a tensor, as ValueError.
+namespace tensor_mistakes {
+[[noreturn, gnu::cold]] void throw_refused(const char* argument);
+[[noreturn, gnu::cold]] void throw_strided(const TensorView& view, const DLTensor& tensor);
+[[noreturn, gnu::cold]] void throw_no_storage(const TensorView& view);
+[[noreturn, gnu::cold]] void throw_readonly(const TensorView& view);
+}  // namespace tensor_mistakes
+
+// The elements of a tensor; -1 where they do not lie in a row.
+[[gnu::always_inline]] inline std::int64_t elements_in_a_row(const DLTensor& tensor) {
+  std::int64_t elements = 1;
+  bool contiguous = true;
+  for (int i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.strides && tensor.shape[i] != 1) contiguous &= tensor.strides[i] == elements;
+    elements *= tensor.shape[i];
+  }
+  return contiguous || elements == 0 ? elements : -1;
+}
+
+inline bool like_last_dtype(const DLTensor& tensor) {
+  return std::bit_cast<std::uint32_t>(tensor.dtype) == last_dtype.packed;
+}
+
+// What a DLTensor says of its buffer.
+[[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
+  const std::int64_t elements = elements_in_a_row(tensor);
+  if (elements < 0) [[unlikely]]
+    tensor_mistakes::throw_strided(view, tensor);
+  if (!like_last_dtype(tensor)) [[unlikely]]
+    look_up_dtype(view, tensor);
+  view.dtype = last_dtype.dtype;
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view.count = static_cast<std::size_t>(elements) * view.dtype->width;
+  view.device_type = tensor.device.device_type;
+  view.device_id = tensor.device.device_id;
+  if (elements && !tensor.data) [[unlikely]]
+    tensor_mistakes::throw_no_storage(view);
+}
+
+// By the exchange API of the owner's type.
+[[gnu::always_inline]] inline void view_exchanged(TensorView& view, const DLPackExchangeAPI* api) {
+  DLTensor tensor;
+  if (api->dltensor_from_py_object_no_sync(view.owner, &tensor) != 0) [[unlikely]]
+    tensor_mistakes::throw_refused(view.argument);
+  view.api = api;
+  fill(view, tensor);
+}
+
+// Everything but a tensor of the same type as the last one.
+void view_slowly(TensorView& view, PyObject* count, PyObject* dtype);
+
+// Reads a buffer; what count and dtype are for is an address, they must be null otherwise. Throws
+// TypeError and ValueError that name the argument: no buffer, not contiguous, a dtype that NCCL
+// does not have.
+[[gnu::always_inline]] inline void view_tensor(TensorView& view, const char* argument,
+                                               PyObject* object, PyObject* count, PyObject* dtype) {
+  view.argument = argument;
+  view.owner = object;
+  if (Py_TYPE(object) != last_exchange.type || !last_exchange.api || count || dtype) [[unlikely]]
+    return view_slowly(view, count, dtype);
+  view_exchanged(view, last_exchange.api);
+}
+inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* count,
+                              PyObject* dtype) {
+  TensorView view;
+  view_tensor(view, argument, object, count, dtype);
+  return view;
+}
+
+// Whether memory on that device is where this library's communicators on theirs work.
+[[gnu::always_inline]] inline bool is_placed(int type, int id, const Library& library, int device) {
+  return library.memory() == Memory::kHost ? type == kDLCPU || type == kDLCUDAHost
+                                           : type == kDLCUDA && id == device;
+}
+
+// Where check_placement() does not see at once that all is right.
+void place_slowly(const TensorView& view, const Library& library, int device);
+
+// Throws ValueError where the buffer is not in the memory of this library's communicators on this
+// device, or its dtype is newer than the library.
+[[gnu::always_inline]] inline void check_placement(const TensorView& view, const Library& library,
+                                                   int device) {
+  const bool placed =
+      view.device_type == 0 || is_placed(view.device_type, view.device_id, library, device);
+  if (!placed || library.version() < view.dtype->since) [[unlikely]]
+    place_slowly(view, library, device);
+}
+
+// Throws ValueError where the buffer may not be written.
+inline void check_writable(const TensorView& view) {
+  if (view.readonly) [[unlikely]]
+    tensor_mistakes::throw_readonly(view);
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,98 @@
+#include "python/objects/batch.h"
+
+#include <algorithm>
+
+#include "core/graph.h"
+#include "core/window.h"
+#include "python/call/held.h"
+#include "python/convert/stream.h"
+
+namespace pynccl::python {
+
+void Batch::add(Communicator& communicator, const Operation& operation,
+                std::initializer_list<PyObject*> held) {
+  Library* library = &communicator.library();
+  if (libraries_.empty() || libraries_.back() != library) {
+    if (std::find(libraries_.begin(), libraries_.end(), library) == libraries_.end())
+      libraries_.push_back(library);
+  }
+  for (PyObject* object : held)
+    if (object) held_.push_back(py::reinterpret_borrow<py::object>(object));
+  calls_.push_back({&communicator, operation});
+}
+
+void Batch::hold(PyObject* object) { held_.push_back(py::reinterpret_borrow<py::object>(object)); }
+
+void Batch::append(const Batch& other) {
+  held_.insert(held_.end(), other.held_.begin(), other.held_.end());
+  for (const Call& call : other.calls_) add(*call.communicator, call.operation, {});
+}
+
+void Batch::cut(const Mark& mark) {
+  calls_.resize(mark.calls);
+  libraries_.resize(mark.libraries);
+  held_.resize(mark.held);
+}
+
+Batch Batch::on_stream(PyObject* stream) const {
+  Batch moved = *this;
+  for (Library* library : libraries_) {
+    const cudaStream_t handle = stream_from_python(stream, *library);
+    for (Call& call : moved.calls_)
+      if (&call.communicator->library() == library) call.operation.stream = handle;
+  }
+  moved.held_.push_back(py::reinterpret_borrow<py::object>(stream));
+  return moved;
+}
+
+void Batch::check_open() const {
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    const Window* window = calls_[i].operation.window;
+    const char* closed = calls_[i].communicator->closed() ? "communicator"
+                         : window && window->closed()     ? "window"
+                                                          : nullptr;
+    if (closed) [[unlikely]]
+      throw std::invalid_argument(std::string(closed) + ": it is closed, operation " +
+                                  std::to_string(i + 1) + " of " + std::to_string(calls_.size()) +
+                                  " needs it; nothing was sent");
+  }
+}
+
+void Batch::hold_in_captures() const {
+  const std::shared_ptr<void> held = python::hold(held_);
+  std::vector<CUstream> streams;
+  for (const Call& call : calls_) {
+    const CUstream stream = call.operation.stream;
+    if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
+    streams.push_back(stream);
+    Graph::hold(call.communicator->library(), stream, held);
+  }
+}
+
+void Batch::issue() const {
+  check_open();
+  for (Library* library : libraries_) {
+    GroupScope group(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
+    group.end();
+  }
+  for (const Call& call : calls_) call.communicator->settle();
+}
+
+std::optional<double> Batch::simulate() const {
+  check_open();
+  for (Library* library : libraries_) library->nccl<&NcclTable::ncclGroupSimulateEnd>();
+  std::optional<double> sum = 0;
+  for (Library* library : libraries_) {
+    GroupScope group(*library);
+    for (const Call& call : calls_)
+      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
+    const std::optional<double> seconds = group.end_simulated();
+    sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
+  }
+  for (const Call& call : calls_) call.communicator->settle();
+  return sum;
+}
+
+}  // namespace pynccl::python

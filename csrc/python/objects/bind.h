@@ -1,0 +1,25 @@
+// One function per class: module.cpp calls them in the order in which the classes need each other.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+void bind_config(py::module_& m);
+void bind_coll_config(py::module_& m);
+void bind_red_op(py::module_& m);
+void bind_stream(py::module_& m);
+void bind_arena(py::module_& m);
+void bind_buffer(py::module_& m);
+void bind_communicator(py::module_& m);
+void bind_extension(py::module_& m);
+void bind_window(py::module_& m);
+void bind_group(py::module_& m);
+void bind_plan(py::module_& m);
+void bind_simulation(py::module_& m);
+void bind_graph(py::module_& m);
+
+}  // namespace pynccl::python

@@ -1,0 +1,177 @@
+#include "core/stream.h"
+
+#include "python/objects/bind.h"
+#include "python/objects/coll_config.h"
+#include "python/objects/group.h"
+
+namespace pynccl::python {
+namespace {
+
+// An integer between two bounds, or the marker of an unset field for None.
+int bounded(const char* name, const py::object& value, int least, int most) {
+  if (value.is_none()) return kUndefInt;
+  const int number = integer_from_python<int>(name, value.ptr());
+  if (number < least || number > most)
+    throw py::value_error(std::string(name) + ": " + std::to_string(number) + " is not in [" +
+                          std::to_string(least) + ", " + std::to_string(most) + "]");
+  return number;
+}
+
+constexpr int kMostCtas = std::numeric_limits<int>::max();
+constexpr int kMostClusterSize = 8;
+constexpr int kAllPolicies = 0x03;  // NCCL_CTA_POLICY_*, together
+
+std::uint64_t tag_from_python(const py::object& value) {
+  const auto tag = integer_from_python<std::uint64_t>("profiler_tag", value.ptr());
+  if (tag >> 63)
+    throw py::value_error("profiler_tag: " + std::to_string(tag) +
+                          " is not below 2**63: NCCL keeps the rest for itself");
+  return tag;
+}
+
+// The cudaEvent_t of an Event of ours, a torch.cuda.Event, a CuPy event, or as an integer.
+cudaEvent_t event_from_python(const py::object& value, const Library*& library) {
+  if (value.is_none()) return nullptr;
+  if (py::isinstance<Event>(value)) {
+    const auto& event = py::cast<const Event&>(value);
+    library = &event.library();
+    return event.handle();
+  }
+  py::object handle = value;
+  for (const char* attribute : {"cuda_event", "ptr", "handle"})
+    if (py::hasattr(value, attribute)) {
+      handle = value.attr(attribute);
+      break;
+    }
+  if (!PyIndex_Check(handle.ptr()))
+    throw_type_error("launch_event", "an Event, a torch or CuPy event, or an integer", value.ptr());
+  const auto address = integer_from_python<std::uintptr_t>("launch_event", handle.ptr());
+  if (address == 0)
+    throw py::value_error("launch_event: " + std::string(py::repr(value)) +
+                          " has no event yet; torch makes it when it is first recorded");
+  return reinterpret_cast<cudaEvent_t>(address);
+}
+
+CollConfig make(const py::object& min_ctas, const py::object& max_ctas, const py::object& nvls_ctas,
+                const py::object& cga_cluster_size, const py::object& algorithm,
+                const py::object& force_algorithm, const py::object& cta_policy,
+                const py::object& profiler_tag, const py::object& launch_event) {
+  CollConfig config;
+  ncclCollConfig_t& value = config.value;
+  value.minCTAs = bounded("min_ctas", min_ctas, 1, kMostCtas);
+  value.maxCTAs = bounded("max_ctas", max_ctas, 1, kMostCtas);
+  if (value.maxCTAs != kUndefInt && value.minCTAs > value.maxCTAs)
+    throw py::value_error("min_ctas: " + std::to_string(value.minCTAs) + " is above max_ctas, " +
+                          std::to_string(value.maxCTAs));
+  value.nvlsCTAs = bounded("nvls_ctas", nvls_ctas, 1, kMostCtas);
+  value.cgaClusterSize = bounded("cga_cluster_size", cga_cluster_size, 0, kMostClusterSize);
+  if (!algorithm.is_none()) {
+    if (!py::isinstance<py::str>(algorithm))
+      throw_type_error("algorithm", "a str or None", algorithm.ptr());
+    if (py::len(algorithm) == 0) throw py::value_error("algorithm: '' names none");
+    config.set(&ncclCollConfig_t::algSelection, algorithm);
+  }
+  if (!py::isinstance<py::bool_>(force_algorithm))
+    throw_type_error("force_algorithm", "a bool", force_algorithm.ptr());
+  value.forceAlgSelection = py::cast<bool>(force_algorithm);
+  value.CTAPolicy = bounded("cta_policy", cta_policy, 0, kAllPolicies);
+  value.userProfilerTag = tag_from_python(profiler_tag);
+  value.launchCompletionEvent = event_from_python(launch_event, config.event_library);
+  config.launch_event = launch_event;
+  return config;
+}
+
+py::object number(int value) {
+  return value == kUndefInt ? py::object(py::none()) : py::object(py::int_(value));
+}
+
+constexpr const char* kAttributes[] = {"min_ctas",         "max_ctas",     "nvls_ctas",
+                                       "cga_cluster_size", "algorithm",    "force_algorithm",
+                                       "cta_policy",       "profiler_tag", "launch_event"};
+
+// Only what differs from CollConfig().
+py::dict settings(const py::object& self) {
+  static const py::object& plain = *new py::object(py::cast(CollConfig()));
+  py::dict set;
+  for (const char* attribute : kAttributes)
+    if (const py::object value = self.attr(attribute); !value.equal(plain.attr(attribute)))
+      set[attribute] = value;
+  return set;
+}
+
+std::string text(const py::object& self) {
+  std::string all;
+  for (const auto& [key, value] : settings(self)) {
+    if (!all.empty()) all += ", ";
+    all += py::cast<std::string>(key) + "=" + py::cast<std::string>(py::repr(value));
+  }
+  return "CollConfig(" + all + ")";
+}
+
+}  // namespace
+
+void configure(Operation& operation, const Communicator& communicator, PyObject* config) {
+  if (!py::isinstance<CollConfig>(config))
+    throw_type_error("config", "a CollConfig or None", config);
+  const auto& given = py::cast<const CollConfig&>(py::handle(config));
+  if (given.event_library && given.event_library != &communicator.library())
+    throw py::value_error("config.launch_event: belongs to " + given.event_library->path() +
+                          ", the communicator to " + communicator.library().path());
+  operation.config = &given.value;
+  operation.kind = configured(operation.kind);
+  communicator.check_configured(operation);
+  if (Group* group = Group::active()) group->batch().hold(config);
+}
+
+void bind_coll_config(py::module_& m) {
+  const auto attribute = [](int ncclCollConfig_t::* member) {
+    return [member](const CollConfig& c) { return number(c.value.*member); };
+  };
+  py::class_<CollConfig>(m, "CollConfig", R"(How one collective behaves (ncclCollConfig_t).
+
+Give it as config= to a collective of a Communicator, the same on every rank; NCCL 2.31 or newer.
+What is None is left to the communicator's Config and to NCCL. It cannot be changed once it is made,
+and one can serve many calls.
+
+Args:
+    min_ctas, max_ctas: the least and the most CTAs (thread blocks, channels) that it may use.
+    nvls_ctas: the most of them for NVLink SHARP.
+    cga_cluster_size: CTAs in a cluster, 0 to 8; the same in all collectives of a group.
+    algorithm: which algorithms NCCL may choose from, such as "ring", "tree,ring", or "^nvls" for all
+        others. hostnccl has "rounds" (through shared memory) and "direct" (out of the other ranks'
+        own memory); both give the same bits.
+    force_algorithm: whether an algorithm that cannot be had is an error; else NCCL then chooses.
+    cta_policy: a combination of the NCCL_CTA_POLICY_* flags of pynccl.raw.
+    profiler_tag: a number below 2**63 that profilers get with this call (and hostnccl's error texts).
+    launch_event: an event that is recorded when the operation has been launched, so that another
+        stream can start beside it; on CPUs when its stream comes to it. An Event of ours, a torch
+        or CuPy event, or a cudaEvent_t as an integer, made without timing. Give one on every rank,
+        at most one for each communicator in a group, and keep it as long as somebody may wait for
+        it. NCCL 2.32 or newer.
+
+On CPUs the CTAs, clusters and policies have no effect: a rank is one thread.)")
+      .def(py::init(&make), py::kw_only(), py::arg("min_ctas") = py::none(),
+           py::arg("max_ctas") = py::none(), py::arg("nvls_ctas") = py::none(),
+           py::arg("cga_cluster_size") = py::none(), py::arg("algorithm") = py::none(),
+           py::arg("force_algorithm") = true, py::arg("cta_policy") = py::none(),
+           py::arg("profiler_tag") = 0, py::arg("launch_event") = py::none())
+      .def_property_readonly("min_ctas", attribute(&ncclCollConfig_t::minCTAs))
+      .def_property_readonly("max_ctas", attribute(&ncclCollConfig_t::maxCTAs))
+      .def_property_readonly("nvls_ctas", attribute(&ncclCollConfig_t::nvlsCTAs))
+      .def_property_readonly("cga_cluster_size", attribute(&ncclCollConfig_t::cgaClusterSize))
+      .def_property_readonly("algorithm", [](const CollConfig& c) { return c.value.algSelection; })
+      .def_property_readonly("force_algorithm",
+                             [](const CollConfig& c) { return c.value.forceAlgSelection == 1; })
+      .def_property_readonly("cta_policy", attribute(&ncclCollConfig_t::CTAPolicy))
+      .def_property_readonly("profiler_tag",
+                             [](const CollConfig& c) { return c.value.userProfilerTag; })
+      .def_property_readonly("launch_event", [](const CollConfig& c) { return c.launch_event; })
+      .def("__repr__", &text)
+      .def("__reduce__", [](const py::object& self) {
+        return py::make_tuple(
+            py::module_::import("functools").attr("partial")(py::type::of(self), **settings(self)),
+            py::tuple());
+      });
+}
+
+}  // namespace pynccl::python

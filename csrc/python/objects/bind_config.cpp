@@ -1,0 +1,115 @@
+#include "python/objects/config.h"
+
+#include "python/objects/bind.h"
+
+namespace pynccl::python {
+namespace {
+
+template <class Class>
+void def_field(Class& type, const char* attribute, int ncclConfig_t::* member) {
+  type.def_property(
+      attribute,
+      [member](const Config& c) -> py::object {
+        const int value = c.value.*member;
+        return value == kUndefInt ? py::object(py::none()) : py::int_(value);
+      },
+      [member, attribute](Config& c, const py::object& value) {
+        c.value.*member =
+            value.is_none() ? kUndefInt : integer_from_python<int>(attribute, value.ptr());
+      });
+}
+
+template <class Class>
+void def_field(Class& type, const char* attribute, const char* ncclConfig_t::* member) {
+  type.def_property(
+      attribute, [member](const Config& c) { return c.value.*member; },
+      [member, attribute](Config& c, const py::object& value) {
+        if (!value.is_none() && !py::isinstance<py::str>(value))
+          throw_type_error(attribute, "a str or None", value.ptr());
+        c.set(member, value);
+      });
+}
+
+constexpr const char* kAttributes[] = {
+#define FIELD(since, type, name, attribute) #attribute,
+#include "abi/config_fields.inc"
+#undef FIELD
+    "init_timeout",
+};
+
+// Only what the user has set.
+py::dict settings(const py::object& self) {
+  py::dict set;
+  for (const char* attribute : kAttributes)
+    if (const py::object value = self.attr(attribute); !value.is_none()) set[attribute] = value;
+  return set;
+}
+
+void apply(const py::object& self, const py::dict& values) {
+  for (const auto& [key, value] : values) {
+    const auto name = py::cast<std::string>(key);
+    const auto* end = std::end(kAttributes);
+    if (std::find(std::begin(kAttributes), end, name) == end)
+      throw py::type_error("Config() has no setting '" + name + "'");
+    py::setattr(self, key, value);
+  }
+}
+
+}  // namespace
+
+Communicator::Options options_from_python(const py::object& config, int device) {
+  Communicator::Options options;
+  options.device = device;
+  if (config.is_none()) return options;
+  if (!py::isinstance<Config>(config)) throw_type_error("config", "a Config or None", config.ptr());
+  const auto& given = py::cast<const Config&>(config);
+  options.config = given.value;
+  options.init_timeout = given.init_timeout;
+  return options;
+}
+
+void bind_config(py::module_& m) {
+  py::class_<Config> type(m, "Config", R"(How a communicator behaves (ncclConfig_t).
+
+Every setting is a keyword and an attribute; None leaves the choice to NCCL. What the loaded NCCL is
+too old for is refused when the communicator is made.
+
+init_timeout: seconds that making the communicator may take, all ranks included; after that it
+raises NcclTimeoutError on every rank that came. None: as long as the library itself waits
+(hostnccl: HOSTNCCL_INIT_TIMEOUT, 300 s).)");
+  // Keywords are the table's; __init__ only makes the object, so that each goes through its own
+  // check.
+  type.def(py::init([](const py::kwargs& settings) {
+        py::object self = py::cast(Config());
+        apply(self, settings);
+        return py::cast<Config>(self);
+      }))
+      .def_property(
+          "init_timeout", [](const Config& c) { return c.init_timeout; },
+          [](Config& c, std::optional<double> seconds) {
+            if (seconds && !(*seconds > 0))
+              throw py::value_error("init_timeout: " + std::to_string(*seconds) +
+                                    " is not above 0 seconds");
+            c.init_timeout = seconds;
+          },
+          "Seconds.")
+      .def("__repr__",
+           [](const py::object& self) {
+             std::string text;
+             for (const auto& [key, value] : settings(self)) {
+               if (!text.empty()) text += ", ";
+               text += py::cast<std::string>(key) + "=" + py::cast<std::string>(py::repr(value));
+             }
+             return "Config(" + text + ")";
+           })
+      .def(py::pickle(&settings, [](const py::dict& state) {
+        py::object self = py::cast(Config());
+        apply(self, state);
+        return py::cast<Config>(self);
+      }));
+#define FIELD(since, type_, name, attribute) def_field(type, #attribute, &ncclConfig_t::name);
+#include "abi/config_fields.inc"
+#undef FIELD
+}
+
+}  // namespace pynccl::python

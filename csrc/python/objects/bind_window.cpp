@@ -1,0 +1,148 @@
+// The class Window and Communicator.register_window().
+#include "abi/constants.h"
+#include "core/window.h"
+#include "python/call/gil.h"
+#include "python/convert/tensor.h"
+#include "python/objects/bind.h"
+#include "python/objects/group.h"
+
+namespace pynccl::python {
+namespace {
+
+struct Flag {
+  const char* keyword;
+  int value;
+  int since;  // NCCL's version
+};
+
+constexpr int since(const char* name) {
+#define CONSTANT(version, constant, value) \
+  if (std::string_view(name) == #constant) return version;
+#include "abi/constants.inc"
+#undef CONSTANT
+  return 0;
+}
+
+#define FLAG(keyword, constant) \
+  Flag { keyword, abi::constant, since(#constant) }
+constexpr Flag kStrictOrdering = FLAG("strict_ordering", NCCL_WIN_STRICT_ORDERING);
+constexpr Flag kGinOnly = FLAG("gin_only", NCCL_WIN_GIN_ONLY);
+constexpr Flag kCftCounted = FLAG("cft_counted", NCCL_WIN_CFT_COUNTED);
+#undef FLAG
+
+int flags_from_python(std::optional<bool> symmetric, bool strict_ordering, bool gin_only,
+                      bool cft_counted, const Library& library) {
+  const bool restricted = gin_only || cft_counted;
+  if (symmetric.value_or(false) && restricted)
+    throw py::value_error("symmetric: it cannot be combined with gin_only or cft_counted");
+  int flags = symmetric.value_or(!restricted) ? abi::NCCL_WIN_COLL_SYMMETRIC : 0;
+  for (const auto& [flag, wanted] : {std::pair(kStrictOrdering, strict_ordering),
+                                     {kGinOnly, gin_only},
+                                     {kCftCounted, cft_counted}}) {
+    if (!wanted) continue;
+    if (library.version() < flag.since)
+      throw py::value_error(std::string(flag.keyword) + ": NCCL has it since " +
+                            version_text(flag.since) + ", the loaded one is " +
+                            version_text(library.version()));
+    flags |= flag.value;
+  }
+  return flags;
+}
+
+std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicator,
+                                        const py::object& buffer, std::optional<bool> symmetric,
+                                        bool strict_ordering, bool gin_only, bool cft_counted,
+                                        const py::object& count, const py::object& dtype) {
+  communicator->handle();
+  const Library& library = communicator->library();
+  library.nccl<&NcclTable::ncclCommWindowRegister>();
+  const auto given = [](const py::object& o) { return o.is_none() ? nullptr : o.ptr(); };
+  const TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
+  check_placement(view, library, communicator->device());
+  if (view.nbytes() == 0) throw py::value_error("buffer: it is empty");
+  if (reinterpret_cast<std::uintptr_t>(view.data) % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    throw py::value_error("buffer: its address is not a multiple of " +
+                          std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) +
+                          " bytes; use memory from mem_alloc()");
+  const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
+  auto window = std::make_shared<Window>(std::move(communicator), view.data, view.nbytes(), flags);
+  if (Group* group = Group::active()) {
+    group->record(window, buffer);
+    return window;
+  }
+  const GilReleased released;
+  window->begin();
+  window->finish();
+  return window;
+}
+
+constexpr char kRegisterDoc[] =
+    R"(Register memory as a window that all ranks can write into (ncclCommWindowRegister).
+
+All ranks must call it; the sizes may differ. Collectives on tensors within windows are faster where
+the data is large. Inside group() the window is ready when the group ends. In NCCL since 2.27.
+
+Args:
+    buffer: memory that NCCL can share between ranks, from mem_alloc() or over it, at a multiple of
+        4096 bytes.
+    symmetric: this rank and the others always call collectives on this window at the same offset in
+        it (NCCL_WIN_COLL_SYMMETRIC), which NCCL asks of windows to put into; None is True unless
+        gin_only or cft_counted is set.
+    strict_ordering: NCCL_WIN_STRICT_ORDERING, in NCCL since 2.29.7.
+    gin_only: NCCL_WIN_GIN_ONLY, in NCCL since 2.32.
+    cft_counted: NCCL_WIN_CFT_COUNTED, in NCCL since 2.32.
+    count, dtype: the elements and their type, where the buffer is an integer address.
+
+Returns:
+    A Window, which keeps the buffer alive, and gives itself up when it is forgotten.
+
+Raises:
+    TypeError, ValueError: a wrong argument; nothing was sent.
+    MissingFunctionError: the loaded NCCL is older than the function.
+    NcclError: a rank has memory that NCCL cannot share, or NCCL failed. Then no rank has a window.)";
+
+}  // namespace
+
+void bind_window(py::module_& m) {
+  const auto as_integer = [](const void* pointer) {
+    return reinterpret_cast<std::uintptr_t>(pointer);
+  };
+  py::class_<Window, std::shared_ptr<Window>>(
+      m, "Window", "Memory that ranks have registered together; register_window() makes one.",
+      py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly(
+          "handle", [=](const Window& w) { return as_integer(w.handle()); },
+          "The ncclWindow_t as an integer; 0 where NCCL cannot share the memory between the ranks.")
+      .def_property_readonly(
+          "address", [=](const Window& w) { return as_integer(w.address()); },
+          "Where this rank's part begins.")
+      .def_property_readonly("nbytes", &Window::nbytes, "The size of this rank's part in bytes.")
+      .def_property_readonly("closed", &Window::closed,
+                             "Whether it or its communicator was closed.")
+      .def(
+          "user_pointer", [=](const Window& w) { return as_integer(w.user_pointer()); },
+          "The address as NCCL has it (ncclWinGetUserPtr), in NCCL since 2.29.")
+      .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
+           "Gives the window up on this rank (ncclCommWindowDeregister); nothing may be using it. "
+           "Closing twice is no error.")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__",
+           [](Window& w, const py::args&) {
+             const GilReleased released;
+             w.close();
+           })
+      .def("__repr__", [](const Window& w) {
+        if (w.closed()) return std::string("<pynccl.nccl.Window closed>");
+        return "<pynccl.nccl.Window of " + std::to_string(w.nbytes()) + " bytes>";
+      });
+
+  const py::type type = py::type::of<Communicator>();
+  const py::cpp_function method(
+      &register_window, py::name("register_window"), py::is_method(type), py::arg("buffer"),
+      py::kw_only(), py::arg("symmetric") = py::none(), py::arg("strict_ordering") = false,
+      py::arg("gin_only") = false, py::arg("cft_counted") = false, py::arg("count") = py::none(),
+      py::arg("dtype") = py::none(), py::keep_alive<0, 2>(), kRegisterDoc);
+  py::setattr(type, "register_window", method);
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,16 @@
+// What the raw layer adds to the module, in the order in which module.cpp calls it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+void bind_enums(py::module_& m);
+void bind_structs(py::module_& m);
+void bind_unique_id(py::module_& m);
+void bind_library(py::module_& m);
+
+}  // namespace pynccl::python

@@ -1,0 +1,148 @@
+// The class Library, which pynccl.raw hands out: every function of nccl.h by its own name.
+#include "python/raw/bind.h"
+#include "python/raw/raw_call.h"
+
+namespace pynccl::python {
+namespace {
+
+namespace entries {
+
+#define FUNCTION(since, result, name, ...) using name##_Params = std::tuple<__VA_ARGS__>;
+#define IN(T, name) In<T>
+#define OUT(T, name) Out<T>
+#define OUTS(T, name, n) Outs<T>
+#define ARRAY(T, name, n) Array<T>
+#define STRUCT(T, name) Struct<T>
+#define INOUT(T, name) InOut<T>
+#define BUFFER(name, size, n) ByteBuffer
+#define STRINGS(name, n) Strings
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+
+#define FUNCTION(since, result, name, ...) \
+  constexpr std::array<const char*, std::tuple_size_v<name##_Params>> name##_names = {__VA_ARGS__};
+#define IN(T, name) #name
+#define OUT(T, name) #name
+#define OUTS(T, name, n) #name ":" #n
+#define ARRAY(T, name, n) #name ":" #n
+#define STRUCT(T, name) #name
+#define INOUT(T, name) #name
+#define BUFFER(name, size, n) #name ":" #size ":" #n
+#define STRINGS(name, n) #name ":" #n
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+
+#define C_TEXT(...) #__VA_ARGS__
+#define FUNCTION(since_, result, name_, ...)                                                   \
+  struct name_##_Entry {                                                                       \
+    using Params = name_##_Params;                                                             \
+    using Result = result;                                                                     \
+    static constexpr const char* name = #name_;                                                \
+    static constexpr int since = since_;                                                       \
+    static constexpr auto member = &NcclTable::name_;                                          \
+    static constexpr auto& names = name_##_names;                                              \
+    static constexpr const char* declaration = #result " " #name_ "(" C_TEXT(__VA_ARGS__) ")"; \
+  };
+#include "abi/c_params.inc"
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+#undef C_TEXT
+
+}  // namespace entries
+
+template <class Entry>
+void add_entry(const py::handle& type) {
+  static const std::string doc = RawCall<Entry>::doc();
+  static PyMethodDef definition = fast_method(Entry::name, &RawCall<Entry>::method, doc.c_str());
+  add_method(type, definition);
+}
+
+}  // namespace
+
+std::string_view reference(std::string_view name, int part) {
+  if (part < 0) return name.substr(name.rfind(':') + 1);
+  for (; part > 0; --part) name.remove_prefix(name.find(':') + 1);
+  return name.substr(0, name.find(':'));
+}
+
+std::size_t CallArguments::count(std::string_view name) const {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] != name) continue;
+    const int length = integer_from_python<int>(names[i], values[i]);
+    if (length < 0)
+      throw py::value_error(std::string(name) + ": " + std::to_string(length) + " is negative");
+    return static_cast<std::size_t>(length);
+  }
+  throw std::logic_error("no parameter " + std::string(name));
+}
+
+void bind_library(py::module_& m) {
+  py::class_<Library, std::shared_ptr<Library>> library(m, "Library", R"(A loaded NCCL.
+
+Every function of nccl.h is a method under its own name with nccl.h's parameters: addresses and
+handles are integers, structs are the classes of pynccl.raw, NULL is None. What C returns through a
+pointer is returned; a result other than ncclSuccess and ncclInProgress is raised as NcclError. The
+GIL is released during the call.)");
+  library.def_property_readonly("path", &Library::path, "The file that was loaded.")
+      .def_property_readonly("version", &Library::version,
+                             "What ncclGetVersion answers: 23203 for 2.32.3.")
+      .def_property_readonly(
+          "memory",
+          [](const Library& l) { return l.memory() == Memory::kHost ? "host" : "device"; },
+          "Where the buffers of this library's communicators live: 'host' or 'device'.")
+      .def_property_readonly("driver_path", &Library::driver_path,
+                             "The file that the stream calls come from.")
+      .def(
+          "driver_version",
+          [](const Library& l) {
+            int version = 0;
+            DRIVER_CHECK(l, DriverGetVersion, (&version));
+            return version;
+          },
+          "What cuDriverGetVersion answers: 13000 for CUDA 13.0.")
+      .def(
+          "device_names",
+          [](const Library& l) {
+            std::vector<std::string> names;
+            int count = 0;
+            DRIVER_CHECK(l, DeviceGetCount, (&count));
+            for (int i = 0; i < count; ++i) {
+              char name[256] = {};
+              CUdevice device = 0;
+              DRIVER_CHECK(l, DeviceGet, (&device, i));
+              DRIVER_CHECK(l, DeviceGetName, (name, sizeof name, device));
+              names.emplace_back(name);
+            }
+            return names;
+          },
+          "The names of the devices that the driver sees.")
+      .def(
+          "functions",
+          [](const Library& l) {
+            py::dict functions;
+#define FUNCTION(since, result, name, ...) \
+  functions[#name] = py::make_tuple(since, l.nccl_table().name != nullptr);
+#include "abi/c_params.inc"
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+            return functions;
+          },
+          "Every function of nccl.h: (NCCL version that brought it, whether this library has it).")
+      .def("__repr__", [](const Library& l) {
+        return "<pynccl.raw.Library " + version_text(l.version()) + " " + l.path() + ">";
+      });
+#define FUNCTION(since, result, name, ...) add_entry<entries::name##_Entry>(library);
+#include "abi/c_params.inc"
+#include "abi/nccl_functions.inc"
+#include "abi/undef.inc"
+
+  m.def("open_library", &Library::open, py::arg("path"),
+        "Load the library at a path; the same file gives the same Library.");
+  m.def(
+      "loaded_path", [](const std::string& soname) { return loaded_path(soname); },
+      py::arg("soname"),
+      "The file already loaded in this process whose name begins with soname, or ''.");
+  m.def("version_text", &version_text, py::arg("version"), "'2.32.3' for 23203.");
+}
+
+}  // namespace pynccl::python

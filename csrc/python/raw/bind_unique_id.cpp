@@ -1,0 +1,69 @@
+// The class UniqueId: the 128 bytes that the ranks of a communicator agree on beforehand.
+#include <cstring>
+
+#include "core/library.h"
+#include "python/raw/bind.h"
+#include "python/raw/structs.h"
+
+namespace pynccl::python {
+namespace {
+
+py::bytes bytes_of(const ncclUniqueId& id) { return py::bytes(id.internal, kUniqueIdBytes); }
+
+}  // namespace
+
+ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
+  if (py::isinstance<ncclUniqueId>(value)) return py::cast<ncclUniqueId>(py::handle(value));
+  Py_buffer view;
+  if (PyObject_GetBuffer(value, &view, PyBUF_SIMPLE) != 0) {
+    PyErr_Clear();
+    throw_type_error(name, "a UniqueId or 128 bytes", value);
+  }
+  ncclUniqueId id;
+  const Py_ssize_t size = view.len;
+  if (size == kUniqueIdBytes) std::memcpy(id.internal, view.buf, kUniqueIdBytes);
+  PyBuffer_Release(&view);
+  if (size != kUniqueIdBytes)
+    throw py::value_error(std::string(name) + ": has " + std::to_string(size) +
+                          " bytes, a UniqueId has " + std::to_string(kUniqueIdBytes));
+  return id;
+}
+
+void bind_unique_id(py::module_& m) {
+  py::class_<ncclUniqueId>(m, "UniqueId",
+                           R"(What the ranks of a communicator have in common (ncclUniqueId).
+
+Made by one rank with get_unique_id() and carried to the others by any means: it is 128 bytes, which
+bytes(id) gives and UniqueId(data) takes, and it can be pickled.)")
+      .def(py::init(
+               [](const py::object& data) { return unique_id_from_python("data", data.ptr()); }),
+           py::arg("data"))
+      .def("__bytes__", &bytes_of)
+      .def("__len__", [](const ncclUniqueId&) { return kUniqueIdBytes; })
+      .def("__eq__",
+           [](const ncclUniqueId& a, const py::object& other) {
+             return py::isinstance<ncclUniqueId>(other) &&
+                    std::memcmp(a.internal, py::cast<ncclUniqueId>(other).internal,
+                                kUniqueIdBytes) == 0;
+           })
+      .def("__hash__", [](const ncclUniqueId& id) { return py::hash(bytes_of(id)); })
+      .def("__repr__",
+           [](const ncclUniqueId& id) {
+             return "<pynccl.nccl.UniqueId " +
+                    py::cast<std::string>(bytes_of(id).attr("hex")()).substr(0, 16) + "...>";
+           })
+      .def(py::pickle(
+          [](const ncclUniqueId& id) { return bytes_of(id); },
+          [](const py::bytes& data) { return unique_id_from_python("data", data.ptr()); }));
+  m.def(
+      "get_unique_id",
+      [](const Library& library) {
+        ncclUniqueId id;
+        const py::gil_scoped_release released;
+        NCCL_CHECK(library, nullptr, -1, ncclGetUniqueId, (&id));
+        return id;
+      },
+      py::arg("library"), "A new UniqueId (ncclGetUniqueId).");
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,221 @@
+// How each kind of parameter of abi/nccl_functions.inc crosses between Python and C. A visible
+// parameter is taken from the caller; the others are made here and returned. See raw_call.h for the
+// calls.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "core/library.h"
+#include "python/call/errors.h"
+#include "python/raw/structs.h"
+
+namespace pynccl::python {
+
+// The arguments of a call by name, for the parameters that refer to another one.
+struct CallArguments {
+  const Library& library;
+  std::span<const char* const> names;  // of the visible parameters
+  PyObject* const* values;             // of these parameters
+
+  // The length in the parameter of this name; throws std::invalid_argument for one below 0.
+  std::size_t count(std::string_view name) const;
+};
+
+// Names are as in the list: "comm", or "commIds:nId" for a parameter that refers to another one (or
+// to two). Part 0 is the parameter's own name.
+std::string_view reference(std::string_view name, int part);
+
+// Integers, enums, handles and addresses from a Python integer; NULL from None.
+template <class T>
+T from_python(const char* name, PyObject* value) {
+  if constexpr (std::is_same_v<T, const char*>) {
+    if (!PyUnicode_Check(value)) throw_type_error(name, "a str", value);
+    const char* text = PyUnicode_AsUTF8(value);
+    if (!text) throw py::error_already_set();
+    return text;
+  } else if constexpr (std::is_class_v<T>) {
+    return struct_from_python<T>(name, value);
+  } else if constexpr (std::is_pointer_v<T>) {
+    if (value == Py_None) return nullptr;
+    return reinterpret_cast<T>(integer_from_python<std::uintptr_t>(name, value));
+  } else if constexpr (std::is_enum_v<T>) {
+    return static_cast<T>(integer_from_python<std::underlying_type_t<T>>(name, value));
+  } else {
+    return integer_from_python<T>(name, value);
+  }
+}
+
+template <class T>
+py::object to_python(const T& value) {
+  if constexpr (std::is_same_v<T, const char*>) {
+    return value ? py::object(py::str(value)) : py::object(py::none());
+  } else if constexpr (std::is_class_v<T>) {
+    return py::cast(value);
+  } else if constexpr (std::is_pointer_v<T>) {
+    return py::int_(reinterpret_cast<std::uintptr_t>(value));
+  } else if constexpr (std::is_enum_v<T>) {
+    return py::int_(static_cast<std::underlying_type_t<T>>(value));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return py::float_(value);
+  } else {
+    return py::int_(value);
+  }
+}
+
+template <class T>
+struct In {
+  using C = T;
+  static constexpr bool visible = true;
+  static constexpr bool returned = false;
+  T value{};
+  void load(const char* name, PyObject* object, const CallArguments&) {
+    value = from_python<T>(name, object);
+  }
+  C argument() { return value; }
+};
+
+template <class T>
+struct Out {
+  using C = T*;
+  static constexpr bool visible = false;
+  static constexpr bool returned = true;
+  T value{};
+  void load(const char*, PyObject*, const CallArguments&) {}
+  C argument() { return &value; }
+  py::object result() { return to_python(value); }
+};
+
+// Handles that NCCL may write after the call: at the end of the group, or when a non-blocking
+// communicator is done. So these words stay for as long as the process.
+template <class T>
+  requires std::is_same_v<T, ncclComm_t> || std::is_same_v<T, ncclWindow_t>
+struct Out<T> {
+  using C = T*;
+  static constexpr bool visible = false;
+  static constexpr bool returned = true;
+  T* value = nullptr;
+  void load(const char*, PyObject*, const CallArguments&) {
+    static std::mutex& mutex = *new std::mutex;
+    static std::deque<T>& words = *new std::deque<T>;
+    const std::lock_guard lock(mutex);
+    value = &words.emplace_back();
+  }
+  C argument() { return value; }
+  py::object result() { return to_python(*value); }
+};
+
+template <class T>
+struct Outs {
+  using C = T*;
+  static constexpr bool visible = false;
+  static constexpr bool returned = true;
+  std::vector<T> values;
+  void load(const char* name, PyObject*, const CallArguments& call) {
+    values.resize(call.count(reference(name, 1)));
+  }
+  C argument() { return values.data(); }
+  py::object result() {
+    py::list list(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) list[i] = to_python(values[i]);
+    return list;
+  }
+};
+
+template <class T>
+struct Array {
+  using C = T*;
+  static constexpr bool visible = true;
+  static constexpr bool returned = false;
+  std::vector<std::remove_const_t<T>> values;
+  bool null = false;
+  void load(const char* name, PyObject* object, const CallArguments& call) {
+    null = object == Py_None;
+    if (null) return;
+    const std::string parameter(reference(name, 0));
+    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(object, ""));
+    if (!sequence) {
+      PyErr_Clear();
+      throw_type_error(parameter.c_str(), "a sequence or None", object);
+    }
+    const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+    const std::size_t needed = call.count(reference(name, 1));
+    if (size < needed)
+      throw py::value_error(parameter + ": has " + std::to_string(size) + " items, " +
+                            std::string(reference(name, 1)) + " says " + std::to_string(needed));
+    for (std::size_t i = 0; i < size; ++i)
+      values.push_back(from_python<std::remove_const_t<T>>(
+          parameter.c_str(), PySequence_Fast_GET_ITEM(sequence.ptr(), static_cast<Py_ssize_t>(i))));
+  }
+  C argument() { return null ? nullptr : values.data(); }
+};
+
+// A versioned struct that the caller passes. Configurations go to the library in its own version.
+template <class T>
+struct Struct {
+  using C = T*;
+  using Value = std::remove_const_t<T>;
+  static constexpr bool visible = true;
+  static constexpr bool returned = false;
+  Value value{};
+  bool null = false;
+  void load(const char* name, PyObject* object, const CallArguments& call) {
+    null = object == Py_None;
+    if (null) return;
+    value = struct_from_python<Value>(name, object);
+    if constexpr (requires { call.library.fit(value); }) value = call.library.fit(value);
+  }
+  C argument() { return null ? nullptr : &value; }
+};
+
+template <class T>
+struct InOut {
+  using C = T*;
+  static constexpr bool visible = true;
+  static constexpr bool returned = true;
+  T value{};
+  void load(const char* name, PyObject* object, const CallArguments&) {
+    value = struct_from_python<T>(name, object);
+  }
+  C argument() { return &value; }
+  py::object result() { return py::cast(value); }
+};
+
+// Memory that the call fills, at most as long as a parameter says.
+struct ByteBuffer {
+  using C = void*;
+  static constexpr bool visible = false;
+  static constexpr bool returned = true;
+  std::string bytes;
+  void load(const char* name, PyObject*, const CallArguments& call) {
+    bytes.resize(call.count(reference(name, 1)));
+  }
+  C argument() { return bytes.data(); }
+  py::object result(std::size_t length) {
+    return py::bytes(bytes.data(), std::min(length, bytes.size()));
+  }
+};
+
+struct Strings {
+  using C = const char***;
+  static constexpr bool visible = false;
+  static constexpr bool returned = true;
+  const char** table = nullptr;
+  void load(const char*, PyObject*, const CallArguments&) {}
+  C argument() { return &table; }
+  py::object result(std::size_t length) {
+    py::list list(length);
+    for (std::size_t i = 0; i < length; ++i) list[i] = to_python(table[i]);
+    return list;
+  }
+};
+
+}  // namespace pynccl::python

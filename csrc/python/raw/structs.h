@@ -1,0 +1,73 @@
+// NCCL's structs as Python objects.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <type_traits>
+
+#include "core/table.h"
+#include "python/call/errors.h"
+#include "python/convert/integer.h"
+
+namespace pynccl::python {
+
+// A struct together with the storage of the strings that it points to.
+template <class T>
+struct Owned {
+  T value{};
+  std::map<const char* T::*, std::string, bool (*)(const char* T::*, const char* T::*)> strings{
+      [](const char* T::* a, const char* T::* b) { return std::memcmp(&a, &b, sizeof a) < 0; }};
+
+  Owned() = default;
+  Owned(const Owned& other) : value(other.value), strings(other.strings) {
+    for (auto& [member, text] : strings) value.*member = text.c_str();
+  }
+  Owned& operator=(const Owned&) = delete;
+
+  void set(const char* T::* member, const py::object& text) {
+    if (text.is_none()) {
+      value.*member = nullptr;
+      strings.erase(member);
+    } else {
+      value.*member = (strings[member] = py::cast<std::string>(text)).c_str();
+    }
+  }
+};
+
+template <class T>
+inline constexpr bool has_strings = false;
+template <>
+inline constexpr bool has_strings<ncclConfig_t> = true;
+template <>
+inline constexpr bool has_strings<ncclCollConfig_t> = true;
+template <>
+inline constexpr bool has_strings<ncclEncryptionConfig_t> = true;
+
+template <class T>
+using Bound =
+    std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type behind the Python class
+
+// The 128 bytes of an id, from a UniqueId or anything with the buffer protocol.
+ncclUniqueId unique_id_from_python(const char* name, PyObject* value);
+
+// A copy; the strings stay those of the Python object.
+template <class T>
+T struct_from_python(const char* name, PyObject* value) {
+  if constexpr (std::is_same_v<T, ncclUniqueId>) {
+    return unique_id_from_python(name, value);
+  } else {
+    py::detail::make_caster<Bound<T>> caster;
+    if (value == Py_None || !caster.load(value, false))
+      throw_type_error(name, std::string(py::type_id<T>()).c_str(), value);
+    auto& bound = py::detail::cast_op<Bound<T>&>(caster);
+    if constexpr (has_strings<T>)
+      return bound.value;
+    else
+      return bound;
+  }
+}
+
+}  // namespace pynccl::python
