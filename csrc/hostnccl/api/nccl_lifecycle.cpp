@@ -29,8 +29,8 @@ std::vector<int> read_excluded(const Communicator& comm, const int* list, int co
   std::sort(excluded.begin(), excluded.end());
   for (size_t i = 0; i < excluded.size(); ++i) {
     if (excluded[i] < 0 || excluded[i] >= nranks) {
-      fail(ncclInvalidArgument, "excludeRanksList has %d, which is not in [0, %d)",
-           excluded[i], nranks);
+      fail(ncclInvalidArgument, "excludeRanksList has %d, which is not in [0, %d)", excluded[i],
+           nranks);
     }
     if (i > 0 && excluded[i] == excluded[i - 1]) {
       fail(ncclInvalidArgument, "excludeRanksList has %d twice", excluded[i]);

@@ -55,7 +55,7 @@ ncclResult_t get(ncclParamHandle_t handle, T* out, const char* wanted_type) {
   });
 }
 
-// The value as it lies in memory.
+// The bytes of the value.
 std::vector<char> bytes_of(const Param& param) {
   const Setting setting = setting_of(param);
   std::vector<char> bytes;

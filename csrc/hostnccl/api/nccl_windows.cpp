@@ -169,7 +169,7 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
     usable_comm(comm);
     std::vector<PendingOperation> waits;
     for (int i = 0; i < nDesc; ++i) waits.push_back(make_wait(signalDescs, i, comm, stream));
-    // In a group of their own they run one after the other in one progress engine.
+    // One group: the waits run one after the other in one progress engine.
     group.start();
     for (PendingOperation& wait : waits) group.submit(std::move(wait));
     return group.end();

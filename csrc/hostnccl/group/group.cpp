@@ -116,7 +116,8 @@ void Group::check() const {
   if (has_events) check_launch_events();
 }
 
-// A send to the own rank needs its receive in the same group: no other thread can call it.
+// A send to the own rank needs its receive in the same group: a later one starts only after this
+// group has ended.
 void Group::check_messages_to_self() const {
   std::map<Communicator*, int> balance;  // sends minus receives
   for (const PendingOperation& pending : operations_) {

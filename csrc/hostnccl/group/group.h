@@ -18,10 +18,9 @@ namespace hostnccl {
 struct PendingOperation {
   Ref<Communicator> comm;
   Operation operation;
-  Ref<Stream> stream;  // null: the calling thread
-  Ref<Event>
-      launch_event;    // launchCompletionEvent: recorded when the operation begins; may be null
-  Ref<Window> window;  // the destination of a put, else null
+  Ref<Stream> stream;       // null: the calling thread
+  Ref<Event> launch_event;  // recorded when the operation begins (launchCompletionEvent), or null
+  Ref<Window> window;       // the destination of a put, else null
 };
 
 class Group {

@@ -1,8 +1,9 @@
 // A stream capture under way: work for its streams becomes nodes of a graph instead of running.
 //
-// It begins on the origin stream. Another stream joins it by waiting for an event recorded in it
-// (fork), and must be joined to the origin stream by an event before the capture ends (join). The
-// rules, and the error for breaking each of them, are CUDA's. One lock guards all captures.
+// It begins on the origin stream. Another stream enters it by waiting for an event recorded in it
+// (fork). Before the capture ends, the origin stream must wait for an event recorded after the work
+// of that stream (join). The rules, and the error for breaking each of them, are CUDA's. One lock
+// guards all captures.
 #pragma once
 
 #include <atomic>
@@ -27,21 +28,23 @@ class Capture {
   };
 
   static void begin(const Ref<Stream>& origin, abi::CUstreamCaptureMode mode);
-  // The streams stop capturing even where this throws, but for a wrong stream or thread.
+  // The wrong stream or thread throws and leaves the streams capturing. Otherwise they stop, also
+  // if the capture is invalid and this throws.
   static std::unique_ptr<Graph> end(const Ref<Stream>& origin);
   static Info info(const Ref<Stream>& stream);
 
   // Adds a node that depends on everything captured on these streams, all of which are capturing.
   static void add_node(const Streams& streams, Graph::Payload payload);
   static std::shared_ptr<Event::Record> record_event(const Ref<Stream>& stream);
-  // Orders the stream after a position in a capture. A stream that is not capturing joins it.
+  // Orders the stream after a position in a capture. A stream that is not capturing enters it.
   static void wait_for_position(const Ref<Stream>& stream, const CapturePosition& position);
 
-  // Calls that are not permitted in a capture. Each of these invalidates the capture and throws if
-  // the call is one; a null stream or record passes.
+  // Checks of calls that are not permitted during a capture. If a check fails, it invalidates the
+  // capture and throws. A null stream or record passes.
   static void check_not_capturing(const Ref<Stream>& stream, abi::CUresult error);
   static void check_not_captured(const Event::Record* record);
-  // For calls that CUDA names potentially unsafe: by the mode of this thread and of each capture.
+  // For calls that CUDA documents as potentially unsafe: by the modes of this thread and of each
+  // capture.
   static void check_unsafe_call();
 
   // The stream's handle is closed. A capture that began on it ends, since nothing can end it later.

@@ -47,7 +47,7 @@ class GraphExec::Launch {
     }
   }
 
-  void take_tickets() {
+  void take_sequences() {
     for (const auto& engine : engines_) {
       if (engine) engine->take_tickets();
     }
@@ -134,7 +134,7 @@ void GraphExec::launch(const Ref<Stream>& stream) {
   {
     const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
     previous_end = std::exchange(last_end_, end);
-    launch->take_tickets();
+    launch->take_sequences();
     for (size_t branch = 1; branch < branches->size(); ++branch) {
       Stream::enqueue(branch_streams_[branch - 1], [launch, branches, branch] {
         launch->run_other_branch((*branches)[branch]);
