@@ -1,6 +1,6 @@
 """Writes docs/nccl-features.md: every function of nccl.h, who has it, and how Python calls it.
 
-The functions and their versions come from nccl_functions.inc, what hostnccl exports from its api/unsupported.h;
+The functions and their versions come from nccl_functions.inc, what hostnccl has from unsupported.h;
 which object covers a function, and which test proves it, is said here, and tests/test_features.py
 holds it against the package and the tests. Run it after a change: python csrc/abi/features.py
 """
@@ -151,13 +151,15 @@ class Function(NamedTuple):
 
 def functions() -> list[Function]:
     """All functions, in the order of the list."""
-    later = set(re.findall(r"define HOSTNCCL_UNSUPPORTED_(\w+)", _read("../hostnccl/api/unsupported.h")))
+    unsupported = set(
+        re.findall(r"define HOSTNCCL_UNSUPPORTED_(\w+)", _read("../hostnccl/api/unsupported.h"))
+    )
     section, found = "", []
     for line in _read("nccl_functions.inc").partition("undef.inc.\n")[2].splitlines():
         if line.startswith("// "):
             section = line[3:]
         elif match := re.match(r"FUNCTION\((\d+), [^,]+, (\w+)", line):
-            found.append(Function(section, match[2], int(match[1]), match[2] not in later))
+            found.append(Function(section, match[2], int(match[1]), match[2] not in unsupported))
     return found
 
 
