@@ -173,13 +173,15 @@ class Function(NamedTuple):
 
 def functions() -> list[Function]:
     """All functions, in the order of the list."""
-    later = set(re.findall(r"define HOSTNCCL_LATER_(\w+)", _read("../hostnccl/api/unsupported.h")))
+    unsupported = set(
+        re.findall(r"define HOSTNCCL_UNSUPPORTED_(\w+)", _read("../hostnccl/api/unsupported.h"))
+    )
     section, found = "", []
     for line in _read("nccl_functions.inc").partition("undef.inc.\n")[2].splitlines():
         if line.startswith("// "):
             section = line[3:]
         elif match := re.match(r"FUNCTION\((\d+), [^,]+, (\w+)", line):
-            found.append(Function(section, match[2], int(match[1]), match[2] not in later))
+            found.append(Function(section, match[2], int(match[1]), match[2] not in unsupported))
     return found
 
 

@@ -1,8 +1,9 @@
-// The types of NCCL's functions and of the stream calls, each under its own name, in
-// pynccl::abi::functions; for pynccl.h.
+// Function types of nccl.h and of the driver calls, for pynccl.h: pynccl::abi::functions::ncclX is
+// the type of ncclX.
 #pragma once
 
-// C++17 has no macro of functions without parameters, which the lists contain; every compiler has.
+// The lists have functions without parameters, and before C++20 a variadic macro needs at least one
+// argument. Compilers accept it with a warning, which this turns off.
 #if defined(__GNUC__)
 #pragma GCC system_header
 #endif
@@ -15,7 +16,7 @@ namespace pynccl::abi::functions {
 #include "abi/c_params.inc"
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
-#ifndef CUDA_VERSION  // cuda.h defines some of these names as macros
+#ifndef CUDA_VERSION  // cuda.h defines macros with some of these names
 #define FUNCTION(symbol, result, name, ...) using cu##name = result(__VA_ARGS__);
 #include "abi/c_params.inc"
 #include "abi/driver_functions.inc"

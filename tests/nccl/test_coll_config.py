@@ -1,6 +1,6 @@
 """Proves that a collective takes a configuration of its own, gives the same bits with it, alone, in
-groups and in plans, on whatever path it chooses; that its event is recorded when it begins; and
-that what cannot be had is refused by name, with the communicator still usable.
+groups and in plans, on every path; that its event is recorded when it begins; and that an option
+that is not available is an error with its name, with the communicator still usable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 def _algorithms(provider: str) -> tuple[str, ...]:
     """What every collective of a provider can be told to use."""
-    return ("rounds", "DIRECT", "rounds,direct", "^direct") if provider == "host" else ("ring",)
+    return ("staged", "DIRECT", "staged,direct", "^direct") if provider == "host" else ("ring",)
 
 
 def _run(rank: Rank, collective: str, config: nccl.CollConfig) -> int:
@@ -77,13 +77,13 @@ def _refused_algorithm(rank: Rank) -> str:
 def test_a_path_that_is_not_there_is_refused(launch: Launcher) -> None:
     """Where the kernel does not let processes read each other there is no direct path."""
     for text in launch(2, _refused_algorithm, env={"HOSTNCCL_CMA": "0"}):
-        assert 'config->algSelection="direct" cannot be had for ncclAllReduce' in text
+        assert 'config->algSelection="direct" is not available for ncclAllReduce' in text
 
 
 def test_unknown_algorithms_are_refused() -> None:
     x = np.ones(5, np.float32)
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        for algorithm in ("ring", "rounds,", "^rounds,direct", "^", "direct rounds"):
+        for algorithm in ("ring", "staged,", "^staged,direct", "^", "direct staged"):
             with pytest.raises(nccl.NcclInvalidArgumentError, match="algSelection"):
                 comm.all_reduce(x, config=nccl.CollConfig(algorithm=algorithm))
             config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
@@ -91,7 +91,7 @@ def test_unknown_algorithms_are_refused() -> None:
 
 
 def _mismatch(rank: Rank) -> str:
-    algorithm = ("rounds", "direct")[rank.rank]
+    algorithm = ("staged", "direct")[rank.rank]
     config = nccl.CollConfig(algorithm=algorithm, profiler_tag=0x2A + rank.rank)
     with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)) as caught:
         rank.comm.all_reduce(np.ones(4, np.float32), config=config)
@@ -102,7 +102,7 @@ def _mismatch(rank: Rank) -> str:
 def test_ranks_with_different_paths_are_told(launch: Launcher) -> None:
     """Each path was really taken, and the tag of a call is in the text."""
     texts = launch(2, _mismatch)
-    assert all("ncclAllReduce(count=4, float32, sum, rounds, tag=0x2a)" in text for text in texts)
+    assert all("ncclAllReduce(count=4, float32, sum, staged, tag=0x2a)" in text for text in texts)
     assert all("ncclAllReduce(count=4, float32, sum, direct, tag=0x2b)" in text for text in texts)
 
 
@@ -221,7 +221,7 @@ def test_wrong_events_are_refused() -> None:
     x = np.ones(3)
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
         timed = nccl.Event("host", timing=True)
-        with pytest.raises(nccl.NcclInvalidArgumentError, match="was made with timing"):
+        with pytest.raises(nccl.NcclInvalidArgumentError, match="was created with timing"):
             comm.all_reduce(x, config=nccl.CollConfig(launch_event=timed))
         with pytest.raises(nccl.NcclInvalidArgumentError, match="is not an event of hostnccl"):
             comm.all_reduce(x, config=nccl.CollConfig(launch_event=0x1000))
@@ -294,8 +294,8 @@ def _raw_config(**fields: object) -> raw.ncclCollConfig_t:
     [
         ({"magic": 1}, "config->magic=0x1: it was not initialised"),
         ({"forceAlgSelection": 2}, "config->forceAlgSelection=2 is neither 0 nor 1"),
-        ({"CTAPolicy": 4}, "config->CTAPolicy=4 is no combination"),
-        ({"CTAPolicy": -1}, "config->CTAPolicy=-1 is no combination"),
+        ({"CTAPolicy": 4}, "config->CTAPolicy=4 is not a combination"),
+        ({"CTAPolicy": -1}, "config->CTAPolicy=-1 is not a combination"),
     ],
 )
 def test_the_engine_checks_it_as_nccl_does(fields: dict[str, object], text: str) -> None:

@@ -133,7 +133,7 @@ def test_wrong_keys_and_handles(library: raw.Library) -> None:
 def test_a_foreign_handle_is_refused() -> None:
     lib = raw.load("host")
     other = lib.ncclParamBind("HOSTNCCL_SPIN_US") + 1
-    with pytest.raises(nccl.NcclInvalidArgumentError, match="is not a handle that ncclParamBind"):
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="is not a handle from ncclParamBind"):
         lib.ncclParamGetU64(other)
 
 

@@ -179,7 +179,7 @@ def test_a_group_that_makes_communicators_is_refused() -> None:
     lib = raw.load("host")
     lib.ncclGroupStart()
     lib.ncclCommInitRank(1, lib.ncclGetUniqueId(), 0)
-    with pytest.raises(nccl.NcclInvalidUsageError, match="makes communicators"):
+    with pytest.raises(nccl.NcclInvalidUsageError, match="initializes communicators"):
         lib.ncclGroupSimulateEnd(raw.ncclSimInfo_t())
     lib.ncclGroupStart()
     lib.ncclGroupEnd()

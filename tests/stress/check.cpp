@@ -16,12 +16,12 @@ void stop(const char* file, int line, const std::string& what) {
 void expect_result(const char* file, int line, const char* call, unsigned got, unsigned wanted) {
   if (got == wanted) return;
   stop(file, line,
-       std::string(call) + " gave " + std::to_string(got) + ", not " + std::to_string(wanted) +
-           "; last error: " + ncclGetLastError(nullptr));
+       std::string(call) + " returned " + std::to_string(got) + ", expected " +
+           std::to_string(wanted) + "; last error: " + ncclGetLastError(nullptr));
 }
 
 void expect_text(const char* file, int line, const std::string& text, const std::string& part) {
-  if (text.find(part) == std::string::npos) stop(file, line, "'" + part + "' in '" + text + "'");
+  if (text.find(part) == std::string::npos) stop(file, line, "no '" + part + "' in '" + text + "'");
 }
 
 ncclUniqueId new_id() {
@@ -36,7 +36,7 @@ void in_threads(int nranks, const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-void with_world(int nranks, const std::function<void(int, ncclComm_t)>& body) {
+void with_communicators(int nranks, const std::function<void(int, ncclComm_t)>& body) {
   const ncclUniqueId id = new_id();
   in_threads(nranks, [&](int rank) {
     ncclComm_t comm;
@@ -46,7 +46,7 @@ void with_world(int nranks, const std::function<void(int, ncclComm_t)>& body) {
   });
 }
 
-ncclResult_t settle(ncclComm_t comm) {
+ncclResult_t state_of(ncclComm_t comm) {
   for (;;) {
     ncclResult_t state;
     OK(ncclCommGetAsyncError(comm, &state));

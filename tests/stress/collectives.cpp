@@ -1,5 +1,5 @@
-// Every collective against plain loops over the ranks' inputs: sizes on both sides of each path,
-// in and out of place, ranks in threads of their own and all in one thread.
+// Every collective is checked against plain loops over the ranks' inputs: sizes around each
+// threshold, in place and out of place, ranks in threads of their own and all in one thread.
 #include <cstdint>
 #include <type_traits>
 
@@ -13,7 +13,7 @@ constexpr ncclDataType_t kType = std::is_same_v<T, int32_t>   ? ncclInt32
                                  : std::is_same_v<T, uint8_t> ? ncclUint8
                                                               : ncclFloat64;
 
-// Small whole numbers: exact in every type, whatever the order of a sum.
+// Small integers: a sum is exact in every type and order.
 template <typename T>
 T input(int rank, size_t index) {
   return static_cast<T>((index * 7 + static_cast<size_t>(rank) * 3 + 1) % 5);
@@ -108,10 +108,11 @@ struct Case {
   void gather() const {
     std::vector<T> send = inputs<T>(rank, count);
     std::vector<T> recv(rank == root ? count * n() : 0);
-    const bool here = in_place && rank == root;
-    if (here) std::copy(send.begin(), send.end(), recv.begin() + std::ptrdiff_t(r() * count));
-    OK(ncclGather(here ? recv.data() + r() * count : send.data(), recv.data(), count, type, root,
-                  comm, nullptr));
+    const bool root_in_place = in_place && rank == root;
+    if (root_in_place)
+      std::copy(send.begin(), send.end(), recv.begin() + std::ptrdiff_t(r() * count));
+    OK(ncclGather(root_in_place ? recv.data() + r() * count : send.data(), recv.data(), count, type,
+                  root, comm, nullptr));
     for (size_t i = 0; i < recv.size(); ++i) CHECK(recv[i] == input<T>(int(i / count), i % count));
   }
 
@@ -165,7 +166,7 @@ void every_case(int rank, int nranks, ncclComm_t comm, std::initializer_list<siz
   }
 }
 
-// All ranks in this one thread, by groups, for as long as values fit.
+// All ranks in this thread, by groups.
 void in_one_thread() {
   constexpr int kRanks = 4;
   constexpr size_t kCount = 3000;
@@ -185,8 +186,8 @@ void in_one_thread() {
   }
   for (size_t i = 0; i < kCount; ++i) {
     int32_t sum = 0;
-    for (const auto& of_rank : before) sum += of_rank[i];
-    for (const auto& of_rank : values) CHECK(of_rank[i] == sum * 256);
+    for (const auto& inputs_of_rank : before) sum += inputs_of_rank[i];
+    for (const auto& results : values) CHECK(results[i] == sum * 256);
   }
   for (const ncclComm_t comm : comms) OK(ncclCommDestroy(comm));
 }
@@ -195,7 +196,7 @@ void in_one_thread() {
 
 void collectives() {
   for (const int nranks : {1, 2, 3, 5, 8}) {
-    with_world(nranks, [&](int rank, ncclComm_t comm) {
+    with_communicators(nranks, [&](int rank, ncclComm_t comm) {
       every_case<int32_t>(rank, nranks, comm, {0, 1, 17, 1000, 2999});
       every_case<uint8_t>(rank, nranks, comm, {1, 40000});
       if (nranks <= 3) every_case<double>(rank, nranks, comm, {100003});

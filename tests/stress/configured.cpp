@@ -1,5 +1,5 @@
-// Collectives with a configuration of their own: both paths in turn on queues, their events read by
-// others while they run, groups that are only simulated in between, settings read from all threads.
+// Collectives with an ncclCollConfig_t: random paths and streams, launch events that other streams
+// query meanwhile, simulated groups in between, and parameters read from all threads.
 #include <cstdint>
 #include <random>
 
@@ -8,7 +8,7 @@
 namespace stress {
 namespace {
 
-constexpr const char* kPaths[] = {nullptr, "rounds", "direct", "^direct"};
+constexpr const char* kPaths[] = {nullptr, "staged", "direct", "^direct"};
 
 void paths_and_events(int rank, ncclComm_t comm) {
   std::mt19937 common(7);  // the same choices on every rank
@@ -21,7 +21,7 @@ void paths_and_events(int rank, ncclComm_t comm) {
     const cudaStream_t stream = streams[common() % 3];
     ncclCollConfig_t config;
     config.algSelection = kPaths[common() % 4];
-    config.forceAlgSelection = 0;  // without direct reads there is one path
+    config.forceAlgSelection = 0;  // the direct path may not be available
     config.userProfilerTag = static_cast<uint64_t>(rank);
     config.launchCompletionEvent = launched;
     const bool grouped = common() % 2;
@@ -46,7 +46,7 @@ void paths_and_events(int rank, ncclComm_t comm) {
   OK(hostEventDestroy(launched));
 }
 
-void settings() {
+void parameters() {
   const char** keys;
   int count;
   OK(ncclParamGetAllParameterKeys(&keys, &count));
@@ -61,12 +61,12 @@ void settings() {
   }
 }
 
-void keys() {
+void encryption_keys() {
   ncclEncryptionConfig_t config;
   config.mode = NCCL_ENCRYPTION_MODE_PSK;
   config.psk = "a key that all of the ranks share";
   OK(ncclSetEncryption(&config));
-  with_world(3, paths_and_events);
+  with_communicators(3, paths_and_events);
   config.psk = "too short";
   EXPECT(ncclInvalidArgument, ncclSetEncryption(&config));
   OK(ncclSetEncryption(nullptr));
@@ -75,9 +75,9 @@ void keys() {
 }  // namespace
 
 void configured() {
-  in_threads(4, [](int) { settings(); });
-  with_world(3, paths_and_events);
-  keys();
+  in_threads(4, [](int) { parameters(); });
+  with_communicators(3, paths_and_events);
+  encryption_keys();
 }
 
 }  // namespace stress

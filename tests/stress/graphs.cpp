@@ -1,6 +1,6 @@
-// Captures and graphs: forks and joins, launches on several streams and threads at once, captures
-// that are broken from other threads, graphs that are destroyed while they run; all of it with
-// queues that are delayed at random.
+// Captures and graphs: fork and join, launches on several streams and from several threads,
+// captures that other threads invalidate, graphs destroyed while they run. Everything runs without
+// and with random delays (HOSTNCCL_DELAY_SEED).
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -50,7 +50,7 @@ CUgraphExec instantiate(CUgraph graph) {
 
 // value = value * nranks + 1 on one branch, count = count + 1 on the other.
 void replay() {
-  with_world(3, [](int, ncclComm_t comm) {
+  with_communicators(3, [](int, ncclComm_t comm) {
     const Streams streams;
     int64_t value = 1;
     int64_t count = 0;
@@ -71,7 +71,7 @@ void replay() {
     const CUgraphExec exec = instantiate(graph);
     int64_t expected = 1;
     const cudaStream_t targets[] = {streams.first, streams.second, nullptr};
-    for (int i = 0; i < 24; ++i) {  // launches of one graph are in order on whatever streams
+    for (int i = 0; i < 24; ++i) {  // launches of one graph are in order on any streams
       OK(hostGraphLaunch(exec, targets[i % 3]));
       expected = expected * 3 + 1;
     }
@@ -83,9 +83,9 @@ void replay() {
   });
 }
 
-// Every thread of each rank with its own graph, all of one communicator and one counter.
+// Several threads of each rank launch graphs of their own on one communicator.
 void many_threads() {
-  with_world(2, [](int, ncclComm_t comm) {
+  with_communicators(2, [](int, ncclComm_t comm) {
     in_threads(3, [&](int) {
       const Streams streams;
       int64_t value = 1;
@@ -104,10 +104,10 @@ void many_threads() {
   });
 }
 
-// Several threads launch one graph: launches take turns, the function sees no other.
-void one_graph_of_many_threads() {
+// Several threads launch one graph: its launches run one after the other.
+void one_graph_in_many_threads() {
   const Streams streams;
-  int64_t count = 0;  // no atomic: the sanitizer would tell
+  int64_t count = 0;  // not atomic: ThreadSanitizer reports launches that overlap
   OK(hostStreamBeginCapture(streams.first, CU_STREAM_CAPTURE_MODE_RELAXED));
   OK(hostLaunchHostFunc(streams.first, add_one, &count));
   streams.fork();
@@ -126,10 +126,10 @@ void one_graph_of_many_threads() {
   OK(hostGraphExecDestroy(exec));
 }
 
-// Captures that other threads use, break or join at the same time: errors, and nothing else.
-void broken_from_elsewhere() {
+// Other threads use, invalidate and join a capture meanwhile: errors are allowed, races are not.
+void invalidated_by_other_threads() {
   const Streams streams;
-  std::atomic<bool> over{false};
+  std::atomic<bool> finished{false};
   in_threads(3, [&](int thread) {
     if (thread == 0) {
       for (int i = 0; i < 60; ++i) {
@@ -140,11 +140,11 @@ void broken_from_elsewhere() {
         if (hostStreamEndCapture(streams.first, &graph) == CUDA_SUCCESS)
           OK(hostGraphDestroy(graph));
       }
-      over = true;
+      finished = true;
     }
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (thread == 2) OK(hostThreadExchangeStreamCaptureMode(&mode));
-    while (!over) {
+    while (!finished) {
       CUstreamCaptureStatus status;
       OK(hostStreamIsCapturing(streams.second, &status));
       if (thread == 1) hostStreamQuery(streams.second);
@@ -162,7 +162,7 @@ void destroyed_communicator() {
   const Streams streams;
   CUgraphExec exec = nullptr;
   int32_t value = 1;
-  with_world(1, [&](int, ncclComm_t comm) {
+  with_communicators(1, [&](int, ncclComm_t comm) {
     OK(hostStreamBeginCapture(streams.first, CU_STREAM_CAPTURE_MODE_GLOBAL));
     OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, streams.first));
     CUgraph graph = nullptr;
@@ -176,8 +176,8 @@ void destroyed_communicator() {
   OK(hostGraphExecDestroy(exec));
 }
 
-// The stream goes before its capture has ended.
-void forgotten_capture() {
+// The origin stream is destroyed before its capture has ended.
+void destroyed_origin_stream() {
   const cudaStream_t stream = new_stream();
   const Streams streams;
   OK(hostStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -197,13 +197,13 @@ void graphs() {
     setenv("HOSTNCCL_DELAY_SEED", seed, 1);
     replay();
     many_threads();
-    one_graph_of_many_threads();
-    broken_from_elsewhere();
+    one_graph_in_many_threads();
+    invalidated_by_other_threads();
     destroyed_communicator();
-    forgotten_capture();
+    destroyed_origin_stream();
   }
   setenv("HOSTNCCL_DELAY_SEED", "0", 1);
-  OK(hostStreamDestroy(new_stream()));  // reads it
+  OK(hostStreamDestroy(new_stream()));  // a new stream reads the seed
 }
 
 }  // namespace stress

@@ -1,5 +1,8 @@
-// hostnccl under stress, with ranks as threads of one process and only the C API: run under the
-// sanitizers by run.py. Each scenario runs with direct reads and with all data staged.
+// Stress program of hostnccl: random programs over the C API, with ranks as threads of one process.
+// run.py builds and runs it under the sanitizers. Each scenario runs twice: with reads of other
+// processes' memory allowed, and without (HOSTNCCL_CMA=0).
+//
+//     stress [SCENARIO]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,12 +16,12 @@ int main(int argc, char** argv) {
     void (*run)();
   } scenarios[] = {
       {"collectives", stress::collectives}, {"messages", stress::messages},
-      {"streams", stress::streams},         {"lives", stress::lives},
-      {"configured", stress::configured},   {"regroup", stress::regroup},
+      {"streams", stress::streams},         {"lifecycle", stress::lifecycle},
+      {"configured", stress::configured},   {"derive", stress::derive},
       {"windows", stress::windows},         {"graphs", stress::graphs},
   };
   setenv("HOSTNCCL_INIT_TIMEOUT", "60", 1);
-  // First, for it forks. What ranks do beside others in their process is in the scenarios.
+  // First, because it forks: the process has no other thread yet.
   if (argc == 1 || std::strcmp(argv[1], "windows") == 0) stress::windows_of_processes();
   for (const char* direct : {"1", "0"}) {
     setenv("HOSTNCCL_CMA", direct, 1);

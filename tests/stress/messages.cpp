@@ -1,5 +1,6 @@
-// Random sends and receives: every rank knows the whole plan, and issues its own part of it in an
-// order of its own, in groups, beside collectives. Then the mistakes that messages allow.
+// Random sends and receives: all ranks draw the same plan, and each issues its part in a random
+// order of its own, in groups, beside collectives. Then wrong calls: unpaired and mismatched
+// messages.
 #include <algorithm>
 #include <cstdint>
 
@@ -29,77 +30,77 @@ std::vector<Message> make_plan(std::mt19937& random, int nranks) {
   return plan;
 }
 
-// A rank's half of a message, and its place in an order that keeps the messages of one channel.
-struct Half {
+// The send or the receive of a message.
+struct Call {
   const Message* message;
   bool sends;
   std::vector<uint32_t> data;
 };
 
-// Shuffles by letting channels take turns at random.
-std::vector<Half> shuffled(std::vector<Half> halves, std::mt19937& random) {
-  std::vector<Half> order;
-  while (!halves.empty()) {
-    size_t pick = random() % halves.size();
-    const Half& chosen = halves[pick];
+// A random order that keeps the order of the calls with the same source and destination.
+std::vector<Call> shuffled(std::vector<Call> calls, std::mt19937& random) {
+  std::vector<Call> order;
+  while (!calls.empty()) {
+    size_t pick = random() % calls.size();
+    const Call& chosen = calls[pick];
     for (size_t i = 0; i < pick; ++i) {
-      if (halves[i].sends == chosen.sends && halves[i].message->source == chosen.message->source &&
-          halves[i].message->destination == chosen.message->destination) {
+      if (calls[i].sends == chosen.sends && calls[i].message->source == chosen.message->source &&
+          calls[i].message->destination == chosen.message->destination) {
         pick = i;
         break;
       }
     }
-    order.push_back(std::move(halves[pick]));
-    halves.erase(halves.begin() + std::ptrdiff_t(pick));
+    order.push_back(std::move(calls[pick]));
+    calls.erase(calls.begin() + std::ptrdiff_t(pick));
   }
   return order;
 }
 
 void exchange(int rank, int nranks, ncclComm_t comm, const std::vector<Message>& plan,
               std::mt19937& own_random, const std::vector<cudaStream_t>& streams) {
-  std::vector<Half> halves;
+  std::vector<Call> calls;
   for (const Message& message : plan) {
     if (message.source == rank) {
       std::vector<uint32_t> data(message.count);
       for (size_t i = 0; i < data.size(); ++i) data[i] = content(message, i);
-      halves.push_back({&message, true, std::move(data)});
+      calls.push_back({&message, true, std::move(data)});
     }
     if (message.destination == rank) {
-      halves.push_back({&message, false, std::vector<uint32_t>(message.count)});
+      calls.push_back({&message, false, std::vector<uint32_t>(message.count)});
     }
   }
-  halves = shuffled(std::move(halves), own_random);
+  calls = shuffled(std::move(calls), own_random);
   int32_t sum = rank;
   const auto stream = [&] { return streams[own_random() % streams.size()]; };
   OK(ncclGroupStart());
-  const size_t collective_at = own_random() % (halves.size() + 1);
-  for (size_t i = 0; i <= halves.size(); ++i) {
+  const size_t collective_at = own_random() % (calls.size() + 1);
+  for (size_t i = 0; i <= calls.size(); ++i) {
     if (i == collective_at) {
       OK(ncclAllReduce(&sum, &sum, 1, ncclInt32, ncclSum, comm, stream()));
     }
-    if (i == halves.size()) break;
-    Half& half = halves[i];
-    if (half.sends) {
-      OK(ncclSend(half.data.data(), half.data.size(), ncclUint32, half.message->destination, comm,
+    if (i == calls.size()) break;
+    Call& call = calls[i];
+    if (call.sends) {
+      OK(ncclSend(call.data.data(), call.data.size(), ncclUint32, call.message->destination, comm,
                   stream()));
     } else {
-      OK(ncclRecv(half.data.data(), half.data.size(), ncclUint32, half.message->source, comm,
+      OK(ncclRecv(call.data.data(), call.data.size(), ncclUint32, call.message->source, comm,
                   stream()));
     }
   }
   OK(ncclGroupEnd());
   for (const cudaStream_t used : streams) OK(hostStreamSynchronize(used));
   CHECK(sum == nranks * (nranks - 1) / 2);
-  for (const Half& half : halves) {
-    for (size_t i = 0; i < half.data.size() && !half.sends; ++i) {
-      CHECK(half.data[i] == content(*half.message, i));
+  for (const Call& call : calls) {
+    for (size_t i = 0; i < call.data.size() && !call.sends; ++i) {
+      CHECK(call.data[i] == content(*call.message, i));
     }
   }
 }
 
 void random_groups() {
   for (const int nranks : {1, 2, 4}) {
-    with_world(nranks, [&](int rank, ncclComm_t comm) {
+    with_communicators(nranks, [&](int rank, ncclComm_t comm) {
       std::mt19937 shared(unsigned(nranks) * 17u);
       std::mt19937 own(unsigned(rank) + 5u);
       const cudaStream_t first = new_stream();
@@ -116,8 +117,8 @@ void random_groups() {
   }
 }
 
-void to_oneself_alone() {
-  with_world(1, [](int, ncclComm_t comm) {
+void unpaired_message_to_self() {
+  with_communicators(1, [](int, ncclComm_t comm) {
     int value = 1;
     EXPECT(ncclInvalidUsage, ncclSend(&value, 1, ncclInt32, 0, comm, nullptr));
     CHECK_LAST_ERROR("itself");
@@ -128,15 +129,15 @@ void to_oneself_alone() {
 }
 
 void unequal(size_t sent, ncclDataType_t sent_type, size_t received) {
-  with_world(2, [&](int rank, ncclComm_t comm) {
+  with_communicators(2, [&](int rank, ncclComm_t comm) {
     std::vector<int32_t> data(10000);
     const ncclResult_t result = rank == 0
                                     ? ncclSend(data.data(), sent, sent_type, 1, comm, nullptr)
                                     : ncclRecv(data.data(), received, ncclInt32, 0, comm, nullptr);
-    // A small message is on its way before anybody looks at it.
+    // A small send completes before the receiver compares the two calls.
     if (rank == 1 || sent > 5000) CHECK(result == ncclInvalidUsage);
     if (result != ncclSuccess) CHECK_LAST_ERROR("rank 0 sends " + std::to_string(sent));
-    CHECK(settle(comm) == (rank == 1 || sent > 5000 ? ncclInvalidUsage : settle(comm)));
+    CHECK(state_of(comm) == (rank == 1 || sent > 5000 ? ncclInvalidUsage : state_of(comm)));
   });
 }
 
@@ -144,7 +145,7 @@ void unequal(size_t sent, ncclDataType_t sent_type, size_t received) {
 
 void messages() {
   random_groups();
-  to_oneself_alone();
+  unpaired_message_to_self();
   unequal(3, ncclInt32, 4);
   unequal(3, ncclFloat32, 3);
   unequal(9000, ncclInt32, 8999);

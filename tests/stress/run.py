@@ -1,6 +1,6 @@
-"""Builds hostnccl's stress program under ThreadSanitizer and AddressSanitizer + UBSan, runs both.
+"""Builds and runs hostnccl's stress program under ThreadSanitizer, then AddressSanitizer and UBSan.
 
-    python -m tests.stress.run [folder for the builds]
+    python -m tests.stress.run [BUILD_FOLDER]
 
 Needs cmake and a C++ compiler with the sanitizers' runtimes.
 """
@@ -39,7 +39,7 @@ def build(folder: Path, sanitizer: str, environment: dict[str, str]) -> None:
 
 
 def main(builds: Path) -> None:
-    # cmake may be that of the virtual environment whose Python this is.
+    # cmake may be installed in the virtual environment of this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, **OPTIONS, "PATH": path}
     for sanitizer in SANITIZERS:

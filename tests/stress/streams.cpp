@@ -1,5 +1,5 @@
-// Streams and events: order within a queue, between queues, and of one communicator's operations
-// across queues; groups over several communicators and streams.
+// Streams and events: order within a stream, between streams, and of one communicator's operations
+// across streams; groups over several communicators and streams.
 #include <atomic>
 #include <cstdint>
 
@@ -11,11 +11,11 @@ namespace {
 void add_one(void* counter) { ++*static_cast<int32_t*>(counter); }
 
 void order_of_one_communicator() {
-  with_world(3, [](int, ncclComm_t comm) {
+  with_communicators(3, [](int, ncclComm_t comm) {
     const cudaStream_t streams[] = {new_stream(), new_stream(), nullptr};
     int64_t value = 1;
     int64_t expected = 1;
-    for (int i = 0; i < 38; ++i) {  // each needs the last one's result, from another stream
+    for (int i = 0; i < 38; ++i) {  // each needs the previous result, from another stream
       OK(ncclAllReduce(&value, &value, 1, ncclInt64, ncclSum, comm, streams[i % 3]));
       expected *= 3;
     }
@@ -70,7 +70,7 @@ void events() {
   OK(hostEventDestroy(untimed));
 }
 
-// Two worlds of two ranks each, all four in this thread, on streams that tie some of them together.
+// Two communicators of two ranks each, all four ranks in this thread, on random streams.
 void groups_on_streams() {
   ncclComm_t left[2];
   ncclComm_t right[2];
@@ -105,10 +105,9 @@ void groups_on_streams() {
   OK(hostStreamDestroy(streams[2]));
 }
 
-// Several threads call on one communicator. Which comes first is open, and so is the pairing with
-// the other rank's calls; all are alike.
+// Several threads call on one communicator. Their order is undefined, so all calls are alike.
 void many_threads_on_one() {
-  with_world(2, [](int, ncclComm_t comm) {
+  with_communicators(2, [](int, ncclComm_t comm) {
     const cudaStream_t stream = new_stream();
     in_threads(3, [&](int thread) {
       for (int i = 0; i < 50; ++i) {
@@ -123,10 +122,10 @@ void many_threads_on_one() {
   });
 }
 
-// The handle goes first, the work that was queued is done all the same.
+// A stream is destroyed with work queued: the work still runs.
 void destroy_with_work_queued() {
   std::vector<int32_t> values(2 * 5000, 1);
-  with_world(2, [&](int rank, ncclComm_t comm) {
+  with_communicators(2, [&](int rank, ncclComm_t comm) {
     const cudaStream_t stream = new_stream();
     int32_t* data = values.data() + rank * 5000;
     for (int i = 0; i < 10; ++i) {
@@ -137,9 +136,10 @@ void destroy_with_work_queued() {
   for (const int32_t value : values) CHECK(value == 1024);
 }
 
-// An operation that fails on a queue shows in every stream of its group and in its communicator.
-void failure_in_a_queue() {
-  with_world(2, [](int rank, ncclComm_t comm) {
+// An operation that fails on a stream is reported by every stream of its group and by its
+// communicator.
+void failure_on_a_stream() {
+  with_communicators(2, [](int rank, ncclComm_t comm) {
     const cudaStream_t one = new_stream();
     const cudaStream_t two = new_stream();
     int32_t value[4] = {};
@@ -150,7 +150,7 @@ void failure_in_a_queue() {
     EXPECT(CUDA_ERROR_UNKNOWN, hostStreamSynchronize(one));
     EXPECT(CUDA_ERROR_UNKNOWN, hostStreamSynchronize(two));
     OK(hostStreamSynchronize(one));
-    CHECK(settle(comm) == ncclInvalidUsage);
+    CHECK(state_of(comm) == ncclInvalidUsage);
     CHECK(std::string(ncclGetLastError(comm)).find("count=2") != std::string::npos);
     EXPECT(ncclInvalidUsage, ncclAllReduce(value, value, 1, ncclInt32, ncclSum, comm, one));
     OK(hostStreamDestroy(one));
@@ -166,7 +166,7 @@ void streams() {
   groups_on_streams();
   many_threads_on_one();
   destroy_with_work_queued();
-  failure_in_a_queue();
+  failure_on_a_stream();
 }
 
 }  // namespace stress

@@ -1,5 +1,5 @@
-// The stress program's tools: NCCL's C API as declared by the list of entry points, ranks as
-// threads, and checks that say where they failed.
+// Support for the stress program: NCCL's C API as declared by the list of entry points, ranks as
+// threads, and checks that print the file and line of a failure.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ using namespace pynccl::abi;
 
 #include "abi/c_params.inc"
 #define FUNCTION(since, result, name, ...) \
-  HOSTNCCL_IF_HERE(name, extern "C" result name(__VA_ARGS__);)
+  HOSTNCCL_IF_SUPPORTED(name, extern "C" result name(__VA_ARGS__);)
 #include "abi/nccl_functions.inc"
 #undef FUNCTION
 #define FUNCTION(symbol, result, name, ...) extern "C" result host##name(__VA_ARGS__);
@@ -39,27 +39,27 @@ void expect_text(const char* file, int line, const std::string& text, const std:
 
 ncclUniqueId new_id();
 
-// Runs body in one thread per rank.
+// Runs body in one thread per rank, and joins them.
 void in_threads(int nranks, const std::function<void(int rank)>& body);
 
-// The same, with a communicator for each, destroyed afterwards.
-void with_world(int nranks, const std::function<void(int rank, ncclComm_t comm)>& body);
+// The same, with a communicator per rank, destroyed afterwards.
+void with_communicators(int nranks, const std::function<void(int rank, ncclComm_t comm)>& body);
 
-// Polls until the communicator is no longer in progress; its state then.
-ncclResult_t settle(ncclComm_t comm);
+// The asynchronous error of the communicator, once it is no longer ncclInProgress.
+ncclResult_t state_of(ncclComm_t comm);
 
 cudaStream_t new_stream();
 ncclConfig_t non_blocking();
 
-// The scenarios.
+// The scenarios; each file begins with what it covers.
 void collectives();
 void messages();
 void streams();
 void graphs();
-void lives();
+void lifecycle();
 void windows();
 void windows_of_processes();
 void configured();
-void regroup();
+void derive();
 
 }  // namespace stress

@@ -1,5 +1,6 @@
-// Windows and one-sided operations: puts of random sizes in all directions with their signals,
-// collectives inside and outside of windows, ranks in two processes, the ends of windows and waits.
+// Windows and one-sided operations: puts of random sizes between all ranks with signals,
+// collectives inside and outside windows, ranks in two processes, deregistration and abort
+// meanwhile.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,12 +46,12 @@ void wait_for(int peer, int count, ncclComm_t comm, cudaStream_t stream = nullpt
   OK(ncclWaitSignal(1, &signal, comm, stream));
 }
 
-// Every rank writes to every other, each into its own part of the others' windows.
-void all_put(int rank, int nranks, ncclComm_t comm, int rounds) {
+// Every rank puts to every other, into its own part of the target's window.
+void all_put(int rank, int nranks, ncclComm_t comm, int repetitions) {
   const Registered outgoing(comm), incoming(comm);
   const size_t part = kInts / size_t(nranks);
   std::mt19937 random{unsigned(rank)};
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < repetitions; ++round) {
     for (int peer = 0; peer < nranks; ++peer) {
       const size_t count = random() % 3 == 0 ? random() % part : random() % 8;
       int32_t* data = outgoing.data + size_t(peer) * part;
@@ -75,11 +76,11 @@ void all_put(int rank, int nranks, ncclComm_t comm, int rounds) {
   }
 }
 
-// The same sums, whoever has its data in a window.
-void sums(int rank, int nranks, ncclComm_t comm, int rounds) {
+// The sums are the same, whichever ranks have their data in a window.
+void sums(int rank, int nranks, ncclComm_t comm, int repetitions) {
   const Registered inside(comm);
   std::vector<int32_t> outside(kInts);
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < repetitions; ++round) {
     int32_t* data = (round + rank) % 3 == 0 && round % 2 == 1 ? outside.data() : inside.data;
     for (size_t i = 0; i < kInts; ++i) data[i] = int32_t(i) + rank;
     OK(ncclAllReduce(data, data, kInts, ncclInt32, ncclSum, comm, nullptr));
@@ -91,17 +92,17 @@ void sums(int rank, int nranks, ncclComm_t comm, int rounds) {
 
 void threads() {
   for (const int nranks : {2, 4}) {
-    with_world(nranks, [&](int rank, ncclComm_t comm) {
+    with_communicators(nranks, [&](int rank, ncclComm_t comm) {
       all_put(rank, nranks, comm, 60);
       sums(rank, nranks, comm, 12);
     });
   }
 }
 
-// A rank ends its window and frees the memory while another still writes there.
+// A rank deregisters its window and frees the memory while another writes to it.
 void freed_under_a_writer() {
   std::atomic<bool> freed{false};
-  with_world(2, [&](int rank, ncclComm_t comm) {
+  with_communicators(2, [&](int rank, ncclComm_t comm) {
     Registered* own = new Registered(comm);
     int32_t one = 1;
     OK(ncclAllReduce(&one, &one, 1, ncclInt32, ncclSum, comm, nullptr));
@@ -118,7 +119,7 @@ void freed_under_a_writer() {
 }
 
 void on_streams() {
-  with_world(2, [](int rank, ncclComm_t comm) {
+  with_communicators(2, [](int rank, ncclComm_t comm) {
     const Registered outgoing(comm), incoming(comm);
     const cudaStream_t stream = new_stream();
     for (int i = 1; i < 200; ++i) {
@@ -136,7 +137,7 @@ void on_streams() {
   });
 }
 
-// One thread for all ranks, the waits before the puts.
+// All ranks in one thread, with the waits called before the puts.
 void in_a_group() {
   constexpr int kRanks = 3;
   ncclComm_t comms[kRanks];
@@ -171,8 +172,8 @@ void in_a_group() {
   }
 }
 
-void abort_frees_a_waiter() {
-  with_world(2, [](int rank, ncclComm_t comm) {
+void abort_ends_a_wait() {
+  with_communicators(2, [](int rank, ncclComm_t comm) {
     const Registered own(comm);
     ncclConfig_t config;
     config.rmaEagerInit = 1;
@@ -188,18 +189,18 @@ void abort_frees_a_waiter() {
   });
 }
 
-void in_the_background() {
+void non_blocking_registration() {
   const ncclUniqueId id = new_id();
   in_threads(2, [&](int rank) {
     ncclConfig_t config = non_blocking();
     ncclComm_t comm = nullptr;
     EXPECT(ncclInProgress, ncclCommInitRankConfig(&comm, 2, id, rank, &config));
-    CHECK(settle(comm) == ncclSuccess);
+    CHECK(state_of(comm) == ncclSuccess);
     void* memory = nullptr;
     ncclWindow_t window = nullptr;
     OK(ncclMemAlloc(&memory, kBytes));
     EXPECT(ncclInProgress, ncclCommWindowRegister(comm, memory, kBytes, &window, 0x01));
-    CHECK(settle(comm) == ncclSuccess);
+    CHECK(state_of(comm) == ncclSuccess);
     CHECK(window != nullptr);
     OK(ncclPutSignal(memory, 8, ncclInt8, 1 - rank, window, 64, 0, 0, 0, comm, nullptr));
     wait_for(1 - rank, 1, comm);
@@ -215,12 +216,12 @@ void windows() {
   freed_under_a_writer();
   on_streams();
   in_a_group();
-  abort_frees_a_waiter();
-  in_the_background();
+  abort_ends_a_wait();
+  non_blocking_registration();
 }
 
-// Two processes with two ranks each, so that there is memory to be mapped, and to be reached where
-// it is. The processes have no thread yet when they are made.
+// Two processes with two ranks each: windows of the other process are mapped, those of the own
+// process are used in place. Forked before the process has other threads.
 void windows_of_processes() {
   const ncclUniqueId id = new_id();
   pid_t children[2];

@@ -29,10 +29,10 @@ void set_reduction(Operation& operation, Communicator& comm, abi::ncclRedOp_t op
 }
 
 void check_size(const Operation& operation, int blocks) {
-  const size_t most = static_cast<size_t>(PTRDIFF_MAX) / element_size(operation.dtype) /
-                      static_cast<size_t>(blocks);
-  if (operation.count > most) {
-    fail(abi::ncclInvalidArgument, "count=%zu x %s for %d ranks is more than memory can hold",
+  const size_t max_count = static_cast<size_t>(PTRDIFF_MAX) / element_size(operation.dtype) /
+                           static_cast<size_t>(blocks);
+  if (operation.count > max_count) {
+    fail(abi::ncclInvalidArgument, "count=%zu x %s for %d ranks exceeds the address space",
          operation.count, dtype_name(operation.dtype), blocks);
   }
 }
@@ -51,8 +51,7 @@ void check_buffers(const Operation& operation, int rank) {
   if (receives) non_null(operation.recv, "recvbuff");
   if (operation.kind == Kind::AlltoAll && operation.send == operation.recv) {
     fail(abi::ncclInvalidArgument,
-         "sendbuff and recvbuff are the same: ncclAlltoAll cannot work in "
-         "place");
+         "sendbuff and recvbuff are the same: ncclAlltoAll does not work in place");
   }
 }
 
@@ -61,7 +60,7 @@ void check_buffers(const Operation& operation, int rank) {
 Ref<Communicator> open_comm(abi::ncclComm_t handle) {
   Ref<Communicator> comm = communicators().find(non_null(handle, "comm"));
   if (!comm) {
-    fail(abi::ncclInvalidArgument, "comm=%p is not a communicator, or no longer one",
+    fail(abi::ncclInvalidArgument, "comm=%p is not an open communicator",
          static_cast<void*>(handle));
   }
   return comm;
@@ -84,8 +83,8 @@ Ref<Stream> stream_argument(abi::cudaStream_t handle) {
   Ref<Stream> stream = streams().find(handle);
   if (!stream || !stream->is_of_this_process()) {
     fail(abi::ncclInvalidArgument,
-         "stream=%p is not a stream of hostnccl: 0, 1 and 2 are the calling thread, others come "
-         "from hostStreamCreateWithPriority",
+         "stream=%p is not a stream of hostnccl: 0, 1 and 2 are the calling thread, others are "
+         "created by hostStreamCreateWithPriority",
          static_cast<void*>(handle));
   }
   return stream;
@@ -111,33 +110,34 @@ void check_dtype(abi::ncclDataType_t datatype) {
   }
 }
 
-abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
-                       abi::cudaStream_t stream_handle, const abi::ncclCollConfig_t* config) {
-  Item item{usable_comm(handle), {kind, arguments.datatype}, {}, {}, {}};
-  Communicator& comm = *item.comm;
-  Operation& operation = item.operation;
+abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
+                                   abi::cudaStream_t stream_handle,
+                                   const abi::ncclCollConfig_t* config) {
+  PendingOperation pending{usable_comm(handle), {kind, arguments.datatype}, {}, {}, {}};
+  Communicator& comm = *pending.comm;
+  Operation& operation = pending.operation;
   check_dtype(arguments.datatype);
   operation.send = arguments.send;
   operation.recv = arguments.recv;
   operation.count = arguments.count;
-  operation.root = arguments.peer;
+  operation.root = arguments.root_or_peer;
   const CollectiveTraits& traits = traits_of(kind);
   if (traits.reduces) set_reduction(operation, comm, arguments.op);
   check_rank(is_collective(kind) ? "root" : "peer", operation.root, comm.nranks());
   check_size(operation, comm.nranks());
   check_buffers(operation, comm.rank());
-  if (!is_calling_thread(stream_handle)) item.stream = stream_argument(stream_handle);
+  if (!is_calling_thread(stream_handle)) pending.stream = stream_argument(stream_handle);
   if (config != nullptr) {
-    const CollConfig checked = read_coll_config(config, kind, comm);
-    operation.path = checked.path;
-    operation.tag = checked.tag;
-    item.launched = checked.launched;
+    const CollConfig options = read_coll_config(config, kind, comm);
+    operation.path = options.path;
+    operation.tag = options.tag;
+    pending.launch_event = options.launch_event;
   }
   if (operation.count == 0 && is_collective(kind)) {
-    if (item.launched) item.launched->record(item.stream);
+    if (pending.launch_event) pending.launch_event->record(pending.stream);
     return abi::ncclSuccess;
   }
-  return Group::of_this_thread().submit(std::move(item));
+  return Group::of_this_thread().submit(std::move(pending));
 }
 
 }  // namespace hostnccl

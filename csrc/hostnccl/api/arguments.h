@@ -1,5 +1,5 @@
-// The arguments of NCCL's calls: from what the caller gave to what the engine works with, or an
-// error that names the argument and its value.
+// Argument checks of NCCL's C API: each turns an argument into an object of the engine, or throws
+// ncclInvalidArgument with the name and the value of the argument.
 #pragma once
 
 #include "hostnccl/communicator/communicator.h"
@@ -15,28 +15,29 @@ T* non_null(T* pointer, const char* name) {
   return pointer;
 }
 
-Ref<Communicator> open_comm(abi::ncclComm_t comm);    // in whatever state
+Ref<Communicator> open_comm(abi::ncclComm_t comm);    // in any state
 Ref<Communicator> ready_comm(abi::ncclComm_t comm);   // initialised
-Ref<Communicator> usable_comm(abi::ncclComm_t comm);  // without an error, not finalized
+Ref<Communicator> usable_comm(abi::ncclComm_t comm);  // ready for an operation
 
-Ref<Stream> stream_argument(abi::cudaStream_t stream);  // none: the calling thread
+Ref<Stream> stream_argument(abi::cudaStream_t stream);  // null: the calling thread
 
 void check_size_and_rank(int nranks, int rank);
 void check_rank(const char* name, int rank, int nranks);
 void check_dtype(abi::ncclDataType_t datatype);
 
-// What a collective or a message is called with; peer stands for root too.
+// The arguments of a collective, send or receive.
 struct Arguments {
   const void* send = nullptr;
   void* recv = nullptr;
   size_t count;
   abi::ncclDataType_t datatype;
   abi::ncclRedOp_t op = abi::ncclSum;
-  int peer = 0;
+  int root_or_peer = 0;
 };
 
-// Checks everything, then starts the operation or adds it to the group.
-abi::ncclResult_t call(Kind kind, const Arguments& arguments, abi::ncclComm_t comm,
-                       abi::cudaStream_t stream, const abi::ncclCollConfig_t* config = nullptr);
+// Checks all arguments, then submits the operation to the group of this thread.
+abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::ncclComm_t comm,
+                                   abi::cudaStream_t stream,
+                                   const abi::ncclCollConfig_t* config = nullptr);
 
 }  // namespace hostnccl

@@ -1,9 +1,11 @@
-// The functions of nccl.h that this engine does not have yet. libhostnccl does not export them, so
-// that a client finds out when it loads them, not when it calls them. Each name is defined to two
-// arguments, which lets the preprocessor ask whether a name is here: see HOSTNCCL_HAS.
+// The functions of nccl.h that hostnccl does not export: none at present. A client that needs one
+// fails when it loads the library, not in the call. To leave out ncclX, define here
+//
+//     #define HOSTNCCL_UNSUPPORTED_ncclX 0, 0
 #pragma once
 
-// HOSTNCCL_IF_SUPPORTED(name, text): text, unless name is for later.
+// HOSTNCCL_IF_SUPPORTED(name, text): the text, or nothing if the name is defined as above. The two
+// values of a defined name move HOSTNCCL_OMIT to the third position.
 #define HOSTNCCL_IF_SUPPORTED(name, ...) \
   HOSTNCCL_PICK(HOSTNCCL_UNSUPPORTED_##name, HOSTNCCL_OMIT, HOSTNCCL_KEEP)(__VA_ARGS__)
 #define HOSTNCCL_PICK(...) HOSTNCCL_THIRD(__VA_ARGS__, 0, 0)

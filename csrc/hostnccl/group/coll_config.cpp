@@ -19,8 +19,8 @@ bool same_name(std::string_view a, const char* b) {
   return a.size() == std::strlen(b) && strncasecmp(a.data(), b, a.size()) == 0;
 }
 
-// The paths that a selection leaves: "direct", "staged,direct", "^direct" for all others. Nothing
-// where a name is unknown.
+// The paths that an algSelection allows, as bits: "direct", "staged,direct", or "^direct" for all
+// others. 0 if a name is unknown.
 unsigned selected_paths(std::string_view selection) {
   const bool excludes = selection.starts_with('^');
   if (excludes) selection.remove_prefix(1);
@@ -46,8 +46,8 @@ Path select_path(const abi::ncclCollConfig_t& config, Kind kind, const Communica
   if (paths == bit(Path::Direct)) return Path::Direct;
   if (paths == 0 && config.forceAlgSelection == 1) {
     fail(abi::ncclInvalidArgument,
-         "config->algSelection=\"%s\" cannot be had for %s: hostnccl has \"staged\" and, where "
-         "ranks can read each other's memory, \"direct\"; with forceAlgSelection=0 it chooses",
+         "config->algSelection=\"%s\" is not available for %s: hostnccl has \"staged\" and, where "
+         "ranks can read each other's memory, \"direct\"; forceAlgSelection=0 allows a fallback",
          config.algSelection, traits_of(kind).name);
   }
   return Path::Any;
@@ -58,13 +58,14 @@ Ref<Event> find_event(abi::cudaEvent_t handle) {
   Ref<Event> event = events().find(handle);
   if (!event || !event->is_of_this_process()) {
     fail(abi::ncclInvalidArgument,
-         "config->launchCompletionEvent=%p is not an event of hostnccl: they come from "
+         "config->launchCompletionEvent=%p is not an event of hostnccl, created by "
          "hostEventCreate",
          static_cast<void*>(handle));
   }
   if (event->timing()) {
     fail(abi::ncclInvalidArgument,
-         "config->launchCompletionEvent=%p was made with timing: NCCL takes events without",
+         "config->launchCompletionEvent=%p was created with timing: NCCL requires "
+         "CU_EVENT_DISABLE_TIMING",
          static_cast<void*>(handle));
   }
   return event;
@@ -75,9 +76,9 @@ Ref<Event> find_event(abi::cudaEvent_t handle) {
 CollConfig read_coll_config(const abi::ncclCollConfig_t* given, Kind kind,
                             const Communicator& comm) {
   if (given == nullptr) return {};
-  // The struct of NCCL 2.31, which had it first, ended before this field.
+  // The first version of the struct, in NCCL 2.31, ended before this field.
   constexpr size_t kSmallest = offsetof(abi::ncclCollConfig_t, launchCompletionEvent);
-  constexpr size_t kLargest = size_t{1} << 16;  // beyond that it was never initialised
+  constexpr size_t kLargest = size_t{1} << 16;  // a larger size was never initialised
   if (given->size < kSmallest || given->size > kLargest) {
     fail(abi::ncclInvalidArgument, "config->size=%zu is not the size of an ncclCollConfig_t",
          given->size);
@@ -87,7 +88,7 @@ CollConfig read_coll_config(const abi::ncclCollConfig_t* given, Kind kind,
          "config->magic=%#x: it was not initialised with NCCL_COLLCONFIG_INITIALIZER",
          given->magic);
   }
-  abi::ncclCollConfig_t config;  // fields that an older caller does not have keep their defaults
+  abi::ncclCollConfig_t config;  // fields missing in an older struct keep their defaults
   std::memcpy(static_cast<void*>(&config), given, std::min(given->size, sizeof config));
   if (config.forceAlgSelection != 0 && config.forceAlgSelection != 1) {
     fail(abi::ncclInvalidArgument, "config->forceAlgSelection=%d is neither 0 nor 1",
@@ -95,8 +96,8 @@ CollConfig read_coll_config(const abi::ncclCollConfig_t* given, Kind kind,
   }
   constexpr int kPolicies = 0x03;  // all NCCL_CTA_POLICY_* flags
   if (config.CTAPolicy != abi::kUndefInt && (config.CTAPolicy & ~kPolicies) != 0) {
-    fail(abi::ncclInvalidArgument, "config->CTAPolicy=%d is no combination of NCCL_CTA_POLICY_*",
-         config.CTAPolicy);
+    fail(abi::ncclInvalidArgument,
+         "config->CTAPolicy=%d is not a combination of NCCL_CTA_POLICY_* flags", config.CTAPolicy);
   }
   return {select_path(config, kind, comm), config.userProfilerTag,
           find_event(config.launchCompletionEvent)};

@@ -1,5 +1,5 @@
-// The configuration of one collective call. What steers GPU kernels (CTAs, clusters, their policy)
-// is checked as NCCL checks it and has no effect here: a rank is one thread.
+// The per-call configuration of a collective (ncclCollConfig_t). Options for GPU kernels (CTAs,
+// clusters, CTA policy) are checked as NCCL checks them and have no effect: a rank is one thread.
 #pragma once
 
 #include "hostnccl/communicator/communicator.h"
@@ -10,11 +10,11 @@ namespace hostnccl {
 
 struct CollConfig {
   Path path = Path::Any;
-  uint64_t tag = 0;
-  Ref<Event> launched;  // recorded when the operation begins; none: nothing is
+  uint64_t tag = 0;         // userProfilerTag
+  Ref<Event> launch_event;  // launchCompletionEvent: recorded when the operation begins
 };
 
-// given may be null, or of an older or newer version of the struct.
+// Checks the struct; null gives the defaults. It may come from an older or newer NCCL: size tells.
 CollConfig read_coll_config(const abi::ncclCollConfig_t* given, Kind kind,
                             const Communicator& comm);
 

@@ -15,51 +15,52 @@ namespace hostnccl {
 namespace {
 
 using Streams = std::vector<Ref<Stream>>;
+using Events = std::vector<Ref<Event>>;
 
-void run_here(ProgressEngine& launch) {
+void run_inline(ProgressEngine& engine) {
   Delay::pause();
-  const std::optional<Error> error = launch.run();
-  launch.clear();
+  const std::optional<Error> error = engine.run();
+  engine.clear();
   if (error) throw *error;
 }
 
-// On the first of the streams; if it fails, each of them will tell.
-void run_on(const Streams& streams, std::shared_ptr<ProgressEngine> launch) {
-  Stream::enqueue(streams[0], [launch = std::move(launch), streams] {
-    if (!launch->run()) return;
-    for (const Ref<Stream>& stream : streams) stream->note_failure();
+// On the first of the streams. An error is reported by each of them.
+void enqueue_on_first(const Streams& streams, std::shared_ptr<ProgressEngine> engine) {
+  Stream::enqueue(streams[0], [engine = std::move(engine), streams] {
+    if (!engine->run()) return;
+    for (const Ref<Stream>& stream : streams) stream->set_failed();
   });
 }
 
-std::shared_ptr<Event::Record> record_on(const Ref<Stream>& stream) {
+std::shared_ptr<Event::Record> record_new_event(const Ref<Stream>& stream) {
   Event event(false);
   event.record(stream);
-  return event.last();
+  return event.last_record();
 }
-
-using Events = std::vector<Ref<Event>>;
 
 void record_all(const Events& events, const Ref<Stream>& stream) {
   for (const Ref<Event>& event : events) event->record(stream);
 }
 
-void run_between(const Streams& streams, std::shared_ptr<ProgressEngine> launch,
-                 const Events& launched) {
-  for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[0], record_on(streams[i]));
-  record_all(launched, streams[0]);
-  run_on(streams, std::move(launch));
+// The engine starts when all streams have reached this point; later work of each waits for its end.
+void enqueue_on_all(const Streams& streams, std::shared_ptr<ProgressEngine> engine,
+                    const Events& launch_events) {
+  for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[0], record_new_event(streams[i]));
+  record_all(launch_events, streams[0]);
+  enqueue_on_first(streams, std::move(engine));
   if (streams.size() == 1) return;
-  const auto done = record_on(streams[0]);
-  for (size_t i = 1; i < streams.size(); ++i) wait_for(streams[i], done);
+  const auto done = record_new_event(streams[0]);
+  for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[i], done);
 }
 
-// A launch to be, with the streams that its operations are on.
+// Operations that share communicators or streams, directly or through others: one engine, or one
+// node of a graph.
 struct Component {
-  std::shared_ptr<ProgressEngine> launch;  // none: it is part of the calling thread's
+  std::shared_ptr<ProgressEngine> engine;  // null: the inline engine, or it is captured
   Streams streams;
-  Events launched;
-  bool in_calling_thread = false;
-  std::vector<Graph::Call> calls;  // if it is recorded, and then no launch
+  Events launch_events;
+  bool has_calling_thread = false;
+  std::vector<Graph::NodeOperation> captured;  // its operations, if its streams are capturing
 
   bool capturing() const {
     return std::any_of(streams.begin(), streams.end(),
@@ -68,113 +69,120 @@ struct Component {
   void check() const {
     const auto captures = [](const Ref<Stream>& stream) { return stream->capturing(); };
     if (!capturing()) return;
-    if (!in_calling_thread && std::all_of(streams.begin(), streams.end(), captures)) return;
+    if (!has_calling_thread && std::all_of(streams.begin(), streams.end(), captures)) return;
     fail(abi::ncclInvalidUsage,
          "some streams of a group are capturing and others are not, although they share a "
-         "communicator: either all or none of them");
+         "communicator: either all or none of them must be capturing");
   }
 
   void add(const Ref<Stream>& stream) {
     if (!stream) {
-      in_calling_thread = true;
+      has_calling_thread = true;
     } else if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
       streams.push_back(stream);
     }
   }
-  ProgressEngine& own_launch() {
-    if (!launch) launch = std::make_shared<ProgressEngine>();
-    return *launch;
+  ProgressEngine& own_engine() {
+    if (!engine) engine = std::make_shared<ProgressEngine>();
+    return *engine;
   }
 };
 
-// For each item the number of an item that stands for its component.
-std::vector<size_t> connect(const std::vector<Item>& items) {
-  std::vector<size_t> parent(items.size());
+// For each operation the index of one that represents its component (union-find).
+std::vector<size_t> find_components(const std::vector<PendingOperation>& operations) {
+  std::vector<size_t> parent(operations.size());
   std::iota(parent.begin(), parent.end(), size_t{0});
-  const auto root = [&parent](size_t i) {
+  const auto representative = [&parent](size_t i) {
     while (parent[i] != i) i = parent[i] = parent[parent[i]];
     return i;
   };
   std::map<const void*, size_t> first_with;  // of a communicator or a stream
-  for (size_t i = 0; i < items.size(); ++i) {
-    const void* comm = items[i].comm.get();
-    const void* stream = items[i].stream.get();  // null: the calling thread, a stream like others
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const void* comm = operations[i].comm.get();
+    const void* stream = operations[i].stream.get();  // null: the calling thread counts as a stream
     for (const void* shared : {comm, stream}) {
-      parent[root(i)] = root(first_with.try_emplace(shared, i).first->second);
+      const size_t first = first_with.try_emplace(shared, i).first->second;
+      parent[representative(i)] = representative(first);
     }
   }
-  for (size_t i = 0; i < items.size(); ++i) parent[i] = root(i);
+  for (size_t i = 0; i < operations.size(); ++i) parent[i] = representative(i);
   return parent;
 }
 
 }  // namespace
 
-void dispatch(const Item& item, ProgressEngine& here) {
-  if (item.launched) item.launched->record(item.stream);
-  if (item.stream && item.stream->capturing()) {
-    return Capture::record({item.stream},
-                           std::vector<Graph::Call>{{item.comm, item.operation, item.window}});
+void dispatch(const PendingOperation& operation, ProgressEngine& inline_engine) {
+  if (operation.launch_event) operation.launch_event->record(operation.stream);
+  if (operation.stream && operation.stream->capturing()) {
+    return Capture::add_node(
+        {operation.stream},
+        std::vector<Graph::NodeOperation>{{operation.comm, operation.operation, operation.window}});
   }
-  if (item.stream) {
-    auto launch = std::make_shared<ProgressEngine>();
-    launch->add(item.comm, item.operation, item.window);
-    launch->take_tickets();
-    run_on({item.stream}, std::move(launch));
+  if (operation.stream) {
+    auto engine = std::make_shared<ProgressEngine>();
+    engine->add(operation.comm, operation.operation, operation.window);
+    engine->take_tickets();
+    enqueue_on_first({operation.stream}, std::move(engine));
     return;
   }
-  here.clear();
-  here.add(item.comm, item.operation, item.window);
-  here.take_tickets();
-  run_here(here);
+  inline_engine.clear();
+  inline_engine.add(operation.comm, operation.operation, operation.window);
+  inline_engine.take_tickets();
+  run_inline(inline_engine);
 }
 
-void dispatch(const std::vector<Item>& items, ProgressEngine& here) {
-  here.clear();
-  const auto has_stream = [](const Item& item) { return static_cast<bool>(item.stream); };
-  if (std::none_of(items.begin(), items.end(), has_stream)) {
-    for (const Item& item : items) {
-      here.add(item.comm, item.operation, item.window);
-      if (item.launched) item.launched->record({});
+void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& inline_engine) {
+  inline_engine.clear();
+  const auto has_stream = [](const PendingOperation& operation) {
+    return static_cast<bool>(operation.stream);
+  };
+  if (std::none_of(operations.begin(), operations.end(), has_stream)) {
+    for (const PendingOperation& operation : operations) {
+      inline_engine.add(operation.comm, operation.operation, operation.window);
+      if (operation.launch_event) operation.launch_event->record({});
     }
-    here.take_tickets();
-    return run_here(here);
+    inline_engine.take_tickets();
+    return run_inline(inline_engine);
   }
 
-  const std::vector<size_t> component_of = connect(items);
-  std::vector<Component> components(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
+  const std::vector<size_t> component_of = find_components(operations);
+  std::vector<Component> components(operations.size());
+  for (size_t i = 0; i < operations.size(); ++i) {
     Component& component = components[component_of[i]];
-    component.add(items[i].stream);
-    if (items[i].launched) component.launched.push_back(items[i].launched);
+    component.add(operations[i].stream);
+    if (operations[i].launch_event) component.launch_events.push_back(operations[i].launch_event);
   }
   for (const Component& component : components) component.check();
-  for (size_t i = 0; i < items.size(); ++i) {
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const PendingOperation& operation = operations[i];
     Component& component = components[component_of[i]];
     if (component.capturing()) {
-      component.calls.push_back({items[i].comm, items[i].operation, items[i].window});
+      component.captured.push_back({operation.comm, operation.operation, operation.window});
       continue;
     }
-    ProgressEngine& launch = component.in_calling_thread ? here : component.own_launch();
-    launch.add(items[i].comm, items[i].operation, items[i].window);
+    ProgressEngine& engine = component.has_calling_thread ? inline_engine : component.own_engine();
+    engine.add(operation.comm, operation.operation, operation.window);
   }
   for (Component& component : components) {
-    if (component.calls.empty()) continue;
-    record_all(component.launched, component.streams[0]);
-    Capture::record(component.streams, std::move(component.calls));
+    if (component.captured.empty()) continue;
+    record_all(component.launch_events, component.streams[0]);
+    Capture::add_node(component.streams, std::move(component.captured));
   }
-  here.take_tickets();
+  inline_engine.take_tickets();
   for (Component& component : components) {
-    if (component.launch) component.launch->take_tickets();
-  }
-  for (Component& component : components) {
-    if (component.launch) run_between(component.streams, component.launch, component.launched);
+    if (component.engine) component.engine->take_tickets();
   }
   for (Component& component : components) {
-    if (!component.in_calling_thread) continue;
-    for (const Ref<Stream>& stream : component.streams) record_on(stream)->wait();
-    record_all(component.launched, {});
+    if (component.engine) {
+      enqueue_on_all(component.streams, component.engine, component.launch_events);
+    }
   }
-  run_here(here);
+  for (Component& component : components) {
+    if (!component.has_calling_thread) continue;
+    for (const Ref<Stream>& stream : component.streams) record_new_event(stream)->wait();
+    record_all(component.launch_events, {});
+  }
+  run_inline(inline_engine);
 }
 
 }  // namespace hostnccl

@@ -1,4 +1,5 @@
-// Brings operations to the threads that run them: the calling thread, or those of their streams.
+// Dispatch: assigns operations to progress engines and starts these on their streams or in the
+// calling thread.
 #pragma once
 
 #include <vector>
@@ -6,14 +7,18 @@
 namespace hostnccl {
 
 class ProgressEngine;
-struct Item;
+struct PendingOperation;
 
-// here: for what runs in the calling thread.
-void dispatch(const Item& item, ProgressEngine& here);
+// Starts one operation. inline_engine runs it if its stream is the calling thread.
+void dispatch(const PendingOperation& operation, ProgressEngine& inline_engine);
 
-// The items of a group. What shares a communicator or a stream is one launch. A launch on several
-// streams runs on one of them, between events; a launch that touches the calling thread runs there,
-// after what its other streams were given before. On streams that are capturing it is recorded.
-void dispatch(const std::vector<Item>& items, ProgressEngine& here);
+// Starts the operations of a group. Those that share a communicator or a stream, directly or
+// through others, are one component and run in one engine, so that no order of calls within a group
+// can deadlock.
+//  - A component on several streams runs on the first of them. Events order it after the work of
+//    the others, and their later work after it.
+//  - A component that includes the calling thread runs there, after the work of its streams.
+//  - A component whose streams are capturing becomes one node of the graph.
+void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& inline_engine);
 
 }  // namespace hostnccl

@@ -9,8 +9,8 @@
 namespace hostnccl {
 namespace {
 
-bool is_message_to_self(const Item& item) {
-  return is_message(item.operation.kind) && item.operation.root == item.comm->rank();
+bool is_message_to_self(const PendingOperation& pending) {
+  return is_message(pending.operation.kind) && pending.operation.root == pending.comm->rank();
 }
 
 }  // namespace
@@ -20,13 +20,13 @@ Group& Group::of_this_thread() {
   return group;
 }
 
-void Group::note_failure(const Error& error) {
-  if (!failure_) failure_ = error;
+void Group::set_error(const Error& error) {
+  if (!error_) error_ = error;
 }
 
 bool Group::uses(const Ref<Communicator>& comm) const {
-  for (const Item& item : items_) {
-    if (item.comm == comm) return true;
+  for (const PendingOperation& pending : operations_) {
+    if (pending.comm == comm) return true;
   }
   for (const Job& job : jobs_) {
     if (job.comm == comm || job.parent == comm) return true;
@@ -34,17 +34,16 @@ bool Group::uses(const Ref<Communicator>& comm) const {
   return false;
 }
 
-abi::ncclResult_t Group::submit(Item&& item) {
+abi::ncclResult_t Group::submit(PendingOperation&& operation) {
   if (active()) {
-    items_.push_back(std::move(item));
+    operations_.push_back(std::move(operation));
     return abi::ncclSuccess;
   }
-  if (is_message_to_self(item)) {
-    fail(abi::ncclInvalidUsage,
-         "rank %d sends to or receives from itself: both must be called in one group",
-         item.comm->rank());
+  if (is_message_to_self(operation)) {
+    fail(abi::ncclInvalidUsage, "rank %d sends to or receives from itself: call both in one group",
+         operation.comm->rank());
   }
-  dispatch(item, launch_);
+  dispatch(operation, inline_engine_);
   return abi::ncclSuccess;
 }
 
@@ -54,15 +53,15 @@ abi::ncclResult_t Group::submit(Job job) {
   return abi::ncclSuccess;
 }
 
-void Group::leave(const char* function) {
+void Group::exit_level(const char* function) {
   if (depth_ == 0) {
-    fail(abi::ncclInvalidUsage, "%s without an ncclGroupStart in this thread", function);
+    fail(abi::ncclInvalidUsage, "%s without ncclGroupStart in this thread", function);
   }
   --depth_;
 }
 
 abi::ncclResult_t Group::end() {
-  leave("ncclGroupEnd");
+  exit_level("ncclGroupEnd");
   if (active()) return abi::ncclSuccess;
   try {
     check();
@@ -70,29 +69,29 @@ abi::ncclResult_t Group::end() {
     clear();
     return result;
   } catch (...) {
-    give_up();
+    cancel_and_rethrow();
   }
 }
 
 std::optional<double> Group::end_simulated() {
-  leave("ncclGroupSimulateEnd");
+  exit_level("ncclGroupSimulateEnd");
   if (active()) return std::nullopt;
   try {
     check();
     if (!jobs_.empty()) {
-      fail(abi::ncclInvalidUsage, "ncclGroupSimulateEnd in a group that makes communicators");
+      fail(abi::ncclInvalidUsage, "ncclGroupSimulateEnd in a group that initializes communicators");
     }
     std::optional<double> microseconds;
-    if (!items_.empty()) microseconds = estimate(items_);
+    if (!operations_.empty()) microseconds = estimate_microseconds(operations_);
     clear();
     return microseconds;
   } catch (...) {
-    give_up();
+    cancel_and_rethrow();
   }
 }
 
-// In a catch block: nothing of the group will be, and the exception goes on.
-void Group::give_up() {
+// Called in a catch block. Cancels the jobs that have not run and clears the group.
+void Group::cancel_and_rethrow() {
   const Error error = current_error();
   for (Job& job : jobs_) job.give_up();
   clear();
@@ -100,31 +99,32 @@ void Group::give_up() {
 }
 
 void Group::clear() {
-  failure_.reset();
-  items_.clear();
+  error_.reset();
+  operations_.clear();
   jobs_.clear();
 }
 
 void Group::check() const {
-  if (failure_) throw *failure_;
+  if (error_) throw *error_;
   bool to_self = false;
-  bool events = false;
-  for (const Item& item : items_) {
-    to_self = to_self || is_message_to_self(item);
-    events = events || item.launched;
+  bool has_events = false;
+  for (const PendingOperation& pending : operations_) {
+    to_self = to_self || is_message_to_self(pending);
+    has_events = has_events || pending.launch_event;
   }
   if (to_self) check_messages_to_self();
-  if (events) check_events();
+  if (has_events) check_launch_events();
 }
 
-// Every send to oneself needs its receive: nobody else could bring it.
+// A send to the own rank needs its receive in the same group: a later one starts only after this
+// group has ended.
 void Group::check_messages_to_self() const {
-  std::map<Communicator*, int> open;
-  for (const Item& item : items_) {
-    if (!is_message_to_self(item)) continue;
-    open[item.comm.get()] += item.operation.kind == Kind::Send ? 1 : -1;
+  std::map<Communicator*, int> balance;  // sends minus receives
+  for (const PendingOperation& pending : operations_) {
+    if (!is_message_to_self(pending)) continue;
+    balance[pending.comm.get()] += pending.operation.kind == Kind::Send ? 1 : -1;
   }
-  for (const auto& [comm, difference] : open) {
+  for (const auto& [comm, difference] : balance) {
     if (difference == 0) continue;
     fail(abi::ncclInvalidUsage, "rank %d has %d more %s itself than %s in this group", comm->rank(),
          std::abs(difference), difference > 0 ? "sends to" : "receives from",
@@ -132,13 +132,13 @@ void Group::check_messages_to_self() const {
   }
 }
 
-// As in NCCL, where a communicator's part of a group is one kernel.
-void Group::check_events() const {
+// As in NCCL, where the operations of one communicator in a group are one kernel launch.
+void Group::check_launch_events() const {
   std::set<Communicator*> seen;
-  for (const Item& item : items_) {
-    if (!item.launched || seen.insert(item.comm.get()).second) continue;
+  for (const PendingOperation& pending : operations_) {
+    if (!pending.launch_event || seen.insert(pending.comm.get()).second) continue;
     fail(abi::ncclInvalidUsage, "rank %d has more than one launchCompletionEvent in this group",
-         item.comm->rank());
+         pending.comm->rank());
   }
 }
 
@@ -149,7 +149,7 @@ abi::ncclResult_t Group::start_all() {
     jobs.swap(jobs_);
     result = run_jobs(jobs.data(), jobs.size());
   }
-  if (!items_.empty()) dispatch(items_, launch_);
+  if (!operations_.empty()) dispatch(operations_, inline_engine_);
   return result;
 }
 

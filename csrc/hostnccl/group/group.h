@@ -1,6 +1,6 @@
-// What this thread has called since its ncclGroupStart, and how it is started: communicators to be
-// made each in a thread of their own, operations in launches, one for each set of communicators
-// that share streams.
+// The group of a thread: the operations and jobs called between ncclGroupStart and ncclGroupEnd.
+// The outermost ncclGroupEnd starts them: the jobs first, each in a thread of its own, then the
+// operations (dispatch.h). Outside a group a call is started at once.
 #pragma once
 
 #include <optional>
@@ -14,13 +14,13 @@
 
 namespace hostnccl {
 
-// An operation on its stream; none: the calling thread.
-struct Item {
+// An operation with its arguments checked, to be started on its stream.
+struct PendingOperation {
   Ref<Communicator> comm;
   Operation operation;
-  Ref<Stream> stream;
-  Ref<Event> launched;  // recorded when the operation begins
-  Ref<Window> window;   // that a put writes to
+  Ref<Stream> stream;       // null: the calling thread
+  Ref<Event> launch_event;  // recorded when the operation begins (launchCompletionEvent), or null
+  Ref<Window> window;       // the destination of a put, else null
 };
 
 class Group {
@@ -30,30 +30,30 @@ class Group {
   bool active() const { return depth_ != 0; }
   void start() { ++depth_; }
   abi::ncclResult_t end();
-  // Ends it without starting anything. The microseconds that the outermost group would take; none
-  // for an inner one and for an empty one.
+  // Ends the group without starting anything. Returns the estimated time of the operations in
+  // microseconds; nothing for a nested group and for a group without operations.
   std::optional<double> end_simulated();
-  void note_failure(const Error& error);
+  void set_error(const Error& error);  // of a call in the group; the first one stays
   bool uses(const Ref<Communicator>& comm) const;
 
-  // Started at once outside of a group, else at its end.
-  abi::ncclResult_t submit(Item&& item);
+  // Starts the operation or job at once outside a group, else adds it to the group.
+  abi::ncclResult_t submit(PendingOperation&& operation);
   abi::ncclResult_t submit(Job job);
 
  private:
-  void leave(const char* function);
-  [[noreturn]] void give_up();
+  void exit_level(const char* function);
+  [[noreturn]] void cancel_and_rethrow();
   void clear();
   void check() const;
   void check_messages_to_self() const;
-  void check_events() const;
+  void check_launch_events() const;
   abi::ncclResult_t start_all();
 
   int depth_ = 0;
-  std::optional<Error> failure_;
-  std::vector<Item> items_;
+  std::optional<Error> error_;
+  std::vector<PendingOperation> operations_;
   std::vector<Job> jobs_;
-  ProgressEngine launch_;  // of what runs in this thread; kept for its memory
+  ProgressEngine inline_engine_;  // for operations of the calling thread; reused for its memory
 };
 
 }  // namespace hostnccl

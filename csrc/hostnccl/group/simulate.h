@@ -1,14 +1,14 @@
-// How long operations will take, without running them.
+// An estimate of the time that operations take, for ncclGroupSimulateEnd.
 #pragma once
 
 #include <vector>
 
 namespace hostnccl {
 
-struct Item;
+struct PendingOperation;
 
-// Microseconds for all of them, one after the other, on machines like the one that the constants
-// were measured on. It grows with the bytes and with the ranks, and knows nothing of other work.
-double estimate(const std::vector<Item>& items);
+// Microseconds for all operations one after the other, from a model of latency and bandwidth. Its
+// constants were measured on one machine (simulate.cpp). It ignores other load.
+double estimate_microseconds(const std::vector<PendingOperation>& operations);
 
 }  // namespace hostnccl

@@ -1,7 +1,9 @@
-// A capture under way: work for the streams that take part in it is recorded into a graph instead
-// of run. It begins on one stream; others join it by waiting for an event that was recorded in it,
-// and must be joined by that one in the same way before it ends. The rules, and the errors of who
-// breaks them, are CUDA's. Everything here is under one lock.
+// A stream capture under way: work for its streams becomes nodes of a graph instead of running.
+//
+// It begins on the origin stream. Another stream enters it by waiting for an event recorded in it
+// (fork). Before the capture ends, the origin stream must wait for an event recorded after the work
+// of that stream (join). The rules, and the error for breaking each of them, are CUDA's. One lock
+// guards all captures.
 #pragma once
 
 #include <atomic>
@@ -25,40 +27,45 @@ class Capture {
     uint64_t id = 0;
   };
 
-  static void begin(const Ref<Stream>& stream, abi::CUstreamCaptureMode mode);
-  // Frees the streams, also where it throws.
-  static std::unique_ptr<Graph> end(const Ref<Stream>& stream);
+  static void begin(const Ref<Stream>& origin, abi::CUstreamCaptureMode mode);
+  // The wrong stream or thread throws and leaves the streams capturing. Otherwise they stop, also
+  // if the capture is invalid and this throws.
+  static std::unique_ptr<Graph> end(const Ref<Stream>& origin);
   static Info info(const Ref<Stream>& stream);
 
-  // Work after all that these streams, which are capturing, have recorded.
-  static void record(const Streams& streams, Graph::Work work);
-  static std::shared_ptr<Event::Record> mark(const Ref<Stream>& stream);  // for an event
-  // The stream, capturing or not, comes after a place in a capture.
-  static void join(const Ref<Stream>& stream, const Place& place);
+  // Adds a node that depends on everything captured on these streams, all of which are capturing.
+  static void add_node(const Streams& streams, Graph::Payload payload);
+  static std::shared_ptr<Event::Record> record_event(const Ref<Stream>& stream);
+  // Orders the stream after a position in a capture. A stream that is not capturing enters it.
+  static void wait_for_position(const Ref<Stream>& stream, const CapturePosition& position);
 
-  // Calls that a capture forbids; they invalidate it. Each throws if it does.
-  static void refuse(const Ref<Stream>& stream, abi::CUresult error);  // none, or not capturing: no
-  static void refuse(const Event::Record* record);                     // one of a capture
-  static void refuse_in_other_captures();  // by the modes of this thread and of the captures
-  // The handle of a stream is gone: if the capture began on it, nobody can end it any more.
-  static void leave(const Ref<Stream>& stream);
-  static abi::CUstreamCaptureMode exchange_mode(abi::CUstreamCaptureMode mode);
+  // Checks of calls that are not permitted during a capture. If a check fails, it invalidates the
+  // capture and throws. A null stream or record passes.
+  static void check_not_capturing(const Ref<Stream>& stream, abi::CUresult error);
+  static void check_not_captured(const Event::Record* record);
+  // For calls that CUDA documents as potentially unsafe: by the modes of this thread and of each
+  // capture.
+  static void check_unsafe_call();
+
+  // The stream's handle is closed. A capture that began on it ends, since nothing can end it later.
+  static void on_stream_destroyed(const Ref<Stream>& stream);
+  static abi::CUstreamCaptureMode exchange_thread_mode(abi::CUstreamCaptureMode mode);
 
   Capture(const Ref<Stream>& origin, abi::CUstreamCaptureMode mode);
 
  private:
   void invalidate() { valid_ = false; }
   void check_valid() const;
-  void add(const Ref<Stream>& stream, std::vector<size_t> after);
-  void detach_all();
-  static Place& place_of(const Ref<Stream>& stream);
+  void add_stream(const Ref<Stream>& stream, std::vector<size_t> dependencies);
+  void detach_streams();
+  static CapturePosition& position_of(const Ref<Stream>& stream);
 
   const uint64_t id_;
   const abi::CUstreamCaptureMode mode_;
   const std::thread::id thread_ = std::this_thread::get_id();
   bool valid_ = true;
   bool ended_ = false;
-  Streams streams_;  // the first is the one on which it began; their numbers are the branches
+  Streams streams_;  // a stream's index is its branch; the origin is the first
   std::unique_ptr<Graph> graph_ = std::make_unique<Graph>();
 };
 

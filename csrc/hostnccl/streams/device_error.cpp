@@ -25,28 +25,28 @@ const ErrorText* find(CUresult result) {
       ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
       ERROR(CUDA_ERROR_NOT_INITIALIZED, "not initialised"),
       ERROR(CUDA_ERROR_NO_DEVICE, "no device"),
-      ERROR(CUDA_ERROR_INVALID_DEVICE, "no such device: there is only 0"),
+      ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device: the only device is 0"),
       ERROR(CUDA_ERROR_INVALID_HANDLE,
             "the handle is not, or no longer, a stream, event or graph of this process"),
       ERROR(CUDA_ERROR_ILLEGAL_STATE,
-            "a communicator or window that the graph needs is gone or not in a state to be used; "
+            "a communicator or window that the graph uses is destroyed or not usable; "
             "ncclGetLastError has the reason"),
       ERROR(CUDA_ERROR_NOT_READY, "not ready: work is still queued"),
       ERROR(CUDA_ERROR_NOT_SUPPORTED, "not supported on CPUs"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-            "not permitted while a stream is capturing, or of the stream that is the calling "
-            "thread"),
+            "not permitted while a stream is capturing, or on a default stream, which is the "
+            "calling thread"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
             "an earlier error has invalidated the stream's capture"),
-      ERROR(CUDA_ERROR_STREAM_CAPTURE_MERGE, "would merge two captures"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_MERGE, "the call would merge two captures"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "the capture did not begin on this stream"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
-            "work of the capture on another stream was not joined: an event after it is to be "
-            "waited for on the stream on which the capture began"),
+            "captured work on another stream was not joined: record an event after it and make "
+            "the origin stream wait for that event"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
-            "captured work would depend on an event from outside of its capture"),
+            "captured work would depend on an event recorded outside the capture"),
       ERROR(CUDA_ERROR_CAPTURED_EVENT, "the event was last recorded in a capture"),
-      ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "another thread has begun the capture"),
+      ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "the capture was begun by another thread"),
       ERROR(CUDA_ERROR_UNKNOWN,
             "work queued on the stream failed; ncclCommGetAsyncError of its communicator has the "
             "reason"),

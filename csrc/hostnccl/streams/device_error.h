@@ -1,5 +1,5 @@
-// Failure of a call of the driver API: a CUresult, which for NCCL's calls is an unhandled CUDA
-// error.
+// DeviceError: a failed driver call. It carries a CUresult and appears to NCCL's functions as
+// ncclUnhandledCudaError.
 #pragma once
 
 #include "abi/driver_types.h"
@@ -18,11 +18,11 @@ class DeviceError : public Error {
   abi::CUresult result_;
 };
 
-inline void require(bool holds, abi::CUresult otherwise) {
-  if (!holds) throw DeviceError(otherwise);
+inline void require(bool condition, abi::CUresult otherwise) {
+  if (!condition) throw DeviceError(otherwise);
 }
 
-// A result's name and meaning; null for one that is not known here.
+// The name and the description of a result; null for one that hostnccl does not use.
 const char* device_error_name(abi::CUresult result);
 const char* device_error_text(abi::CUresult result);
 

@@ -20,25 +20,27 @@ void Event::Record::wait() { sleep_until({&done_, 1}); }
 void Event::record(const Ref<Stream>& stream) {
   std::shared_ptr<Record> record;
   if (stream && stream->capturing()) {
-    record = Capture::mark(stream);
+    record = Capture::record_event(stream);
   } else if (record = std::make_shared<Record>(); stream) {
     Stream::enqueue(stream, [record] { record->complete(); });
   } else {
     record->complete();
   }
   const std::lock_guard lock(mutex_);
-  last_ = record;
+  last_record_ = record;
 }
 
-std::shared_ptr<Event::Record> Event::last() const {
+std::shared_ptr<Event::Record> Event::last_record() const {
   const std::lock_guard lock(mutex_);
-  return last_;
+  return last_record_;
 }
 
-void wait_for(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record) {
+void stream_wait(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record) {
   if (record == nullptr) return;
-  if (record->place()) return Capture::join(stream, *record->place());
-  Capture::refuse(stream, abi::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+  if (record->capture_position()) {
+    return Capture::wait_for_position(stream, *record->capture_position());
+  }
+  Capture::check_not_capturing(stream, abi::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   if (record->done()) return;
   if (stream) {
     Stream::enqueue(stream, [record] { record->wait(); });

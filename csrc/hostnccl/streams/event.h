@@ -1,5 +1,5 @@
-// An event: the last place in a queue at which it was recorded. Whoever waits refers to the record
-// that there was at the time of the call.
+// An event: a marker in a stream. Recording it again replaces its record; a wait refers to the
+// record that the event had when the wait was called, as in CUDA.
 #pragma once
 
 #include <memory>
@@ -14,28 +14,28 @@ namespace hostnccl {
 
 class Event {
  public:
-  // One recording; done once its queue has come to it. One in a capture is a place there, and never
-  // done.
+  // One recording of an event, done when its stream has reached it. A record made in a capture
+  // holds the position in the capture instead and is never done.
   class Record {
    public:
     Record() = default;
-    explicit Record(Place place) : place_(std::move(place)) {}
-    const std::optional<Place>& place() const { return place_; }
+    explicit Record(CapturePosition position) : position_(std::move(position)) {}
+    const std::optional<CapturePosition>& capture_position() const { return position_; }
     void complete();
     bool done() const { return done_.reached(1); }
     void wait();
     Clock::time_point time() const { return time_; }
 
    private:
-    const std::optional<Place> place_;
+    const std::optional<CapturePosition> position_;
     Flag done_;
     Clock::time_point time_;
   };
 
   explicit Event(bool timing) : timing_(timing) {}
 
-  void record(const Ref<Stream>& stream);  // none: the calling thread
-  std::shared_ptr<Record> last() const;    // null if it was never recorded
+  void record(const Ref<Stream>& stream);       // null: the calling thread
+  std::shared_ptr<Record> last_record() const;  // null if the event was never recorded
   bool timing() const { return timing_; }
   bool is_of_this_process() const { return generation_ == fork_generation(); }
 
@@ -43,11 +43,12 @@ class Event {
   const bool timing_;
   const uint32_t generation_ = fork_generation();
   mutable std::mutex mutex_;
-  std::shared_ptr<Record> last_;
+  std::shared_ptr<Record> last_record_;
 };
 
-// Work enqueued on stream (none: the calling thread) from now on comes after the record.
-void wait_for(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record);
+// Makes work enqueued on the stream from now on wait for the record (cuStreamWaitEvent). A null
+// stream, the calling thread, waits here; a null record needs no wait.
+void stream_wait(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record);
 
 HandleTable<Event>& events();
 

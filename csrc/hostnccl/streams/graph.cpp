@@ -26,7 +26,7 @@ void check(const Ref<Communicator>& comm) {
 void check(const Ref<Window>& window) {
   if (!window || window.slot()->open.load(std::memory_order_acquire)) return;
   throw DeviceError(abi::CUDA_ERROR_ILLEGAL_STATE,
-                    "the graph puts into a window that was deregistered");
+                    "the graph writes to a window that was deregistered");
 }
 
 }  // namespace
@@ -42,24 +42,24 @@ size_t Graph::add(Node node) {
   return nodes_.size() - 1;
 }
 
-bool Graph::end_with(std::vector<size_t> last) {
-  last_ = std::move(last);
+bool Graph::finish(std::vector<size_t> final_nodes) {
+  final_nodes_ = std::move(final_nodes);
   std::vector<bool> joined(nodes_.size());
-  for (const size_t index : last_) joined[index] = true;
+  for (const size_t index : final_nodes_) joined[index] = true;
   for (size_t index = nodes_.size(); index-- > 0;) {
     if (!joined[index]) return false;
-    for (const size_t before : nodes_[index].after) joined[before] = true;
+    for (const size_t earlier : nodes_[index].dependencies) joined[earlier] = true;
   }
   return true;
 }
 
 void Graph::check_usable() const {
   for (const Node& node : nodes_) {
-    const auto* calls = std::get_if<std::vector<Call>>(&node.work);
-    if (calls == nullptr) continue;
-    for (const Call& call : *calls) {
-      check(call.comm);
-      check(call.window);
+    const auto* operations = std::get_if<std::vector<NodeOperation>>(&node.payload);
+    if (operations == nullptr) continue;
+    for (const NodeOperation& operation : *operations) {
+      check(operation.comm);
+      check(operation.window);
     }
   }
 }

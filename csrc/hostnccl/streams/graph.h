@@ -1,5 +1,5 @@
-// Recorded work: nodes, each after those that it depends on, in the order in which they were
-// captured.
+// A captured graph: its nodes in the order of capture, each with the earlier nodes that it depends
+// on.
 #pragma once
 
 #include <functional>
@@ -13,36 +13,38 @@ namespace hostnccl {
 
 class Graph {
  public:
-  struct Call {
+  struct NodeOperation {
     Ref<Communicator> comm;
     Operation operation;
-    Ref<Window> window;  // that a put writes to
+    Ref<Window> window;  // the destination of a put
   };
-  // A function, or operations that are one launch.
-  using Work = std::variant<std::function<void()>, std::vector<Call>>;
+  // A host function, or operations that one progress engine runs together.
+  using Payload = std::variant<std::function<void()>, std::vector<NodeOperation>>;
 
   struct Node {
-    std::vector<size_t> after;  // earlier nodes
-    size_t branch;              // the stream that it was captured on: its nodes are in order
-    Work work;
+    std::vector<size_t> dependencies;  // indices of earlier nodes
+    size_t branch;                     // of the stream it was captured on; its nodes are in order
+    Payload payload;
   };
 
   const std::vector<Node>& nodes() const { return nodes_; }
-  const std::vector<size_t>& last() const { return last_; }  // all others come before one of these
+  // Every node is one of the final nodes or an ancestor of one: when they are done, the graph is.
+  const std::vector<size_t>& final_nodes() const { return final_nodes_; }
   size_t branches() const;
   bool is_of_this_process() const { return generation_ == fork_generation(); }
 
   size_t add(Node node);
-  // True if every node is one of these or comes before one.
-  bool end_with(std::vector<size_t> last);
+  // Sets the final nodes at the end of the capture. False if a branch was not joined: some node is
+  // neither one of them nor an ancestor of one.
+  bool finish(std::vector<size_t> final_nodes);
 
-  // Throws where a communicator is gone or cannot take operations, or a window is gone.
+  // Throws if a communicator is destroyed or cannot take operations, or a window is deregistered.
   void check_usable() const;
 
  private:
   const uint32_t generation_ = fork_generation();
   std::vector<Node> nodes_;
-  std::vector<size_t> last_;
+  std::vector<size_t> final_nodes_;
 };
 
 }  // namespace hostnccl

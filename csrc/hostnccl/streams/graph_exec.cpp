@@ -14,7 +14,7 @@ std::vector<std::vector<size_t>> nodes_of_branches(const Graph& graph) {
   return branches;
 }
 
-void wait(Flag& counter) { sleep_until({&counter, 1}); }
+void wait(Flag& flag) { sleep_until({&flag, 1}); }
 
 }  // namespace
 
@@ -28,40 +28,42 @@ HandleTable<GraphExec>& graph_execs() {
   return table;
 }
 
-// One launch, shared by its branches.
-class GraphExec::Run {
+// One launch of a graph, shared by the threads of its branches.
+class GraphExec::Launch {
  public:
-  Run(Ref<Graph> graph, const Ref<Stream>& stream)
+  Launch(Ref<Graph> graph, const Ref<Stream>& stream)
       : graph_(std::move(graph)),
         stream_(stream),
-        launches_(graph_->nodes().size()),
-        done_(std::make_unique<Flag[]>(graph_->nodes().size())) {
-    for (size_t i = 0; i < launches_.size(); ++i) {
-      const auto* calls = std::get_if<std::vector<Graph::Call>>(&graph_->nodes()[i].work);
-      if (calls == nullptr) continue;
-      launches_[i] = std::make_unique<ProgressEngine>();
-      for (const Graph::Call& call : *calls) {
-        launches_[i]->add(call.comm, call.operation, call.window);
+        engines_(graph_->nodes().size()),
+        node_done_(std::make_unique<Flag[]>(graph_->nodes().size())) {
+    for (size_t i = 0; i < engines_.size(); ++i) {
+      const Graph::Node& node = graph_->nodes()[i];
+      const auto* operations = std::get_if<std::vector<Graph::NodeOperation>>(&node.payload);
+      if (operations == nullptr) continue;
+      engines_[i] = std::make_unique<ProgressEngine>();
+      for (const Graph::NodeOperation& operation : *operations) {
+        engines_[i]->add(operation.comm, operation.operation, operation.window);
       }
     }
   }
 
-  void take_tickets() {
-    for (const auto& launch : launches_) {
-      if (launch) launch->take_tickets();
+  void take_sequences() {
+    for (const auto& engine : engines_) {
+      if (engine) engine->take_tickets();
     }
   }
 
-  // The branch on the stream of the launch, which begins and ends it.
-  void lead(const std::vector<size_t>& branch, Event::Record* before, Event::Record& end) {
-    if (before != nullptr) before->wait();
-    begun_.signal(1);
+  // The first branch runs on the stream of the launch. It starts the launch and completes it.
+  void run_first_branch(const std::vector<size_t>& branch, Event::Record* previous_end,
+                        Event::Record& end) {
+    if (previous_end != nullptr) previous_end->wait();
+    started_.signal(1);
     run(branch);
-    for (const size_t index : graph_->last()) wait(done_[index]);
+    for (const size_t index : graph_->final_nodes()) wait(node_done_[index]);
     end.complete();
   }
-  void follow(const std::vector<size_t>& branch) {
-    wait(begun_);
+  void run_other_branch(const std::vector<size_t>& branch) {
+    wait(started_);
     run(branch);
   }
 
@@ -74,77 +76,79 @@ class GraphExec::Run {
   void run(const std::vector<size_t>& branch) {
     for (const size_t index : branch) {
       const Graph::Node& node = graph_->nodes()[index];
-      for (const size_t before : node.after) wait(done_[before]);
+      for (const size_t earlier : node.dependencies) wait(node_done_[earlier]);
       Delay::pause();
       try {
-        run(index);
+        run_node(index);
       } catch (...) {
-        note_failure(current_error());
+        set_error(current_error());
       }
-      done_[index].signal(1);
+      node_done_[index].signal(1);
     }
   }
 
-  void run(size_t index) {
-    if (const auto& launch = launches_[index]) {
-      if (const std::optional<Error> error = launch->run()) throw *error;
+  void run_node(size_t index) {
+    if (const auto& engine = engines_[index]) {
+      if (const std::optional<Error> error = engine->run()) throw *error;
     } else {
-      std::get<std::function<void()>>(graph_->nodes()[index].work)();
+      std::get<std::function<void()>>(graph_->nodes()[index].payload)();
     }
   }
 
-  void note_failure(const Error& error) {
-    if (stream_) return stream_->note_failure();
+  void set_error(const Error& error) {
+    if (stream_) return stream_->set_failed();
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = error;
   }
 
   const Ref<Graph> graph_;
   const Ref<Stream> stream_;
-  std::vector<std::unique_ptr<ProgressEngine>> launches_;  // of the nodes that are one
-  const std::unique_ptr<Flag[]> done_;                     // of the nodes
-  Flag begun_;
+  std::vector<std::unique_ptr<ProgressEngine>> engines_;  // one per node; null: a host function
+  const std::unique_ptr<Flag[]> node_done_;               // one per node
+  Flag started_;
   mutable std::mutex mutex_;
-  std::optional<Error> error_;
+  std::optional<Error> error_;  // the first one, where no stream can report it
 };
 
 GraphExec::GraphExec(Ref<Graph> graph)
     : graph_(std::move(graph)), branches_(nodes_of_branches(*graph_)) {
   for (size_t branch = 1; branch < branches_.size(); ++branch) {
-    queues_.push_back(streams().open(std::make_unique<Stream>()));
+    branch_streams_.push_back(streams().open(std::make_unique<Stream>()));
   }
 }
 
 GraphExec::~GraphExec() {
-  for (const Ref<Stream>& queue : queues_) {
-    streams().close(queue);
-    if (queue->is_of_this_process()) queue->close();
+  for (const Ref<Stream>& stream : branch_streams_) {
+    streams().close(stream);
+    if (stream->is_of_this_process()) stream->close();
   }
 }
 
 void GraphExec::launch(const Ref<Stream>& stream) {
   graph_->check_usable();
-  const auto run = std::make_shared<Run>(graph_, stream);
+  const auto launch = std::make_shared<Launch>(graph_, stream);
   const auto end = std::make_shared<Event::Record>();
-  // The branches may outlive this object.
+  // A copy that the queued branches share: they may outlive this object.
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
-  std::shared_ptr<Event::Record> before;
+  std::shared_ptr<Event::Record> previous_end;
   {
-    const std::lock_guard lock(mutex_);  // so that all queues have launches in the same order
-    before = std::exchange(last_, end);
-    run->take_tickets();
+    const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
+    previous_end = std::exchange(last_end_, end);
+    launch->take_sequences();
     for (size_t branch = 1; branch < branches->size(); ++branch) {
-      Stream::enqueue(queues_[branch - 1],
-                      [run, branches, branch] { run->follow((*branches)[branch]); });
+      Stream::enqueue(branch_streams_[branch - 1], [launch, branches, branch] {
+        launch->run_other_branch((*branches)[branch]);
+      });
     }
     if (stream) {
-      Stream::enqueue(
-          stream, [run, branches, before, end] { run->lead((*branches)[0], before.get(), *end); });
+      Stream::enqueue(stream, [launch, branches, previous_end, end] {
+        launch->run_first_branch((*branches)[0], previous_end.get(), *end);
+      });
       return;
     }
   }
-  run->lead((*branches)[0], before.get(), *end);
-  if (const std::optional<Error> error = run->error()) throw *error;
+  launch->run_first_branch((*branches)[0], previous_end.get(), *end);
+  if (const std::optional<Error> error = launch->error()) throw *error;
 }
 
 }  // namespace hostnccl

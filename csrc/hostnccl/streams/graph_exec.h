@@ -1,5 +1,6 @@
-// A graph ready to be launched. Each branch of it runs in a thread: the first on the stream of the
-// launch, the others in queues of their own.
+// An instantiated graph, which can be launched any number of times. Each branch is one captured
+// stream: the first runs on the stream of the launch, the others on streams that belong to the
+// graph. Flags between the nodes take the place of the captured events.
 #pragma once
 
 #include <memory>
@@ -17,20 +18,20 @@ class GraphExec {
   explicit GraphExec(Ref<Graph> graph);
   ~GraphExec();
 
-  // After what is on the stream (none: the calling thread) and after the launch before. The graph's
-  // operations take their places in the order of their communicators now.
+  // Runs the graph after the work of the stream (null: in the calling thread, at once) and after
+  // the previous launch of this graph. Its operations take their sequence numbers in this call.
   void launch(const Ref<Stream>& stream);
 
   bool is_of_this_process() const { return graph_->is_of_this_process(); }
 
  private:
-  class Run;
+  class Launch;
 
   const Ref<Graph> graph_;
   const std::vector<std::vector<size_t>> branches_;  // the nodes of each
-  std::vector<Ref<Stream>> queues_;                  // of the branches but the first
+  std::vector<Ref<Stream>> branch_streams_;          // of every branch but the first
   std::mutex mutex_;
-  std::shared_ptr<Event::Record> last_;  // the end of the last launch
+  std::shared_ptr<Event::Record> last_end_;  // the end of the last launch
 };
 
 HandleTable<Graph>& graphs();

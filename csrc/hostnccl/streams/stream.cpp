@@ -16,23 +16,23 @@ HandleTable<Stream>& streams() {
 
 Stream::Stream(int priority) : priority_(std::clamp(priority, kGreatestPriority, kLeastPriority)) {}
 
-void Stream::enqueue(const Ref<Stream>& self, Work work) {
+void Stream::enqueue(const Ref<Stream>& self, Callback callback) {
   Stream& stream = *self;
   const std::lock_guard lock(stream.mutex_);
   if (!stream.has_thread_) {
     start_thread([self] { self->run(); });
     stream.has_thread_ = true;
   }
-  stream.queue_.push_back(std::move(work));
+  stream.queue_.push_back(std::move(callback));
   ++stream.enqueued_;
   stream.changed_.notify_one();
 }
 
-// The kernel grants a priority above the default only to whom it may (CAP_SYS_NICE, or a
-// RLIMIT_NICE); without, all streams are alike.
+// A stream's priority is the nice value of its thread. Raising it needs CAP_SYS_NICE or
+// RLIMIT_NICE; without them the call fails, and all streams run with the same priority.
 void Stream::prepare_thread() const {
   if (priority_ != kLeastPriority) {
-    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), priority_);  // of this thread only
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), priority_);  // this thread only
   }
   Delay::be_stream(number_);
 }
@@ -44,14 +44,14 @@ void Stream::run() {
     changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
     if (queue_.empty()) return;
     {
-      const Work work = std::move(queue_.front());
+      const Callback callback = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
       Delay::pause();
       try {
-        work();
+        callback();
       } catch (...) {
-        note_failure();
+        set_failed();
       }
     }
     finished_.signal(finished_.own() + 1);

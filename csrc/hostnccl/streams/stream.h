@@ -1,10 +1,13 @@
-// A stream: a queue of work with a thread of its own, which starts with the first work and ends
-// when the stream has been destroyed and its queue is empty, as CUDA's do: destroying does not
-// wait. The streams 0, 1 and 2 are no objects: they are the calling thread itself. No stream waits
-// for that one by itself, as CUDA's streams without CU_STREAM_NON_BLOCKING do: the thread has done
-// its work before it can enqueue any.
+// A stream: a queue of callbacks and the thread that runs them in order. The thread starts with the
+// first callback. It ends when the stream has been destroyed and its queue is empty: as in CUDA,
+// destroying a stream does not wait for its work.
+//
+// The default streams 0, 1 (legacy) and 2 (per thread) are no objects: they are the calling thread,
+// which runs a callback at once. So there is nothing that another stream would have to synchronise
+// with implicitly, and every stream behaves as one made with CU_STREAM_NON_BLOCKING.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -23,33 +26,33 @@ namespace hostnccl {
 
 class Capture;
 
-// Where a stream is in a capture: what it records next comes after these nodes.
-struct Place {
+// The position of a stream in a capture: the next node captured on the stream depends on these.
+struct CapturePosition {
   std::shared_ptr<Capture> capture;
-  std::vector<size_t> after;
+  std::vector<size_t> dependencies;  // indices of nodes, ascending
   size_t branch = 0;
 };
 
 class Stream {
  public:
-  using Work = std::function<void()>;
+  using Callback = std::function<void()>;
 
-  // The least and the greatest priority; lower numbers go first.
+  // The range of priorities, as in CUDA: the lower number is the higher priority.
   static constexpr int kLeastPriority = 0;
   static constexpr int kGreatestPriority = -5;
 
   explicit Stream(int priority = kLeastPriority);
 
-  // self keeps the stream alive until the queue is empty.
-  static void enqueue(const Ref<Stream>& self, Work work);
+  // The thread holds a reference to the stream until the queue is empty.
+  static void enqueue(const Ref<Stream>& self, Callback callback);
 
-  void synchronize();  // with all that was enqueued before
-  bool idle();
-  void close();  // the handle is gone: the thread ends after the last work
+  void synchronize();  // waits for every callback enqueued before
+  bool idle();         // every callback has finished
+  void close();        // the handle is closed: the thread ends after the last callback
 
-  // An operation in the queue has failed: told once, by the next synchronize or query.
-  void note_failure() { failed_.store(true, std::memory_order_release); }
-  bool take_failure() { return failed_.exchange(false, std::memory_order_acq_rel); }
+  // An operation on the stream failed. The next synchronize or query reports it, once.
+  void set_failed() { failed_.store(true, std::memory_order_release); }
+  bool take_failed() { return failed_.exchange(false, std::memory_order_acq_rel); }
 
   int priority() const { return priority_; }
   bool capturing() const { return capturing_.load(std::memory_order_acquire); }
@@ -66,14 +69,14 @@ class Stream {
   const uint32_t generation_ = fork_generation();
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Work> queue_;
+  std::deque<Callback> queue_;
   uint32_t enqueued_ = 0;
   Flag finished_;
   bool has_thread_ = false;
   bool closed_ = false;
   std::atomic<bool> failed_{false};
   std::atomic<bool> capturing_{false};
-  Place place_;  // while capturing; under the lock of captures
+  CapturePosition capture_position_;  // while capturing; guarded by the lock of capture.cpp
 };
 
 HandleTable<Stream>& streams();

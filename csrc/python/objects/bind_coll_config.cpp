@@ -138,7 +138,7 @@ Args:
     nvls_ctas: the most of them for NVLink SHARP.
     cga_cluster_size: CTAs in a cluster, 0 to 8; the same in all collectives of a group.
     algorithm: which algorithms NCCL may choose from, such as "ring", "tree,ring", or "^nvls" for all
-        others. hostnccl has "rounds" (through shared memory) and "direct" (out of the other ranks'
+        others. hostnccl has "staged" (through shared memory) and "direct" (out of the other ranks'
         own memory); both give the same bits.
     force_algorithm: whether an algorithm that cannot be had is an error; else NCCL then chooses.
     cta_policy: a combination of the NCCL_CTA_POLICY_* flags of pynccl.raw.

@@ -1,5 +1,5 @@
-// The driver API's calls on captures and graphs.
-#include "hostnccl/api/device_api.h"
+// The driver API's functions for stream capture and graphs.
+#include "hostnccl/api/driver_api.h"
 #include "hostnccl/streams/graph_exec.h"
 
 using namespace hostnccl;
@@ -16,84 +16,85 @@ void require_mode(CUstreamCaptureMode mode) {
 extern "C" {
 
 CUresult hostThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  return checked([=] {
-    require_mode(*out(mode));
-    *mode = Capture::exchange_mode(*mode);
+  return driver_guarded([=] {
+    require_mode(*non_null(mode));
+    *mode = Capture::exchange_thread_mode(*mode);
   });
 }
 
 CUresult hostStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
-  return checked([=] {
+  return driver_guarded([=] {
     require_mode(mode);
-    Capture::begin(find(stream), mode);
+    Capture::begin(stream_of(stream), mode);
   });
 }
 
 CUresult hostStreamEndCapture(CUstream stream, CUgraph* graph) {
-  return checked([=] {
-    *out(graph) = nullptr;
-    *graph = reinterpret_cast<CUgraph>(graphs().open(Capture::end(find(stream))).slot());
+  return driver_guarded([=] {
+    *non_null(graph) = nullptr;
+    *graph = reinterpret_cast<CUgraph>(graphs().open(Capture::end(stream_of(stream))).slot());
   });
 }
 
 CUresult hostStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  return checked([=] { *out(status) = Capture::info(find(stream)).status; });
+  return driver_guarded([=] { *non_null(status) = Capture::info(stream_of(stream)).status; });
 }
 
 CUresult hostStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
                                   CUgraph* graph, const CUgraphNode** dependencies,
                                   size_t* numDependencies) {
-  return checked([=] {
-    const bool edits = graph != nullptr || dependencies != nullptr || numDependencies != nullptr;
-    require(!edits, CUDA_ERROR_NOT_SUPPORTED);
-    const Capture::Info info = Capture::info(find(stream));
-    *out(status) = info.status;
+  return driver_guarded([=] {
+    const bool asks_for_nodes =
+        graph != nullptr || dependencies != nullptr || numDependencies != nullptr;
+    require(!asks_for_nodes, CUDA_ERROR_NOT_SUPPORTED);
+    const Capture::Info info = Capture::info(stream_of(stream));
+    *non_null(status) = info.status;
     if (id != nullptr) *id = info.id;
   });
 }
 
 CUresult hostGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* numNodes) {
-  return checked([=] {
-    const Ref<Graph> counted = found(graphs(), graph);
+  return driver_guarded([=] {
+    const Ref<Graph> target = object_of(graphs(), graph);
     require(nodes == nullptr, CUDA_ERROR_NOT_SUPPORTED);  // nodes have no handles
-    *out(numNodes) = counted->nodes().size();
+    *non_null(numNodes) = target->nodes().size();
   });
 }
 
 CUresult hostGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-  return checked([=] {
-    out(exec);
+  return driver_guarded([=] {
+    non_null(exec);
     require(flags == 0, CUDA_ERROR_INVALID_VALUE);
-    auto made = std::make_unique<GraphExec>(found(graphs(), graph));
-    *exec = reinterpret_cast<CUgraphExec>(graph_execs().open(std::move(made)).slot());
+    auto instantiated = std::make_unique<GraphExec>(object_of(graphs(), graph));
+    *exec = reinterpret_cast<CUgraphExec>(graph_execs().open(std::move(instantiated)).slot());
   });
 }
 
-// The graph is where it runs already.
+// There is no other memory to upload a graph to.
 CUresult hostGraphUpload(CUgraphExec exec, CUstream stream) {
-  return checked([=] {
-    Capture::refuse(find(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    found(graph_execs(), exec);
+  return driver_guarded([=] {
+    Capture::check_not_capturing(stream_of(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    object_of(graph_execs(), exec);
   });
 }
 
 CUresult hostGraphLaunch(CUgraphExec exec, CUstream stream) {
-  return checked([=] {
-    const Ref<Stream> queue = find(stream);
-    Capture::refuse(queue, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    found(graph_execs(), exec)->launch(queue);
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    Capture::check_not_capturing(target, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    object_of(graph_execs(), exec)->launch(target);
   });
 }
 
 CUresult hostGraphExecDestroy(CUgraphExec exec) {
-  return checked([=] {
+  return driver_guarded([=] {
     const Ref<GraphExec> closed = graph_execs().find(exec);
     require(closed && graph_execs().close(closed), CUDA_ERROR_INVALID_HANDLE);
   });
 }
 
 CUresult hostGraphDestroy(CUgraph graph) {
-  return checked([=] {
+  return driver_guarded([=] {
     const Ref<Graph> closed = graphs().find(graph);
     require(closed && graphs().close(closed), CUDA_ERROR_INVALID_HANDLE);
   });

@@ -1,10 +1,10 @@
-// The calls that make communicators of others, and those that take from one what it holds.
+// NCCL's C API: deriving communicators (split, shrink, grow), and revoking and suspending them.
 #include <algorithm>
 #include <vector>
 
 #include "abi/constants.h"
-#include "hostnccl/api/api.h"
 #include "hostnccl/api/arguments.h"
+#include "hostnccl/api/nccl_api.h"
 #include "hostnccl/lifecycle/derive.h"
 #include "hostnccl/lifecycle/suspension.h"
 
@@ -18,7 +18,7 @@ Ref<Communicator> parent_comm(ncclComm_t handle) {
   return comm;
 }
 
-// Sorted; NCCL sorts the caller's own list.
+// A sorted copy; NCCL sorts the caller's list.
 std::vector<int> read_excluded(const Communicator& comm, const int* list, int count) {
   const int nranks = comm.nranks();
   if (count < 1 || count >= nranks) {
@@ -37,7 +37,7 @@ std::vector<int> read_excluded(const Communicator& comm, const int* list, int co
     }
     if (excluded[i] == comm.rank()) {
       fail(ncclInvalidArgument,
-           "excludeRanksList has %d, which is this rank: only those that stay "
+           "excludeRanksList has %d, which is this rank: only the remaining ranks "
            "call ncclCommShrink",
            excluded[i]);
     }
@@ -49,8 +49,8 @@ Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclCo
          const ncclConfig_t* config) {
   const Ref<Communicator> parent = parent_comm(handle);
   if (rank != -1) {
-    fail(ncclInvalidArgument, "rank=%d: a rank that is there already keeps its own and passes -1",
-         rank);
+    fail(ncclInvalidArgument,
+         "rank=%d: a rank of the parent communicator keeps its rank and passes -1", rank);
   }
   if (nranks <= parent->nranks() || nranks > kMaxRanks) {
     fail(ncclInvalidArgument, "nRanks=%d is not in [%d, %d]", nranks, parent->nranks() + 1,
@@ -64,10 +64,10 @@ Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclCo
   return grow_job(out, parent, nranks, name, read_config(config, parent->settings()));
 }
 
-Job join(int nranks, const ncclUniqueId* given, int rank, ncclComm_t* out,
+Job join(int nranks, const ncclUniqueId* unique_id, int rank, ncclComm_t* out,
          const ncclConfig_t* config) {
   check_size_and_rank(nranks, rank);
-  const UniqueId id = read_unique_id(*non_null(given, "uniqueId"), Purpose::Grow, "uniqueId");
+  const UniqueId id = read_unique_id(*non_null(unique_id, "uniqueId"), Purpose::Grow, "uniqueId");
   return join_job(out, nranks, rank, id, read_config(config));
 }
 
@@ -77,7 +77,7 @@ extern "C" {
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
                            ncclConfig_t* config) {
-  return checked([&] {
+  return group_guarded([&] {
     *non_null(newcomm, "newcomm") = nullptr;
     const Ref<Communicator> parent = parent_comm(comm);
     if (color < 0 && color != kSplitNoColor) {
@@ -90,7 +90,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
 
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                             ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags) {
-  return checked([&] {
+  return group_guarded([&] {
     *non_null(newcomm, "newcomm") = nullptr;
     if (shrinkFlags != NCCL_SHRINK_DEFAULT && shrinkFlags != NCCL_SHRINK_ABORT) {
       fail(ncclInvalidArgument,
@@ -115,7 +115,7 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
 
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
                           ncclComm_t* newcomm, ncclConfig_t* config) {
-  return checked([&] {
+  return group_guarded([&] {
     *non_null(newcomm, "newcomm") = nullptr;
     return Group::of_this_thread().submit(
         comm == nullptr ? join(nRanks, uniqueId, rank, newcomm, config)
@@ -124,15 +124,15 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqu
 }
 
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
-  return checked([&] {
+  return group_guarded([&] {
     if (comm == nullptr) return ncclSuccess;
     const Ref<Communicator> revoked = ready_comm(comm);
     if (revokeFlags != NCCL_REVOKE_DEFAULT) {
       fail(ncclInvalidArgument, "revokeFlags=%d is not NCCL_REVOKE_DEFAULT", revokeFlags);
     }
-    if (revoked->revoked()) fail(ncclInvalidArgument, "comm was revoked before");
+    if (revoked->revoked()) fail(ncclInvalidArgument, "comm is already revoked");
     if (Group::of_this_thread().uses(revoked)) {
-      fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group still uses");
+      fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
     }
     revoked->revoke(Communicator::Revoker::Revoke);
     if (!revoked->settings().blocking) return ncclInProgress;
@@ -141,9 +141,9 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
   });
 }
 
-// Other flags than NCCL_SUSPEND_MEM suspend nothing, in NCCL too.
+// As in NCCL, only NCCL_SUSPEND_MEM suspends anything.
 ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
-  return checked([&] {
+  return group_guarded([&] {
     const Ref<Communicator> suspended = usable_comm(comm);
     if ((flags & NCCL_SUSPEND_MEM) == 0) return ncclSuccess;
     return Group::of_this_thread().submit(suspend_job(suspended));
@@ -151,7 +151,7 @@ ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
 }
 
 ncclResult_t ncclCommResume(ncclComm_t comm) {
-  return checked([&] {
+  return group_guarded([&] {
     const Ref<Communicator> resumed = parent_comm(comm);
     if (!resumed->suspended()) fail(ncclInvalidUsage, "comm is not suspended");
     return Group::of_this_thread().submit(resume_job(resumed));
@@ -160,17 +160,17 @@ ncclResult_t ncclCommResume(ncclComm_t comm) {
 
 ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
   return guarded([=] {
-    const Ref<Communicator> asked = ready_comm(comm);
+    const Ref<Communicator> target = ready_comm(comm);
     non_null(value, "value");
     if (stat > ncclStatGpuMemTotal) {
       fail(ncclInvalidArgument, "stat=%u is not one of ncclCommMemStat_t",
            static_cast<unsigned>(stat));
     }
     if (stat == ncclStatGpuMemSuspended) {
-      *value = asked->suspended();
+      *value = target->suspended();
       return ncclSuccess;
     }
-    const Segment::Held held = asked->memory();
+    const Segment::Held held = target->memory();
     *value = stat == ncclStatGpuMemSuspend   ? held.releasable
              : stat == ncclStatGpuMemPersist ? held.lasting
                                              : held.releasable + held.lasting;

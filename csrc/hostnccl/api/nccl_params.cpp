@@ -1,12 +1,13 @@
-// NCCL's C API: the settings, by handles that are the rows of the table, and by keys.
+// NCCL's C API: parameters, by key or by handle. A handle points to a row of the table of
+// base/params.h.
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <type_traits>
 #include <vector>
 
-#include "hostnccl/api/api.h"
 #include "hostnccl/api/arguments.h"
+#include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/params.h"
 
 using namespace hostnccl;
@@ -22,22 +23,21 @@ const Param& param_of(ncclParamHandle_t handle) {
   for (const Param& known : all_params()) {
     if (&known == param) return known;
   }
-  fail(ncclInvalidArgument, "h=%p is not a handle that ncclParamBind gave",
-       static_cast<void*>(handle));
+  fail(ncclInvalidArgument, "h=%p is not a handle from ncclParamBind", static_cast<void*>(handle));
 }
 
 const Param& param_of(const char* key) {
   const Param* param = find_param(non_null(key, "key"));
-  if (param == nullptr) fail(ncclInvalidArgument, "key=\"%s\" is no parameter of hostnccl", key);
+  if (param == nullptr) fail(ncclInvalidArgument, "key=\"%s\" is not a parameter of hostnccl", key);
   return *param;
 }
 
-[[noreturn]] void refuse_type(const Param& param, const char* condition) {
+[[noreturn]] void refuse_type(const Param& param, const char* wanted_type) {
   fail(ncclInvalidArgument, "%s has the type %s, not %s", param.key, type_name(param.type),
-       condition);
+       wanted_type);
 }
 
-// Which parameters are read as a C type: as in NCCL, those of exactly that type.
+// As in NCCL, a parameter is read as exactly its own type.
 template <typename T>
 constexpr bool is_type(ParamType type) {
   return (std::is_same_v<T, int64_t> && type == ParamType::Int64) ||
@@ -45,17 +45,17 @@ constexpr bool is_type(ParamType type) {
 }
 
 template <typename T>
-ncclResult_t get(ncclParamHandle_t handle, T* out, const char* condition) {
+ncclResult_t get(ncclParamHandle_t handle, T* out, const char* wanted_type) {
   return guarded([=] {
     const Param& param = param_of(handle);
     non_null(out, "out");
-    if (!is_type<T>(param.type)) refuse_type(param, condition);
+    if (!is_type<T>(param.type)) refuse_type(param, wanted_type);
     *out = static_cast<T>(number(setting_of(param)));
     return ncclSuccess;
   });
 }
 
-// The value's bytes in memory.
+// The bytes of the value.
 std::vector<char> bytes_of(const Param& param) {
   const Setting setting = setting_of(param);
   std::vector<char> bytes;
@@ -70,10 +70,10 @@ std::vector<char> bytes_of(const Param& param) {
   return bytes;
 }
 
-// Texts that a caller may keep until its thread's next call of the same function.
-const char* keep(std::string& place, std::string value) {
-  place = std::move(value);
-  return place.c_str();
+// Strings returned to the caller stay valid until this thread's next call of the same function.
+const char* store(std::string& storage, std::string value) {
+  storage = std::move(value);
+  return storage.c_str();
 }
 
 }  // namespace
@@ -104,8 +104,8 @@ ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out) {
     const Param& param = param_of(h);
     non_null(out, "out");
     if (param.type != ParamType::Text) refuse_type(param, type_name(ParamType::Text));
-    thread_local std::string kept;
-    *out = keep(kept, text(setting_of(param)));
+    thread_local std::string stored;
+    *out = store(stored, text(setting_of(param)));
     return ncclSuccess;
   });
 }
@@ -133,9 +133,9 @@ ncclResult_t ncclParamGetParameter(const char* key, const char** value, int* val
     const Param& param = param_of(key);
     non_null(value, "value");
     non_null(valueLen, "valueLen");
-    thread_local std::string kept;
-    *value = keep(kept, text(setting_of(param)));
-    *valueLen = static_cast<int>(kept.size());
+    thread_local std::string stored;
+    *value = store(stored, text(setting_of(param)));
+    *valueLen = static_cast<int>(stored.size());
     return ncclSuccess;
   });
 }
@@ -144,16 +144,16 @@ ncclResult_t ncclParamGetAllParameterKeys(const char*** table, int* tableLen) {
   return guarded([=] {
     non_null(table, "table");
     non_null(tableLen, "tableLen");
-    thread_local std::vector<const char*> kept;
-    kept.clear();
-    for (const Param& param : all_params()) kept.push_back(param.key);
-    *table = kept.data();
-    *tableLen = static_cast<int>(kept.size());
+    thread_local std::vector<const char*> stored;
+    stored.clear();
+    for (const Param& param : all_params()) stored.push_back(param.key);
+    *table = stored.data();
+    *tableLen = static_cast<int>(stored.size());
     return ncclSuccess;
   });
 }
 
-// To standard output, where NCCL's log goes.
+// Prints to standard output, as NCCL does.
 void ncclParamDumpAll() {
   guarded([] {
     for (const Param& param : all_params()) {
@@ -161,7 +161,7 @@ void ncclParamDumpAll() {
       std::printf("%s (%s) %s\n    value=%s set_by=%s default=%s\n", param.key,
                   type_name(param.type), param.meaning, text(setting).c_str(),
                   is_given(setting) ? "environment" : "default",
-                  param.fallback != nullptr ? param.fallback : "the newest that the CPU has");
+                  param.fallback != nullptr ? param.fallback : "the newest of this CPU");
     }
     std::fflush(stdout);
     return ncclSuccess;

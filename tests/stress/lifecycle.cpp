@@ -1,5 +1,5 @@
-// The lives of communicators: split, finalize, abort while blocked, non-blocking init, worlds whose
-// ranks disagree, ranks that leave, and handles that are none.
+// The life cycle of communicators: split, finalize, abort while blocked, non-blocking init, ranks
+// whose arguments differ, ranks that leave, and invalid handles.
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -19,7 +19,7 @@ int32_t sum_over(ncclComm_t comm, int32_t value) {
 }
 
 void split() {
-  with_world(5, [](int rank, ncclComm_t comm) {
+  with_communicators(5, [](int rank, ncclComm_t comm) {
     ncclComm_t half;
     OK(ncclCommSplit(comm, rank % 2, -rank, &half, nullptr));
     int count;
@@ -33,16 +33,16 @@ void split() {
     CHECK((none == nullptr) == (rank == 0));
     if (rank != 0) CHECK(sum_over(none, 1) == 4);
     ncclConfig_t config = non_blocking();
-    ncclComm_t later;
-    EXPECT(ncclInProgress, ncclCommSplit(comm, 0, 0, &later, &config));
-    CHECK(sum_over(comm, 1) == 5);  // after the split, in the parent's order
-    CHECK(settle(later) == ncclSuccess);
-    CHECK(sum_over(later, 2) == 10);
-    OK(ncclCommDestroy(later));
+    ncclComm_t pending;
+    EXPECT(ncclInProgress, ncclCommSplit(comm, 0, 0, &pending, &config));
+    CHECK(sum_over(comm, 1) == 5);  // ordered after the split
+    CHECK(state_of(pending) == ncclSuccess);
+    CHECK(sum_over(pending, 2) == 10);
+    OK(ncclCommDestroy(pending));
     OK(ncclCommDestroy(half));
     OK(ncclCommDestroy(none));
   });
-  // All ranks in one thread: the splits of a group go on together.
+  // All ranks in one thread: the splits of a group progress together.
   ncclComm_t comms[3];
   ncclComm_t parts[3];
   OK(ncclCommInitAll(comms, 3, nullptr));
@@ -56,7 +56,7 @@ void split() {
 }
 
 void finalize() {
-  with_world(2, [](int, ncclComm_t comm) {
+  with_communicators(2, [](int, ncclComm_t comm) {
     CHECK(sum_over(comm, 1) == 2);
     OK(ncclCommFinalize(comm));
     int32_t value = 0;
@@ -72,13 +72,13 @@ void non_blocking_init() {
     if (rank == 2) pause(50);
     EXPECT(ncclInProgress, ncclCommInitRankConfig(&comm, 3, id, rank, &config));
     if (rank == 0) CHECK(std::string(ncclGetLastError(comm)).size() > 0);
-    CHECK(settle(comm) == ncclSuccess);
+    CHECK(state_of(comm) == ncclSuccess);
     CHECK(sum_over(comm, rank) == 3);
     EXPECT(ncclInProgress, ncclCommFinalize(comm));
-    CHECK(settle(comm) == ncclSuccess);
+    CHECK(state_of(comm) == ncclSuccess);
     OK(ncclCommDestroy(comm));
   });
-  // Abort ends an init for which nobody else comes.
+  // Abort ends an init whose other rank never comes.
   ncclConfig_t config = non_blocking();
   ncclComm_t lonely;
   EXPECT(ncclInProgress, ncclCommInitRankConfig(&lonely, 2, new_id(), 0, &config));
@@ -89,7 +89,8 @@ void non_blocking_init() {
   OK(ncclCommDestroy(lonely));
 }
 
-// Rank 0 is blocked, inline or by a stream; another thread aborts it. Rank 1 then waits for it.
+// Rank 0 blocks in the calling thread or on a stream, and another thread aborts it. Rank 1 then
+// waits for rank 0.
 void abort_blocked(size_t count, bool queued) {
   const ncclUniqueId id = new_id();
   std::atomic<bool> aborted{false};
@@ -118,13 +119,13 @@ void abort_blocked(size_t count, bool queued) {
              ncclAllReduce(data.data(), data.data(), count, ncclInt32, ncclSum, comm, nullptr));
       CHECK_LAST_ERROR("rank 0");
       CHECK_LAST_ERROR("abort");
-      CHECK(settle(comm) == ncclRemoteError);
+      CHECK(state_of(comm) == ncclRemoteError);
       OK(ncclCommDestroy(comm));
     }
   });
 }
 
-// Three ranks exchange large buffers while one is aborted: memory is given back while others read.
+// One of three ranks aborts during large all-reduces: its buffers are freed while others read them.
 void abort_during_reads() {
   const ncclUniqueId id = new_id();
   in_threads(3, [&](int rank) {
@@ -149,7 +150,7 @@ void abort_during_reads() {
   });
 }
 
-void disagreeing_worlds() {
+void disagreeing_inits() {
   const ncclUniqueId sizes = new_id();
   in_threads(3, [&](int rank) {
     ncclComm_t comm;
@@ -172,8 +173,8 @@ void disagreeing_worlds() {
   EXPECT(ncclInvalidArgument, ncclCommInitRank(&comm, 2, foreign, 0));
 }
 
-void disagreeing_calls() {
-  with_world(3, [](int rank, ncclComm_t comm) {
+void mismatched_calls() {
+  with_communicators(3, [](int rank, ncclComm_t comm) {
     int32_t data[8] = {};
     const ncclResult_t result =
         rank == 2 ? ncclBroadcast(data, data, 4, ncclInt32, 1, comm, nullptr)
@@ -200,14 +201,14 @@ void leaving_rank() {
   });
 }
 
-// Worlds come and go in many threads at once; one of them is large.
-void many_worlds() {
+// Many communicators are created and destroyed at once; one of them is large.
+void many_communicators() {
   in_threads(4, [](int) {
     for (int times = 0; times < 5; ++times) {
-      with_world(3, [](int rank, ncclComm_t comm) { CHECK(sum_over(comm, rank) == 3); });
+      with_communicators(3, [](int rank, ncclComm_t comm) { CHECK(sum_over(comm, rank) == 3); });
     }
   });
-  with_world(40, [](int, ncclComm_t comm) { CHECK(sum_over(comm, 1) == 40); });
+  with_communicators(40, [](int, ncclComm_t comm) { CHECK(sum_over(comm, 1) == 40); });
 }
 
 void abort_a_group() {
@@ -225,7 +226,7 @@ void abort_a_group() {
   OK(ncclRecv(data.data() + 9, 1, ncclInt32, 0, comms[1], nullptr));
   CHECK(ncclGroupEnd() != ncclSuccess);
   aborter.join();
-  CHECK(settle(comms[1]) == ncclRemoteError);
+  CHECK(state_of(comms[1]) == ncclRemoteError);
   OK(ncclCommDestroy(comms[1]));
 }
 
@@ -247,7 +248,7 @@ void named() {
   EXPECT(ncclInvalidArgument, ncclCommInitRankConfig(&comm, 1, id, 0, &config));
 }
 
-void wrong_handles() {
+void invalid_handles() {
   int32_t value = 0;
   const auto try_comm = [&](uintptr_t handle) {
     EXPECT(ncclInvalidArgument, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum,
@@ -286,7 +287,7 @@ void wrong_handles() {
 
 }  // namespace
 
-void lives() {
+void lifecycle() {
   split();
   finalize();
   non_blocking_init();
@@ -295,13 +296,13 @@ void lives() {
     abort_blocked(count, true);
   }
   for (int times = 0; times < 20; ++times) abort_during_reads();
-  disagreeing_worlds();
-  disagreeing_calls();
+  disagreeing_inits();
+  mismatched_calls();
   leaving_rank();
-  many_worlds();
+  many_communicators();
   abort_a_group();
   named();
-  wrong_handles();
+  invalid_handles();
 }
 
 }  // namespace stress

@@ -1,9 +1,9 @@
-// Windows and the one-sided operations of NCCL's C API.
+// NCCL's C API: windows and one-sided operations.
 #include <vector>
 
 #include "abi/constants.h"
-#include "hostnccl/api/api.h"
 #include "hostnccl/api/arguments.h"
+#include "hostnccl/api/nccl_api.h"
 #include "hostnccl/lifecycle/init.h"
 #include "hostnccl/operations/window_registration.h"
 
@@ -18,8 +18,7 @@ constexpr int kWindowFlags = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING 
 Ref<Window> open_window(const Communicator& comm, ncclWindow_t handle, const char* name) {
   Ref<Window> window = windows().find(non_null(handle, name));
   if (!window) {
-    fail(ncclInvalidArgument, "%s=%p is not a window, or no longer one", name,
-         static_cast<void*>(handle));
+    fail(ncclInvalidArgument, "%s=%p is not an open window", name, static_cast<void*>(handle));
   }
   if (!window->belongs_to(&comm)) {
     fail(ncclInvalidArgument, "%s=%p is a window of another communicator", name,
@@ -29,7 +28,7 @@ Ref<Window> open_window(const Communicator& comm, ncclWindow_t handle, const cha
 }
 
 void check_flags(unsigned flags) {
-  if (flags != 0) fail(ncclInvalidArgument, "flags=%#x: nccl.h has none yet", flags);
+  if (flags != 0) fail(ncclInvalidArgument, "flags=%#x: nccl.h defines no flags", flags);
 }
 
 void check_index(const char* name, int value, uint32_t end) {
@@ -38,11 +37,11 @@ void check_index(const char* name, int value, uint32_t end) {
   }
 }
 
-// A one-sided operation that touches no memory, its arguments checked.
-Item one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
-               cudaStream_t stream) {
-  Item item{usable_comm(handle), {kind, ncclUint8}, {}, {}, {}};
-  const Communicator& comm = *item.comm;
+// A one-sided operation without a buffer, its arguments checked.
+PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
+                                cudaStream_t stream) {
+  PendingOperation pending{usable_comm(handle), {kind, ncclUint8}, {}, {}, {}};
+  const Communicator& comm = *pending.comm;
   check_rank("peer", peer, comm.nranks());
   const SignalRange& range = comm.settings().signals;
   check_index("sigIdx", signal, range.per_context);
@@ -52,11 +51,11 @@ Item one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
          "%s before a window was registered: register one, or set config->rmaEagerInit to 1",
          traits_of(kind).name);
   }
-  item.operation.root = peer;
-  item.operation.signal =
+  pending.operation.root = peer;
+  pending.operation.signal =
       range.index(static_cast<uint32_t>(signal), static_cast<uint32_t>(context));
-  item.stream = stream_argument(stream);
-  return item;
+  pending.stream = stream_argument(stream);
+  return pending;
 }
 
 void check_source(const Communicator& comm, const Window& window, const void* source,
@@ -70,15 +69,16 @@ void check_source(const Communicator& comm, const Window& window, const void* so
        source, bytes);
 }
 
-Item wait_item(const ncclWaitSignalDesc_t* signals, int index, ncclComm_t comm,
-               cudaStream_t stream) {
-  const ncclWaitSignalDesc_t& one = signals[index];
-  if (one.opCnt < 1) {
-    fail(ncclInvalidArgument, "signalDescs[%d].opCnt=%d is below 1", index, one.opCnt);
+PendingOperation make_wait(const ncclWaitSignalDesc_t* signals, int index, ncclComm_t comm,
+                           cudaStream_t stream) {
+  const ncclWaitSignalDesc_t& signal = signals[index];
+  if (signal.opCnt < 1) {
+    fail(ncclInvalidArgument, "signalDescs[%d].opCnt=%d is less than 1", index, signal.opCnt);
   }
-  Item item = one_sided(Kind::WaitSignal, one.peer, one.sigIdx, one.ctx, comm, stream);
-  item.operation.count = static_cast<size_t>(one.opCnt);
-  return item;
+  PendingOperation pending =
+      make_one_sided(Kind::WaitSignal, signal.peer, signal.sigIdx, signal.ctx, comm, stream);
+  pending.operation.count = static_cast<size_t>(signal.opCnt);
+  return pending;
 }
 
 }  // namespace
@@ -87,21 +87,21 @@ extern "C" {
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win,
                                     int winFlags) {
-  return checked([&] {
+  return group_guarded([&] {
     *non_null(win, "win") = nullptr;
-    const Ref<Communicator> registrar = usable_comm(comm);
+    const Ref<Communicator> owner = usable_comm(comm);
     non_null(buff, "buff");
     if ((winFlags & ~kWindowFlags) != 0) {
-      fail(ncclInvalidArgument, "winFlags=%#x has bits that nccl.h does not name",
+      fail(ncclInvalidArgument, "winFlags=%#x has bits that nccl.h does not define",
            static_cast<unsigned>(winFlags));
     }
     if ((winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0 && (winFlags & kRestrictions) != 0) {
       fail(ncclInvalidArgument,
-           "winFlags=%#x: NCCL_WIN_COLL_SYMMETRIC goes with neither NCCL_WIN_GIN_ONLY nor "
-           "NCCL_WIN_CFT_COUNTED",
+           "winFlags=%#x: NCCL_WIN_COLL_SYMMETRIC cannot be combined with NCCL_WIN_GIN_ONLY "
+           "or NCCL_WIN_CFT_COUNTED",
            static_cast<unsigned>(winFlags));
     }
-    return Group::of_this_thread().submit(registration_job(win, registrar, buff, size));
+    return Group::of_this_thread().submit(registration_job(win, owner, buff, size));
   });
 }
 
@@ -110,7 +110,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
     const Ref<Communicator> owner = ready_comm(comm);
     const Ref<Window> window = open_window(*owner, win, "win");
     if (!owner->windows().remove(window)) {
-      fail(ncclInvalidArgument, "win=%p is no longer a window", static_cast<void*>(win));
+      fail(ncclInvalidArgument, "win=%p is not an open window", static_cast<void*>(win));
     }
     return ncclSuccess;
   });
@@ -127,51 +127,51 @@ ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUser
 ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t datatype, int peer,
                            ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx,
                            unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
-  return checked([&] {
-    Item item = one_sided(Kind::PutSignal, peer, sigIdx, ctx, comm, stream);
+  return group_guarded([&] {
+    PendingOperation pending = make_one_sided(Kind::PutSignal, peer, sigIdx, ctx, comm, stream);
     check_flags(flags);
     check_dtype(datatype);
-    Operation& put = item.operation;
-    item.window = open_window(*item.comm, peerWin, "peerWin");
-    const Window& window = *item.window;
+    Operation& put = pending.operation;
+    pending.window = open_window(*pending.comm, peerWin, "peerWin");
+    const Window& window = *pending.window;
     put.dtype = datatype;
     put.count = count;
-    const size_t room = window.part(peer).bytes;
-    if (peerWinOffset > room || count > (room - peerWinOffset) / element_size(datatype)) {
+    const size_t capacity = window.part(peer).bytes;
+    if (peerWinOffset > capacity || count > (capacity - peerWinOffset) / element_size(datatype)) {
       fail(ncclInvalidArgument,
            "peerWinOffset=%zu with count=%zu x %s does not fit into the window of rank %d, which "
            "has %zu bytes",
-           peerWinOffset, count, dtype_name(datatype), peer, room);
+           peerWinOffset, count, dtype_name(datatype), peer, capacity);
     }
-    if (count != 0) check_source(*item.comm, window, localbuff, put.block_bytes());
+    if (count != 0) check_source(*pending.comm, window, localbuff, put.block_bytes());
     put.send = localbuff;
     put.recv = window.part(peer).here + peerWinOffset;
-    return Group::of_this_thread().submit(std::move(item));
+    return Group::of_this_thread().submit(std::move(pending));
   });
 }
 
 ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
                         cudaStream_t stream) {
-  return checked([&] {
-    Item item = one_sided(Kind::Signal, peer, sigIdx, ctx, comm, stream);
+  return group_guarded([&] {
+    PendingOperation pending = make_one_sided(Kind::Signal, peer, sigIdx, ctx, comm, stream);
     check_flags(flags);
-    return Group::of_this_thread().submit(std::move(item));
+    return Group::of_this_thread().submit(std::move(pending));
   });
 }
 
 ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclComm_t comm,
                             cudaStream_t stream) {
-  return checked([&] {
+  return group_guarded([&] {
     if (nDesc < 0) fail(ncclInvalidArgument, "nDesc=%d is negative", nDesc);
     if (nDesc != 0) non_null(signalDescs, "signalDescs");
     Group& group = Group::of_this_thread();
-    if (nDesc == 1) return group.submit(wait_item(signalDescs, 0, comm, stream));
+    if (nDesc == 1) return group.submit(make_wait(signalDescs, 0, comm, stream));
     usable_comm(comm);
-    std::vector<Item> items;
-    for (int i = 0; i < nDesc; ++i) items.push_back(wait_item(signalDescs, i, comm, stream));
-    // The waits of one communicator run one after the other, in one launch.
+    std::vector<PendingOperation> waits;
+    for (int i = 0; i < nDesc; ++i) waits.push_back(make_wait(signalDescs, i, comm, stream));
+    // One group: the waits run one after the other in one progress engine.
     group.start();
-    for (Item& item : items) group.submit(std::move(item));
+    for (PendingOperation& wait : waits) group.submit(std::move(wait));
     return group.end();
   });
 }

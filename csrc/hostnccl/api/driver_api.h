@@ -1,5 +1,6 @@
-// What the calls of the driver API have in common: their declarations, from the list, and how they
-// check handles and results.
+// Declarations of hostnccl's driver API, for the files that define it (driver_*.cpp), and the guard
+// and handle checks of their functions. These are the calls of the CUDA driver API that pynccl
+// uses, for CPU memory: the same meaning, with host in place of cu in the name.
 #pragma once
 
 #include <utility>
@@ -20,8 +21,9 @@
 
 namespace hostnccl {
 
+// Runs body and returns its error as a CUresult.
 template <typename Body>
-abi::CUresult checked(Body&& body) noexcept {
+abi::CUresult driver_guarded(Body&& body) noexcept {
   try {
     body();
     return abi::CUDA_SUCCESS;
@@ -36,35 +38,35 @@ abi::CUresult checked(Body&& body) noexcept {
   }
 }
 
-// What a handle stands for, or CUDA_ERROR_INVALID_HANDLE.
+// The object of a handle. Throws CUDA_ERROR_INVALID_HANDLE if the handle is not open.
 template <typename T>
-Ref<T> found(HandleTable<T>& table, const void* handle) {
+Ref<T> object_of(HandleTable<T>& table, const void* handle) {
   Ref<T> object = table.find(handle);
   require(object && object->is_of_this_process(), abi::CUDA_ERROR_INVALID_HANDLE);
   return object;
 }
 
-// None for the streams that are the calling thread.
-inline Ref<Stream> find(abi::CUstream handle) {
+// Null for the default streams, which are the calling thread.
+inline Ref<Stream> stream_of(abi::CUstream handle) {
   if (is_calling_thread(handle)) return {};
-  return found(streams(), handle);
+  return object_of(streams(), handle);
 }
 
-inline Ref<Event> find(abi::CUevent handle) { return found(events(), handle); }
+inline Ref<Event> event_of(abi::CUevent handle) { return object_of(events(), handle); }
 
 template <typename T>
-T* out(T* pointer) {
+T* non_null(T* pointer) {
   require(pointer != nullptr, abi::CUDA_ERROR_INVALID_VALUE);
   return pointer;
 }
 
-inline void run_or_enqueue(const Ref<Stream>& stream, Stream::Work work) {
+inline void run_or_enqueue(const Ref<Stream>& stream, Stream::Callback callback) {
   if (stream && stream->capturing()) {
-    Capture::record({stream}, std::move(work));
+    Capture::add_node({stream}, std::move(callback));
   } else if (stream) {
-    Stream::enqueue(stream, std::move(work));
+    Stream::enqueue(stream, std::move(callback));
   } else {
-    work();
+    callback();
   }
 }
 

@@ -1,4 +1,4 @@
-// Communicators that are revoked, shrunk, grown and suspended while operations run.
+// Deriving communicators (split, shrink, grow), revoking and suspending them while operations run.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,7 +19,7 @@ int32_t sum_over(ncclComm_t comm, int32_t value) {
   return value;
 }
 
-// Calls large all-reduces, whose buffers come and go, until one fails; its result.
+// Calls large all-reduces, each with new buffers, until one fails. Returns its result.
 ncclResult_t reduce_until_error(ncclComm_t comm, cudaStream_t stream) {
   for (;;) {
     std::vector<double> data(200000, 1.0);
@@ -27,16 +27,15 @@ ncclResult_t reduce_until_error(ncclComm_t comm, cudaStream_t stream) {
         ncclAllReduce(data.data(), data.data(), data.size(), ncclFloat64, ncclSum, comm, stream);
     if (hostStreamSynchronize(stream) != CUDA_SUCCESS && result == ncclSuccess) {
       OK(ncclCommGetAsyncError(comm, &result));
-      if (result == ncclSuccess) result = ncclInvalidUsage;  // revoked, and quiescent already
+      if (result == ncclSuccess) result = ncclInvalidUsage;  // revoked and idle
     }
     if (result != ncclSuccess) return result;
   }
 }
 
-// One rank revokes while all are in operations, then the others do; what is left is good for a new
-// communicator.
+// One rank revokes during operations, then the others do. The communicator can still be split.
 void revoke_during_operations(bool queued) {
-  with_world(3, [&](int rank, ncclComm_t comm) {
+  with_communicators(3, [&](int rank, ncclComm_t comm) {
     const cudaStream_t stream = queued ? new_stream() : nullptr;
     std::thread revoker([&] {
       if (rank != 1) return;
@@ -51,7 +50,7 @@ void revoke_during_operations(bool queued) {
     } else {
       OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
     }
-    CHECK(settle(comm) == ncclSuccess);
+    CHECK(state_of(comm) == ncclSuccess);
     int32_t value = 0;
     EXPECT(ncclInvalidUsage, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
     ncclConfig_t config = non_blocking();
@@ -60,7 +59,7 @@ void revoke_during_operations(bool queued) {
       EXPECT(ncclInProgress, ncclCommSplit(comm, 0, -rank, &child, &config));
     }
     for (const ncclComm_t child : children) {
-      CHECK(settle(child) == ncclSuccess);
+      CHECK(state_of(child) == ncclSuccess);
       CHECK(sum_over(child, rank) == 3);
       OK(ncclCommDestroy(child));
     }
@@ -68,9 +67,9 @@ void revoke_during_operations(bool queued) {
   });
 }
 
-// All ranks revoke at about the same moment.
+// All ranks revoke at about the same time.
 void revoke_together() {
-  with_world(4, [](int rank, ncclComm_t comm) {
+  with_communicators(4, [](int rank, ncclComm_t comm) {
     std::thread revoker([&] {
       pause(3);
       OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
@@ -85,7 +84,7 @@ void revoke_together() {
   });
 }
 
-// A rank goes away in the middle of operations; the others shrink, each when it finds out.
+// A rank aborts during operations. The others shrink when they get the error.
 void shrink_with_abort() {
   const ncclUniqueId id = new_id();
   in_threads(4, [&](int rank) {
@@ -115,7 +114,7 @@ void shrink_with_abort() {
 void shrink_and_grow() {
   ncclUniqueId id{};
   std::atomic<bool> invited{false};
-  with_world(4, [&](int rank, ncclComm_t comm) {
+  with_communicators(4, [&](int rank, ncclComm_t comm) {
     ncclComm_t grown;
     if (rank != 3) {
       int excluded[] = {3};
@@ -144,8 +143,8 @@ uint64_t stat(ncclComm_t comm, ncclCommMemStat_t which) {
   return value;
 }
 
-// Operations on streams and messages before each suspension, statistics from another thread
-// throughout.
+// Operations on streams and messages before each suspension, while another thread reads memory
+// statistics.
 void suspend_and_resume(bool blocking) {
   const ncclUniqueId id = new_id();
   in_threads(3, [&](int rank) {
@@ -154,7 +153,7 @@ void suspend_and_resume(bool blocking) {
     ncclComm_t comm;
     CHECK(ncclCommInitRankConfig(&comm, 3, id, rank, &config) ==
           (blocking ? ncclSuccess : ncclInProgress));
-    CHECK(settle(comm) == ncclSuccess);
+    CHECK(state_of(comm) == ncclSuccess);
     std::atomic<bool> done{false};
     std::thread observer([&] {
       while (!done) {
@@ -165,7 +164,7 @@ void suspend_and_resume(bool blocking) {
     const cudaStream_t stream = new_stream();
     const auto change = [&](ncclResult_t result) {
       CHECK(result == (blocking ? ncclSuccess : ncclInProgress));
-      CHECK(settle(comm) == ncclSuccess);
+      CHECK(state_of(comm) == ncclSuccess);
     };
     for (int times = 0; times < 10; ++times) {
       std::vector<int32_t> data(50000, rank);
@@ -191,9 +190,9 @@ void suspend_and_resume(bool blocking) {
   });
 }
 
-// A suspension for which a rank does not come is ended by revoking.
+// A rank does not take part in a suspension; revoking ends the others' calls.
 void revoke_a_suspension() {
-  with_world(3, [](int rank, ncclComm_t comm) {
+  with_communicators(3, [](int rank, ncclComm_t comm) {
     if (rank != 0) {
       const ncclResult_t result = ncclCommSuspend(comm, NCCL_SUSPEND_MEM);
       CHECK(result == ncclRemoteError);
@@ -210,7 +209,7 @@ void revoke_a_suspension() {
 
 }  // namespace
 
-void regroup() {
+void derive() {
   for (int times = 0; times < 10; ++times) {
     revoke_during_operations(false);
     revoke_during_operations(true);

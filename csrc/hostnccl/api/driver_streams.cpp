@@ -1,0 +1,153 @@
+// The driver API's functions for streams and events.
+#include "hostnccl/api/driver_api.h"
+
+using namespace hostnccl;
+
+namespace pynccl::abi {
+namespace {
+
+// Throws if an operation on the stream has failed since the last check; its communicator keeps the
+// reason.
+void check_failed(Stream& stream) { require(!stream.take_failed(), CUDA_ERROR_UNKNOWN); }
+
+// A query and a synchronization cannot be captured.
+void check_capture_allows_sync(const Ref<Stream>& stream) {
+  Capture::check_not_capturing(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  Capture::check_unsafe_call();
+}
+
+// The record to query or wait for; null if the event was never recorded.
+std::shared_ptr<Event::Record> checked_record(const Ref<Event>& event) {
+  const auto record = event->last_record();
+  Capture::check_not_captured(record.get());
+  Capture::check_unsafe_call();
+  return record;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult hostCtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
+  return driver_guarded([=] {  // either may be null
+    if (leastPriority != nullptr) *leastPriority = Stream::kLeastPriority;
+    if (greatestPriority != nullptr) *greatestPriority = Stream::kGreatestPriority;
+  });
+}
+
+CUresult hostStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  return driver_guarded([=] {
+    non_null(stream);
+    require((flags & ~CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE);
+    Delay::read_seed();
+    const Ref<Stream> created = streams().open(std::make_unique<Stream>(priority));
+    *stream = reinterpret_cast<CUstream>(created.slot());
+  });
+}
+
+CUresult hostStreamGetPriority(CUstream stream, int* priority) {
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    *non_null(priority) = target ? target->priority() : Stream::kLeastPriority;
+  });
+}
+
+CUresult hostStreamDestroy(CUstream stream) {
+  return driver_guarded([=] {
+    require(!is_calling_thread(stream), CUDA_ERROR_INVALID_HANDLE);
+    const Ref<Stream> target = streams().find(stream);
+    require(target && streams().close(target), CUDA_ERROR_INVALID_HANDLE);
+    Capture::on_stream_destroyed(target);
+    if (target->is_of_this_process()) target->close();
+  });
+}
+
+CUresult hostStreamSynchronize(CUstream stream) {
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    check_capture_allows_sync(target);
+    if (!target) return;
+    target->synchronize();
+    check_failed(*target);
+  });
+}
+
+CUresult hostStreamQuery(CUstream stream) {
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    check_capture_allows_sync(target);
+    if (!target) return;
+    require(target->idle(), CUDA_ERROR_NOT_READY);
+    check_failed(*target);
+  });
+}
+
+CUresult hostStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+  return driver_guarded([=] {
+    require(flags == 0, CUDA_ERROR_INVALID_VALUE);
+    const Ref<Stream> target = stream_of(stream);
+    stream_wait(target, event_of(event)->last_record());
+  });
+}
+
+CUresult hostLaunchHostFunc(CUstream stream, CUhostFn function, void* userData) {
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    require(function != nullptr, CUDA_ERROR_INVALID_VALUE);
+    run_or_enqueue(target, [=] { function(userData); });
+  });
+}
+
+CUresult hostEventCreate(CUevent* event, unsigned int flags) {
+  return driver_guarded([=] {
+    non_null(event);
+    constexpr unsigned kBlockingSync = 1;  // CU_EVENT_BLOCKING_SYNC: how every wait works here
+    require((flags & ~(CU_EVENT_DISABLE_TIMING | kBlockingSync)) == 0, CUDA_ERROR_INVALID_VALUE);
+    auto created = std::make_unique<Event>((flags & CU_EVENT_DISABLE_TIMING) == 0);
+    *event = reinterpret_cast<CUevent>(events().open(std::move(created)).slot());
+  });
+}
+
+CUresult hostEventDestroy(CUevent event) {
+  return driver_guarded([=] {
+    const Ref<Event> closed = events().find(event);
+    require(closed && events().close(closed), CUDA_ERROR_INVALID_HANDLE);
+  });
+}
+
+CUresult hostEventRecord(CUevent event, CUstream stream) {
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    event_of(event)->record(target);
+  });
+}
+
+CUresult hostEventQuery(CUevent event) {
+  return driver_guarded([=] {
+    const auto record = checked_record(event_of(event));
+    require(record == nullptr || record->done(), CUDA_ERROR_NOT_READY);
+  });
+}
+
+CUresult hostEventSynchronize(CUevent event) {
+  return driver_guarded([=] {
+    if (const auto record = checked_record(event_of(event))) record->wait();
+  });
+}
+
+CUresult hostEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return driver_guarded([=] {
+    non_null(milliseconds);
+    const Ref<Event> first = event_of(start);
+    const Ref<Event> second = event_of(end);
+    const auto began = checked_record(first);
+    const auto ended = checked_record(second);
+    require(first->timing() && second->timing() && began && ended, CUDA_ERROR_INVALID_HANDLE);
+    require(began->done() && ended->done(), CUDA_ERROR_NOT_READY);
+    *milliseconds = std::chrono::duration<float, std::milli>(ended->time() - began->time()).count();
+  });
+}
+
+}  // extern "C"
+
+}  // namespace pynccl::abi

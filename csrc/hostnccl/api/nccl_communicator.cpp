@@ -1,0 +1,190 @@
+// NCCL's C API: the version, unique ids, errors, encryption, and communicators from their
+// initialization to their end. Each function checks its arguments and calls the engine.
+#include <optional>
+#include <vector>
+
+#include "hostnccl/api/arguments.h"
+#include "hostnccl/api/nccl_api.h"
+#include "hostnccl/base/thread.h"
+#include "hostnccl/lifecycle/init.h"
+#include "hostnccl/rendezvous/encryption.h"
+
+using namespace hostnccl;
+
+namespace {
+
+ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
+                  const ncclConfig_t* config) {
+  *non_null(comm, "comm") = nullptr;
+  check_size_and_rank(nranks, rank);
+  if (ids < 1) fail(ncclInvalidArgument, "nId=%d is not positive", ids);
+  non_null(id, "commIds");
+  const RendezvousName name = rendezvous_name(*id);
+  for (int i = 1; i < ids; ++i) rendezvous_name(id[i]);
+  const Settings settings = read_config(config);
+  return Group::of_this_thread().submit(init_job(comm, nranks, rank, name, settings));
+}
+
+// Closes the handle of a communicator. Calls that are under way keep it alive by their references.
+Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
+  Ref<Communicator> comm = open_comm(handle);
+  if (Group::of_this_thread().uses(comm)) {
+    fail(ncclInvalidUsage, "%s on a communicator that the open group uses", function);
+  }
+  if (!communicators().close(comm)) {
+    fail(ncclInvalidArgument, "comm=%p is not an open communicator", static_cast<void*>(handle));
+  }
+  return comm;
+}
+
+ncclResult_t finalize(const Ref<Communicator>& comm) {
+  if (comm->revoked()) {
+    fail(ncclInvalidArgument, "comm was revoked: it cannot be finalized, only destroyed");
+  }
+  comm->check_usable();
+  if (Group::of_this_thread().uses(comm)) {
+    fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group uses");
+  }
+  comm->start_finalizing();
+  if (comm->settings().blocking) {
+    comm->finalize();
+    return ncclSuccess;
+  }
+  start_thread([comm, guard = std::make_shared<JobGuard>(comm)] {
+    guarded([&comm] {
+      comm->finalize();
+      return ncclSuccess;
+    });
+  });
+  return ncclInProgress;
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  return guarded([=] {
+    *non_null(version, "version") = kVersion;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
+  return guarded([=] {
+    *non_null(uniqueId, "uniqueId") = make_unique_id();
+    return ncclSuccess;
+  });
+}
+
+const char* ncclGetErrorString(ncclResult_t result) { return result_text(result); }
+
+const char* ncclGetLastError(ncclComm_t handle) {
+  guarded([=] {
+    const Ref<Communicator> comm = communicators().find(handle);
+    const std::optional<std::string> text = comm ? comm->error_text() : std::nullopt;
+    if (text) remember_error(*text);
+    return ncclSuccess;
+  });
+  return last_error();
+}
+
+ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
+  return guarded([=] {
+    set_encryption(config);
+    return ncclSuccess;
+  });
+}
+
+// NCCL reads its debug settings again. hostnccl prints nothing and has none.
+void ncclResetDebugInit() {}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
+  return group_guarded([&] { return init(comm, nranks, rank, 1, &commId, nullptr); });
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
+                                    ncclConfig_t* config) {
+  return group_guarded([&] { return init(comm, nranks, rank, 1, &commId, config); });
+}
+
+// Only the first id is used: on one machine several rendezvous would not be faster.
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
+                                      ncclUniqueId* commIds, ncclConfig_t* config) {
+  return group_guarded([&] { return init(newcomm, nranks, myrank, nId, commIds, config); });
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
+  return group_guarded([&] {
+    non_null(comm, "comm");
+    if (ndev < 1 || ndev > kMaxRanks) {
+      fail(ncclInvalidArgument, "ndev=%d is not in [1, %d]", ndev, kMaxRanks);
+    }
+    for (int i = 0; i < ndev && devlist != nullptr; ++i) {
+      if (devlist[i] != 0) {
+        fail(ncclInvalidArgument, "devlist[%d]=%d: the only device of hostnccl is 0", i,
+             devlist[i]);
+      }
+    }
+    const RendezvousName name = random_name();
+    std::vector<Job> jobs;
+    for (int rank = 0; rank < ndev; ++rank) {
+      jobs.push_back(init_job(comm + rank, ndev, rank, name, Settings()));
+    }
+    Group& group = Group::of_this_thread();
+    if (!group.active()) return run_jobs(jobs.data(), jobs.size());
+    for (Job& job : jobs) group.submit(std::move(job));
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  return group_guarded([&] { return finalize(open_comm(comm)); });
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  return group_guarded([&] {
+    if (comm == nullptr) return ncclSuccess;
+    close_handle(comm, "ncclCommDestroy")->destroy();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  return group_guarded([&] {
+    if (comm == nullptr) return ncclSuccess;
+    close_handle(comm, "ncclCommAbort")->abort();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
+  return guarded([=] {
+    *non_null(asyncError, "asyncError") = open_comm(comm)->async_error();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  return guarded([=] {
+    *non_null(count, "count") = ready_comm(comm)->nranks();
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
+  return guarded([=] {
+    ready_comm(comm);
+    *non_null(device, "device") = 0;
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  return guarded([=] {
+    *non_null(rank, "rank") = ready_comm(comm)->rank();
+    return ncclSuccess;
+  });
+}
+
+}  // extern "C"
