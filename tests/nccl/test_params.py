@@ -21,7 +21,7 @@ _TYPES = {
     "const char*": "Str",
 }  # fmt: skip
 
-_ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+_DOCUMENTATION = Path(__file__).parents[2] / "docs" / "internals" / "base.md"
 
 # hostnccl's own: the type in C, the default.
 _HOST = {
@@ -30,7 +30,10 @@ _HOST = {
     "HOSTNCCL_ISA": ("const char*", None),
     "HOSTNCCL_SPIN_US": ("uint64_t", "1000"),
     "HOSTNCCL_DIRECT_BYTES": ("uint64_t", str(16 << 20)),
+    "HOSTNCCL_DIRECT_BYTES_IN_PROCESS": ("uint64_t", str(16 << 10)),
     "HOSTNCCL_DIRECT_MESSAGE_BYTES": ("uint64_t", str(8 << 20)),
+    "HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED": ("uint64_t", str(48 << 10)),
+    "HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS": ("uint64_t", "0"),
     "HOSTNCCL_WINDOW_BYTES": ("uint64_t", str(128 << 10)),
     "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
 }
@@ -142,7 +145,7 @@ def test_the_settings_of_hostnccl() -> None:
     code += "print({k: (p.param(k).c_type, v) for k, v in p.items()})"
     found = eval(_python(code))  # a dict of strings, printed by us
     assert found.keys() >= _HOST.keys()
-    documented = _ARCHITECTURE.read_text()
+    documented = _DOCUMENTATION.read_text()
     assert not [key for key in found if key not in documented]
     for key, (c_type, default) in _HOST.items():
         assert found[key][0] == c_type
@@ -168,6 +171,23 @@ def test_the_environment_is_shown(key: str, given: str, value: int | str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({}, (16 << 20, 16 << 10)),
+        ({"HOSTNCCL_DIRECT_BYTES": "5"}, (5, 5)),
+        ({"HOSTNCCL_DIRECT_BYTES_IN_PROCESS": "7"}, (16 << 20, 7)),
+        ({"HOSTNCCL_DIRECT_BYTES": "5", "HOSTNCCL_DIRECT_BYTES_IN_PROCESS": "7"}, (5, 7)),
+    ],
+)
+def test_a_threshold_within_a_process_is_inherited(
+    given: dict[str, str], values: tuple[int, int]
+) -> None:
+    code = "from pynccl import nccl; p = nccl.params('host'); "
+    code += "print([p.param('HOSTNCCL_DIRECT_BYTES' + s).get() for s in ('', '_IN_PROCESS')])"
+    assert _python(code, **given) == repr(list(values))
+
+
+@pytest.mark.parametrize(
     ("key", "given"),
     [
         ("HOSTNCCL_INIT_TIMEOUT", "0"),
@@ -175,6 +195,7 @@ def test_the_environment_is_shown(key: str, given: str, value: int | str) -> Non
         ("HOSTNCCL_SPIN_US", "-1"),
         ("HOSTNCCL_SPIN_US", "1e3"),
         ("HOSTNCCL_DIRECT_BYTES", str((1 << 40) + 1)),
+        ("HOSTNCCL_DIRECT_BYTES_IN_PROCESS", "16k"),
     ],
 )
 def test_what_the_environment_must_not_say_is_refused(key: str, given: str) -> None:

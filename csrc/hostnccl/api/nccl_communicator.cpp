@@ -21,7 +21,7 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   non_null(id, "commIds");
   const RendezvousName name = rendezvous_name(*id);
   for (int i = 1; i < ids; ++i) rendezvous_name(id[i]);
-  const Settings settings = read_config(config);
+  const CommSettings settings = read_config(config);
   return Group::of_this_thread().submit(init_job(comm, nranks, rank, name, settings));
 }
 
@@ -129,7 +129,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     const RendezvousName name = random_name();
     std::vector<Job> jobs;
     for (int rank = 0; rank < ndev; ++rank) {
-      jobs.push_back(init_job(comm + rank, ndev, rank, name, Settings()));
+      jobs.push_back(init_job(comm + rank, ndev, rank, name, CommSettings()));
     }
     Group& group = Group::of_this_thread();
     if (!group.active()) return run_jobs(jobs.data(), jobs.size());

@@ -83,7 +83,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     if (color < 0 && color != kSplitNoColor) {
       fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
     }
-    const Settings settings = read_config(config, parent->settings());
+    const CommSettings settings = read_config(config, parent->settings());
     return Group::of_this_thread().submit(split_job(newcomm, parent, color, key, settings));
   });
 }
@@ -99,7 +99,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
     const bool aborts = shrinkFlags == NCCL_SHRINK_ABORT;
     const Ref<Communicator> parent = aborts ? ready_comm(comm) : parent_comm(comm);
     std::vector<int> excluded = read_excluded(*parent, excludeRanksList, excludeRanksCount);
-    const Settings settings = read_config(config, parent->settings());
+    const CommSettings settings = read_config(config, parent->settings());
     return Group::of_this_thread().submit(
         shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
   });
@@ -170,10 +170,10 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
       *value = target->suspended();
       return ncclSuccess;
     }
-    const Segment::Held held = target->memory();
+    const Segment::MemoryUsage held = target->memory();
     *value = stat == ncclStatGpuMemSuspend   ? held.releasable
-             : stat == ncclStatGpuMemPersist ? held.lasting
-                                             : held.releasable + held.lasting;
+             : stat == ncclStatGpuMemPersist ? held.persistent
+                                             : held.releasable + held.persistent;
     return ncclSuccess;
   });
 }

@@ -14,9 +14,7 @@ using namespace hostnccl;
 
 namespace {
 
-Setting setting_of(const Param& param) {
-  return static_cast<Setting>(&param - all_params().data());
-}
+ParamId id_of(const Param& param) { return static_cast<ParamId>(&param - all_params().data()); }
 
 const Param& param_of(ncclParamHandle_t handle) {
   const auto* param = reinterpret_cast<const Param*>(non_null(handle, "h"));
@@ -50,20 +48,20 @@ ncclResult_t get(ncclParamHandle_t handle, T* out, const char* wanted_type) {
     const Param& param = param_of(handle);
     non_null(out, "out");
     if (!is_type<T>(param.type)) refuse_type(param, wanted_type);
-    *out = static_cast<T>(number(setting_of(param)));
+    *out = static_cast<T>(param_number(id_of(param)));
     return ncclSuccess;
   });
 }
 
 // The bytes of the value.
 std::vector<char> bytes_of(const Param& param) {
-  const Setting setting = setting_of(param);
+  const ParamId id = id_of(param);
   std::vector<char> bytes;
   if (param.type == ParamType::Text) {
-    const std::string value = text(setting);
+    const std::string value = param_text(id);
     bytes.assign(value.c_str(), value.c_str() + value.size() + 1);
   } else {
-    const uint64_t value = number(setting);  // little-endian: the low bytes come first
+    const uint64_t value = param_number(id);  // little-endian: the low bytes come first
     const char* begin = reinterpret_cast<const char*>(&value);
     bytes.assign(begin, begin + (param.type == ParamType::Bool ? sizeof(bool) : sizeof value));
   }
@@ -105,7 +103,7 @@ ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out) {
     non_null(out, "out");
     if (param.type != ParamType::Text) refuse_type(param, type_name(ParamType::Text));
     thread_local std::string stored;
-    *out = store(stored, text(setting_of(param)));
+    *out = store(stored, param_text(id_of(param)));
     return ncclSuccess;
   });
 }
@@ -134,7 +132,7 @@ ncclResult_t ncclParamGetParameter(const char* key, const char** value, int* val
     non_null(value, "value");
     non_null(valueLen, "valueLen");
     thread_local std::string stored;
-    *value = store(stored, text(setting_of(param)));
+    *value = store(stored, param_text(id_of(param)));
     *valueLen = static_cast<int>(stored.size());
     return ncclSuccess;
   });
@@ -157,11 +155,11 @@ ncclResult_t ncclParamGetAllParameterKeys(const char*** table, int* tableLen) {
 void ncclParamDumpAll() {
   guarded([] {
     for (const Param& param : all_params()) {
-      const Setting setting = setting_of(param);
-      std::printf("%s (%s) %s\n    value=%s set_by=%s default=%s\n", param.key,
-                  type_name(param.type), param.meaning, text(setting).c_str(),
-                  is_given(setting) ? "environment" : "default",
-                  param.fallback != nullptr ? param.fallback : "the newest of this CPU");
+      const ParamId id = id_of(param);
+      std::printf(
+          "%s (%s) %s\n    value=%s set_by=%s default=%s\n", param.key, type_name(param.type),
+          param.description, param_text(id).c_str(), param_is_set(id) ? "environment" : "default",
+          param.default_text != nullptr ? param.default_text : "the newest that the CPU has");
     }
     std::fflush(stdout);
     return ncclSuccess;

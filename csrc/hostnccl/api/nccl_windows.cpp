@@ -46,7 +46,7 @@ PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, nc
   const SignalRange& range = comm.settings().signals;
   check_index("sigIdx", signal, range.per_context);
   check_index("ctx", context, range.contexts);
-  if (!comm.windows().ever() && !comm.settings().signals_at_once) {
+  if (!comm.windows().any_ever() && !comm.settings().rma_eager_init) {
     fail(ncclInvalidUsage,
          "%s before a window was registered: register one, or set config->rmaEagerInit to 1",
          traits_of(kind).name);
@@ -61,8 +61,8 @@ PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, nc
 void check_source(const Communicator& comm, const Window& window, const void* source,
                   size_t bytes) {
   const auto address = reinterpret_cast<uint64_t>(non_null(source, "localbuff"));
-  if (window.reach(comm.rank(), address, bytes) != nullptr) return;
-  if (comm.windows().open()->holds(source, bytes, comm.rank())) return;
+  if (window.local_address(comm.rank(), address, bytes) != nullptr) return;
+  if (comm.windows().open_set()->contains(source, bytes, comm.rank())) return;
   fail(ncclInvalidArgument,
        "localbuff=%p with %zu bytes is not within a window of comm: NCCL puts from registered "
        "memory only",
@@ -119,7 +119,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
-    *non_null(outUserPtr, "outUserPtr") = open_window(*owner, win, "win")->own().here;
+    *non_null(outUserPtr, "outUserPtr") = open_window(*owner, win, "win")->own().local;
     return ncclSuccess;
   });
 }
@@ -145,7 +145,7 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
     }
     if (count != 0) check_source(*pending.comm, window, localbuff, put.block_bytes());
     put.send = localbuff;
-    put.recv = window.part(peer).here + peerWinOffset;
+    put.recv = window.part(peer).local + peerWinOffset;
     return Group::of_this_thread().submit(std::move(pending));
   });
 }

@@ -33,7 +33,7 @@ thread_local Draws draws;
 }  // namespace
 
 void Delay::read_seed() {
-  const uint64_t seed = number(Setting::DelaySeed);
+  const uint64_t seed = param_number(ParamId::DelaySeed);
   if (seed_.load(std::memory_order_relaxed) == seed) return;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -42,7 +42,7 @@ void Delay::read_seed() {
   threads_ = 0;
 }
 
-void Delay::be_stream(uint32_t number) {
+void Delay::bind_to_stream(uint32_t number) {
   draws.number = number;
   draws.is_stream = true;
 }

@@ -15,8 +15,8 @@ class Delay {
   static void read_seed();
   static void set_rank(int rank) { rank_.store(rank, std::memory_order_relaxed); }
 
-  static uint32_t number_stream() { return streams_.fetch_add(1, std::memory_order_relaxed); }
-  static void be_stream(uint32_t number);  // this thread runs its queue
+  static uint32_t next_stream_number() { return streams_.fetch_add(1, std::memory_order_relaxed); }
+  static void bind_to_stream(uint32_t number);  // this thread runs its queue
 
   static void pause() {
     if (seed_.load(std::memory_order_relaxed) != 0) [[unlikely]]

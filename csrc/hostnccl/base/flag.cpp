@@ -49,21 +49,21 @@ class Sleep {
  public:
   Sleep(const WaitCondition* condition, size_t count) : conditions_(condition), count_(count) {
     for (size_t i = 0; i < count_; ++i) {
-      conditions_[i].counter->waiters_.fetch_add(1, std::memory_order_seq_cst);
+      conditions_[i].flag->waiters_.fetch_add(1, std::memory_order_seq_cst);
     }
   }
   Sleep(const Sleep&) = delete;
   Sleep& operator=(const Sleep&) = delete;
   ~Sleep() {
     for (size_t i = 0; i < count_; ++i) {
-      conditions_[i].counter->waiters_.fetch_sub(1, std::memory_order_release);
+      conditions_[i].flag->waiters_.fetch_sub(1, std::memory_order_release);
     }
   }
 
   void run(std::chrono::nanoseconds ceiling) {
     std::array<FutexWord, kMostWords> words;
     for (size_t i = 0; i < count_; ++i) {
-      std::atomic<uint32_t>& value = conditions_[i].counter->value_;
+      std::atomic<uint32_t>& value = conditions_[i].flag->value_;
       const uint32_t seen = value.load(std::memory_order_seq_cst);
       if (static_cast<int32_t>(seen - conditions_[i].target) >= 0) return;
       words[i] = {seen, reinterpret_cast<uint64_t>(&value), kSize32, 0};

@@ -15,7 +15,9 @@ using Clock = std::chrono::steady_clock;
 class Flag {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
-  uint32_t own() const { return value_.load(std::memory_order_relaxed); }  // for its only writer
+  uint32_t load_own() const {
+    return value_.load(std::memory_order_relaxed);
+  }  // for its only writer
 
   bool reached(uint32_t target) const {
     return static_cast<int32_t>(load() - target) >= 0;  // right across the wrap
@@ -38,9 +40,9 @@ class Flag {
 static_assert(sizeof(Flag) == 8 && std::atomic<uint32_t>::is_always_lock_free);
 
 struct WaitCondition {
-  Flag* counter = nullptr;
+  Flag* flag = nullptr;
   uint32_t target = 0;
-  bool met() const { return counter->reached(target); }
+  bool met() const { return flag->reached(target); }
 };
 
 // Sleeps until one of the words has moved, or for about the ceiling; may wake early.

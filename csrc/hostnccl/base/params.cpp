@@ -15,32 +15,42 @@
 namespace hostnccl {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 40;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 40;
 
 constexpr Param kParams[] = {
     {"HOSTNCCL_INIT_TIMEOUT", ParamType::Int64, false, 1, 1000000000, "300",
-     "seconds that the ranks of a communicator may take to meet"},
+     "seconds within which all ranks of a communicator must join its rendezvous"},
     {"HOSTNCCL_CMA", ParamType::Bool, false, 0, 1, "TRUE",
-     "whether data may be read out of the memory of other processes"},
+     "whether ranks may read each other's buffers directly, between processes with "
+     "process_vm_readv and within one by pointer; FALSE stages all data that is not in windows"},
     {"HOSTNCCL_ISA", ParamType::Text, true, 0, 0, nullptr,
-     "the instruction set of the reductions: no newer one than this, where the CPU has it"},
-    {"HOSTNCCL_SPIN_US", ParamType::Uint64, true, 0, kMostBytes, "1000",
-     "microseconds that a waiting rank stays awake before it sleeps"},
-    {"HOSTNCCL_DIRECT_BYTES", ParamType::Uint64, true, 0, kMostBytes, "16777216",
-     "bytes of a rank's contribution from which on a collective reads it where it is (within one "
-     "process 16384)"},
-    {"HOSTNCCL_DIRECT_MESSAGE_BYTES", ParamType::Uint64, true, 0, kMostBytes, "8388608",
-     "the same for a message above 8192 bytes (with more ranks than CPUs 49152, within one process "
-     "always)"},
-    {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMostBytes, "131072",
-     "bytes of a rank's contribution from which on a collective reads it where it is if it lies in "
-     "windows on all ranks"},
+     "newest instruction set that the reduction kernels may use: baseline, avx2 or avx512"},
+    {"HOSTNCCL_SPIN_US", ParamType::Uint64, true, 0, kMaxBytes, "1000",
+     "microseconds that a waiting rank spins before it sleeps"},
+    {"HOSTNCCL_DIRECT_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
+     "minimum bytes of a rank's contribution for a collective to read it directly instead of "
+     "staging it; the ranks use the largest of their values"},
+    {"HOSTNCCL_DIRECT_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "16384",
+     "HOSTNCCL_DIRECT_BYTES for a communicator whose ranks are all in one process",
+     ParamId::DirectBytes},
+    {"HOSTNCCL_DIRECT_MESSAGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "8388608",
+     "minimum bytes of a message to read it directly instead of sending it in pieces; messages of "
+     "up to 8192 bytes are always copied"},
+    {"HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED", ParamType::Uint64, true, 0, kMaxBytes, "49152",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a communicator with more ranks than CPUs",
+     ParamId::DirectMessageBytes},
+    {"HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "0",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message between two ranks of one process",
+     ParamId::DirectMessageBytes},
+    {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "131072",
+     "HOSTNCCL_DIRECT_BYTES for a collective whose buffers lie in windows on all ranks"},
     {"HOSTNCCL_DELAY_SEED", ParamType::Uint64, false, 0, UINT64_MAX, "0",
-     "a test mode: threads and streams pause at random, drawn from this seed, before they work; 0 "
-     "is "
+     "test mode: seed of the random pauses that threads and streams make before their work; 0 is "
      "off"},
 };
-static_assert(std::size(kParams) == size_t(Setting::DelaySeed) + 1);
+static_assert(std::size(kParams) == size_t(ParamId::DelaySeed) + 1);
+
+const Param& row_of(ParamId id) { return kParams[static_cast<size_t>(id)]; }
 
 std::optional<std::string> from_environment(const char* key) {
   const char* text = std::getenv(key);
@@ -48,17 +58,17 @@ std::optional<std::string> from_environment(const char* key) {
   return text;
 }
 
-// What the environment gives for a setting.
-std::optional<std::string> given(Setting setting) {
+// The text that the environment holds for a parameter itself.
+std::optional<std::string> environment_text(ParamId id) {
   struct Cache {
     std::once_flag once;
     std::optional<std::string> text;
   };
   static Cache* const caches = new Cache[std::size(kParams)]{};
-  const auto index = static_cast<size_t>(setting);
-  if (!kParams[index].cached) return from_environment(kParams[index].key);
-  Cache& cache = caches[index];
-  std::call_once(cache.once, [&] { cache.text = from_environment(kParams[index].key); });
+  const Param& param = row_of(id);
+  if (!param.cached) return from_environment(param.key);
+  Cache& cache = caches[static_cast<size_t>(id)];
+  std::call_once(cache.once, [&] { cache.text = from_environment(param.key); });
   return cache.text;
 }
 
@@ -68,8 +78,8 @@ std::optional<std::string> given(Setting setting) {
          text.c_str());
   }
   fail(abi::ncclInvalidArgument, "%s=%s is not a whole number from %llu to %llu", param.key,
-       text.c_str(), static_cast<unsigned long long>(param.least),
-       static_cast<unsigned long long>(param.most));
+       text.c_str(), static_cast<unsigned long long>(param.min),
+       static_cast<unsigned long long>(param.max));
 }
 
 uint64_t parse_bool(const Param& param, const std::string& text) {
@@ -86,7 +96,7 @@ uint64_t parse_number(const Param& param, const std::string& text) {
   errno = 0;
   const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
   const bool whole = text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0;
-  if (!whole || value < param.least || value > param.most) refuse(param, text);
+  if (!whole || value < param.min || value > param.max) refuse(param, text);
   return value;
 }
 
@@ -100,22 +110,30 @@ const Param* find_param(const char* key) {
   return found == std::end(kParams) ? nullptr : found;
 }
 
-bool is_given(Setting setting) { return given(setting).has_value(); }
+bool param_is_set(ParamId id) {
+  if (environment_text(id)) return true;
+  const std::optional<ParamId> inherits = row_of(id).inherits;
+  return inherits && param_is_set(*inherits);
+}
 
-uint64_t number(Setting setting) {
-  const Param& param = kParams[static_cast<size_t>(setting)];
-  const std::string text = given(setting).value_or(param.fallback);
+uint64_t param_number(ParamId id) {
+  const Param& param = row_of(id);
+  const std::optional<std::string> given = environment_text(id);
+  if (!given && param.inherits && param_is_set(*param.inherits)) {
+    return param_number(*param.inherits);
+  }
+  const std::string text = given.value_or(param.default_text);
   return param.type == ParamType::Bool ? parse_bool(param, text) : parse_number(param, text);
 }
 
-std::string text(Setting setting) {
-  switch (kParams[static_cast<size_t>(setting)].type) {
+std::string param_text(ParamId id) {
+  switch (row_of(id).type) {
     case ParamType::Bool:
-      return number(setting) != 0 ? "TRUE" : "FALSE";
-    case ParamType::Text:  // there is one: what was chosen says more than what was wished for
+      return param_number(id) != 0 ? "TRUE" : "FALSE";
+    case ParamType::Text:  // HOSTNCCL_ISA: the instruction set in use, which may be an older one
       return kernel_isa();
     default:
-      return std::to_string(number(setting));
+      return std::to_string(param_number(id));
   }
 }
 

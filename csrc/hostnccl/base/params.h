@@ -1,9 +1,12 @@
-// The settings that come from the environment, in one table: what the engine reads, and what
-// ncclParam* shows. Each is read once in a process, or for each communicator where the table says
-// that it is not cached.
+// Environment parameters: one table of the HOSTNCCL_* variables, their types and their defaults.
+// The engine reads its values here, and ncclParam* shows the same values.
+//
+// A cached parameter is read once per process, any other one each time it is needed. What a caller
+// sets for one communicator is in segment/comm_settings.h.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -11,13 +14,16 @@
 
 namespace hostnccl {
 
-enum class Setting : uint8_t {
+enum class ParamId : uint8_t {
   InitTimeout,
   Cma,
   Isa,
   SpinUs,
   DirectBytes,
+  DirectBytesInProcess,
   DirectMessageBytes,
+  DirectMessageBytesOversubscribed,
+  DirectMessageBytesInProcess,
   WindowBytes,
   DelaySeed,
 };
@@ -28,19 +34,21 @@ struct Param {
   const char* key;
   ParamType type;
   bool cached;
-  uint64_t least, most;  // of a number
-  const char* fallback;  // where the environment gives nothing
-  const char* meaning;
+  uint64_t min, max;         // of a number
+  const char* default_text;  // null for HOSTNCCL_ISA, whose default depends on the CPU
+  const char* description;
+  // If the environment does not set this parameter, the value that it sets for that one applies.
+  std::optional<ParamId> inherits = std::nullopt;
 };
 
-std::span<const Param> all_params();       // in the order of Setting
-const Param* find_param(const char* key);  // null: there is none
+std::span<const Param> all_params();       // in the order of ParamId
+const Param* find_param(const char* key);  // null if there is no such parameter
 
-// Whether the environment gives it; its value as what it is in this process. They throw where the
-// environment gives something else than the type can hold.
-bool is_given(Setting setting);
-uint64_t number(Setting setting);  // of a bool 0 or 1
-std::string text(Setting setting);
+// Whether the value comes from the environment, and the value in use. All of them throw
+// ncclInvalidArgument if the environment holds a value that the type cannot.
+bool param_is_set(ParamId id);
+uint64_t param_number(ParamId id);  // 0 or 1 for a Bool
+std::string param_text(ParamId id);
 
 const char* type_name(ParamType type);
 

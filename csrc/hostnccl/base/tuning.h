@@ -1,5 +1,5 @@
-// Numbers that the environment can change, each read once per process. Wherever ranks
-// must agree on one, they settle it while their segment is made.
+// Tuning values that every operation reads: the parameters of params.h, parsed once per process.
+// Where the ranks of a communicator need the same value, Segment::finish_setup() agrees on one.
 #pragma once
 
 #include <chrono>
@@ -7,19 +7,22 @@
 
 namespace hostnccl {
 
-void read_tuning();  // throws if the environment has something else than numbers
+// Parses all of them; throws if the environment holds a wrong value.
+void read_tuning();
 
-// HOSTNCCL_SPIN_US: how long a waiting rank stays awake before it sleeps.
+// HOSTNCCL_SPIN_US: how long a waiting rank spins before it sleeps.
 std::chrono::microseconds spin_time();
 
-// From how many bytes on data is read out of its owner's memory instead of going through that of
-// the segment: what a rank contributes to a collective (HOSTNCCL_DIRECT_BYTES; if it lies in
-// windows on all ranks, HOSTNCCL_WINDOW_BYTES), what a message has (HOSTNCCL_DIRECT_MESSAGE_BYTES).
-// Within a process that is but a pointer to follow; the kernel's access of another process is
-// slower than two copies in the caches until these overflow. A message in pieces needs both sides
-// awake, which they are not in a crowd.
-size_t direct_bytes(bool within_process);
-size_t window_bytes();
-size_t direct_message_bytes(bool within_process, bool oversubscribed);
+// Minimum size for reading a peer's buffer directly instead of staging it: a rank's contribution to
+// a collective (direct_threshold; window_threshold if the buffers lie in windows on all ranks), or
+// a message.
+//
+// Within a process a direct read follows a pointer, so it pays off early. Between processes
+// process_vm_readv is slower than two copies as long as these stay in the caches. When ranks are
+// oversubscribed the threshold of messages is lower: each piece of a staged message needs both
+// sides to be scheduled.
+size_t direct_threshold(bool within_process);
+size_t window_threshold();
+size_t direct_message_threshold(bool within_process, bool oversubscribed);
 
 }  // namespace hostnccl

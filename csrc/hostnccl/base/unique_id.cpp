@@ -34,7 +34,7 @@ abi::ncclUniqueId make_unique_id(Purpose purpose) {
   id.purpose = static_cast<uint32_t>(purpose);
   id.machine = machine_identity();
   id.name = random_name();
-  if (purpose == Purpose::Grow) id.maker = this_process();
+  if (purpose == Purpose::Grow) id.creator = this_process();
   abi::ncclUniqueId out{};
   std::memcpy(out.internal, &id, sizeof id);
   return out;

@@ -21,7 +21,7 @@ struct UniqueId {
   uint32_t purpose;
   uint64_t machine;
   RendezvousName name;
-  ProcessId maker;  // Grow: who joins can see whether it lives
+  ProcessId creator;  // Grow: who joins can see whether it lives
 };
 static_assert(sizeof(UniqueId) <= sizeof(pynccl::abi::ncclUniqueId));
 

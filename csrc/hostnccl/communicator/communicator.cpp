@@ -40,13 +40,13 @@ void Communicator::meet(const RendezvousName& name, Rendezvous::Watch watch) {
     rendezvous_ = rendezvous;
     if (aborted_) rendezvous->cancel();
   }
-  const std::shared_ptr<Segment> segment = rendezvous->meet(name);
+  const std::shared_ptr<Segment> segment = rendezvous->run(name);
   try {
-    segment->enter(rank_, settings_.signals);
+    segment->announce_rank(rank_, settings_.signals);
     barrier(*segment, 1, rendezvous->deadline());
-    segment->probe(rank_);
+    segment->probe_peer_memory(rank_);
     barrier(*segment, 2, rendezvous->deadline());
-    segment->settle();
+    segment->finish_setup();
   } catch (...) {
     segment->fail(current_error());
     segment->leave(rank_, Presence::Aborted);

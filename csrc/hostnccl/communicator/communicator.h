@@ -18,15 +18,15 @@
 #include "hostnccl/communicator/redop.h"
 #include "hostnccl/communicator/registrations.h"
 #include "hostnccl/rendezvous/rendezvous.h"
+#include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/segment.h"
-#include "hostnccl/segment/settings.h"
 #include "hostnccl/segment/window.h"
 
 namespace hostnccl {
 
 class Communicator {
  public:
-  explicit Communicator(Settings settings) : settings_(std::move(settings)) {}
+  explicit Communicator(CommSettings settings) : settings_(std::move(settings)) {}
 
   // Life. initialize() blocks until all ranks are there; watch tells who will never come.
   void initialize(int nranks, int rank, const RendezvousName& name, Rendezvous::Watch watch = {});
@@ -58,9 +58,9 @@ class Communicator {
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
   void set_suspended(bool suspended) { suspended_.store(suspended, std::memory_order_release); }
   void release_memory();
-  Segment::Held memory() const;  // bytes, scratch memory included
+  Segment::MemoryUsage memory() const;  // bytes, scratch memory included
 
-  const Settings& settings() const { return settings_; }
+  const CommSettings& settings() const { return settings_; }
   int rank() const { return rank_; }
   int nranks() const { return nranks_; }
   Segment& segment() const { return *segment_; }
@@ -120,7 +120,7 @@ class Communicator {
   Error revocation_for_others() const;
   bool in_flight() const { return issued_.load() != completed_.load(); }
 
-  const Settings settings_;
+  const CommSettings settings_;
   const uint32_t generation_ = fork_generation();
   int rank_ = -1;
   int nranks_ = 0;

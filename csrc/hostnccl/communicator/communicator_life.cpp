@@ -57,7 +57,7 @@ void Communicator::check_parent() const {
 }
 
 void Communicator::await_all(Flag RankState::* counter, uint32_t step) const {
-  const bool for_votes = counter == &RankState::agreements;
+  const bool for_votes = counter == &RankState::agreement_step;
   for (int peer = 0; peer < nranks_; ++peer) {
     const WaitCondition condition{&(segment_->rank_state(peer).*counter), step};
     for (int looks = 1; !condition.met(); ++looks) {
@@ -80,8 +80,8 @@ std::vector<ExchangeRecord> Communicator::agreement(const ExchangeRecord& own, u
   std::vector<ExchangeRecord> all;
   try {
     segment_->rank_state(rank_).records[number & 1] = own;
-    segment_->rank_state(rank_).agreements.signal(number);
-    await_all(&RankState::agreements, number);
+    segment_->rank_state(rank_).agreement_step.signal(number);
+    await_all(&RankState::agreement_step, number);
     for (int peer = 0; peer < nranks_; ++peer) {
       all.push_back(segment_->rank_state(peer).records[number & 1]);
     }
@@ -94,8 +94,8 @@ std::vector<ExchangeRecord> Communicator::agreement(const ExchangeRecord& own, u
 }
 
 void Communicator::suspension_barrier() {
-  segment_->rank_state(rank_).suspension.signal(++suspension_);
-  await_all(&RankState::suspension, suspension_);
+  segment_->rank_state(rank_).suspension_step.signal(++suspension_);
+  await_all(&RankState::suspension_step, suspension_);
 }
 
 // The same for all survivors without a word between them: how often they have shrunk it so.
@@ -131,13 +131,13 @@ void Communicator::use_grow_id() {
 }
 
 void Communicator::release_memory() {
-  segment_->release(rank_);
+  segment_->release_memory(rank_);
   std::vector<char>().swap(scratch_);
   scratch_bytes_ = 0;
 }
 
-Segment::Held Communicator::memory() const {
-  Segment::Held held = segment_->held(rank_);
+Segment::MemoryUsage Communicator::memory() const {
+  Segment::MemoryUsage held = segment_->memory_usage(rank_);
   held.releasable += scratch_bytes_;
   return held;
 }

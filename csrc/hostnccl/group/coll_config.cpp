@@ -41,7 +41,7 @@ unsigned selected_paths(std::string_view selection) {
 Path select_path(const abi::ncclCollConfig_t& config, Kind kind, const Communicator& comm) {
   if (config.algSelection == nullptr || *config.algSelection == '\0') return Path::Any;
   unsigned paths = selected_paths(config.algSelection);
-  if (comm.nranks() > 1 && !comm.segment().direct()) paths &= ~bit(Path::Direct);
+  if (comm.nranks() > 1 && !comm.segment().supports_direct()) paths &= ~bit(Path::Direct);
   if (paths == bit(Path::Staged)) return Path::Staged;
   if (paths == bit(Path::Direct)) return Path::Direct;
   if (paths == 0 && config.forceAlgSelection == 1) {

@@ -89,7 +89,7 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
   initialize(job, members, nranks, all[static_cast<size_t>(root)].name);
 }
 
-Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const Settings& settings) {
+Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommSettings& settings) {
   Job job;
   job.comm = communicators().open(std::make_unique<Communicator>(settings));
   job.parent = parent;
@@ -102,7 +102,7 @@ Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const Setti
 }  // namespace
 
 Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
-              const Settings& settings) {
+              const CommSettings& settings) {
   Job job;
   if (color != abi::kSplitNoColor) {
     job = child_job(out, parent, settings);
@@ -116,7 +116,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
 }
 
 Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
-               bool aborts, const Settings& settings) {
+               bool aborts, const CommSettings& settings) {
   Job job = child_job(out, parent, settings);
   if (aborts) job.sequences = 0;
   job.work = [excluded = std::move(excluded), aborts](const Job& self) {
@@ -126,7 +126,7 @@ Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vecto
 }
 
 Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
-             const std::optional<RendezvousName>& id, const Settings& settings) {
+             const std::optional<RendezvousName>& id, const CommSettings& settings) {
   Job job = child_job(out, parent, settings);
   job.agreements = true;
   job.work = [nranks, id](const Job& self) { grow(self, nranks, id); };
@@ -134,10 +134,11 @@ Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
 }
 
 Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,
-             const Settings& settings) {
-  return init_job(out, nranks, rank, id.name, settings, [maker = id.maker](int) {
-    if (is_alive(maker)) return;
-    fail(abi::ncclRemoteError, "pid %d, which had made the uniqueId to grow with, died", maker.pid);
+             const CommSettings& settings) {
+  return init_job(out, nranks, rank, id.name, settings, [creator = id.creator](int) {
+    if (is_alive(creator)) return;
+    fail(abi::ncclRemoteError, "pid %d, which had made the uniqueId to grow with, died",
+         creator.pid);
   });
 }
 

@@ -52,7 +52,7 @@ void Job::give_up() {
 }
 
 Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousName& name,
-             const Settings& settings, Rendezvous::Watch watch) {
+             const CommSettings& settings, Rendezvous::Watch watch) {
   Job job;
   job.comm = communicators().open(std::make_unique<Communicator>(settings));
   job.out = out;

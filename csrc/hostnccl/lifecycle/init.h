@@ -28,7 +28,7 @@ struct Job {
 };
 
 Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousName& name,
-             const Settings& settings, Rendezvous::Watch watch = {});
+             const CommSettings& settings, Rendezvous::Watch watch = {});
 
 // ncclSuccess when all are done, ncclInProgress when some go on in the background; throws the first
 // error of those that it waited for.

@@ -74,8 +74,8 @@ void Call::reduce_into(void* to, size_t count) const {
 bool Call::in_windows(const WindowSet& windows) const {
   const size_t sent = operation.block_bytes() * static_cast<size_t>(blocks());
   const size_t fetched = operation.kind == Kind::AllReduce ? operation.block_bytes() : 0;
-  return windows.identity() != 0 && windows.holds(operation.send, sends() ? sent : 0, rank) &&
-         windows.holds(operation.recv, fetched, rank);
+  return windows.identity() != 0 && windows.contains(operation.send, sends() ? sent : 0, rank) &&
+         windows.contains(operation.recv, fetched, rank);
 }
 
 Task run_collective(Communicator& comm, const Operation& operation) {
@@ -84,9 +84,9 @@ Task run_collective(Communicator& comm, const Operation& operation) {
   const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
   if (operation.path == Path::Staged) return run_staged(comm, operation);
   const bool anywhere =
-      operation.path == Path::Direct || contribution >= comm.segment().direct_from();
-  if (comm.windows().any() && contribution >= window_bytes()) {
-    std::shared_ptr<const WindowSet> windows = comm.windows().open();
+      operation.path == Path::Direct || contribution >= comm.segment().direct_threshold();
+  if (comm.windows().any() && contribution >= window_threshold()) {
+    std::shared_ptr<const WindowSet> windows = comm.windows().open_set();
     if (anywhere || call.in_windows(*windows)) {
       return run_direct(comm, operation, std::move(windows), anywhere);
     }

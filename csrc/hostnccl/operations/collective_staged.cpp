@@ -37,7 +37,7 @@ struct Staged : Call {
   }
 
   unsigned char* staging_of(int peer) const {
-    return segment.rank_state(peer).staging[comm.staging_index() & 1];
+    return segment.rank_state(peer).staging_buffers[comm.staging_index() & 1];
   }
 
   // What a source has for this rank, from an element on.

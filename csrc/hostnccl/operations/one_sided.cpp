@@ -12,7 +12,7 @@ Task run_put(Communicator& comm, const Operation& operation) {
   const size_t bytes = operation.block_bytes();
   if (bytes != 0) std::memmove(operation.recv, operation.send, bytes);
   Flag& given = comm.segment().pair_ring(comm.rank(), operation.root).signals[operation.signal];
-  given.signal(given.own() + 1);
+  given.signal(given.load_own() + 1);
   co_return;
 }
 

@@ -15,8 +15,8 @@ Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCel
 Transfer transfer_for(const Segment& segment, int peer, size_t bytes) {
   if (bytes <= kCellBytes) return Transfer::Eager;
   const size_t direct_from =
-      direct_message_bytes(segment.same_process(peer), segment.oversubscribed());
-  return segment.direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
+      direct_message_threshold(segment.same_process(peer), segment.oversubscribed());
+  return segment.supports_direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
 }
 
 void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
@@ -33,7 +33,7 @@ Task run_send(Communicator& comm, const Operation& operation) {
   const int peer = operation.root;
   PairRing& ring = segment.pair_ring(comm.rank(), peer);
   const size_t bytes = operation.block_bytes();
-  uint32_t number = ring.posted.own();
+  uint32_t number = ring.posted.load_own();
   const uint32_t begun = number;
   co_await until(ring.taken, number + 1 - kEagerMessages, peer);
 
@@ -67,14 +67,14 @@ Task run_recv(Communicator& comm, const Operation& operation) {
   const int peer = operation.root;
   PairRing& ring = segment.pair_ring(peer, comm.rank());
   const size_t bytes = operation.block_bytes();
-  uint32_t number = ring.taken.own();
+  uint32_t number = ring.taken.load_own();
   co_await until(ring.posted, number + 1, peer);
 
   const Cell& first = cell_of(ring, number);
   check_match(comm, operation, first);
   if (first.transfer == Transfer::Direct) {
     {
-      const auto windows = comm.windows().open();
+      const auto windows = comm.windows().open_set();
       const AccessEpoch access(segment, comm.rank(), windows.get());
       access.read(peer, first.address, operation.recv, bytes);
       access.finish();

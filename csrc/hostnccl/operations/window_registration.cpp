@@ -48,7 +48,7 @@ class Registration {
   Offer offer() {
     number_ = comm_.windows().next_number();
     Offer offer{
-        reinterpret_cast<uint64_t>(own_.here), own_.bytes, offset_, {}, Verdict::of(error_)};
+        reinterpret_cast<uint64_t>(own_.local), own_.bytes, offset_, {}, Verdict::of(error_)};
     if (exchange_) offer.post = exchange_->address();
     return offer;
   }
@@ -107,9 +107,9 @@ class Registration {
           "ranks can reach",
           buffer, bytes);
     }
-    own_.here = static_cast<char*>(buffer);
+    own_.local = static_cast<char*>(buffer);
     own_.bytes = bytes;
-    offset_ = static_cast<size_t>(own_.here - own_.allocation->base());
+    offset_ = static_cast<size_t>(own_.local - own_.allocation->base());
     for (int rank = 0; rank < segment_.nranks() && !exchange_; ++rank) {
       if (!segment_.same_process(rank)) exchange_.emplace();
     }
@@ -123,8 +123,8 @@ class Registration {
       part.address = offer.address;
       part.bytes = offer.bytes;
       if (!segment_.same_process(int(rank))) continue;
-      part.here = reinterpret_cast<char*>(offer.address);
-      part.allocation = find_allocation(part.here, part.bytes);
+      part.local = reinterpret_cast<char*>(offer.address);
+      part.allocation = find_allocation(part.local, part.bytes);
       if (part.allocation != nullptr) continue;
       fail(abi::ncclInvalidUsage, "the memory of %s was freed while it was being registered",
            segment_.name_of(int(rank)).c_str());
@@ -138,7 +138,7 @@ class Registration {
       const size_t offset = offers[static_cast<size_t>(peer.rank)].offset;
       const size_t within = offset % static_cast<size_t>(sysconf(_SC_PAGESIZE));
       part.mapping = Mapping(peer.file.get(), offset - within, within + part.bytes);
-      part.here = part.mapping.get() + within;
+      part.local = part.mapping.get() + within;
     }
   }
 

@@ -50,12 +50,12 @@ Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
     : nranks_(nranks),
       rank_(rank),
       watch_(std::move(watch)),
-      timeout_(number(Setting::InitTimeout)),
+      timeout_(param_number(ParamId::InitTimeout)),
       deadline_(Clock::now() + timeout_) {
   arrivals_.set(static_cast<size_t>(rank));
 }
 
-std::shared_ptr<Segment> Rendezvous::meet(const RendezvousName& name) {
+std::shared_ptr<Segment> Rendezvous::run(const RendezvousName& name) {
   if (nranks_ == 1) {
     auto segment = std::make_shared<Segment>(-1, 1, name);
     segment->set_process(0, this_process());

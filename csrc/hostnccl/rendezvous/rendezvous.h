@@ -24,7 +24,7 @@ class Rendezvous {
 
   // Blocks until the segment is complete. Throws when it cannot be, at the deadline, or after
   // cancel.
-  std::shared_ptr<Segment> meet(const RendezvousName& name);
+  std::shared_ptr<Segment> run(const RendezvousName& name);
 
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 

@@ -30,7 +30,7 @@ size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
 
 }  // namespace
 
-bool direct_reads_wanted() { return number(Setting::Cma) != 0; }
+bool direct_reads_wanted() { return param_number(ParamId::Cma) != 0; }
 
 bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return read_process(pid, address, to, bytes) == bytes;
@@ -53,13 +53,13 @@ void AccessEpoch::check() const {
   if (segment_.failed()) throw segment_.failure();
 }
 
-const char* AccessEpoch::reach(int peer, uint64_t address, size_t bytes) const {
+const char* AccessEpoch::local_address(int peer, uint64_t address, size_t bytes) const {
   if (segment_.same_process(peer)) return reinterpret_cast<const char*>(address);
-  return windows_ != nullptr ? windows_->reach(peer, address, bytes) : nullptr;
+  return windows_ != nullptr ? windows_->local_address(peer, address, bytes) : nullptr;
 }
 
 void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const {
-  const char* const here = reach(peer, address, bytes);
+  const char* const here = local_address(peer, address, bytes);
   for (size_t done = 0; done < bytes;) {
     const size_t block = std::min(kBlock, bytes - done);
     char* target = static_cast<char*>(to) + done;
@@ -82,7 +82,7 @@ void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const
 }
 
 const void* AccessEpoch::view(int peer, uint64_t address, void* scratch, size_t bytes) const {
-  if (const char* here = reach(peer, address, bytes)) return here;
+  if (const char* here = local_address(peer, address, bytes)) return here;
   read(peer, address, scratch, bytes);
   return scratch;
 }

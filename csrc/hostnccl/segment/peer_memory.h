@@ -37,7 +37,7 @@ class AccessEpoch {
   void finish() const { check(); }
 
  private:
-  const char* reach(int peer, uint64_t address, size_t bytes) const;  // or null
+  const char* local_address(int peer, uint64_t address, size_t bytes) const;  // or null
 
   Segment& segment_;
   const WindowSet* windows_;

@@ -45,7 +45,7 @@ struct SignalRange {
   uint32_t index(uint32_t signal, uint32_t context) const { return context * per_context + signal; }
   friend bool operator==(const SignalRange&, const SignalRange&) = default;
 };
-inline constexpr uint32_t kMostSignals = 1024;
+inline constexpr uint32_t kMaxSignals = 1024;
 
 // What a rank brings when communicators are made of this one.
 struct ExchangeRecord {
@@ -60,18 +60,18 @@ struct ExchangeRecord {
 struct alignas(4096) RankState {
   alignas(128) Flag step;
   alignas(128) Descriptor descriptors[2];
-  alignas(128) Flag agreements;
-  Flag suspension;
+  alignas(128) Flag agreement_step;
+  Flag suspension_step;
   ExchangeRecord records[2];
   alignas(128) std::atomic<Presence> presence;
   std::atomic<uint32_t> access;  // this rank is access another's memory by pointer
   int32_t pid;
   uint64_t start;
-  uint64_t probe;                    // address of a word with a known value in the owner's memory
-  cpu_set_t cpus;                    // that this rank may run on
-  std::atomic<uint64_t> reads_from;  // bytes from which on this rank would read directly
+  uint64_t probe;  // address of a word with a known value in the owner's memory
+  cpu_set_t cpus;  // that this rank may run on
+  std::atomic<uint64_t> direct_threshold;  // bytes from which on this rank would read directly
   SignalRange signals;
-  alignas(4096) unsigned char staging[2][kStagingBytes];
+  alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
 };
 
 // A message's pieces use all cells of the ring, so that neither side waits for the other at every
@@ -96,7 +96,7 @@ struct alignas(4096) PairRing {
   alignas(128) Flag posted;
   alignas(128) Flag taken;
   alignas(128) Cell cells[kCells];
-  alignas(128) Flag signals[kMostSignals];
+  alignas(128) Flag signals[kMaxSignals];
 };
 
 struct alignas(4096) Header {

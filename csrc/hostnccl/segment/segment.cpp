@@ -47,7 +47,7 @@ void Segment::set_process(int rank, const ProcessId& process) {
   rank_state(rank).start = process.start;
 }
 
-void Segment::enter(int rank, const SignalRange& signals) {
+void Segment::announce_rank(int rank, const SignalRange& signals) {
   RankState& own = rank_state(rank);
   own.signals = signals;
   own.probe = reinterpret_cast<uint64_t>(&probe_word_);
@@ -56,7 +56,7 @@ void Segment::enter(int rank, const SignalRange& signals) {
   own.step.signal(1);
 }
 
-void Segment::probe(int rank) {
+void Segment::probe_peer_memory(int rank) {
   bool all = direct_reads_wanted();
   bool within_process = true;
   for (int peer = 0; peer < nranks_ && all; ++peer) {
@@ -66,21 +66,22 @@ void Segment::probe(int rank) {
     all = can_read(process(peer).pid, rank_state(peer).probe, &word, sizeof word) &&
           word == probe_word_;
   }
-  rank_state(rank).reads_from.store(all ? direct_bytes(within_process) : SIZE_MAX,
-                                    std::memory_order_relaxed);
+  rank_state(rank).direct_threshold.store(
+      all ? hostnccl::direct_threshold(within_process) : SIZE_MAX, std::memory_order_relaxed);
   rank_state(rank).step.signal(2);
 }
 
-void Segment::settle() {
+void Segment::finish_setup() {
   size_t most = 0;
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   for (int rank = 0; rank < nranks_; ++rank) {
     CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
-    most = std::max<size_t>(most, rank_state(rank).reads_from.load(std::memory_order_relaxed));
+    most =
+        std::max<size_t>(most, rank_state(rank).direct_threshold.load(std::memory_order_relaxed));
     check_signals(rank);
   }
-  direct_from_ = most;
+  direct_threshold_ = most;
   oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
 }
 

@@ -43,14 +43,14 @@ class Segment {
   }  // more ranks than CPUs for all of them together
 
   // The last steps of every rank's init, in lockstep: each step ends when all have taken it.
-  void enter(int rank, const SignalRange& signals);  // to step 1
-  void probe(int rank);                              // to step 2
-  void settle();                                     // after step 2, before the first operation
+  void announce_rank(int rank, const SignalRange& signals);  // to step 1
+  void probe_peer_memory(int rank);                          // to step 2
+  void finish_setup();  // after step 2, before the first operation
 
   // What a rank contributes to a collective is read out of its memory from so many bytes on; never
   // (SIZE_MAX) unless every rank can read every other's.
-  size_t direct_from() const { return direct_from_; }
-  bool direct() const { return direct_from_ != SIZE_MAX; }
+  size_t direct_threshold() const { return direct_threshold_; }
+  bool supports_direct() const { return direct_threshold_ != SIZE_MAX; }
 
   bool failed() const { return header_->failing.load(std::memory_order_acquire) != Header::None; }
   Error failure() const;
@@ -66,14 +66,14 @@ class Segment {
 
   // Of the memory that belongs to one rank (its rank_state and the rings from it; the header is
   // rank 0's): how much of it exists, in bytes, and what of that release() gives back.
-  struct Held {
+  struct MemoryUsage {
     size_t releasable;
-    size_t lasting;
+    size_t persistent;
   };
-  Held held(int rank) const;
+  MemoryUsage memory_usage(int rank) const;
   // Gives back the staging and the rings in which nothing is on its way; they come back, as zeros,
   // when they are touched. No rank may be in an operation.
-  void release(int rank) const;
+  void release_memory(int rank) const;
 
   void leave(int rank, Presence how);
   void wake_all() const;
@@ -93,7 +93,7 @@ class Segment {
   RankState* rank_states_;
   PairRing* pair_rings_;
   std::atomic<bool> oversubscribed_{false};
-  std::atomic<size_t> direct_from_{SIZE_MAX};
+  std::atomic<size_t> direct_threshold_{SIZE_MAX};
   uint64_t probe_word_;
 };
 

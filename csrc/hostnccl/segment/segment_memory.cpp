@@ -46,22 +46,22 @@ void remove(void* from, size_t size) {
 
 }  // namespace
 
-Segment::Held Segment::held(int rank) const {
+Segment::MemoryUsage Segment::memory_usage(int rank) const {
   const RankState& own = rank_state(rank);
-  Held held{resident(own.staging, sizeof own.staging),
-            resident(&own, offsetof(RankState, staging))};
-  if (rank == 0) held.lasting += resident(header_, sizeof *header_);
+  MemoryUsage usage{resident(own.staging_buffers, sizeof own.staging_buffers),
+            resident(&own, offsetof(RankState, staging_buffers))};
+  if (rank == 0) usage.persistent += resident(header_, sizeof *header_);
   for (int peer = 0; peer < nranks_; ++peer) {
     const PairRing& to = pair_ring(rank, peer);
     const size_t cells = resident(to.cells, sizeof to.cells);
-    held.lasting += resident(&to, sizeof to) - cells;
-    (to.posted.load() == to.taken.load() ? held.releasable : held.lasting) += cells;
+    usage.persistent += resident(&to, sizeof to) - cells;
+    (to.posted.load() == to.taken.load() ? usage.releasable : usage.persistent) += cells;
   }
-  return held;
+  return usage;
 }
 
-void Segment::release(int rank) const {
-  remove(rank_state(rank).staging, sizeof rank_state(rank).staging);
+void Segment::release_memory(int rank) const {
+  remove(rank_state(rank).staging_buffers, sizeof rank_state(rank).staging_buffers);
   for (int peer = 0; peer < nranks_; ++peer) {
     PairRing& to = pair_ring(rank, peer);
     if (to.posted.load() != to.taken.load()) continue;  // sent, and not received yet

@@ -22,9 +22,9 @@ WindowSet::WindowSet(std::vector<Ref<Window>> windows) : windows_(std::move(wind
   for (const Ref<Window>& window : windows_) identity_ += mix(window->number());
 }
 
-char* WindowSet::reach(int peer, uint64_t address, size_t bytes) const {
+char* WindowSet::local_address(int peer, uint64_t address, size_t bytes) const {
   for (const Ref<Window>& window : windows_) {
-    if (char* here = window->reach(peer, address, bytes)) return here;
+    if (char* here = window->local_address(peer, address, bytes)) return here;
   }
   return nullptr;
 }
@@ -34,7 +34,7 @@ void Windows::add(const Ref<Window>& window) {
   std::vector<Ref<Window>> all = set_->windows();
   all.push_back(window);
   replace(std::move(all));
-  ever_.store(true, std::memory_order_relaxed);
+  any_ever_.store(true, std::memory_order_relaxed);
 }
 
 bool Windows::remove(const Ref<Window>& window) {
@@ -54,7 +54,7 @@ void Windows::close_all() {
   replace({});
 }
 
-std::shared_ptr<const WindowSet> Windows::open() const {
+std::shared_ptr<const WindowSet> Windows::open_set() const {
   const std::lock_guard lock(mutex_);
   return set_;
 }

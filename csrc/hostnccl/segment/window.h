@@ -14,38 +14,37 @@
 
 namespace hostnccl {
 
-class Communicator;
-
 class Window {
  public:
   // What one rank has brought in.
   struct Part {
     uint64_t address = 0;  // in its own process
     size_t bytes = 0;
-    char* here = nullptr;  // in this one
+    char* local = nullptr;  // in this one
     std::shared_ptr<Allocation> allocation = {};
     Mapping mapping = {};
   };
 
-  Window(const Communicator* owner, uint64_t number, int rank, std::vector<Part> parts)
+  Window(const void* owner, uint64_t number, int rank, std::vector<Part> parts)
       : owner_(owner), number_(number), rank_(rank), parts_(std::move(parts)) {}
 
   // An open window's communicator exists: it closes its windows when it ends.
-  bool belongs_to(const Communicator* comm) const { return owner_ == comm; }
+  bool belongs_to(const void* comm) const { return owner_ == comm; }
 
   uint64_t number() const { return number_; }  // the same on all ranks, and no other window's
   const Part& part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
   const Part& own() const { return part(rank_); }
 
   // Where a peer's memory is in this process, or null if not all of it is in this window.
-  char* reach(int peer, uint64_t address, size_t bytes) const {
+  char* local_address(int peer, uint64_t address, size_t bytes) const {
     const Part& theirs = part(peer);
     const uint64_t offset = address - theirs.address;
-    return offset < theirs.bytes && bytes <= theirs.bytes - offset ? theirs.here + offset : nullptr;
+    return offset < theirs.bytes && bytes <= theirs.bytes - offset ? theirs.local + offset
+                                                                   : nullptr;
   }
 
  private:
-  const Communicator* owner_;
+  const void* owner_;
   uint64_t number_;
   int rank_;
   std::vector<Part> parts_;
@@ -60,9 +59,9 @@ class WindowSet {
   const std::vector<Ref<Window>>& windows() const { return windows_; }
   uint64_t identity() const { return identity_; }  // equal where the same are open; 0: none
 
-  char* reach(int peer, uint64_t address, size_t bytes) const;
-  bool holds(const void* memory, size_t bytes, int rank) const {
-    return bytes == 0 || reach(rank, reinterpret_cast<uint64_t>(memory), bytes) != nullptr;
+  char* local_address(int peer, uint64_t address, size_t bytes) const;
+  bool contains(const void* memory, size_t bytes, int rank) const {
+    return bytes == 0 || local_address(rank, reinterpret_cast<uint64_t>(memory), bytes) != nullptr;
   }
 
  private:
@@ -83,10 +82,12 @@ class Windows {
   void close_all();
 
   bool any() const { return any_.load(std::memory_order_relaxed); }
-  std::shared_ptr<const WindowSet> open() const;
+  std::shared_ptr<const WindowSet> open_set() const;
 
-  uint64_t next_number() { return ++last_; }                           // in a registration's turn
-  bool ever() const { return ever_.load(std::memory_order_relaxed); }  // whether there was one
+  uint64_t next_number() { return ++last_; }  // in a registration's turn
+  bool any_ever() const {
+    return any_ever_.load(std::memory_order_relaxed);
+  }  // whether there was one
 
  private:
   void replace(std::vector<Ref<Window>> windows);
@@ -94,7 +95,7 @@ class Windows {
   mutable std::mutex mutex_;
   std::shared_ptr<const WindowSet> set_ = std::make_shared<const WindowSet>();
   std::atomic<bool> any_{false};
-  std::atomic<bool> ever_{false};
+  std::atomic<bool> any_ever_{false};
   uint64_t last_ = 0;
 };
 

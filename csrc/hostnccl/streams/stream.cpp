@@ -34,7 +34,7 @@ void Stream::prepare_thread() const {
   if (priority_ != kLeastPriority) {
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), priority_);  // this thread only
   }
-  Delay::be_stream(number_);
+  Delay::bind_to_stream(number_);
 }
 
 void Stream::run() {
@@ -54,7 +54,7 @@ void Stream::run() {
         set_failed();
       }
     }
-    finished_.signal(finished_.own() + 1);
+    finished_.signal(finished_.load_own() + 1);
     lock.lock();
   }
 }

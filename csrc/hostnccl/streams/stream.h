@@ -65,7 +65,7 @@ class Stream {
   void prepare_thread() const;
 
   const int priority_;
-  const uint32_t number_ = Delay::number_stream();
+  const uint32_t number_ = Delay::next_stream_number();
   const uint32_t generation_ = fork_generation();
   std::mutex mutex_;
   std::condition_variable changed_;

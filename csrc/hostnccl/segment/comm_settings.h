@@ -9,14 +9,15 @@
 
 namespace hostnccl {
 
-struct Settings {
+struct CommSettings {
   bool blocking = true;
   std::string name;
   SignalRange signals;
-  bool signals_at_once = false;  // signals may be used before there is a window
+  bool rma_eager_init = false;  // signals may be used before there is a window
 };
 
 // config may be null (then: inherited) or of an older or newer version of the struct.
-Settings read_config(const pynccl::abi::ncclConfig_t* config, const Settings& inherited = {});
+CommSettings read_config(const pynccl::abi::ncclConfig_t* config,
+                         const CommSettings& inherited = {});
 
 }  // namespace hostnccl

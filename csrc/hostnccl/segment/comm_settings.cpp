@@ -1,4 +1,4 @@
-#include "hostnccl/segment/settings.h"
+#include "hostnccl/segment/comm_settings.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +22,7 @@ void check_flag(const char* field, int value) {
 
 }  // namespace
 
-Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) {
+CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inherited) {
   if (given == nullptr) return inherited;
   constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking) + sizeof(int);
   constexpr size_t kLargest = size_t{1} << 16;  // beyond that it was never initialised
@@ -38,7 +38,7 @@ Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) 
   }
   abi::ncclConfig_t config;  // fields that an older caller does not have keep their defaults
   std::memcpy(&config, given, std::min(given->size, sizeof config));
-  Settings settings;  // of a split, too, a configuration replaces the parent's as a whole
+  CommSettings settings;  // of a split, too, a configuration replaces the parent's as a whole
   check_flag("blocking", config.blocking);
   if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
   // Communicators share nothing here; the wish is accepted.
@@ -46,13 +46,13 @@ Settings read_config(const abi::ncclConfig_t* given, const Settings& inherited) 
   check_flag("shrinkShare", config.shrinkShare);
   settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
   settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
-  if (settings.signals.contexts > kMostSignals / settings.signals.per_context) {
+  if (settings.signals.contexts > kMaxSignals / settings.signals.per_context) {
     fail(abi::ncclInvalidArgument,
          "config->numRmaCtx=%u times config->numRmaSig=%u is more than hostnccl's %u signals",
-         settings.signals.contexts, settings.signals.per_context, kMostSignals);
+         settings.signals.contexts, settings.signals.per_context, kMaxSignals);
   }
   check_flag("rmaEagerInit", config.rmaEagerInit);
-  if (config.rmaEagerInit != abi::kUndefInt) settings.signals_at_once = config.rmaEagerInit == 1;
+  if (config.rmaEagerInit != abi::kUndefInt) settings.rma_eager_init = config.rmaEagerInit == 1;
   if (config.commName != nullptr) settings.name = config.commName;
   return settings;
 }
