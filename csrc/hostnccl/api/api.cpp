@@ -46,14 +46,14 @@ std::optional<Error> mistake_in(const ncclSimInfo_t* info) {
 }
 
 ncclResult_t finalize(const Ref<Communicator>& comm) {
-  if (comm->revoked()) {
+  if (comm->state().revoked()) {
     fail(ncclInvalidArgument, "comm was revoked: it can be destroyed, but not finalized");
   }
-  comm->check_usable();
+  comm->state().check_usable();
   if (Group::of_this_thread().uses(comm)) {
     fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group still uses");
   }
-  comm->start_finalizing();
+  comm->state().start_finalizing();
   if (comm->settings().blocking) {
     comm->finalize();
     return ncclSuccess;
@@ -90,7 +90,7 @@ const char* ncclGetErrorString(ncclResult_t result) { return result_text(result)
 const char* ncclGetLastError(ncclComm_t handle) {
   guarded([=] {
     const Ref<Communicator> comm = communicators().find(handle);
-    const std::optional<std::string> text = comm ? comm->error_text() : std::nullopt;
+    const std::optional<std::string> text = comm ? comm->state().error_text() : std::nullopt;
     if (text) remember_error(*text);
     return ncclSuccess;
   });
@@ -167,7 +167,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   return guarded([=] {
-    *non_null(asyncError, "asyncError") = open_comm(comm)->async_error();
+    *non_null(asyncError, "asyncError") = open_comm(comm)->state().async_error();
     return ncclSuccess;
   });
 }

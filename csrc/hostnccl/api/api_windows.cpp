@@ -52,7 +52,7 @@ Item one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
          "%s before a window was registered: register one, or set config->rmaEagerInit to 1",
          traits_of(kind).name);
   }
-  item.operation.root = peer;
+  item.operation.root_or_peer = peer;
   item.operation.signal =
       range.index(static_cast<uint32_t>(signal), static_cast<uint32_t>(context));
   item.stream = stream_argument(stream);

@@ -118,13 +118,13 @@ void dispatch(const Item& item, ProgressEngine& here) {
   if (item.stream) {
     auto launch = std::make_shared<ProgressEngine>();
     launch->add(item.comm, item.operation, item.window);
-    launch->take_tickets();
+    launch->take_sequences();
     run_on({item.stream}, std::move(launch));
     return;
   }
   here.clear();
   here.add(item.comm, item.operation, item.window);
-  here.take_tickets();
+  here.take_sequences();
   run_here(here);
 }
 
@@ -136,7 +136,7 @@ void dispatch(const std::vector<Item>& items, ProgressEngine& here) {
       here.add(item.comm, item.operation, item.window);
       if (item.launched) item.launched->record({});
     }
-    here.take_tickets();
+    here.take_sequences();
     return run_here(here);
   }
 
@@ -162,9 +162,9 @@ void dispatch(const std::vector<Item>& items, ProgressEngine& here) {
     record_all(component.launched, component.streams[0]);
     Capture::record(component.streams, std::move(component.calls));
   }
-  here.take_tickets();
+  here.take_sequences();
   for (Component& component : components) {
-    if (component.launch) component.launch->take_tickets();
+    if (component.launch) component.launch->take_sequences();
   }
   for (Component& component : components) {
     if (component.launch) run_between(component.streams, component.launch, component.launched);

@@ -10,7 +10,7 @@ namespace hostnccl {
 namespace {
 
 bool is_message_to_self(const Item& item) {
-  return is_message(item.operation.kind) && item.operation.root == item.comm->rank();
+  return is_message(item.operation.kind) && item.operation.root_or_peer == item.comm->rank();
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ std::optional<double> Group::end_simulated() {
 // In a catch block: nothing of the group will be, and the exception goes on.
 void Group::give_up() {
   const Error error = current_error();
-  for (Job& job : jobs_) job.give_up();
+  for (Job& job : jobs_) job.discard();
   clear();
   throw error;
 }

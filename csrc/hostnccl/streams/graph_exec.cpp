@@ -48,7 +48,7 @@ class GraphExec::Run {
 
   void take_tickets() {
     for (const auto& launch : launches_) {
-      if (launch) launch->take_tickets();
+      if (launch) launch->take_sequences();
     }
   }
 
