@@ -39,7 +39,7 @@ void check_size(const Operation& operation, int blocks) {
 
 void check_buffers(const Operation& operation, int rank) {
   if (operation.count == 0) return;
-  const bool is_root = rank == operation.root;
+  const bool is_root = rank == operation.root_or_peer;
   bool sends = operation.kind == Kind::Send;
   bool receives = operation.kind == Kind::Recv;
   if (is_collective(operation.kind)) {
@@ -68,13 +68,13 @@ Ref<Communicator> open_comm(abi::ncclComm_t handle) {
 
 Ref<Communicator> ready_comm(abi::ncclComm_t handle) {
   Ref<Communicator> comm = open_comm(handle);
-  comm->check_ready();
+  comm->state().check_initialized();
   return comm;
 }
 
 Ref<Communicator> usable_comm(abi::ncclComm_t handle) {
   Ref<Communicator> comm = open_comm(handle);
-  comm->check_usable();
+  comm->state().check_usable();
   return comm;
 }
 
@@ -120,10 +120,10 @@ abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::n
   operation.send = arguments.send;
   operation.recv = arguments.recv;
   operation.count = arguments.count;
-  operation.root = arguments.root_or_peer;
+  operation.root_or_peer = arguments.root_or_peer;
   const CollectiveTraits& traits = traits_of(kind);
   if (traits.reduces) set_reduction(operation, comm, arguments.op);
-  check_rank(is_collective(kind) ? "root" : "peer", operation.root, comm.nranks());
+  check_rank(is_collective(kind) ? "root" : "peer", operation.root_or_peer, comm.nranks());
   check_size(operation, comm.nranks());
   check_buffers(operation, comm.rank());
   if (!is_calling_thread(stream_handle)) pending.stream = stream_argument(stream_handle);

@@ -38,14 +38,14 @@ Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
 }
 
 ncclResult_t finalize(const Ref<Communicator>& comm) {
-  if (comm->revoked()) {
+  if (comm->state().revoked()) {
     fail(ncclInvalidArgument, "comm was revoked: it cannot be finalized, only destroyed");
   }
-  comm->check_usable();
+  comm->state().check_usable();
   if (Group::of_this_thread().uses(comm)) {
     fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group uses");
   }
-  comm->start_finalizing();
+  comm->state().start_finalizing();
   if (comm->settings().blocking) {
     comm->finalize();
     return ncclSuccess;
@@ -82,7 +82,7 @@ const char* ncclGetErrorString(ncclResult_t result) { return result_text(result)
 const char* ncclGetLastError(ncclComm_t handle) {
   guarded([=] {
     const Ref<Communicator> comm = communicators().find(handle);
-    const std::optional<std::string> text = comm ? comm->error_text() : std::nullopt;
+    const std::optional<std::string> text = comm ? comm->state().error_text() : std::nullopt;
     if (text) remember_error(*text);
     return ncclSuccess;
   });
@@ -160,7 +160,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   return guarded([=] {
-    *non_null(asyncError, "asyncError") = open_comm(comm)->async_error();
+    *non_null(asyncError, "asyncError") = open_comm(comm)->state().async_error();
     return ncclSuccess;
   });
 }

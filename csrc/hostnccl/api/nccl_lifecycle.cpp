@@ -14,7 +14,7 @@ namespace {
 
 Ref<Communicator> parent_comm(ncclComm_t handle) {
   Ref<Communicator> comm = open_comm(handle);
-  comm->check_parent();
+  comm->state().check_parent();
   return comm;
 }
 
@@ -59,7 +59,7 @@ Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclCo
   std::optional<RendezvousName> name;
   if (id != nullptr) {
     name = read_unique_id(*id, Purpose::Grow, "uniqueId").name;
-    parent->check_grow_id(*name);
+    parent->derived_names().check_grow_id(*name);
   }
   return grow_job(out, parent, nranks, name, read_config(config, parent->settings()));
 }
@@ -108,7 +108,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
   return guarded([=] {
     const Ref<Communicator> parent = parent_comm(comm);
-    *non_null(uniqueId, "uniqueId") = parent->make_grow_id();
+    *non_null(uniqueId, "uniqueId") = parent->derived_names().make_grow_id();
     return ncclSuccess;
   });
 }
@@ -130,13 +130,13 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
     if (revokeFlags != NCCL_REVOKE_DEFAULT) {
       fail(ncclInvalidArgument, "revokeFlags=%d is not NCCL_REVOKE_DEFAULT", revokeFlags);
     }
-    if (revoked->revoked()) fail(ncclInvalidArgument, "comm is already revoked");
+    if (revoked->state().revoked()) fail(ncclInvalidArgument, "comm is already revoked");
     if (Group::of_this_thread().uses(revoked)) {
       fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
     }
-    revoked->revoke(Communicator::Revoker::Revoke);
+    revoked->state().revoke(CommState::RevokedBy::Revoke);
     if (!revoked->settings().blocking) return ncclInProgress;
-    revoked->wait_until_idle();
+    revoked->order().wait_until_idle();
     return ncclSuccess;
   });
 }
@@ -153,7 +153,7 @@ ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
 ncclResult_t ncclCommResume(ncclComm_t comm) {
   return group_guarded([&] {
     const Ref<Communicator> resumed = parent_comm(comm);
-    if (!resumed->suspended()) fail(ncclInvalidUsage, "comm is not suspended");
+    if (!resumed->state().suspended()) fail(ncclInvalidUsage, "comm is not suspended");
     return Group::of_this_thread().submit(resume_job(resumed));
   });
 }
@@ -167,7 +167,7 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
            static_cast<unsigned>(stat));
     }
     if (stat == ncclStatGpuMemSuspended) {
-      *value = target->suspended();
+      *value = target->state().suspended();
       return ncclSuccess;
     }
     const Segment::MemoryUsage held = target->memory();

@@ -51,7 +51,7 @@ PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, nc
          "%s before a window was registered: register one, or set config->rmaEagerInit to 1",
          traits_of(kind).name);
   }
-  pending.operation.root = peer;
+  pending.operation.root_or_peer = peer;
   pending.operation.signal =
       range.index(static_cast<uint32_t>(signal), static_cast<uint32_t>(context));
   pending.stream = stream_argument(stream);

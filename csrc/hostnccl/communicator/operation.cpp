@@ -26,7 +26,7 @@ Descriptor describe(const Operation& operation) {
   call.scalar = operation.multiplier.from == Multiplier::From::Address
                     ? load_scalar(operation.multiplier.address, operation.dtype)
                     : operation.multiplier.value;
-  call.root = operation.root;
+  call.root = operation.root_or_peer;
   call.kind = static_cast<uint8_t>(operation.kind);
   call.dtype = static_cast<uint8_t>(operation.dtype);
   call.reduce = static_cast<uint8_t>(operation.reduce);

@@ -1,5 +1,5 @@
-// One call of a collective, a send or a receive, with its arguments checked, and the table of what
-// the collectives have in common.
+// One operation: a call of a collective, a message or a one-sided function, with its arguments
+// checked. And the table of the collectives' traits.
 #pragma once
 
 #include <cstddef>
@@ -22,20 +22,20 @@ enum class Kind : uint8_t {
   AlltoAll,
   Gather,
   Scatter,
-  Split,  // from here on the engine's own AllGathers of bytes
+  Split,  // from here to Resume: internal all-gathers of bytes
   WindowRegister,
   Grow,
   Suspend,
   Resume,
-  Send,  // no collectives any more
+  Send,  // from here: not collective
   Recv,
   PutSignal,
   Signal,
   WaitSignal,
 };
 
-// Every collective: each source contributes one block, or one for each destination; each receiver
-// copies the blocks that are for it, or reduces them into one.
+// How a collective moves data. Each source contributes one block, or one block per destination;
+// each receiver copies its blocks or reduces them into one.
 struct CollectiveTraits {
   const char* name;
   bool block_per_destination;
@@ -73,12 +73,12 @@ inline const CollectiveTraits& traits_of(Kind kind) {
 inline bool is_collective(Kind kind) { return kind <= Kind::Resume; }
 inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::Recv; }
 
-// The two ways in which a collective's data travels: see collective_paths.h.
+// The path of a collective's data: see operations/collective_paths.h.
 enum class Path : uint8_t { Any, Staged, Direct };
 
 const char* name_of(Path path);
 
-// PreMulSum's scalar: a value, or an address that is read when the operation runs.
+// The scalar of PreMulSum: a value, or an address that is read when the operation runs.
 struct Multiplier {
   enum class From : uint8_t { None, Value, Address } from = From::None;
   Scalar value{};
@@ -89,21 +89,21 @@ struct Operation {
   Kind kind;
   abi::ncclDataType_t dtype;
   ReduceKind reduce = ReduceKind::Sum;
-  Path path = Path::Any;  // of a collective; any: by its size
-  int root = 0;           // or the peer
-  uint32_t signal = 0;    // of the one-sided ones: see SignalRange
+  Path path = Path::Any;  // collectives; any: chosen by size
+  int root_or_peer = 0;   // collectives: the root; messages and one-sided operations: the peer
+  uint32_t signal = 0;    // one-sided operations: index in SignalRange
   const void* send = nullptr;
   void* recv = nullptr;
-  size_t count = 0;  // elements of one block; of a wait: signals
-  uint64_t tag = 0;  // the caller's, for profilers and error texts
+  size_t count = 0;  // elements of one block; for WaitSignal: number of signals
+  uint64_t tag = 0;  // userProfilerTag of the caller, shown in error texts
   Multiplier multiplier = {};
 
   size_t block_bytes() const { return count * element_size(dtype); }
 };
 
-Descriptor describe(const Operation& operation);  // reads a multiplier's address
+Descriptor describe(const Operation& operation);  // reads the multiplier if it is an address
 bool same_call(const Descriptor& a, const Descriptor& b);
-std::string to_text(const Descriptor& call);  // "all_reduce(count=4, float32, sum)"
+std::string to_text(const Descriptor& call);  // "ncclAllReduce(count=4, float32, sum)"
 
 const char* dtype_name(unsigned dtype);
 

@@ -12,7 +12,7 @@ std::atomic<unsigned> next_handle{abi::ncclNumOps};
 abi::ncclRedOp_t RedOps::add(const Multiplier& multiplier, abi::ncclDataType_t dtype) {
   const unsigned handle = next_handle.fetch_add(1, std::memory_order_relaxed);
   if (handle < abi::ncclNumOps || handle >= abi::ncclMaxRedOp) {
-    fail(abi::ncclSystemError, "no more handles for reduction operators");
+    fail(abi::ncclSystemError, "all handles for reduction operators have been used");
   }
   const std::lock_guard lock(mutex_);
   ops_.emplace(handle, RedOp{multiplier, dtype});
@@ -33,11 +33,11 @@ Multiplier RedOps::find(abi::ncclRedOp_t op, abi::ncclDataType_t dtype) const {
   const auto found = ops_.find(op);
   if (found == ops_.end()) {
     fail(abi::ncclInvalidArgument,
-         "op=%u is neither a built-in operator nor a living one of this communicator",
+         "op=%u is neither a built-in operator nor one that this communicator has",
          static_cast<unsigned>(op));
   }
   if (found->second.dtype != dtype) {
-    fail(abi::ncclInvalidArgument, "op=%u was made for %s, the call is for %s",
+    fail(abi::ncclInvalidArgument, "op=%u was made for %s, but the datatype of the call is %s",
          static_cast<unsigned>(op), dtype_name(found->second.dtype), dtype_name(dtype));
   }
   return found->second.multiplier;

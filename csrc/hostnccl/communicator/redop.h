@@ -1,5 +1,5 @@
-// The reduction operators that a communicator's user has made (PreMulSum). Their handles are never
-// given out twice, so a destroyed or foreign one is found out.
+// The custom reduction operators (PreMulSum) of a communicator. A handle is never used twice, so a
+// destroyed operator and one of another communicator are detected.
 #pragma once
 
 #include <mutex>
@@ -13,7 +13,7 @@ class RedOps {
  public:
   abi::ncclRedOp_t add(const Multiplier& multiplier, abi::ncclDataType_t dtype);
   void remove(abi::ncclRedOp_t op);
-  // Throws if op is not one of these, or is for another datatype.
+  // Throws if op is not an operator of this communicator, or was made for another datatype.
   Multiplier find(abi::ncclRedOp_t op, abi::ncclDataType_t dtype) const;
 
  private:

@@ -121,13 +121,13 @@ void dispatch(const PendingOperation& operation, ProgressEngine& inline_engine) 
   if (operation.stream) {
     auto engine = std::make_shared<ProgressEngine>();
     engine->add(operation.comm, operation.operation, operation.window);
-    engine->take_tickets();
+    engine->take_sequences();
     enqueue_on_first({operation.stream}, std::move(engine));
     return;
   }
   inline_engine.clear();
   inline_engine.add(operation.comm, operation.operation, operation.window);
-  inline_engine.take_tickets();
+  inline_engine.take_sequences();
   run_inline(inline_engine);
 }
 
@@ -141,7 +141,7 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
       inline_engine.add(operation.comm, operation.operation, operation.window);
       if (operation.launch_event) operation.launch_event->record({});
     }
-    inline_engine.take_tickets();
+    inline_engine.take_sequences();
     return run_inline(inline_engine);
   }
 
@@ -168,9 +168,9 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     record_all(component.launch_events, component.streams[0]);
     Capture::add_node(component.streams, std::move(component.captured));
   }
-  inline_engine.take_tickets();
+  inline_engine.take_sequences();
   for (Component& component : components) {
-    if (component.engine) component.engine->take_tickets();
+    if (component.engine) component.engine->take_sequences();
   }
   for (Component& component : components) {
     if (component.engine) {

@@ -10,7 +10,7 @@ namespace hostnccl {
 namespace {
 
 bool is_message_to_self(const PendingOperation& pending) {
-  return is_message(pending.operation.kind) && pending.operation.root == pending.comm->rank();
+  return is_message(pending.operation.kind) && pending.operation.root_or_peer == pending.comm->rank();
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ std::optional<double> Group::end_simulated() {
 // Called in a catch block. Cancels the jobs that have not run and clears the group.
 void Group::cancel_and_rethrow() {
   const Error error = current_error();
-  for (Job& job : jobs_) job.give_up();
+  for (Job& job : jobs_) job.discard();
   clear();
   throw error;
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hostnccl/communicator/communicator.h"
-#include "hostnccl/lifecycle/init.h"
+#include "hostnccl/communicator/job.h"
 #include "hostnccl/operations/progress_engine.h"
 #include "hostnccl/streams/event.h"
 #include "hostnccl/streams/stream.h"

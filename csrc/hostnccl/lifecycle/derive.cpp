@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "hostnccl/lifecycle/init.h"
 #include "hostnccl/lifecycle/record_exchange.h"
 #include "hostnccl/lifecycle/sequence_guard.h"
 
 namespace hostnccl {
 namespace {
 
-// The ranks of the parent that are to be the first ones of the new communicator, in order.
-Rendezvous::Watch watch_over(const Ref<Communicator>& parent, std::vector<int> members) {
+// Throws when a missing rank of the new communicator is a parent's rank that died or left. members
+// are the parent's ranks, in the order of their new ranks; the ranks after them join from outside.
+Rendezvous::Watch watch_members(const Ref<Communicator>& parent, std::vector<int> members) {
   return [parent, members = std::move(members)](int rank) {
     if (rank < static_cast<int>(members.size())) {
       parent->segment().check_member(members[static_cast<size_t>(rank)]);
@@ -22,18 +24,19 @@ void initialize(const Job& job, const std::vector<int>& members, int nranks,
                 const RendezvousName& name) {
   const auto self = std::find(members.begin(), members.end(), job.parent->rank());
   job.comm->initialize(nranks, static_cast<int>(self - members.begin()), name,
-                       watch_over(job.parent, members));
+                       watch_members(job.parent, members));
 }
 
-// A revoked parent has no order of operations any more: the records have their own.
-std::vector<ExchangeRecord> records(const Job& job, Kind kind, const ExchangeRecord& own) {
-  return job.agreement != 0 ? job.parent->agreement(own, job.agreement)
-                            : exchange(job.parent, kind, own, job.sequence);
+// A revoked parent runs no operations: there an agreement exchanges the records.
+std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const ExchangeRecord& own) {
+  return job.agreement != 0 ? job.parent->agreement().exchange_records(own, job.agreement)
+                            : exchange_records(job.parent, kind, own, job.sequence);
 }
 
 void split(const Job& job, int color, int key) {
-  // Whoever will be rank 0 of a new segment has brought its name.
-  const std::vector<ExchangeRecord> all = records(job, Kind::Split, {color, key, random_name()});
+  // Every rank proposes a random name; the one of the new rank 0 is used.
+  const std::vector<ExchangeRecord> all =
+      exchange_records(job, Kind::Split, {color, key, random_name()});
   if (!job.comm) return;
   std::vector<int> members;
   for (int rank = 0; rank < job.parent->nranks(); ++rank) {
@@ -49,22 +52,23 @@ void split(const Job& job, int color, int key) {
 void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
   Communicator& parent = *job.parent;
   if (aborts) {
-    parent.revoke(Communicator::Revoker::Shrink);
-    parent.wait_until_idle();
-  } else if (!parent.revoked()) {
-    const SequenceGuard behind_what_was_issued(parent, job.sequence);
+    parent.state().revoke(CommState::RevokedBy::Shrink);
+    parent.order().wait_until_idle();
+  } else if (!parent.state().revoked()) {
+    const SequenceGuard earlier_operations_are_complete(parent, job.sequence);
   }
   std::vector<int> members;
   for (int rank = 0; rank < parent.nranks(); ++rank) {
     if (!std::binary_search(excluded.begin(), excluded.end(), rank)) members.push_back(rank);
   }
-  initialize(job, members, static_cast<int>(members.size()), parent.shrink_name(excluded));
+  initialize(job, members, static_cast<int>(members.size()),
+             parent.derived_names().shrink_name(parent.segment().name(), excluded));
 }
 
 void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
   Communicator& parent = *job.parent;
   const ExchangeRecord own{nranks, id.has_value(), id.value_or(RendezvousName{})};
-  const std::vector<ExchangeRecord> all = records(job, Kind::Grow, own);
+  const std::vector<ExchangeRecord> all = exchange_records(job, Kind::Grow, own);
   std::vector<int> members;
   int root = -1;
   for (int rank = 0; rank < parent.nranks(); ++rank) {
@@ -83,9 +87,9 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
   }
   if (root < 0) {
     fail(abi::ncclInvalidUsage,
-         "no rank passes a uniqueId: the one that made it with ncclCommGetUniqueId must");
+         "no rank passes a uniqueId: the rank that called ncclCommGetUniqueId has to pass it");
   }
-  if (id) parent.use_grow_id();
+  if (id) parent.derived_names().use_grow_id();
   initialize(job, members, nranks, all[static_cast<size_t>(root)].name);
 }
 
@@ -110,7 +114,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
     job.parent = parent;
     job.blocking = settings.blocking;
   }
-  job.agreements = true;
+  job.agrees_if_revoked = true;
   job.work = [color, key](const Job& self) { split(self, color, key); };
   return job;
 }
@@ -118,7 +122,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
 Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
                bool aborts, const CommSettings& settings) {
   Job job = child_job(out, parent, settings);
-  if (aborts) job.sequences = 0;
+  if (aborts) job.sequence_count = 0;
   job.work = [excluded = std::move(excluded), aborts](const Job& self) {
     shrink(self, excluded, aborts);
   };
@@ -128,7 +132,7 @@ Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vecto
 Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
              const std::optional<RendezvousName>& id, const CommSettings& settings) {
   Job job = child_job(out, parent, settings);
-  job.agreements = true;
+  job.agrees_if_revoked = true;
   job.work = [nranks, id](const Job& self) { grow(self, nranks, id); };
   return job;
 }

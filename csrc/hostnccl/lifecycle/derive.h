@@ -1,26 +1,28 @@
-// Making communicators of another: by splitting, shrinking or growing it. Its ranks agree, in its
-// own memory or without a word, under which name those of a new one meet.
+// Communicators derived from another one by split, shrink and grow.
+//
+// The ranks of the parent agree on the rendezvous name of the new communicator: by an exchange of
+// records, or for shrink by computing the same name without communication.
 #pragma once
 
 #include <optional>
 #include <vector>
 
-#include "hostnccl/lifecycle/init.h"
+#include "hostnccl/communicator/job.h"
 
 namespace hostnccl {
 
 Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
               const CommSettings& settings);
 
-// Only the ranks that are not excluded take part. With aborts the parent is revoked first.
+// Only the ranks that stay take part; excluded is sorted. With aborts the parent is revoked first.
 Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
                bool aborts, const CommSettings& settings);
 
-// For the ranks that are there; id: of the root only.
+// For the ranks of the parent. Only the root passes an id.
 Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
              const std::optional<RendezvousName>& id, const CommSettings& settings);
 
-// For the ranks that come.
+// For the ranks that join a grown communicator.
 Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,
              const CommSettings& settings);
 

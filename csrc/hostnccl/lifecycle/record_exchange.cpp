@@ -4,17 +4,17 @@
 
 namespace hostnccl {
 
-std::vector<ExchangeRecord> exchange(const Ref<Communicator>& comm, Kind kind,
-                                     const ExchangeRecord& own, uint32_t sequence) {
+std::vector<ExchangeRecord> exchange_records(const Ref<Communicator>& comm, Kind kind,
+                                             const ExchangeRecord& own, uint32_t sequence) {
   std::vector<ExchangeRecord> all(static_cast<size_t>(comm->nranks()));
-  Operation gather{kind, abi::ncclUint8};
-  gather.send = &own;
-  gather.recv = all.data();
-  gather.count = sizeof own;
-  ProgressEngine launch;
-  launch.add(comm, gather);
-  launch.use_sequence(sequence);
-  if (const std::optional<Error> error = launch.run()) throw *error;
+  Operation all_gather{kind, abi::ncclUint8};
+  all_gather.send = &own;
+  all_gather.recv = all.data();
+  all_gather.count = sizeof own;
+  ProgressEngine engine;
+  engine.add(comm, all_gather);
+  engine.set_sequence(sequence);
+  if (const std::optional<Error> error = engine.run()) throw *error;
   return all;
 }
 

@@ -1,5 +1,7 @@
-// An exchange of records between all ranks of a communicator, in the order of its operations: an
-// all-gather, so that a rank that calls something else meanwhile is told apart.
+// Exchange of one ExchangeRecord per rank, in the order of a communicator's operations.
+//
+// It is an all-gather, so a rank that makes a different call at the same place gets the error of
+// mismatched collectives.
 #pragma once
 
 #include <vector>
@@ -8,7 +10,8 @@
 
 namespace hostnccl {
 
-std::vector<ExchangeRecord> exchange(const Ref<Communicator>& comm, Kind kind,
-                                     const ExchangeRecord& own, uint32_t sequence);
+// kind names the calling function in that error.
+std::vector<ExchangeRecord> exchange_records(const Ref<Communicator>& comm, Kind kind,
+                                             const ExchangeRecord& own, uint32_t sequence);
 
 }  // namespace hostnccl

@@ -1,4 +1,5 @@
-// A rank's turn in the order of a communicator's operations, for something that is no operation.
+// Scope of one sequence number in the order of a communicator's operations, for a step that is not
+// itself an operation: all earlier operations are complete, later ones wait for its end.
 #pragma once
 
 #include "hostnccl/communicator/communicator.h"
@@ -7,21 +8,21 @@ namespace hostnccl {
 
 class SequenceGuard {
  public:
-  // Waits for the turn; throws, like an operation, when it cannot come any more.
-  SequenceGuard(Communicator& comm, uint32_t sequence) : comm_(comm), sequence_(sequence) {
-    constexpr auto kLook = std::chrono::milliseconds(50);
-    const Blocked before{{&comm.completed(), sequence}, comm.rank()};
-    while (!before.condition.met()) {
-      sleep_on(before.condition, kLook);
-      if (!before.condition.met()) comm.check_wait(before, false);
+  // Waits for the earlier operations. Throws, as an operation does, when they cannot complete.
+  SequenceGuard(Communicator& comm, uint32_t sequence) : order_(comm.order()), sequence_(sequence) {
+    constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+    const Blocked earlier{order_.before(sequence), comm.rank()};
+    while (!earlier.condition.met()) {
+      sleep_on(earlier.condition, kCheckInterval);
+      if (!earlier.condition.met()) comm.state().check_wait(earlier, false);
     }
   }
   SequenceGuard(const SequenceGuard&) = delete;
   SequenceGuard& operator=(const SequenceGuard&) = delete;
-  ~SequenceGuard() { comm_.completed().signal(sequence_ + 1); }
+  ~SequenceGuard() { order_.complete(sequence_); }
 
  private:
-  Communicator& comm_;
+  OperationOrder& order_;
   const uint32_t sequence_;
 };
 

@@ -6,16 +6,16 @@
 namespace hostnccl {
 namespace {
 
-// When all have met, none is in the exchange any more, whose slots are among what goes; and when
-// all have met again, all of it is gone.
+// The exchange of records runs through the staging buffers, which are released here. After the
+// first barrier no rank is in the exchange any more; after the second all memory is released.
 void suspend(const Job& job) {
   Communicator& comm = *job.comm;
-  exchange(job.comm, Kind::Suspend, {}, job.sequence);
-  const SequenceGuard turn(comm, job.sequence + 1);
-  comm.set_suspended(true);
-  comm.suspension_barrier();
+  exchange_records(job.comm, Kind::Suspend, {}, job.sequence);
+  const SequenceGuard guard(comm, job.sequence + 1);
+  comm.state().set_suspended(true);
+  comm.agreement().suspension_barrier();
   comm.release_memory();
-  comm.suspension_barrier();
+  comm.agreement().suspension_barrier();
 }
 
 Job job_on(const Ref<Communicator>& comm) {
@@ -30,7 +30,7 @@ Job job_on(const Ref<Communicator>& comm) {
 
 Job suspend_job(const Ref<Communicator>& comm) {
   Job job = job_on(comm);
-  job.sequences = 2;
+  job.sequence_count = 2;
   job.work = suspend;
   return job;
 }
@@ -38,8 +38,8 @@ Job suspend_job(const Ref<Communicator>& comm) {
 Job resume_job(const Ref<Communicator>& comm) {
   Job job = job_on(comm);
   job.work = [](const Job& self) {
-    exchange(self.comm, Kind::Resume, {}, self.sequence);
-    self.comm->set_suspended(false);
+    exchange_records(self.comm, Kind::Resume, {}, self.sequence);
+    self.comm->state().set_suspended(false);
   };
   return job;
 }

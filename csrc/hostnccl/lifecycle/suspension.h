@@ -1,8 +1,10 @@
-// Suspending a communicator gives its shared memory back to the system, as far as nothing is on its
-// way in it; resuming makes it usable again. Both are jobs that end when all ranks have taken part.
+// Suspension of a communicator: ncclCommSuspend gives its shared memory back to the system, except
+// for messages that are sent and not yet received; ncclCommResume makes it usable again.
+//
+// Both are collective: their jobs end when all ranks have taken part.
 #pragma once
 
-#include "hostnccl/lifecycle/init.h"
+#include "hostnccl/communicator/job.h"
 
 namespace hostnccl {
 

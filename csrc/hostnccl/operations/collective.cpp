@@ -8,12 +8,12 @@
 namespace hostnccl {
 namespace {
 
-Task run_alone(Communicator& comm, const Operation& operation) {
-  const Call call(comm, operation);
+Task run_single_rank(Communicator& comm, const Operation& operation) {
+  const CollectiveCall call(comm, operation);
   if (call.traits.reduces) {
-    comm.sources()[0] = operation.send;
+    call.collective.sources()[0] = operation.send;
     if (operation.multiplier.from != Multiplier::From::None) {
-      comm.scalars()[0] = describe(operation).scalar;
+      call.collective.scalars()[0] = describe(operation).scalar;
     }
     call.reduce_into(operation.recv, operation.count);
   } else {
@@ -24,54 +24,56 @@ Task run_alone(Communicator& comm, const Operation& operation) {
 
 }  // namespace
 
-Call::Call(Communicator& communicator, const Operation& called)
+CollectiveCall::CollectiveCall(Communicator& communicator, const Operation& called)
     : comm(communicator),
+      collective(communicator.collective()),
       segment(communicator.segment()),
       operation(called),
       traits(traits_of(called.kind)),
       rank(communicator.rank()),
       nranks(communicator.nranks()),
+      root(called.root_or_peer),
       element(element_size(called.dtype)) {}
 
-size_t Call::offset_in_send(int destination) const {
+size_t CollectiveCall::offset_in_send(int destination) const {
   return traits.block_per_destination ? static_cast<size_t>(destination) * operation.block_bytes()
                                       : 0;
 }
 
-size_t Call::offset_in_recv(int source) const {
+size_t CollectiveCall::offset_in_recv(int source) const {
   return traits.reduces || traits.only_root_sends
              ? 0
              : static_cast<size_t>(source) * operation.block_bytes();
 }
 
-const char* Call::own_block() const {
+const char* CollectiveCall::own_block() const {
   return static_cast<const char*>(operation.send) + offset_in_send(rank);
 }
 
-const Descriptor& Call::meet(int peer, const Descriptor& own) const {
-  const Descriptor& other = comm.descriptor_of(peer);
+const Descriptor& CollectiveCall::check_descriptor(int peer, const Descriptor& own) const {
+  const Descriptor& other = collective.descriptor_of(peer);
   if (!same_call(other, own)) {
     fail(abi::ncclInvalidUsage, "the ranks make different calls: %s calls %s, %s calls %s",
          segment.name_of(rank).c_str(), to_text(own).c_str(), segment.name_of(peer).c_str(),
          to_text(other).c_str());
   }
-  comm.scalars()[static_cast<size_t>(peer)] = other.scalar;
+  collective.scalars()[static_cast<size_t>(peer)] = other.scalar;
   return other;
 }
 
-void Call::copy_own_block(size_t from, size_t bytes) const {
+void CollectiveCall::copy_own_block(size_t from, size_t bytes) const {
   char* to = recv_at(offset_in_recv(rank) + from);
   const char* source = own_block() + from;
   if (to != source) std::memcpy(to, source, bytes);
 }
 
-void Call::reduce_into(void* to, size_t count) const {
+void CollectiveCall::reduce_into(void* to, size_t count) const {
   const bool multiplies = operation.multiplier.from != Multiplier::From::None;
-  reduce(to, comm.sources(), multiplies ? comm.scalars() : nullptr, nranks, count, operation.dtype,
-         operation.reduce);
+  reduce(to, collective.sources(), multiplies ? collective.scalars() : nullptr, nranks, count,
+         operation.dtype, operation.reduce);
 }
 
-bool Call::in_windows(const WindowSet& windows) const {
+bool CollectiveCall::in_windows(const WindowSet& windows) const {
   const size_t sent = operation.block_bytes() * static_cast<size_t>(blocks());
   const size_t fetched = operation.kind == Kind::AllReduce ? operation.block_bytes() : 0;
   return windows.identity() != 0 && windows.contains(operation.send, sends() ? sent : 0, rank) &&
@@ -79,19 +81,19 @@ bool Call::in_windows(const WindowSet& windows) const {
 }
 
 Task run_collective(Communicator& comm, const Operation& operation) {
-  if (comm.nranks() == 1) return run_alone(comm, operation);
-  const Call call(comm, operation);
+  if (comm.nranks() == 1) return run_single_rank(comm, operation);
+  const CollectiveCall call(comm, operation);
   const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
   if (operation.path == Path::Staged) return run_staged(comm, operation);
-  const bool anywhere =
+  const bool direct =
       operation.path == Path::Direct || contribution >= comm.segment().direct_threshold();
   if (comm.windows().any() && contribution >= window_threshold()) {
     std::shared_ptr<const WindowSet> windows = comm.windows().open_set();
-    if (anywhere || call.in_windows(*windows)) {
-      return run_direct(comm, operation, std::move(windows), anywhere);
+    if (direct || call.in_windows(*windows)) {
+      return run_direct(comm, operation, std::move(windows), !direct);
     }
   }
-  return anywhere ? run_direct(comm, operation, {}, true) : run_staged(comm, operation);
+  return direct ? run_direct(comm, operation, {}, false) : run_staged(comm, operation);
 }
 
 }  // namespace hostnccl

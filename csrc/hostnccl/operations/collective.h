@@ -1,6 +1,8 @@
-// The collectives, as tasks: publish, pull, done. Every rank publishes its call; every rank holds
-// the others' calls against its own and pulls what it needs. Reductions run over rank 0, 1, 2, ...
-// in that order everywhere, so that all ranks and all runs get the same bits.
+// The collectives, as tasks.
+//
+// Every rank publishes its call, checks it against the calls of the others and copies or reduces
+// what it needs from their data. Reductions run over rank 0, 1, 2, ... in this order on every rank
+// and every path, so all ranks and all runs get the same bits.
 #pragma once
 
 #include "hostnccl/base/task.h"

@@ -1,6 +1,8 @@
-// The path without copies in between: every source publishes its addresses, every receiver reads
-// from there, and a source returns when all who read from it are done. An all-reduce takes one step
-// more: each rank reduces one slice into its receive buffer, from where the others fetch it.
+// The direct path of a collective: receivers read the sources' buffers without a copy in between.
+//
+// Every source publishes the addresses of its buffers; every receiver reads from there; a source
+// returns when all its readers are done. An all-reduce has one more step: each rank reduces one
+// slice into its receive buffer, and the others fetch it from there.
 #include <algorithm>
 #include <cstring>
 
@@ -10,18 +12,19 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kScratchBytes = size_t{64} << 10;  // of one peer: all of them stay in the cache
+constexpr size_t kScratchBytes = size_t{64} << 10;  // per peer, so that all fit into the cache
 constexpr size_t kSliceAlignment = 64;              // elements
 
-struct Pull : Call {
+struct DirectCall : CollectiveCall {
   const std::shared_ptr<const WindowSet> windows;  // may be null
 
-  Pull(Communicator& communicator, const Operation& called, std::shared_ptr<const WindowSet> open)
-      : Call(communicator, called), windows(std::move(open)) {}
+  DirectCall(Communicator& communicator, const Operation& called,
+             std::shared_ptr<const WindowSet> open)
+      : CollectiveCall(communicator, called), windows(std::move(open)) {}
 
   AccessEpoch start_access() const { return AccessEpoch(segment, rank, windows.get()); }
 
-  // Reduces count elements that begin at an offset in everybody's send buffer.
+  // Reduces count elements that begin at the byte offset in every rank's send buffer.
   void reduce_from_all(size_t offset, void* to, size_t count) const {
     const AccessEpoch access = start_access();
     const size_t most = kScratchBytes / element;
@@ -29,10 +32,10 @@ struct Pull : Call {
       const size_t now = std::min(most, count - done);
       const size_t start = offset + done * element;
       for (int peer = 0; peer < nranks; ++peer) {
-        comm.sources()[peer] = peer == rank
-                                   ? static_cast<const char*>(operation.send) + start
-                                   : access.view(peer, comm.descriptor_of(peer).send + start,
-                                                 comm.scratch(peer, kScratchBytes), now * element);
+        collective.sources()[peer] =
+            peer == rank ? static_cast<const char*>(operation.send) + start
+                         : access.view(peer, collective.descriptor_of(peer).send + start,
+                                       collective.scratch(peer, kScratchBytes), now * element);
       }
       reduce_into(static_cast<char*>(to) + done * element, now);
       access.check();
@@ -42,19 +45,20 @@ struct Pull : Call {
 
   void copy_from_all() const {
     const AccessEpoch access = start_access();
-    for (int step = 0; step < nranks; ++step) {
-      const int peer = (rank + step) % nranks;  // not all at the same one
-      if (!takes_from(peer)) continue;
+    for (int i = 0; i < nranks; ++i) {
+      const int peer = (rank + i) % nranks;  // ranks start at different peers
+      if (!reads_from(peer)) continue;
       if (peer == rank) {
         copy_own_block(0, operation.block_bytes());
       } else {
-        access.read(peer, comm.descriptor_of(peer).send + offset_in_send(rank),
+        access.read(peer, collective.descriptor_of(peer).send + offset_in_send(rank),
                     recv_at(offset_in_recv(peer)), operation.block_bytes());
       }
     }
     access.finish();
   }
 
+  // The slice of an all-reduce that one rank reduces: first element and number of elements.
   std::pair<size_t, size_t> slice_of(int owner) const {
     const size_t n = static_cast<size_t>(nranks);
     const size_t even = (operation.count + n - 1) / n;
@@ -70,11 +74,11 @@ struct Pull : Call {
 
   void fetch_slices() const {
     const AccessEpoch access = start_access();
-    for (int step = 1; step < nranks; ++step) {
-      const int owner = (rank + step) % nranks;
+    for (int i = 1; i < nranks; ++i) {
+      const int owner = (rank + i) % nranks;
       const auto [begin, length] = slice_of(owner);
-      access.read(owner, comm.descriptor_of(owner).recv + begin * element, recv_at(begin * element),
-                  length * element);
+      access.read(owner, collective.descriptor_of(owner).recv + begin * element,
+                  recv_at(begin * element), length * element);
     }
     access.finish();
   }
@@ -91,21 +95,24 @@ struct Pull : Call {
 }  // namespace
 
 Task run_direct(Communicator& comm, const Operation& operation,
-                std::shared_ptr<const WindowSet> windows, bool anywhere) {
-  const Pull call(comm, operation, std::move(windows));
-  bool reachable = true;
+                std::shared_ptr<const WindowSet> windows, bool windows_only) {
+  const DirectCall call(comm, operation, std::move(windows));
+  CollectiveState& collective = call.collective;
+  bool all_direct = true;
   ExposureEpoch exposure(call.segment, call.rank);
   try {
     Descriptor own = describe(operation);
-    own.windows = anywhere ? 0 : call.windows->identity();
-    comm.next_staging();
-    comm.own_descriptor() = own;
-    uint32_t step = comm.signal_step();
+    own.windows = windows_only ? call.windows->identity() : 0;
+    collective.next_staging();
+    collective.own_descriptor() = own;
+    uint32_t step = collective.signal_step();
     for (int peer = 0; peer < call.nranks; ++peer) {
-      co_await until(comm.step_of(peer), step, peer);
-      if (call.meet(peer, own).windows != own.windows) reachable = false;
+      co_await until(collective.step_of(peer), step, peer);
+      if (call.check_descriptor(peer, own).windows != own.windows) all_direct = false;
     }
-    if (!reachable) {
+    if (!all_direct) {
+      // A peer took the staged path. It skips the round in which it has seen this descriptor, so
+      // both start the first round of the staged path now.
       Task staged = run_staged(comm, operation);
       while (!staged.resume()) co_await Until{staged.blocked()};
       exposure.close();
@@ -113,20 +120,20 @@ Task run_direct(Communicator& comm, const Operation& operation,
     }
     if (operation.kind == Kind::AllReduce) {
       call.reduce_own_slice();
-      step = comm.signal_step();
+      step = collective.signal_step();
       for (int peer = 0; peer < call.nranks; ++peer) {
-        co_await until(comm.step_of(peer), step, peer);
+        co_await until(collective.step_of(peer), step, peer);
       }
       call.fetch_slices();
     } else if (call.receives()) {
       call.receive();
     }
-    step = comm.signal_step();
+    step = collective.signal_step();
     for (int peer = 0; peer < call.nranks && call.sends(); ++peer) {
-      if (call.gives_to(peer)) co_await until(comm.step_of(peer), step, peer);
+      if (call.is_read_by(peer)) co_await until(collective.step_of(peer), step, peer);
     }
   } catch (...) {
-    comm.fail(current_error());  // before exposure ends: see there
+    comm.state().fail(current_error());  // before the exposure ends: see ExposureEpoch
     throw;
   }
   exposure.close();

@@ -1,5 +1,5 @@
-// The two ways in which a collective's data travels, and what both need to know of a call. Which
-// one is taken follows from what all ranks agree on, so all take the same.
+// The two paths of a collective's data, staged and direct, and the description of a call that both
+// use. All ranks choose the path by values that they agree on, so all choose the same.
 #pragma once
 
 #include "hostnccl/base/task.h"
@@ -8,44 +8,47 @@
 
 namespace hostnccl {
 
-// Everybody's role in one collective call.
-struct Call {
+// One collective call on one rank: the roles of the ranks and the layout of the blocks.
+struct CollectiveCall {
   Communicator& comm;
+  CollectiveState& collective;
   Segment& segment;
   const Operation& operation;
   const CollectiveTraits& traits;
   const int rank;
   const int nranks;
+  const int root;
   const size_t element;  // bytes
 
-  Call(Communicator& communicator, const Operation& called);
+  CollectiveCall(Communicator& communicator, const Operation& called);
 
-  bool sends() const { return !traits.only_root_sends || rank == operation.root; }
-  bool receives() const { return !traits.only_root_receives || rank == operation.root; }
-  bool takes_from(int peer) const { return !traits.only_root_sends || peer == operation.root; }
-  bool gives_to(int peer) const { return !traits.only_root_receives || peer == operation.root; }
+  bool sends() const { return !traits.only_root_sends || rank == root; }
+  bool receives() const { return !traits.only_root_receives || rank == root; }
+  bool reads_from(int peer) const { return !traits.only_root_sends || peer == root; }
+  bool is_read_by(int peer) const { return !traits.only_root_receives || peer == root; }
   int blocks() const { return traits.block_per_destination ? nranks : 1; }  // in a contribution
 
   // Byte offsets of a block: in its source's send buffer, in this rank's receive buffer.
   size_t offset_in_send(int destination) const;
   size_t offset_in_recv(int source) const;
-  const char* own_block() const;  // what this rank sends to itself
+  const char* own_block() const;  // the block that this rank sends to itself
   char* recv_at(size_t offset) const { return static_cast<char*>(operation.recv) + offset; }
 
-  // What peer has published; throws if it is another call than ours.
-  const Descriptor& meet(int peer, const Descriptor& own) const;
+  // The call that a peer has published. Throws if it does not match own.
+  const Descriptor& check_descriptor(int peer, const Descriptor& own) const;
   void copy_own_block(size_t from, size_t bytes) const;
-  void reduce_into(void* to, size_t count) const;   // of comm.sources()
-  bool in_windows(const WindowSet& windows) const;  // whether all is that others read of this rank
+  void reduce_into(void* to, size_t count) const;   // reduces collective.sources()
+  bool in_windows(const WindowSet& windows) const;  // whether all that peers read of this rank is
 };
 
-// Through the slots of the rank_states, in staged of what fits into a slot.
+// Copies through the staging buffers in the segment, in rounds of what fits into one.
 Task run_staged(Communicator& comm, const Operation& operation);
 
-// Straight out of the other ranks' buffers, in windows (if there are any) or, with anywhere,
-// wherever they are. Without, all must lie in windows, which each rank knows of its own only: where
-// one does not, the call goes in staged after all.
+// Reads the other ranks' buffers directly: through their windows if windows is not null, else by
+// pointer within the process or process_vm_readv. With windows_only all buffers have to lie in
+// windows, of which each rank knows its own only: if those of a rank do not, the call falls back to
+// the staged path.
 Task run_direct(Communicator& comm, const Operation& operation,
-                std::shared_ptr<const WindowSet> windows, bool anywhere);
+                std::shared_ptr<const WindowSet> windows, bool windows_only);
 
 }  // namespace hostnccl

@@ -1,9 +1,11 @@
-// The path through the staging: each round, every source fills its staging, and when all have,
-// every receiver takes what is for it from all staging. One step a round; small calls are one
-// round.
+// The staged path of a collective: data is copied through the staging buffers of the segment.
 //
-// A large reduction takes a second step: each rank reduces one slice of the round in its own
-// staging, where those who receive then find it, so that nothing is reduced twice, and all reduce.
+// In each round every source fills its staging buffer and signals a step. When all have, every
+// receiver reads its data from all staging buffers. A small call is one round.
+//
+// A large reduction has a second step per round: each rank reduces one slice of the round in its
+// own staging buffer and the receivers read it there. So every element is reduced once, and all
+// ranks share the work.
 #include <algorithm>
 #include <cstring>
 
@@ -12,46 +14,43 @@
 namespace hostnccl {
 namespace {
 
-// Up to here a second step costs more than it saves: of all ranks' contributions to an all-reduce,
-// which every rank then reduces, and of one to a reduce, which the root reduces alone.
-constexpr size_t kReduceAllBytes = size_t{64} << 10;
-constexpr size_t kReduceAloneBytes = size_t{128} << 10;
+// Sizes up to which the second step costs more than it saves. For an all-reduce, of which every
+// rank would reduce everything: the contributions of all ranks. For a reduce, where the root would
+// reduce alone: one contribution.
+constexpr size_t kUnslicedAllReduceBytes = size_t{64} << 10;
+constexpr size_t kUnslicedReduceBytes = size_t{128} << 10;
 constexpr size_t kAligned = 64;  // elements, so that chunks start aligned
 
 size_t round_down(size_t count) { return count < kAligned ? count : count / kAligned * kAligned; }
 
-struct Staged : Call {
-  const size_t chunk;  // elements of a block that go into one round
-  const bool sliced;
+struct StagedCall : CollectiveCall {
+  const size_t chunk;  // elements of a block per round
+  const bool sliced;   // with the second step
 
-  Staged(Communicator& communicator, const Operation& called)
-      : Call(communicator, called),
+  StagedCall(Communicator& communicator, const Operation& called)
+      : CollectiveCall(communicator, called),
         chunk(round_down(kStagingBytes / static_cast<size_t>(blocks()) / element)),
         sliced(is_sliced()) {}
 
   bool is_sliced() const {
     const size_t bytes = operation.block_bytes();
-    if (operation.kind == Kind::Reduce) return nranks > 2 && bytes > kReduceAloneBytes;
+    if (operation.kind == Kind::Reduce) return nranks > 2 && bytes > kUnslicedReduceBytes;
     return operation.kind == Kind::AllReduce &&
-           bytes * static_cast<size_t>(nranks) > kReduceAllBytes;
+           bytes * static_cast<size_t>(nranks) > kUnslicedAllReduceBytes;
   }
 
-  unsigned char* staging_of(int peer) const {
-    return segment.rank_state(peer).staging_buffers[comm.staging_index() & 1];
-  }
-
-  // What a source has for this rank, from an element on.
+  // The block of a source for this rank, from an element on.
   const void* block_of(int source, size_t from) const {
     if (source == rank) return own_block() + from * element;
     const size_t block = traits.block_per_destination ? static_cast<size_t>(rank) : 0;
-    return staging_of(source) + block * chunk * element;
+    return collective.staging_of(source) + block * chunk * element;
   }
 
-  // Nobody takes a rank's own block out of its staging.
-  void fill(size_t from, size_t count) const {
+  // A rank's own block is not staged: no other rank reads it.
+  void fill_staging(size_t from, size_t count) const {
     if (!sends()) return;
     const char* send = static_cast<const char*>(operation.send) + from * element;
-    unsigned char* staging = staging_of(rank);
+    unsigned char* staging = collective.staging_of(rank);
     if (sliced) {
       const auto [begin, length] = slice_of(rank, count);
       const size_t end = begin + length;
@@ -59,7 +58,7 @@ struct Staged : Call {
       std::memcpy(staging + end * element, send + end * element, (count - end) * element);
       return;
     }
-    if (traits.only_root_receives && rank == operation.root) return;
+    if (traits.only_root_receives && rank == root) return;
     for (int block = 0; block < blocks(); ++block) {
       if (traits.block_per_destination && block == rank) continue;
       std::memcpy(staging + static_cast<size_t>(block) * chunk * element,
@@ -67,16 +66,16 @@ struct Staged : Call {
     }
   }
 
-  void take(size_t from, size_t count) const {
+  void read_staging(size_t from, size_t count) const {
     if (!receives()) return;
     const size_t start = from * element;
     if (traits.reduces) {
-      for (int peer = 0; peer < nranks; ++peer) comm.sources()[peer] = block_of(peer, from);
+      for (int peer = 0; peer < nranks; ++peer) collective.sources()[peer] = block_of(peer, from);
       reduce_into(recv_at(start), count);
       return;
     }
     for (int peer = 0; peer < nranks; ++peer) {
-      if (!takes_from(peer)) continue;
+      if (!reads_from(peer)) continue;
       if (peer == rank) {
         copy_own_block(start, count * element);
       } else {
@@ -85,7 +84,7 @@ struct Staged : Call {
     }
   }
 
-  // The slice of count elements that a rank reduces.
+  // The slice of a round of count elements that one rank reduces: first element and number.
   std::pair<size_t, size_t> slice_of(int owner, size_t count) const {
     const size_t share = (count + static_cast<size_t>(nranks) - 1) / static_cast<size_t>(nranks);
     const size_t begin = std::min(count, share * static_cast<size_t>(owner));
@@ -96,17 +95,17 @@ struct Staged : Call {
     const auto [begin, length] = slice_of(rank, count);
     if (length == 0) return;
     for (int peer = 0; peer < nranks; ++peer)
-      comm.sources()[peer] = staging_of(peer) + begin * element;
-    comm.sources()[rank] = own_block() + (from + begin) * element;
-    reduce_into(staging_of(rank) + begin * element, length);
+      collective.sources()[peer] = collective.staging_of(peer) + begin * element;
+    collective.sources()[rank] = own_block() + (from + begin) * element;
+    reduce_into(collective.staging_of(rank) + begin * element, length);
   }
 
-  void take_slices(size_t from, size_t count) const {
+  void read_slices(size_t from, size_t count) const {
     if (!receives()) return;
     for (int owner = 0; owner < nranks; ++owner) {
       const auto [begin, length] = slice_of(owner, count);
       if (length == 0) break;
-      std::memcpy(recv_at((from + begin) * element), staging_of(owner) + begin * element,
+      std::memcpy(recv_at((from + begin) * element), collective.staging_of(owner) + begin * element,
                   length * element);
     }
   }
@@ -115,32 +114,34 @@ struct Staged : Call {
 }  // namespace
 
 Task run_staged(Communicator& comm, const Operation& operation) {
-  const Staged call(comm, operation);
+  const StagedCall call(comm, operation);
+  CollectiveState& collective = call.collective;
   const Descriptor own = describe(operation);
-  bool met = false;
+  bool checked = false;
   for (size_t from = 0; from < operation.count;) {
     const size_t count = std::min(call.chunk, operation.count - from);
-    comm.next_staging();
-    call.fill(from, count);
-    if (from == 0) comm.own_descriptor() = own;
-    uint32_t step = comm.signal_step();
-    bool filled = true;
+    collective.next_staging();
+    call.fill_staging(from, count);
+    if (from == 0) collective.own_descriptor() = own;
+    uint32_t step = collective.signal_step();
+    bool all_staged = true;
     for (int peer = 0; peer < call.nranks; ++peer) {
-      co_await until(comm.step_of(peer), step, peer);
-      if (met) continue;
-      if (call.meet(peer, own).windows != 0) filled = false;
+      co_await until(collective.step_of(peer), step, peer);
+      if (checked) continue;
+      if (call.check_descriptor(peer, own).windows != 0) all_staged = false;
     }
-    met = true;
-    if (!filled) continue;  // who took it that all lies in windows knows better now: see run_direct
+    checked = true;
+    // A peer tried the direct path, has seen our descriptor and falls back; repeat this round.
+    if (!all_staged) continue;
     if (!call.sliced) {
-      call.take(from, count);
+      call.read_staging(from, count);
     } else {
       call.reduce_own_slice(from, count);
-      step = comm.signal_step();
+      step = collective.signal_step();
       for (int peer = 0; peer < call.nranks; ++peer) {
-        co_await until(comm.step_of(peer), step, peer);
+        co_await until(collective.step_of(peer), step, peer);
       }
-      call.take_slices(from, count);
+      call.read_slices(from, count);
     }
     from += call.chunk;
   }

@@ -6,23 +6,24 @@
 
 namespace hostnccl {
 
-// A rank's operations run one launch at a time, so its signals have one writer, and whoever sees a
-// signal sees all that this rank has written before.
+// Operations of a rank run in order, so each signal flag has a single writer. A rank that sees a
+// signal sees everything that the signalling rank has written before it.
 Task run_put(Communicator& comm, const Operation& operation) {
   const size_t bytes = operation.block_bytes();
   if (bytes != 0) std::memmove(operation.recv, operation.send, bytes);
-  Flag& given = comm.segment().pair_ring(comm.rank(), operation.root).signals[operation.signal];
-  given.signal(given.load_own() + 1);
+  PairRing& ring = comm.segment().pair_ring(comm.rank(), operation.root_or_peer);
+  Flag& flag = ring.signals[operation.signal];
+  flag.signal(flag.load_own() + 1);
   co_return;
 }
 
 Task run_wait(Communicator& comm, const Operation& operation) {
-  const int peer = operation.root;
-  Flag& given = comm.segment().pair_ring(peer, comm.rank()).signals[operation.signal];
-  uint32_t& taken = comm.signals_taken(peer, operation.signal);
-  const uint32_t target = taken + static_cast<uint32_t>(operation.count);
-  co_await until(given, target, peer);
-  taken = target;
+  const int peer = operation.root_or_peer;
+  Flag& flag = comm.segment().pair_ring(peer, comm.rank()).signals[operation.signal];
+  const uint32_t target = comm.consumed_signals().count(peer, operation.signal) +
+                          static_cast<uint32_t>(operation.count);
+  co_await until(flag, target, peer);
+  comm.consumed_signals().count(peer, operation.signal) = target;
 }
 
 }  // namespace hostnccl

@@ -1,6 +1,8 @@
-// One-sided operations, as tasks. A put writes into the target's memory by the hand of its caller;
-// then, as a signal alone does, it raises a word that counts the signals from this rank to the
-// target. The target takes no part until it waits for that word.
+// The one-sided operations, as tasks.
+//
+// A put copies into the target's window from the calling thread and then signals a flag that counts
+// the signals from this rank to the target. A signal is a put without data. The target takes no
+// part until it waits for that flag.
 #pragma once
 
 #include "hostnccl/base/task.h"
@@ -10,7 +12,7 @@ namespace hostnccl {
 
 class Communicator;
 
-Task run_put(Communicator& comm, const Operation& operation);  // and a signal: a put of nothing
+Task run_put(Communicator& comm, const Operation& operation);  // PutSignal and Signal
 Task run_wait(Communicator& comm, const Operation& operation);
 
 }  // namespace hostnccl

@@ -22,15 +22,15 @@ Transfer transfer_for(const Segment& segment, int peer, size_t bytes) {
 void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
   if (cell.count == recv.count && cell.dtype == recv.dtype) return;
   fail(abi::ncclInvalidUsage, "rank %d sends %llu x %s to rank %d, which receives %zu x %s",
-       recv.root, static_cast<unsigned long long>(cell.count), dtype_name(cell.dtype), comm.rank(),
-       recv.count, dtype_name(recv.dtype));
+       recv.root_or_peer, static_cast<unsigned long long>(cell.count), dtype_name(cell.dtype),
+       comm.rank(), recv.count, dtype_name(recv.dtype));
 }
 
 }  // namespace
 
 Task run_send(Communicator& comm, const Operation& operation) {
   Segment& segment = comm.segment();
-  const int peer = operation.root;
+  const int peer = operation.root_or_peer;
   PairRing& ring = segment.pair_ring(comm.rank(), peer);
   const size_t bytes = operation.block_bytes();
   uint32_t number = ring.posted.load_own();
@@ -58,13 +58,14 @@ Task run_send(Communicator& comm, const Operation& operation) {
     if (done == bytes) break;
     co_await until(ring.taken, number + 1 - kCells, peer);
   }
-  // However much room there is: a long message that nobody expects is its sender's mistake too.
+  // A message of several pieces ends only when its receive has begun, even if the ring has room for
+  // all of it: a send without a receive is to block here as it does in NCCL.
   if (bytes > kCellBytes) co_await until(ring.taken, begun + 1, peer);
 }
 
 Task run_recv(Communicator& comm, const Operation& operation) {
   Segment& segment = comm.segment();
-  const int peer = operation.root;
+  const int peer = operation.root_or_peer;
   PairRing& ring = segment.pair_ring(peer, comm.rank());
   const size_t bytes = operation.block_bytes();
   uint32_t number = ring.taken.load_own();

@@ -1,5 +1,5 @@
-// Send and receive, as tasks, over the ring from the sender to the receiver. The messages of a
-// ring are matched in order.
+// Send and receive, as tasks, over the PairRing from the sender to the receiver. The messages of a
+// ring are matched in the order of the calls.
 #pragma once
 
 #include "hostnccl/base/task.h"

@@ -10,18 +10,19 @@
 namespace hostnccl {
 namespace {
 
-constexpr auto kCeiling = std::chrono::milliseconds(50);        // of a sleep, between two checks
-constexpr auto kLifeInterval = std::chrono::milliseconds(200);  // between two looks at processes
+constexpr auto kMaxSleep = std::chrono::milliseconds(50);  // between two checks of the waits
+constexpr auto kLivenessInterval = std::chrono::milliseconds(200);  // between checks of processes
 
+// Operations of a communicator with equal keys share a queue.
 int64_t queue_key(const Operation& operation) {
   switch (operation.kind) {
     case Kind::Send:
-      return 2 * int64_t{operation.root};
+      return 2 * int64_t{operation.root_or_peer};
     case Kind::Recv:
-      return 2 * int64_t{operation.root} + 1;
+      return 2 * int64_t{operation.root_or_peer} + 1;
     case Kind::PutSignal:
     case Kind::Signal:
-      return -3 - int64_t{operation.root};
+      return -3 - int64_t{operation.root_or_peer};
     case Kind::WaitSignal:
       return -2;
     default:
@@ -51,24 +52,24 @@ Task start(Communicator& comm, const Operation& operation) {
 
 void ProgressEngine::add(const Ref<Communicator>& comm, const Operation& operation,
                          const Ref<Window>& window) {
-  size_t part = 0;
-  while (part < parts_.size() && !(parts_[part].comm == comm)) ++part;
-  if (part == parts_.size()) {
-    parts_.emplace_back();
-    parts_.back().comm = comm;
+  size_t work = 0;
+  while (work < works_.size() && !(works_[work].comm == comm)) ++work;
+  if (work == works_.size()) {
+    works_.emplace_back();
+    works_.back().comm = comm;
   }
-  steps_.emplace_back(part, queue_key(operation), operation);
+  operations_.emplace_back(work, queue_key(operation), operation);
   if (window) windows_.push_back(window);
 }
 
-void ProgressEngine::take_tickets() {
-  for (Part& part : parts_) part.sequence = part.comm->take_sequence();
+void ProgressEngine::take_sequences() {
+  for (CommunicatorWork& work : works_) work.sequence = work.comm->order().take_sequence();
 }
 
 void ProgressEngine::clear() {
   queues_.clear();
-  steps_.clear();
-  parts_.clear();
+  operations_.clear();
+  works_.clear();
   windows_.clear();
   error_.reset();
 }
@@ -76,49 +77,49 @@ void ProgressEngine::clear() {
 std::optional<Error> ProgressEngine::run() {
   make_queues();
   bool oversubscribed = false;
-  for (const Part& part : parts_)
-    oversubscribed = oversubscribed || part.comm->segment().oversubscribed();
+  for (const CommunicatorWork& work : works_)
+    oversubscribed = oversubscribed || work.comm->segment().oversubscribed();
   SpinBackoff backoff(oversubscribed);
-  Clock::time_point looked;
+  Clock::time_point last_check;
   bool slept = false;
-  while (unfinished_ != 0) {
+  while (unfinished_queues_ != 0) {
     if (advance_all()) {
       backoff.reset();
       slept = false;
       continue;
     }
     if (!slept && backoff.wait()) continue;
-    if (!slept) looked = Clock::now();
+    if (!slept) last_check = Clock::now();
     slept = true;
     sleep();
     const auto now = Clock::now();
-    const bool look = now - looked >= kLifeInterval;
-    if (look) looked = now;
-    check_all(look);
+    const bool check_liveness = now - last_check >= kLivenessInterval;
+    if (check_liveness) last_check = now;
+    check_waits(check_liveness);
   }
   return std::move(error_);
 }
 
 void ProgressEngine::make_queues() {
-  const auto order = [](const Step& a, const Step& b) {
-    return a.part != b.part ? a.part < b.part : a.queue < b.queue;
+  const auto by_queue = [](const QueuedOperation& a, const QueuedOperation& b) {
+    return a.work != b.work ? a.work < b.work : a.queue < b.queue;
   };
-  if (!std::is_sorted(steps_.begin(), steps_.end(), order)) {
-    std::stable_sort(steps_.begin(), steps_.end(), order);
+  if (!std::is_sorted(operations_.begin(), operations_.end(), by_queue)) {
+    std::stable_sort(operations_.begin(), operations_.end(), by_queue);
   }
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    const bool goes_on = i > 0 && !order(steps_[i - 1], steps_[i]);
-    if (!goes_on) {
-      Part& part = parts_[steps_[i].part];
-      ++part.unfinished;
+  for (size_t i = 0; i < operations_.size(); ++i) {
+    const bool same_queue = i > 0 && !by_queue(operations_[i - 1], operations_[i]);
+    if (!same_queue) {
+      CommunicatorWork& work = works_[operations_[i].work];
+      ++work.unfinished_queues;
       PeerQueue& queue = queues_.emplace_back();
-      queue.part = steps_[i].part;
+      queue.work = operations_[i].work;
       queue.next = i;
-      queue.blocked = {{&part.comm->completed(), part.sequence}, part.comm->rank()};
+      queue.blocked = {work.comm->order().before(work.sequence), work.comm->rank()};
     }
     queues_.back().end = i + 1;
   }
-  unfinished_ = queues_.size();
+  unfinished_queues_ = queues_.size();
 }
 
 bool ProgressEngine::advance_all() {
@@ -126,26 +127,25 @@ bool ProgressEngine::advance_all() {
   for (PeerQueue& queue : queues_) {
     if (queue.finished || !queue.blocked.condition.met()) continue;
     moved = true;
-    const size_t part = queue.part;
     try {
       advance(queue);
     } catch (...) {
-      fail_part(part, current_error());
+      fail_work(queue.work, current_error());
     }
   }
   return moved;
 }
 
 void ProgressEngine::advance(PeerQueue& queue) {
-  Part& part = parts_[queue.part];
-  if (!part.begun) {
-    part.comm->begin();
-    part.begun = true;
+  CommunicatorWork& work = works_[queue.work];
+  if (!work.begun) {
+    work.comm->begin_operations();
+    work.begun = true;
   }
   for (;;) {
     if (!queue.task) {
       if (queue.next == queue.end) return finish(queue);
-      queue.task = start(*part.comm, steps_[queue.next++].operation);
+      queue.task = start(*work.comm, operations_[queue.next++].operation);
     }
     if (!queue.task.resume()) {
       queue.blocked = queue.task.blocked();
@@ -157,24 +157,25 @@ void ProgressEngine::advance(PeerQueue& queue) {
 
 void ProgressEngine::finish(PeerQueue& queue) {
   queue.finished = true;
-  --unfinished_;
-  Part& part = parts_[queue.part];
-  if (--part.unfinished != 0) return;
-  if (part.begun) part.comm->end();
-  // A part that fails before its turn leaves the order alone: all that come after it fail too.
-  if (part.comm->completed().reached(part.sequence))
-    part.comm->completed().signal(part.sequence + 1);
+  --unfinished_queues_;
+  CommunicatorWork& work = works_[queue.work];
+  if (--work.unfinished_queues != 0) return;
+  if (work.begun) work.comm->end_operations();
+  // Work that fails before earlier operations are complete does not complete its sequence number:
+  // all later operations fail too.
+  OperationOrder& order = work.comm->order();
+  if (order.reached(work.sequence)) order.complete(work.sequence);
 }
 
-void ProgressEngine::fail_part(size_t index, const Error& error) {
-  Part& part = parts_[index];
-  if (!part.failed) {
-    part.failed = true;
-    part.comm->fail(error);
-    if (!error_) error_ = part.comm->error();
+void ProgressEngine::fail_work(size_t index, const Error& error) {
+  CommunicatorWork& work = works_[index];
+  if (!work.failed) {
+    work.failed = true;
+    work.comm->state().fail(error);
+    if (!error_) error_ = work.comm->state().error();
   }
   for (PeerQueue& queue : queues_) {
-    if (queue.part != index || queue.finished) continue;
+    if (queue.work != index || queue.finished) continue;
     queue.task.reset();
     finish(queue);
   }
@@ -185,18 +186,17 @@ void ProgressEngine::sleep() {
   for (const PeerQueue& queue : queues_) {
     if (!queue.finished) conditions_.push_back(queue.blocked.condition);
   }
-  sleep_on(conditions_.data(), conditions_.size(), kCeiling);
+  sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
 }
 
-// Ends the parts of communicators that can no longer go on.
-void ProgressEngine::check_all(bool look_for_life) {
+// Ends the work of communicators that can no longer progress.
+void ProgressEngine::check_waits(bool check_liveness) {
   for (PeerQueue& queue : queues_) {
     if (queue.finished || queue.blocked.condition.met()) continue;
-    const size_t part = queue.part;
     try {
-      parts_[part].comm->check_wait(queue.blocked, look_for_life);
+      works_[queue.work].comm->state().check_wait(queue.blocked, check_liveness);
     } catch (...) {
-      fail_part(part, current_error());
+      fail_work(queue.work, current_error());
     }
   }
 }

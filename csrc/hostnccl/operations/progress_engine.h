@@ -1,10 +1,10 @@
-// The operations of one group, or a single one, run together by one thread.
+// Runs the operations of one group, or a single one, together in one thread.
 //
-// The collectives of a communicator run one after the other; its messages with each peer likewise
-// and beside them, its puts and signals to each peer, its waits for signals: each such sequence is
-// a queue. The thread goes round the queues, resuming those whose word has arrived; when none has
-// it spins, yields, then sleeps on exactly those words.
-// Because all queues progress together, no order of operations within a group can deadlock.
+// Operations are sorted into queues: per communicator one queue for the collectives, for each peer
+// one for its sends, one for its receives and one for its puts and signals, and one for the waits
+// for signals. The operations of a queue run one after the other; all queues progress together, so
+// no order of operations within a group can deadlock. The thread resumes the queues whose wait
+// condition is met. When none is, it spins, yields, then sleeps on exactly those conditions.
 #pragma once
 
 #include <optional>
@@ -18,42 +18,44 @@ namespace hostnccl {
 
 class ProgressEngine {
  public:
-  // window: that a put writes to, which stays until it has.
+  // window: the one that a put writes to. It stays open until the put is complete.
   void add(const Ref<Communicator>& comm, const Operation& operation,
            const Ref<Window>& window = {});
 
-  // In the order in which launches are issued, each communicator's part gets its turn.
-  void take_tickets();
-  void use_sequence(uint32_t sequence) { parts_.front().sequence = sequence; }  // taken before
+  // Takes one sequence number of each communicator. Engines run in the order of these numbers.
+  void take_sequences();
+  // For a single communicator whose sequence number was taken before.
+  void set_sequence(uint32_t sequence) { works_.front().sequence = sequence; }
 
-  // Runs everything to its end. The error of a communicator ends its part only; the first is
-  // returned.
+  // Runs all operations to their end. An error ends the operations of its communicator only. The
+  // first error is returned.
   std::optional<Error> run();
 
-  void clear();  // keeps its memory
+  void clear();  // removes all operations; keeps the allocated memory
 
  private:
-  // What one communicator does in this launch.
-  struct Part {
+  // The work of one communicator in this engine.
+  struct CommunicatorWork {
     Ref<Communicator> comm;
     uint32_t sequence = 0;
-    size_t unfinished = 0;  // queues
+    size_t unfinished_queues = 0;
     bool begun = false;
     bool failed = false;
   };
-  struct Step {
-    Step(size_t its_part, int64_t its_queue, const Operation& its_operation)
-        : part(its_part), queue(its_queue), operation(its_operation) {}
-    size_t part;
+  struct QueuedOperation {
+    QueuedOperation(size_t its_work, int64_t its_queue, const Operation& its_operation)
+        : work(its_work), queue(its_queue), operation(its_operation) {}
+    size_t work;  // index in works_
     int64_t queue;
     Operation operation;
   };
+  // The operations of one communicator that run one after the other.
   struct PeerQueue {
-    size_t part = 0;
-    size_t next = 0;  // steps [next, end) are still to be started
+    size_t work = 0;  // index in works_
+    size_t next = 0;  // operations_[next, end) are still to be started
     size_t end = 0;
     bool finished = false;
-    Task task;
+    Task task;  // the running operation
     Blocked blocked;
   };
 
@@ -61,16 +63,16 @@ class ProgressEngine {
   bool advance_all();
   void advance(PeerQueue& queue);
   void finish(PeerQueue& queue);
-  void fail_part(size_t part, const Error& error);
+  void fail_work(size_t work, const Error& error);
   void sleep();
-  void check_all(bool look_for_life);
+  void check_waits(bool check_liveness);
 
-  std::vector<Part> parts_;
-  std::vector<Step> steps_;
+  std::vector<CommunicatorWork> works_;
+  std::vector<QueuedOperation> operations_;
   std::vector<PeerQueue> queues_;
   std::vector<WaitCondition> conditions_;
   std::vector<Ref<Window>> windows_;
-  size_t unfinished_ = 0;
+  size_t unfinished_queues_ = 0;
   std::optional<Error> error_;
 };
 

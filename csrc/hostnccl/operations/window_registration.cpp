@@ -13,66 +13,68 @@
 namespace hostnccl {
 namespace {
 
-// Why a rank has no window, if it has none.
-struct Verdict {
-  bool good;
+// Whether a rank's part of the registration succeeded, and the error if it did not.
+struct Status {
+  bool success;
   abi::ncclResult_t code;
   char text[512];
 
-  static Verdict of(const std::optional<Error>& error) {
-    Verdict verdict{!error, abi::ncclSuccess, {}};
-    if (!error) return verdict;
-    verdict.code = error->code();
-    std::strncpy(verdict.text, error->text().c_str(), sizeof verdict.text - 1);
-    return verdict;
+  static Status of(const std::optional<Error>& error) {
+    Status status{!error, abi::ncclSuccess, {}};
+    if (!error) return status;
+    status.code = error->code();
+    std::strncpy(status.text, error->text().c_str(), sizeof status.text - 1);
+    return status;
   }
 };
 
-struct Offer {
+// The memory that a rank registers.
+struct Contribution {
   uint64_t address;
   uint64_t bytes;
-  uint64_t offset;  // in its file
-  FileExchange::Address post;
-  Verdict verdict;
+  uint64_t offset;  // in its memory file
+  FileExchange::Address file_address;
+  Status status;
 };
 
-// What a rank has of a window while it is being made.
+// The registration of one window on one rank.
 class Registration {
  public:
   Registration(Communicator& comm, void* buffer, size_t bytes)
       : comm_(comm), segment_(comm.segment()), rank_(comm.rank()) {
-    attempt([&] { prepare(buffer, bytes); });
+    record_error([&] { check_buffer(buffer, bytes); });
   }
 
-  // In its turn, which is what makes the number the same on all ranks.
-  Offer offer() {
+  // Called in the order of operations, so all ranks take the same window number.
+  Contribution contribution() {
     number_ = comm_.windows().next_number();
-    Offer offer{
-        reinterpret_cast<uint64_t>(own_.local), own_.bytes, offset_, {}, Verdict::of(error_)};
-    if (exchange_) offer.post = exchange_->address();
-    return offer;
+    Contribution own{
+        reinterpret_cast<uint64_t>(own_.local), own_.bytes, offset_, {}, Status::of(error_)};
+    if (files_) own.file_address = files_->address();
+    return own;
   }
 
-  // The others' memory into this process; nothing once a rank has said that it brings none.
-  void take(const std::vector<Offer>& offers) {
-    for (size_t rank = 0; rank < offers.size(); ++rank) note(int(rank), offers[rank].verdict);
+  // Maps the memory of the other ranks. Does nothing when a rank's status is an error.
+  void map(const std::vector<Contribution>& all) {
+    for (size_t rank = 0; rank < all.size(); ++rank) note_status(int(rank), all[rank].status);
     if (error_) return;
     std::vector<FileExchange::Peer> peers;
-    for (size_t rank = 0; rank < offers.size(); ++rank) {
-      if (!segment_.same_process(int(rank))) peers.push_back({int(rank), offers[rank].post, Fd()});
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (segment_.same_process(int(rank))) continue;
+      peers.push_back({int(rank), all[rank].file_address, Fd()});
     }
     if (!peers.empty()) {
-      exchange_->run(rank_, own_.allocation->file(), peers, [this](int rank) { check(rank); });
+      files_->run(rank_, own_.allocation->file(), peers, [this](int rank) { check_peer(rank); });
     }
-    attempt([&] { reach(offers, peers); });
+    record_error([&] { map_parts(all, peers); });
   }
 
-  Verdict verdict() const { return Verdict::of(error_); }
+  Status status() const { return Status::of(error_); }
 
-  void note(int rank, const Verdict& verdict) {
-    if (verdict.good || error_) return;
-    error_ = Error(verdict.code, format("%s registers no window: %s",
-                                        segment_.name_of(rank).c_str(), verdict.text));
+  void note_status(int rank, const Status& status) {
+    if (status.success || error_) return;
+    error_ = Error(status.code, format("%s registers no window: %s", segment_.name_of(rank).c_str(),
+                                       status.text));
   }
 
   Ref<Window> finish() {
@@ -84,8 +86,9 @@ class Registration {
   }
 
  private:
+  // The first error stays.
   template <typename Body>
-  void attempt(const Body& body) {
+  void record_error(const Body& body) {
     try {
       body();
     } catch (...) {
@@ -93,7 +96,7 @@ class Registration {
     }
   }
 
-  void prepare(void* buffer, size_t bytes) {
+  void check_buffer(void* buffer, size_t bytes) {
     if (bytes == 0) fail(abi::ncclInvalidArgument, "size=0: a window cannot be empty");
     if (reinterpret_cast<uintptr_t>(buffer) % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
       fail(abi::ncclInvalidArgument, "buff=%p is not aligned to NCCL_WIN_REQUIRED_ALIGNMENT=%d",
@@ -110,20 +113,21 @@ class Registration {
     own_.local = static_cast<char*>(buffer);
     own_.bytes = bytes;
     offset_ = static_cast<size_t>(own_.local - own_.allocation->base());
-    for (int rank = 0; rank < segment_.nranks() && !exchange_; ++rank) {
-      if (!segment_.same_process(rank)) exchange_.emplace();
+    for (int rank = 0; rank < segment_.nranks() && !files_; ++rank) {
+      if (!segment_.same_process(rank)) files_.emplace();
     }
   }
 
-  void reach(const std::vector<Offer>& offers, const std::vector<FileExchange::Peer>& peers) {
-    parts_.resize(offers.size());
-    for (size_t rank = 0; rank < offers.size(); ++rank) {
-      const Offer& offer = offers[rank];
+  void map_parts(const std::vector<Contribution>& all,
+                 const std::vector<FileExchange::Peer>& peers) {
+    parts_.resize(all.size());
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      const Contribution& registered = all[rank];
       Window::Part& part = parts_[rank];
-      part.address = offer.address;
-      part.bytes = offer.bytes;
+      part.address = registered.address;
+      part.bytes = registered.bytes;
       if (!segment_.same_process(int(rank))) continue;
-      part.local = reinterpret_cast<char*>(offer.address);
+      part.local = reinterpret_cast<char*>(registered.address);
       part.allocation = find_allocation(part.local, part.bytes);
       if (part.allocation != nullptr) continue;
       fail(abi::ncclInvalidUsage, "the memory of %s was freed while it was being registered",
@@ -135,17 +139,17 @@ class Registration {
         fail(abi::ncclSystemError, "this process has no descriptor left for the memory of %s",
              segment_.name_of(peer.rank).c_str());
       }
-      const size_t offset = offers[static_cast<size_t>(peer.rank)].offset;
+      const size_t offset = all[static_cast<size_t>(peer.rank)].offset;
       const size_t within = offset % static_cast<size_t>(sysconf(_SC_PAGESIZE));
       part.mapping = Mapping(peer.file.get(), offset - within, within + part.bytes);
       part.local = part.mapping.get() + within;
     }
   }
 
-  // Throws when a rank will not bring its file any more.
-  void check(int rank) {
-    Flag& step = comm_.step_of(rank);
-    comm_.check_wait({{&step, step.load() + 1}, rank}, true);
+  // Throws when a rank can no longer send its file. No rank signals a step before it has all files.
+  void check_peer(int rank) {
+    Flag& step = comm_.collective().step_of(rank);
+    comm_.state().check_wait({{&step, step.load() + 1}, rank}, true);
   }
 
   Communicator& comm_;
@@ -154,13 +158,13 @@ class Registration {
   uint64_t number_ = 0;
   Window::Part own_;
   size_t offset_ = 0;
-  std::optional<FileExchange> exchange_;
+  std::optional<FileExchange> files_;  // none if all ranks are in this process
   std::vector<Window::Part> parts_;
   std::optional<Error> error_;
 };
 
 template <typename T>
-Operation gather(const T& own, std::vector<T>& all) {
+Operation all_gather(const T& own, std::vector<T>& all) {
   Operation operation{Kind::WindowRegister, abi::ncclUint8};
   operation.send = &own;
   operation.recv = all.data();
@@ -168,13 +172,15 @@ Operation gather(const T& own, std::vector<T>& all) {
   return operation;
 }
 
-// While a non-blocking communicator has it, ncclCommGetAsyncError says ncclInProgress.
-class Background {
+// While it lives, ncclCommGetAsyncError of a non-blocking communicator reports ncclInProgress.
+class BackgroundGuard {
  public:
-  explicit Background(const Ref<Communicator>& comm) : comm_(comm) { comm_->begin_background(); }
-  Background(const Background&) = delete;
-  Background& operator=(const Background&) = delete;
-  ~Background() { comm_->end_background(); }
+  explicit BackgroundGuard(const Ref<Communicator>& comm) : comm_(comm) {
+    comm_->order().begin_background();
+  }
+  BackgroundGuard(const BackgroundGuard&) = delete;
+  BackgroundGuard& operator=(const BackgroundGuard&) = delete;
+  ~BackgroundGuard() { comm_->order().end_background(); }
 
  private:
   const Ref<Communicator> comm_;
@@ -184,10 +190,10 @@ void register_window(const Job& job, abi::ncclWindow_t* out, void* buffer, size_
   Registration registration(*job.parent, buffer, bytes);
   Operation operation{Kind::WindowRegister, abi::ncclUint8};
   operation.recv = &registration;
-  ProgressEngine launch;
-  launch.add(job.parent, operation);
-  launch.use_sequence(job.sequence);
-  if (const std::optional<Error> error = launch.run()) throw *error;
+  ProgressEngine engine;
+  engine.add(job.parent, operation);
+  engine.set_sequence(job.sequence);
+  if (const std::optional<Error> error = engine.run()) throw *error;
   *out = reinterpret_cast<abi::ncclWindow_t>(registration.finish().slot());
 }
 
@@ -197,20 +203,20 @@ Task run_registration(Communicator& comm, const Operation& operation) {
   Registration& registration = *static_cast<Registration*>(operation.recv);
   const size_t nranks = static_cast<size_t>(comm.nranks());
 
-  std::vector<Offer> offers(nranks);
-  const Offer offer = registration.offer();
-  const Operation tell_offers = gather(offer, offers);
-  Task offering = run_collective(comm, tell_offers);
-  while (!offering.resume()) co_await Until{offering.blocked()};
-  registration.take(offers);
+  std::vector<Contribution> contributions(nranks);
+  const Contribution contribution = registration.contribution();
+  const Operation gather_contributions = all_gather(contribution, contributions);
+  Task contributing = run_collective(comm, gather_contributions);
+  while (!contributing.resume()) co_await Until{contributing.blocked()};
+  registration.map(contributions);
 
-  std::vector<Verdict> verdicts(nranks);
-  const Verdict verdict = registration.verdict();
-  const Operation tell_verdicts = gather(verdict, verdicts);
-  Task judging = run_collective(comm, tell_verdicts);
-  while (!judging.resume()) co_await Until{judging.blocked()};
+  std::vector<Status> statuses(nranks);
+  const Status status = registration.status();
+  const Operation gather_statuses = all_gather(status, statuses);
+  Task reporting = run_collective(comm, gather_statuses);
+  while (!reporting.resume()) co_await Until{reporting.blocked()};
   for (int rank = 0; rank < comm.nranks(); ++rank) {
-    registration.note(rank, verdicts[static_cast<size_t>(rank)]);
+    registration.note_status(rank, statuses[static_cast<size_t>(rank)]);
   }
 }
 
@@ -219,14 +225,15 @@ Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void
   Job job;
   job.parent = comm;
   job.blocking = comm->settings().blocking;
-  const auto background = job.blocking ? nullptr : std::make_shared<Background>(comm);
+  const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
   job.work = [out, buffer, bytes, background](const Job& self) {
-    const JobGuard busy(
-        self.parent);  // out is the caller's to free when the communicator has ended
+    // Abort and destroy wait for this job: after them the caller may free out.
+    const JobGuard guard(self.parent);
     try {
       register_window(self, out, buffer, bytes);
     } catch (...) {
-      if (background != nullptr) self.parent->fail(current_error());  // none else would hear of it
+      // In the background no caller gets the exception.
+      if (background != nullptr) self.parent->state().fail(current_error());
       throw;
     }
   };

@@ -1,14 +1,17 @@
-// Registering a window, which all ranks do together: each says what it brings, they hand each other
-// the files of that memory, map them, and tell each other whether they could. So there is a window
-// on all ranks or on none, and each knows why; the communicator goes on in either case.
+// Collective registration of a window.
+//
+// Each rank publishes its memory; ranks of different processes exchange the files of that memory
+// and map them; then all exchange whether they succeeded. So there is a window on all ranks or on
+// none, each rank knows the reason, and the communicator stays usable in both cases.
 #pragma once
 
 #include "hostnccl/base/task.h"
+#include "hostnccl/communicator/job.h"
 #include "hostnccl/communicator/operation.h"
-#include "hostnccl/lifecycle/init.h"
 
 namespace hostnccl {
 
+// The operation of registration_job.
 Task run_registration(Communicator& comm, const Operation& operation);
 
 Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void* buffer,

@@ -16,9 +16,11 @@ void check(const Ref<Communicator>& comm) {
                              name.empty() ? "" : " ", name.c_str(), comm->rank(), comm->nranks()));
   }
   try {
-    comm->check_usable();
+    comm->state().check_usable();
   } catch (const Error& error) {
-    if (comm->async_error() > abi::ncclSuccess && comm->async_error() != abi::ncclInProgress) throw;
+    if (comm->state().async_error() > abi::ncclSuccess &&
+        comm->state().async_error() != abi::ncclInProgress)
+      throw;
     throw DeviceError(abi::CUDA_ERROR_ILLEGAL_STATE, error.text());
   }
 }

@@ -49,7 +49,7 @@ class GraphExec::Launch {
 
   void take_sequences() {
     for (const auto& engine : engines_) {
-      if (engine) engine->take_tickets();
+      if (engine) engine->take_sequences();
     }
   }
 

@@ -1,0 +1,40 @@
+// Agreement among the ranks of a communicator outside the order of its operations.
+//
+// Its flags in the RankStates work after the communicator was revoked and after its segment has
+// failed, when no collective can run.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "hostnccl/communicator/comm_state.h"
+#include "hostnccl/segment/segment.h"
+
+namespace hostnccl {
+
+class Agreement {
+ public:
+  explicit Agreement(const CommState& state) : state_(state) {}
+  void attach(Segment& segment, int rank);
+
+  // Agreements are numbered as operations are by their sequence numbers.
+  uint32_t take_number() { return ++issued_; }
+  // The records of all ranks. Waits for the agreements with lower numbers.
+  std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number);
+
+  // Returns when all ranks have called it equally often. Only the suspension uses it.
+  void suspension_barrier();
+
+ private:
+  void await_all(Flag RankState::* flag, uint32_t target) const;
+
+  const CommState& state_;
+  Segment* segment_ = nullptr;
+  int rank_ = -1;
+  std::atomic<uint32_t> issued_{0};
+  Flag completed_;
+  uint32_t barriers_ = 0;
+};
+
+}  // namespace hostnccl

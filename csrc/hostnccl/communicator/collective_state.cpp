@@ -1,0 +1,27 @@
+#include "hostnccl/communicator/collective_state.h"
+
+namespace hostnccl {
+
+void CollectiveState::attach(Segment& segment, int rank) {
+  constexpr uint32_t kStepsOfInitialization = 2;  // Segment::enter and Segment::probe
+  segment_ = &segment;
+  rank_ = rank;
+  step_ = kStepsOfInitialization;
+  sources_.resize(static_cast<size_t>(segment.nranks()));
+  scalars_.resize(static_cast<size_t>(segment.nranks()));
+}
+
+void* CollectiveState::scratch(int peer, size_t bytes) {
+  if (scratch_.empty()) {
+    scratch_.resize(bytes * sources_.size());
+    scratch_bytes_ = scratch_.size();
+  }
+  return scratch_.data() + bytes * static_cast<size_t>(peer);
+}
+
+void CollectiveState::release_scratch() {
+  std::vector<char>().swap(scratch_);
+  scratch_bytes_ = 0;
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,183 @@
+#include "hostnccl/communicator/comm_state.h"
+
+namespace hostnccl {
+
+void CommState::check_process() const {
+  if (of_this_process()) return;
+  hostnccl::fail(abi::ncclInvalidUsage,
+                 "comm was made before this process was forked from its parent; a child must "
+                 "make its own");
+}
+
+void CommState::check_initialized() const {
+  check_process();
+  if (phase_.load(std::memory_order_acquire) != Phase::Initializing) return;
+  if (error_code_ != abi::ncclSuccess) throw error();
+  hostnccl::fail(abi::ncclInvalidArgument,
+                 "comm is not initialised yet: wait until ncclCommGetAsyncError says ncclSuccess");
+}
+
+void CommState::check_healthy() const {
+  if (suspension_changing()) {
+    hostnccl::fail(abi::ncclInvalidArgument,
+                   "comm is being suspended or resumed: wait until ncclCommGetAsyncError says "
+                   "ncclSuccess");
+  }
+  if (error_code_.load(std::memory_order_acquire) != abi::ncclSuccess || segment_->failed()) {
+    throw error();
+  }
+  if (phase_.load(std::memory_order_acquire) != Phase::Ready) {
+    hostnccl::fail(abi::ncclInvalidUsage, "comm was finalized by ncclCommFinalize");
+  }
+}
+
+void CommState::check_usable() const {
+  const bool usable = of_this_process() && phase_ == Phase::Ready && !revoked() &&
+                      suspension_changes_ == 0 && error_code_ == abi::ncclSuccess && !suspended() &&
+                      !segment_->failed();
+  if (usable) [[likely]]
+    return;
+  check_initialized();
+  if (revoked()) throw error();
+  check_healthy();
+  if (suspended()) {
+    hostnccl::fail(abi::ncclInvalidUsage,
+                   "comm is suspended by ncclCommSuspend: ncclCommResume makes it usable again");
+  }
+}
+
+void CommState::check_parent() const {
+  check_initialized();
+  if (!revoked()) check_healthy();
+}
+
+abi::ncclResult_t CommState::async_error() const {
+  if (revoked()) return order_.running() ? abi::ncclInProgress : abi::ncclSuccess;
+  const abi::ncclResult_t code = error_code_.load(std::memory_order_acquire);
+  if (code != abi::ncclSuccess) return code;
+  const Phase phase = phase_.load(std::memory_order_acquire);
+  if (phase == Phase::Initializing) return abi::ncclInProgress;
+  if (segment_->failed()) return error().code();
+  const bool busy = phase == Phase::Finalizing || suspension_changing() || order_.in_background();
+  return busy ? abi::ncclInProgress : abi::ncclSuccess;
+}
+
+std::optional<std::string> CommState::error_text() const {
+  const abi::ncclResult_t code = async_error();
+  if (code == abi::ncclInProgress && !revoked()) {
+    const std::lock_guard lock(mutex_);
+    const Phase phase = phase_;
+    std::string text = phase == Phase::Initializing ? "initialisation"
+                       : phase == Phase::Finalizing ? "finalisation"
+                       : suspension_changing()      ? "suspension or resumption"
+                                                    : "registration of a window";
+    text += " in progress";
+    if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
+    return text;
+  }
+  if (code != abi::ncclSuccess) return error().text();
+  return std::nullopt;
+}
+
+Error CommState::error() const {
+  const std::string label = settings_.name.empty() ? "" : "communicator " + settings_.name + ": ";
+  const std::lock_guard lock(mutex_);
+  if (revoked()) return Error(revocation().code(), label + revocation().text());
+  if (error_code_ != abi::ncclSuccess) return Error(error_code_, label + error_text_);
+  const Error failure = segment_->failure();
+  return Error(failure.code(), label + failure.text());
+}
+
+void CommState::fail(const Error& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (revoked()) {  // the revocation ended the operation; it is no error of this communicator
+    segment_->fail(revocation_for_others());
+    return;
+  }
+  if (error_code_ == abi::ncclSuccess) {
+    error_text_ = error.text();
+    error_code_ = error.code();
+  }
+  // aborted_: the operation was about to begin when the communicator was aborted.
+  if (segment_ != nullptr) segment_->fail(aborted_ ? abort_for_others() : error);
+}
+
+void CommState::check_wait(const Blocked& blocked, bool check_liveness) const {
+  if (aborted() || revoked()) throw error();
+  if (segment_->failed()) throw segment_->failure();
+  segment_->check_owner(blocked.owner, blocked.condition, check_liveness);
+}
+
+void CommState::start_initializing(std::shared_ptr<Rendezvous> rendezvous) {
+  const std::lock_guard lock(mutex_);
+  rendezvous_ = std::move(rendezvous);
+  if (aborted_) rendezvous_->cancel();
+}
+
+void CommState::finish_initializing(Segment& segment, int rank) {
+  const std::lock_guard lock(mutex_);
+  rendezvous_.reset();
+  rank_ = rank;
+  segment_ = &segment;
+  phase_ = Phase::Ready;
+}
+
+void CommState::start_finalizing() {
+  Phase ready = Phase::Ready;
+  if (!phase_.compare_exchange_strong(ready, Phase::Finalizing)) {
+    hostnccl::fail(abi::ncclInvalidUsage,
+                   "ncclCommFinalize was called before on this communicator");
+  }
+}
+
+void CommState::finish_finalizing() {
+  if (async_error() > abi::ncclSuccess && async_error() != abi::ncclInProgress) throw error();
+  phase_ = Phase::Finalized;
+}
+
+void CommState::abort() {
+  const std::lock_guard lock(mutex_);
+  if (error_code_ == abi::ncclSuccess) {
+    error_text_ = "the communicator was aborted by ncclCommAbort";
+    error_code_ = abi::ncclInvalidUsage;  // from here on no operation begins
+  }
+  // Before aborted_, which frees this rank's threads: the first error that reaches the segment has
+  // to name this rank.
+  if (segment_ != nullptr && order_.in_flight()) segment_->fail(abort_for_others());
+  aborted_ = true;
+  if (rendezvous_ != nullptr) rendezvous_->cancel();
+}
+
+void CommState::revoke(RevokedBy by) {
+  const std::lock_guard lock(mutex_);
+  if (revoked()) return;
+  revoked_by_ = by;
+  // Before revoked_, which frees this rank's threads: the first error that reaches the segment has
+  // to name this rank. Ranks that do not wait for this one continue.
+  if (order_.in_flight()) segment_->fail(revocation_for_others());
+  segment_->leave(rank_, by == RevokedBy::Revoke ? Presence::Revoked : Presence::Shrunk);
+  revoked_.store(true, std::memory_order_seq_cst);
+}
+
+Error CommState::revocation() const {
+  const char* how = revoked_by_ == RevokedBy::Revoke
+                        ? "comm was revoked by ncclCommRevoke"
+                        : "the operations of comm were ended by ncclCommShrink with "
+                          "NCCL_SHRINK_ABORT";
+  return Error(abi::ncclInvalidUsage,
+               std::string(how) + ": it can only be split, shrunk and destroyed");
+}
+
+Error CommState::revocation_for_others() const {
+  const char* how = revoked_by_ == RevokedBy::Revoke
+                        ? " revoked its communicator"
+                        : " ended all operations of its communicator to shrink it";
+  return Error(abi::ncclRemoteError, segment_->name_of(rank_) + how);
+}
+
+Error CommState::abort_for_others() const {
+  return Error(abi::ncclRemoteError,
+               segment_->name_of(rank_) + " aborted its communicator during an operation");
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,105 @@
+// State and error of a communicator as its user sees them: phase, abort, revocation, suspension and
+// the first error.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "hostnccl/base/error.h"
+#include "hostnccl/base/process.h"
+#include "hostnccl/base/task.h"
+#include "hostnccl/communicator/operation_order.h"
+#include "hostnccl/rendezvous/rendezvous.h"
+#include "hostnccl/segment/segment.h"
+#include "hostnccl/segment/comm_settings.h"
+
+namespace hostnccl {
+
+class CommState {
+ public:
+  // The call that revoked the communicator: ncclCommRevoke, or ncclCommShrink with
+  // NCCL_SHRINK_ABORT.
+  enum class RevokedBy { Revoke, Shrink };
+
+  CommState(const CommSettings& settings, const OperationOrder& order)
+      : settings_(settings), order_(order) {}
+
+  // Checks for the C API. Each throws the caller's error.
+  void check_process() const;      // not made before a fork
+  void check_initialized() const;  // rank and size are known
+  void check_usable() const;       // ready for an operation, without an error
+  void check_parent() const;       // ready for split, shrink and grow; a revoked one is
+
+  bool of_this_process() const { return generation_ == fork_generation(); }
+  bool initializing() const { return phase_ == Phase::Initializing; }
+  // Sequentially consistent: a rank that begins to run either sees the abort or revocation, or is
+  // seen by wait_until_idle().
+  bool aborted() const { return aborted_.load(std::memory_order_seq_cst); }
+  bool revoked() const { return revoked_.load(std::memory_order_seq_cst); }
+  bool suspended() const { return suspended_.load(std::memory_order_acquire); }
+  // True when no further operation may begin. Initialized communicators only.
+  bool stopped() const {
+    return aborted() || revoked() || error_code_ != abi::ncclSuccess || segment_->failed();
+  }
+
+  abi::ncclResult_t async_error() const;
+  std::optional<std::string> error_text() const;  // while initializing: the missing ranks
+  Error error() const;                            // requires that there is one
+  // Records the first error of this rank and makes the segment fail, which ends the operations of
+  // all ranks.
+  void fail(const Error& error) noexcept;
+
+  // Throws if the awaited rank can no longer signal: abort, revocation, a failed segment, a rank
+  // that left or, with check_liveness, one whose process died.
+  void check_wait(const Blocked& blocked, bool check_liveness) const;
+
+  void start_initializing(std::shared_ptr<Rendezvous> rendezvous);
+  void finish_initializing(Segment& segment, int rank);
+  void start_finalizing();
+  void finish_finalizing();  // throws the communicator's error if it has one
+  // Frees the blocked threads of this rank. Operations in flight fail on the other ranks.
+  void abort();
+  // After this no operation runs any more, on this rank; operations in flight end with an error on
+  // all ranks. The communicator can still be split and shrunk, even when ranks are dead.
+  void revoke(RevokedBy by);
+
+  // While suspension or resumption runs: ncclInProgress.
+  void begin_suspension_change() { suspension_changes_.fetch_add(1, std::memory_order_acq_rel); }
+  void end_suspension_change() { suspension_changes_.fetch_sub(1, std::memory_order_acq_rel); }
+  void set_suspended(bool suspended) { suspended_.store(suspended, std::memory_order_release); }
+
+ private:
+  enum class Phase { Initializing, Ready, Finalizing, Finalized };
+
+  void check_healthy() const;
+  bool suspension_changing() const {
+    return suspension_changes_.load(std::memory_order_acquire) != 0;
+  }
+  // The errors of this rank, and those that the other ranks get.
+  Error revocation() const;
+  Error revocation_for_others() const;
+  Error abort_for_others() const;
+
+  const CommSettings& settings_;
+  const OperationOrder& order_;
+  const uint32_t generation_ = fork_generation();
+  int rank_ = -1;
+  Segment* segment_ = nullptr;  // null until initialized
+
+  std::atomic<Phase> phase_{Phase::Initializing};
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> revoked_{false};
+  std::atomic<bool> suspended_{false};
+  std::atomic<int> suspension_changes_{0};
+  std::atomic<abi::ncclResult_t> error_code_{abi::ncclSuccess};
+
+  mutable std::mutex mutex_;  // of what follows, and of the transitions
+  std::string error_text_;
+  RevokedBy revoked_by_ = RevokedBy::Revoke;  // once revoked
+  std::shared_ptr<Rendezvous> rendezvous_;    // while initializing
+};
+
+}  // namespace hostnccl

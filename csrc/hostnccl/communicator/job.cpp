@@ -1,0 +1,93 @@
+#include "hostnccl/communicator/job.h"
+
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "hostnccl/base/thread.h"
+
+namespace hostnccl {
+namespace {
+
+// Marks a job's communicator as busy from before the job's thread starts until the job ends.
+class RunningJob {
+ public:
+  explicit RunningJob(const Job& job) : comm_(job.comm), changes_(job.changes_parent()) {
+    if (changes_) comm_->state().begin_suspension_change();
+    if (comm_) guard_.emplace(comm_);
+  }
+  RunningJob(const RunningJob&) = delete;
+  RunningJob& operator=(const RunningJob&) = delete;
+  ~RunningJob() {
+    if (changes_) comm_->state().end_suspension_change();
+  }
+
+ private:
+  const Ref<Communicator> comm_;
+  const bool changes_;
+  std::optional<JobGuard> guard_;
+};
+
+// Runs a job in this thread and returns its error.
+std::optional<Error> run(const Job& job) {
+  try {
+    job.work(job);
+    return std::nullopt;
+  } catch (...) {
+    const Error error = current_error();
+    if (job.comm) job.comm->state().fail(error);
+    return error;
+  }
+}
+
+void take_numbers(Job& job) {
+  if (!job.parent || job.sequence_count == 0) return;
+  if (job.agrees_if_revoked && job.parent->state().revoked()) {
+    job.agreement = job.parent->agreement().take_number();
+  } else {
+    job.sequence = job.parent->order().take_sequence(job.sequence_count);
+  }
+}
+
+}  // namespace
+
+void Job::discard() {
+  if (out != nullptr) *out = nullptr;
+  if (comm && !changes_parent()) communicators().close(comm);
+}
+
+abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
+  for (size_t i = 0; i < count; ++i) take_numbers(jobs[i]);
+  abi::ncclResult_t result = abi::ncclSuccess;
+  std::vector<std::optional<Error>> errors(count);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      auto running = std::make_shared<RunningJob>(jobs[i]);
+      if (!jobs[i].blocking) {
+        start_thread([job = jobs[i], running = std::move(running)] { run(job); });
+        result = abi::ncclInProgress;
+      } else if (count == 1) {
+        errors[i] = run(jobs[i]);
+      } else {
+        threads.push_back(make_thread([&job = jobs[i], &error = errors[i],
+                                       running = std::move(running)] { error = run(job); }));
+      }
+    } catch (...) {
+      errors[i] = current_error();
+      // The job's sequence number stays unused, so no later operation of the parent can run.
+      if (jobs[i].parent && jobs[i].sequence_count != 0) jobs[i].parent->state().fail(*errors[i]);
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::optional<Error> first;
+  for (size_t i = 0; i < count; ++i) {
+    if (!errors[i]) continue;
+    jobs[i].discard();
+    if (!first) first = errors[i];
+  }
+  if (first) throw *first;
+  return result;
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,46 @@
+// The order of one communicator's operations on this rank: sequence numbers, the completed flag and
+// the counts of what is running.
+//
+// Every operation, group and job takes a sequence number when it is issued. It runs when all
+// earlier ones are complete, whatever stream or thread it runs on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "hostnccl/base/flag.h"
+
+namespace hostnccl {
+
+class OperationOrder {
+ public:
+  // The first of count consecutive sequence numbers.
+  uint32_t take_sequence(uint32_t count = 1) { return issued_.fetch_add(count); }
+  uint32_t issued() const { return issued_.load(); }
+  bool in_flight() const { return issued() != completed_.load(); }
+
+  // Met when all operations before this sequence number are complete.
+  WaitCondition before(uint32_t sequence) { return {&completed_, sequence}; }
+  bool reached(uint32_t sequence) const { return completed_.reached(sequence); }
+  void complete(uint32_t sequence) { completed_.signal(sequence + 1); }
+
+  // Operations and jobs of this rank that run now. Abort and destroy wait for them.
+  void begin_running() { running_.fetch_add(1, std::memory_order_seq_cst); }
+  void end_running() { running_.fetch_sub(1, std::memory_order_acq_rel); }
+  bool running() const { return running_.load(std::memory_order_seq_cst) != 0; }
+  void wait_until_idle() const;
+
+  // Background jobs of a non-blocking communicator: ncclCommGetAsyncError reports ncclInProgress
+  // while one runs.
+  void begin_background() { background_.fetch_add(1, std::memory_order_acq_rel); }
+  void end_background() { background_.fetch_sub(1, std::memory_order_acq_rel); }
+  bool in_background() const { return background_.load(std::memory_order_acquire) != 0; }
+
+ private:
+  std::atomic<uint32_t> issued_{0};
+  std::atomic<int> running_{0};
+  std::atomic<int> background_{0};
+  Flag completed_;
+};
+
+}  // namespace hostnccl
