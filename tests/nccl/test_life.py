@@ -375,7 +375,7 @@ def _wrong_raw(rank: Rank) -> None:
         config.shrinkShare = value
         with pytest.raises(wrong, match=f"config->shrinkShare={value}"):
             lib.ncclCommShrink(comm, [other], 1, config, 0)
-    with pytest.raises(wrong, match="rank=0: a rank that is there already"):
+    with pytest.raises(wrong, match="rank=0: a rank of the parent communicator"):
         lib.ncclCommGrow(comm, 3, None, 0, None)
     with pytest.raises(wrong, match="nRanks=2"):
         lib.ncclCommGrow(comm, 2, None, -1, None)

@@ -60,7 +60,7 @@ void check_buffers(const Operation& operation, int rank) {
 Ref<Communicator> open_comm(abi::ncclComm_t handle) {
   Ref<Communicator> comm = communicators().find(non_null(handle, "comm"));
   if (!comm) {
-    fail(abi::ncclInvalidArgument, "comm=%p is not an open communicator",
+    fail(abi::ncclInvalidArgument, "comm=%p is not a communicator, or was destroyed",
          static_cast<void*>(handle));
   }
   return comm;

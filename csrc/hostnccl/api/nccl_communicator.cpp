@@ -32,7 +32,7 @@ Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
     fail(ncclInvalidUsage, "%s on a communicator that the open group uses", function);
   }
   if (!communicators().close(comm)) {
-    fail(ncclInvalidArgument, "comm=%p is not an open communicator", static_cast<void*>(handle));
+    fail(ncclInvalidArgument, "comm=%p was already destroyed", static_cast<void*>(handle));
   }
   return comm;
 }

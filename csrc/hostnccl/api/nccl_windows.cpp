@@ -18,7 +18,8 @@ constexpr int kWindowFlags = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING 
 Ref<Window> open_window(const Communicator& comm, ncclWindow_t handle, const char* name) {
   Ref<Window> window = windows().find(non_null(handle, name));
   if (!window) {
-    fail(ncclInvalidArgument, "%s=%p is not an open window", name, static_cast<void*>(handle));
+    fail(ncclInvalidArgument, "%s=%p is not a window, or was deregistered", name,
+         static_cast<void*>(handle));
   }
   if (!window->belongs_to(&comm)) {
     fail(ncclInvalidArgument, "%s=%p is a window of another communicator", name,
@@ -73,7 +74,7 @@ PendingOperation make_wait(const ncclWaitSignalDesc_t* signals, int index, ncclC
                            cudaStream_t stream) {
   const ncclWaitSignalDesc_t& signal = signals[index];
   if (signal.opCnt < 1) {
-    fail(ncclInvalidArgument, "signalDescs[%d].opCnt=%d is less than 1", index, signal.opCnt);
+    fail(ncclInvalidArgument, "signalDescs[%d].opCnt=%d is below 1", index, signal.opCnt);
   }
   PendingOperation pending =
       make_one_sided(Kind::WaitSignal, signal.peer, signal.sigIdx, signal.ctx, comm, stream);
@@ -110,7 +111,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
     const Ref<Communicator> owner = ready_comm(comm);
     const Ref<Window> window = open_window(*owner, win, "win");
     if (!owner->windows().remove(window)) {
-      fail(ncclInvalidArgument, "win=%p is not an open window", static_cast<void*>(win));
+      fail(ncclInvalidArgument, "win=%p was already deregistered", static_cast<void*>(win));
     }
     return ncclSuccess;
   });

@@ -29,7 +29,7 @@ const ErrorText* find(CUresult result) {
       ERROR(CUDA_ERROR_INVALID_HANDLE,
             "the handle is not, or no longer, a stream, event or graph of this process"),
       ERROR(CUDA_ERROR_ILLEGAL_STATE,
-            "a communicator or window that the graph uses is destroyed or not usable; "
+            "a communicator or window that the graph needs is destroyed or not usable; "
             "ncclGetLastError has the reason"),
       ERROR(CUDA_ERROR_NOT_READY, "not ready: work is still queued"),
       ERROR(CUDA_ERROR_NOT_SUPPORTED, "not supported on CPUs"),
