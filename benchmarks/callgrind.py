@@ -20,6 +20,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools import noop
+
 __all__ = ["available", "count"]
 
 _REPEATS = 200
@@ -84,7 +86,7 @@ def _child(names: Path, libraries: Sequence[str]) -> None:
     from pynccl import raw
 
     rows, _ = calls_rows.rows(libraries or calls_rows.LIBRARIES)
-    mark = getattr(raw.load(calls_rows.NOOP), _MARK)
+    mark = getattr(raw.load(noop.library()), _MARK)
     for row in rows:
         row.timer.timeit(20)
     # Not a blocking wait: valgrind hears the request while it executes something.

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from benchmarks import callgrind, calls_rows
 from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
+from tools import noop
 
 __all__ = ["Result", "main"]
 
@@ -103,7 +104,7 @@ def _nccl_in_search_path() -> Iterator[None]:
             Path(folder).rmdir()
         return
     folder = tempfile.mkdtemp(prefix="pynccl-bench-")
-    Path(folder, "libnccl.so.2").symlink_to(calls_rows.NOOP)
+    Path(folder, "libnccl.so.2").symlink_to(noop.library())
     path = os.pathsep.join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")]))
     environment = {**os.environ, _FOLDER: folder, "LD_LIBRARY_PATH": path}
     os.execve(sys.executable, sys.orig_argv, environment)

@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks import compiler
-from pynccl import libraries, nccl, raw
+from pynccl import nccl, raw
+from tools import noop
 
 __all__ = [
     "ALL_REDUCE",
@@ -34,13 +35,10 @@ __all__ = [
     "EXCHANGE",
     "LIBRARIES",
     "LOOP",
-    "NOOP",
     "CannotMeasureError",
     "Row",
     "rows",
 ]
-
-NOOP = Path(libraries.__file__).parent / "lib" / "libnoopnccl.so"
 
 ALL_REDUCE = "all_reduce"
 ASYNC = "all_reduce, async_op=True, and wait"
@@ -102,8 +100,9 @@ def _row(name: str, operation: str, statement: str, **names: object) -> Row:
 
 
 def _pynccl() -> Iterator[Row]:
-    library = raw.load(NOOP)
-    comm = nccl.Communicator(_NRANKS, nccl.get_unique_id(NOOP), 0, provider=str(NOOP))
+    path = noop.library()
+    library = raw.load(path)
+    comm = nccl.Communicator(_NRANKS, nccl.get_unique_id(path), 0, provider=str(path))
     tensor = torch.zeros(8)
     address = tensor.data_ptr()
     yield _row(
@@ -162,7 +161,7 @@ def _floor() -> Iterator[Row]:
 
 def _mirror() -> Iterator[Row]:
     # Its provider for CPU tensors, to be the no-op library; a provider is looked for once.
-    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(NOOP)
+    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())
     import pynccl
 
     pynccl.init_process_group(
@@ -255,7 +254,7 @@ def _nccl4py() -> Iterator[Row]:
 
 
 def _ctypes() -> Iterator[Row]:
-    wrapper = _CtypesWrapper(NOOP)
+    wrapper = _CtypesWrapper(noop.library())
     buffer = torch.zeros(8)
     yield _row(
         "ctypes, a plain wrapper",

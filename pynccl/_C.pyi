@@ -21,6 +21,8 @@ _Tensor: TypeAlias = object
 _Stream: TypeAlias = object
 _Id: TypeAlias = bytes | bytearray | memoryview
 
+__version__: str
+
 class ncclResult_t(enum.IntEnum):
     ncclSuccess = 0
     ncclUnhandledCudaError = 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pynccl import memory, nccl, ops, raw
+    from pynccl._C import __version__
     from pynccl.mirror import (
         SHRINK_ABORT,
         SHRINK_DEFAULT,
@@ -231,8 +232,6 @@ __all__ = [
     "supports_complex",
 ]
 
-__version__ = "0.1.0"
-
 _MODULES = ("memory", "nccl", "ops", "raw")
 
 
@@ -246,6 +245,8 @@ def get_include() -> str:
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name == "__version__":
+        return importlib.import_module("pynccl._C").__version__
     if name in _MODULES:
         return importlib.import_module(f"pynccl.{name}")
     if name not in __all__:

@@ -7,6 +7,7 @@
 
 PYBIND11_MODULE(_C, m) {
   using namespace pynccl::python;
+  m.attr("__version__") = PYNCCL_VERSION;
   m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
   register_exceptions(m);
   bind_enums(m);

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import pynccl
 from pynccl import _C, libraries, memory, nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tools import noop
 
 MIB = 2**20
 
@@ -80,9 +80,8 @@ print("well")
 
 
 def test_allocator_as_torch_calls_it() -> None:
-    noop = os.path.join(os.path.dirname(pynccl.__file__), "lib", "libnoopnccl.so")
     done = subprocess.run(
-        [sys.executable, "-c", _AS_TORCH_DOES.format(noop=noop)],
+        [sys.executable, "-c", _AS_TORCH_DOES.format(noop=str(noop.library()))],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
@@ -173,8 +172,7 @@ def test_pool_of_another_library_is_refused(comm: nccl.Communicator) -> None:
     class Pool: ...
 
     pool = Pool()
-    noop = os.path.join(os.path.dirname(pynccl.__file__), "lib", "libnoopnccl.so")
-    memory._arenas[pool] = _C.Arena.of(libraries.load(noop))
+    memory._arenas[pool] = _C.Arena.of(libraries.load(str(noop.library())))
     with pytest.raises(ValueError, match=r"libnoopnccl\.so, the communicator of"):
         comm.register_pool(pool)
     memory._arenas[pool] = _C.Arena.of(comm.library)

@@ -17,9 +17,9 @@ import pytest
 
 from pynccl import _C, errors, libraries, nccl, raw
 from tests.support.elf import Elf
+from tools import noop
 
 _HOST = libraries.locate("host").path
-_NOOP = Path(_HOST).with_name("libnoopnccl.so")
 
 
 def _python(code: str, **env: str) -> str:
@@ -118,17 +118,16 @@ def test_resolve() -> None:
 
 
 def test_two_libraries_side_by_side() -> None:
-    if not _NOOP.exists():
-        pytest.skip(f"{_NOOP} was not built")
-    host, noop = raw.load("host"), raw.load(_NOOP)
-    assert host is not noop
-    assert host.path != noop.path
-    comm = nccl.Communicator(1, bytes(128), 0, provider=str(_NOOP))
+    path = str(noop.library())
+    host, another = raw.load("host"), raw.load(path)
+    assert host is not another
+    assert host.path != another.path
+    comm = nccl.Communicator(1, bytes(128), 0, provider=path)
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as other:
-        assert comm.library is noop
+        assert comm.library is another
         assert other.library is host
         with pytest.raises(ValueError, match="stream: belongs to"):
-            other.all_reduce(np.zeros(4, np.uint8), stream=nccl.Stream(str(_NOOP)))
+            other.all_reduce(np.zeros(4, np.uint8), stream=nccl.Stream(path))
     comm.close()
 
 

@@ -41,6 +41,12 @@ def test_all_names_resolve(name: str) -> None:
         assert hasattr(module, public), public
 
 
+def test_version_is_that_of_pyproject() -> None:
+    found = re.search(r'^version = "(.+)"$', (_ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found
+    assert pynccl.__version__ == found[1]
+
+
 @pytest.mark.parametrize("folder", ["csrc", "pynccl"])
 def test_no_file_is_too_long(folder: str) -> None:
     """But those that docs/architecture.md gives a reason for."""

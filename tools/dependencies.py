@@ -1,0 +1,216 @@
+"""Prints the include graph of csrc and the import graph of pynccl by folder, and what is wrong.
+
+    python -m tools.dependencies            # each folder with the folders that it uses
+    python -m tools.dependencies --files    # with the files behind each edge
+
+Wrong is a circle, of files or of folders, and the use of a later folder: ORDERS lists the folders,
+each of which uses only folders before it. The exit status is 1 where something is wrong.
+
+Imports in functions count as imports; those under TYPE_CHECKING do not, and neither do the lazy
+attributes of a package (imports in its __getattr__).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["ORDERS", "circles", "folders", "imports", "includes", "wrong_uses"]
+
+Graph = Mapping[str, set[str]]
+
+_ROOT = Path(__file__).parents[1]
+
+_HOSTNCCL = (
+    *("kernels", "base", "segment", "rendezvous", "communicator", "operations"),
+    *("lifecycle", "streams", "group", "api"),
+)
+_PYTHON = ("call", "convert", "raw", "objects", "collectives", "mirror")
+_MIRROR = ("base", "group", "world", "lifecycle", "api")
+
+# A folder of csrc, or a module or package of Python, may use those before it in one of its orders.
+ORDERS = (
+    ("csrc/abi", *(f"csrc/hostnccl/{folder}" for folder in _HOSTNCCL)),
+    (
+        *("csrc/abi", "csrc/extension", "csrc/core"),
+        *(f"csrc/python/{folder}" for folder in _PYTHON),
+        "csrc/python",
+    ),
+    ("csrc/abi", "csrc/noop"),
+    (*(f"pynccl.mirror.{part}" for part in _MIRROR), "pynccl.mirror"),
+)
+
+
+def includes() -> dict[str, set[str]]:
+    """The include graph: each source file of csrc, with the files of csrc that it includes."""
+    csrc = _ROOT / "csrc"
+    graph: dict[str, set[str]] = {}
+    for path in sorted(csrc.rglob("*")):
+        if path.suffix not in (".h", ".cpp", ".inc", ".in"):
+            continue
+        found = graph[_name(path)] = set()
+        for text in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+            for folder in (path.parent, csrc):
+                if (folder / text).is_file():
+                    found.add(_name((folder / text).resolve()))
+                    break
+    return graph
+
+
+def imports() -> dict[str, set[str]]:
+    """The import graph: each module of pynccl, with the modules of pynccl that it imports."""
+    modules = {
+        _module(path): path
+        for path in sorted((_ROOT / "pynccl").rglob("*.py"))
+        if "__pycache__" not in path.parts
+    }
+    modules["pynccl._C"] = _ROOT / "pynccl" / "_C.pyi"
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        if path.suffix == ".py":
+            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+            for imported in _imported(ast.parse(path.read_text()), package):
+                if (target := _known(imported, modules)) and target != name:
+                    graph[name].add(target)
+    return graph
+
+
+def folders(graph: Graph) -> dict[str, set[str]]:
+    """A graph of files or modules by their folders: see unit()."""
+    result: dict[str, set[str]] = {}
+    for source, targets in graph.items():
+        own = result.setdefault(unit(source), set())
+        own |= {unit(target) for target in targets} - {unit(source)}
+    return result
+
+
+def unit(name: str) -> str:
+    """The folder of a file. Of a module, the part of pynccl, or of pynccl.mirror, that it is in."""
+    if "/" in name:
+        return name.rpartition("/")[0]
+    parts = name.split(".")
+    return ".".join(parts[: 3 if parts[:2] == ["pynccl", "mirror"] else 2])
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The sets of nodes that reach each other (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph.get(node, ())):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1 or node in graph.get(node, ()):
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def wrong_uses(graph: Graph) -> list[str]:
+    """The edges of a graph of files or modules that ORDERS does not allow, as text."""
+    earlier: dict[str, set[str]] = {}
+    ordered = {name for order in ORDERS for name in order}
+    for order in ORDERS:
+        for position, name in enumerate(order):
+            earlier.setdefault(name, set()).update(order[:position])
+    wrong = []
+    for source, targets in sorted(graph.items()):
+        own = unit(source)
+        if own.startswith(("csrc/", "pynccl.mirror")) and own not in ordered:
+            wrong.append(f"{source}: {own} is in no order of tools/dependencies.py")
+            continue
+        for target in sorted(targets):
+            other = unit(target)
+            bound = other.startswith("csrc/") or other.startswith("pynccl.mirror")
+            if own in ordered and bound and other not in {own, *earlier[own]}:
+                wrong.append(f"{source} uses {target}")
+    return wrong
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(_ROOT).as_posix()
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(_ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _known(name: str, modules: Iterable[str]) -> str:
+    """The module that a dotted name is, or is in; "" where it is no part of pynccl."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """The dotted names that a module imports."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for other in node.orelse:
+                yield from _imported(other, package)
+        elif isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            continue
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        else:
+            yield from _imported(node, package)
+
+
+def _print(title: str, graph: Graph, *, files: bool, shown: Callable[[str], bool]) -> None:
+    print(f"\n{title}")
+    for source, targets in sorted(folders(graph).items()):
+        if not shown(source):
+            continue
+        print(f"  {source}: {', '.join(sorted(targets)) or '-'}")
+        if files:
+            for file, used in sorted(graph.items()):
+                others = sorted(name for name in used if unit(name) != source)
+                if unit(file) == source and others:
+                    print(f"    {file}: {', '.join(others)}")
+
+
+def main() -> int:
+    """Print the graphs and what is wrong; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--files", action="store_true", help="print the files behind each edge")
+    parser.add_argument("only", nargs="?", default="", help="print only folders with this prefix")
+    options = parser.parse_args()
+    wrong = []
+    for title, graph in (("includes of csrc", includes()), ("imports of pynccl", imports())):
+        _print(title, graph, files=options.files, shown=lambda name: name.startswith(options.only))
+        wrong += [f"a circle: {', '.join(circle)}" for circle in circles(graph)]
+        wrong += [f"a circle of folders: {', '.join(c)}" for c in circles(folders(graph))]
+        wrong += wrong_uses(graph)
+    print(f"\n{len(wrong)} wrong" if wrong else "\nno circle, no use of a later folder")
+    for line in wrong:
+        print(f"  {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
