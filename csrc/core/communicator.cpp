@@ -228,9 +228,14 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
   const std::size_t block = o.count * element_size(o.dtype);
   const auto* sends = static_cast<const char*>(o.sendbuff);
   auto* receives = static_cast<char*>(o.recvbuff);
-  const bool root = rank_ == o.peer;
+  const bool root = rank_ == o.root_or_peer;
   const auto transfer = [&](OperationKind kind, int peer, const void* send, void* receive) {
-    issue({kind, o.dtype, o.op, peer, send, receive, o.count, o.stream});
+    Operation message = o;
+    message.kind = kind;
+    message.root_or_peer = peer;
+    message.sendbuff = send;
+    message.recvbuff = receive;
+    issue(message);
   };
   GroupScope group(*library_);
   switch (o.kind) {
@@ -242,7 +247,7 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
       }
       break;
     case OperationKind::kGather:
-      transfer(OperationKind::kSend, o.peer, sends, nullptr);
+      transfer(OperationKind::kSend, o.root_or_peer, sends, nullptr);
       for (int peer = 0; root && peer < nranks; ++peer)
         transfer(OperationKind::kRecv, peer, nullptr,
                  receives + static_cast<std::size_t>(peer) * block);
@@ -251,7 +256,7 @@ void Communicator::exchange_blocks(const Operation& o, int nranks) {
       for (int peer = 0; root && peer < nranks; ++peer)
         transfer(OperationKind::kSend, peer, sends + static_cast<std::size_t>(peer) * block,
                  nullptr);
-      transfer(OperationKind::kRecv, o.peer, nullptr, receives);
+      transfer(OperationKind::kRecv, o.root_or_peer, nullptr, receives);
       break;
   }
   group.end();

@@ -14,9 +14,9 @@ void visit_entry(const Operation& o, Visit&& visit) {
     case OperationKind::kAllReduce:
       return ENTRY(ncclAllReduceConfig, o.op);
     case OperationKind::kBroadcast:
-      return ENTRY(ncclBroadcastConfig, o.peer);
+      return ENTRY(ncclBroadcastConfig, o.root_or_peer);
     case OperationKind::kReduce:
-      return ENTRY(ncclReduceConfig, o.op, o.peer);
+      return ENTRY(ncclReduceConfig, o.op, o.root_or_peer);
     case OperationKind::kAllGather:
       return ENTRY(ncclAllGatherConfig);
     case OperationKind::kReduceScatter:
@@ -24,9 +24,9 @@ void visit_entry(const Operation& o, Visit&& visit) {
     case OperationKind::kAllToAll:
       return ENTRY(ncclAlltoAllConfig);
     case OperationKind::kGather:
-      return ENTRY(ncclGatherConfig, o.peer);
+      return ENTRY(ncclGatherConfig, o.root_or_peer);
     case OperationKind::kScatter:
-      return ENTRY(ncclScatterConfig, o.peer);
+      return ENTRY(ncclScatterConfig, o.root_or_peer);
     default:
       throw std::invalid_argument("config: sends and receives have none");
   }

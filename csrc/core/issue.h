@@ -22,9 +22,9 @@ namespace pynccl {
     case OperationKind::kAllReduce:
       OLD(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
     case OperationKind::kBroadcast:
-      OLD(ncclBroadcast, o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer);
+      OLD(ncclBroadcast, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kReduce:
-      OLD(ncclReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.peer);
+      OLD(ncclReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.root_or_peer);
     case OperationKind::kAllGather:
       OLD(ncclAllGather, o.sendbuff, o.recvbuff, o.count, o.dtype);
     case OperationKind::kReduceScatter:
@@ -34,19 +34,19 @@ namespace pynccl {
       OLD(ncclAlltoAll, o.sendbuff, o.recvbuff, o.count, o.dtype);
     case OperationKind::kGather:
       if (!nccl.ncclGather) return exchange_blocks(o, nranks());
-      OLD(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer);
+      OLD(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kScatter:
       if (!nccl.ncclScatter) return exchange_blocks(o, nranks());
-      OLD(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.peer);
+      OLD(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kSend:
-      OLD(ncclSend, o.sendbuff, o.count, o.dtype, o.peer);
+      OLD(ncclSend, o.sendbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kRecv:
-      OLD(ncclRecv, o.recvbuff, o.count, o.dtype, o.peer);
+      OLD(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kPutSignal:
-      NEW(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.peer, o.window->handle(), o.offset,
+      NEW(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(), o.offset,
           o.signal, o.context, 0);
     case OperationKind::kSignal:
-      NEW(ncclSignal, o.peer, o.signal, o.context, 0);
+      NEW(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
     case OperationKind::kWaitSignal:
       NEW(ncclWaitSignal, static_cast<int>(o.count),
           static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));

@@ -40,8 +40,8 @@ class Window;
 struct Operation {
   OperationKind kind;
   ncclDataType_t dtype;
-  ncclRedOp_t op;  // of the reductions
-  int peer;        // the root of the rooted collectives, the other side of messages and signals
+  ncclRedOp_t op;        // of the reductions
+  int root_or_peer;      // the root of a rooted collective, the peer of a message or signal
   const void* sendbuff;  // of a wait: its array of ncclWaitSignalDesc_t
   void* recvbuff;
   std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts

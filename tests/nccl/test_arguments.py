@@ -69,9 +69,9 @@ def _tensors(rank: Rank) -> int:
         for error, text, value in wrong:
             calls.refuse(error, "tensor: ", method, value)
             calls.refuse(error, text, method, value)
-        calls.refuse(TypeError, "misses the argument 'tensor'", method)
-        calls.refuse(TypeError, "unexpected argument 'tensro'", method, good, tensro=good)
-        calls.refuse(TypeError, "two values for 'tensor'", method, good, tensor=good)
+        calls.refuse(TypeError, "missing required argument 'tensor'", method)
+        calls.refuse(TypeError, "unexpected keyword argument 'tensro'", method, good, tensro=good)
+        calls.refuse(TypeError, "multiple values for argument 'tensor'", method, good, tensor=good)
         calls.refuse(TypeError, "positional argument", method, *[good] * 9)
     rank.comm.all_reduce(good)
     return calls.count
@@ -113,7 +113,7 @@ def _outs(rank: Rank) -> int:
         text = "tensor: has 7 elements, must be a multiple of the 2 ranks"
         calls.refuse(ValueError, text, method, odd, **root)
     for method in ("send", "recv"):
-        calls.refuse(TypeError, "unexpected argument 'out'", method, good, out=good)
+        calls.refuse(TypeError, "unexpected keyword argument 'out'", method, good, out=good)
     comm.all_reduce(good)
     return calls.count
 
@@ -124,13 +124,13 @@ def _peers_and_ops(rank: Rank) -> int:
     for method in _OTHERS:
         name = _PEER.get(method, "root")
         for value in (-1, 2, 1000):
-            text = f"{name}: {value} is no rank of a communicator of 2"
+            text = f"{name}: rank {value} is out of range for a communicator of size 2"
             calls.refuse(ValueError, text, method, good, **{name: value})
         calls.refuse(ValueError, f"{name}: {2**40} does not fit", method, good, **{name: 2**40})
         for wrong, shown in ((None, "None"), (0.0, "0.0"), ("0", "'0'")):
             text = f"{name}: expected an integer, got {shown}"
             calls.refuse(TypeError, text, method, good, **{name: wrong})
-        with pytest.raises(TypeError, match=f"misses the argument '{name}'"):
+        with pytest.raises(TypeError, match=f"missing required argument '{name}'"):
             getattr(comm, method)(good)
         getattr(nccl.Communicator, method)
     for method in _REDUCING:
@@ -141,7 +141,7 @@ def _peers_and_ops(rank: Rank) -> int:
             calls.refuse(ValueError, text, method, np.zeros(8, dtype), op=op)
         calls.refuse(ValueError, "op: SUM is not defined on bool", method, np.zeros(8, bool))
     for method in set(_METHODS) - set(_REDUCING):
-        calls.refuse(TypeError, "unexpected argument 'op'", method, good, op=nccl.SUM)
+        calls.refuse(TypeError, "unexpected keyword argument 'op'", method, good, op=nccl.SUM)
     # A rank may be anything that is an index.
     comm.broadcast(good, np.int64(0))
     return calls.count

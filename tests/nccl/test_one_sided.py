@@ -331,18 +331,18 @@ def _mistakes(rank: Rank) -> None:
     ten, outside = data[:10], np.zeros(10, np.uint8)
     room = (1 if rank.rank else 2) * _PAGE
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (TypeError, "misses the argument 'window'", lambda: comm.put_signal(ten, peer)),  # type: ignore[call-arg]
+        (TypeError, "missing required argument 'window'", lambda: comm.put_signal(ten, peer)),  # type: ignore[call-arg]
         (TypeError, "window: .*3", lambda: comm.put_signal(ten, peer, 3)),  # type: ignore[arg-type]
         (ValueError, "window: it is closed", lambda: comm.put_signal(ten, peer, closed)),
         (ValueError, "another communicator", lambda: comm.put_signal(ten, peer, foreign)),
-        (ValueError, "peer: 2 is no rank", lambda: comm.put_signal(ten, 2, window)),
+        (ValueError, "peer: rank 2 is out of range", lambda: comm.put_signal(ten, 2, window)),
         (ValueError, "offset: -1", lambda: comm.put_signal(ten, peer, window, -1)),
         (ValueError, "signal: -1", lambda: comm.put_signal(ten, peer, window, signal=-1)),
         (ValueError, "context: -2", lambda: comm.signal(peer, context=-2)),
         (TypeError, "tensor", lambda: comm.put_signal("ten", peer, window)),  # type: ignore[arg-type]
         (TypeError, "stream", lambda: comm.signal(peer, stream="s")),  # type: ignore[arg-type]
-        (ValueError, "peer: -1 is no rank", lambda: comm.signal(-1)),
-        (ValueError, "peers: 5 is no rank", lambda: comm.wait_signal([0, 5])),
+        (ValueError, "peer: rank -1 is out of range", lambda: comm.signal(-1)),
+        (ValueError, "peers: rank 5 is out of range", lambda: comm.wait_signal([0, 5])),
         (ValueError, "cannot wait for 0 signals", lambda: comm.wait_signal(peer, 0)),
         (ValueError, "cannot wait for -1", lambda: comm.wait_signal({peer: -1})),
         (TypeError, "peers: .*'all'", lambda: comm.wait_signal("all")),  # type: ignore[arg-type]

@@ -66,9 +66,9 @@ class Signature {
       PyObject* keyword = PyTuple_GET_ITEM(kwnames, k);
       const std::size_t i = find(keyword);
       if (i == Count) [[unlikely]]
-        throw_keyword("() got an unexpected argument '", keyword);
+        throw_keyword("() got an unexpected keyword argument '", keyword);
       if (values[i]) [[unlikely]]
-        throw_keyword("() got two values for '", keyword);
+        throw_keyword("() got multiple values for argument '", keyword);
       values[i] = arguments[k];
     }
   }
@@ -88,7 +88,7 @@ class Signature {
                          " positional arguments, got " + std::to_string(given));
   }
   [[noreturn]] void throw_missing(const char* name) const {
-    throw py::type_error(std::string(function_) + "() misses the argument '" + name + "'");
+    throw py::type_error(std::string(function_) + "() missing required argument '" + name + "'");
   }
   [[noreturn]] void throw_keyword(const char* what, PyObject* keyword) const {
     throw py::type_error(function_ + (what + py::cast<std::string>(keyword)) + "'");

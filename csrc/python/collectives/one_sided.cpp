@@ -11,8 +11,8 @@
 #include "python/convert/rank_argument.h"
 #include "python/convert/stream.h"
 #include "python/convert/tensor.h"
-#include "python/raw/structs.h"
 #include "python/objects/group.h"
+#include "python/raw/structs.h"
 
 namespace pynccl::python {
 namespace {
@@ -79,7 +79,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     library.nccl<&NcclTable::ncclPutSignal>();
     Operation put{};
     put.kind = OperationKind::kPutSignal;
-    put.peer = rank_from_python("peer", values[1], communicator.nranks());
+    put.root_or_peer = rank_from_python("peer", values[1], communicator.nranks());
     put.window = &window_from_python(values[2], communicator);
     if (values[3]) put.offset = integer_from_python<std::size_t>("offset", values[3]);
     put.signal = index_from_python("signal", values[4]);
@@ -107,7 +107,7 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     communicator.library().nccl<&NcclTable::ncclSignal>();
     Operation operation{};
     operation.kind = OperationKind::kSignal;
-    operation.peer = rank_from_python("peer", values[0], communicator.nranks());
+    operation.root_or_peer = rank_from_python("peer", values[0], communicator.nranks());
     operation.signal = index_from_python("signal", values[1]);
     operation.context = index_from_python("context", values[2]);
     PyObject* stream = given(values[3]);

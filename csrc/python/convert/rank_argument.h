@@ -9,8 +9,8 @@ namespace pynccl::python {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void throw_rank(const char* name, int rank,
                                                               int nranks) {
-  throw py::value_error(std::string(name) + ": " + std::to_string(rank) +
-                        " is no rank of a communicator of " + std::to_string(nranks));
+  throw py::value_error(std::string(name) + ": rank " + std::to_string(rank) +
+                        " is out of range for a communicator of size " + std::to_string(nranks));
 }
 
 inline int rank_from_python(const char* name, PyObject* value, int nranks) {

@@ -3,7 +3,7 @@
 
 #include "core/issue.h"
 #include "python/call/held.h"
-#include "python/collectives/collectives.h"
+#include "python/collectives/operation_factory.h"
 #include "python/mirror/function.h"
 #include "python/mirror/issue.h"
 
@@ -53,7 +53,7 @@ void send(Communicator& communicator, const Operation& operation) {
 template <Places P>
 PyObject* collective(const Function& function, PyObject* const* values) {
   const ProcessGroup* group = direct_group(values[P.group]);
-  Arguments arguments;
+  OperationArguments arguments;
   arguments.tensor = values[P.tensor];
   bool async_op = false;
   if (!group || !is_tensor(arguments.tensor) || !find_flag(values[P.async_op], async_op))
@@ -65,8 +65,8 @@ PyObject* collective(const Function& function, PyObject* const* values) {
   if constexpr (P.op >= 0)
     if (!find_operator(values[P.op], arguments.op)) return declined();
   if constexpr (P.peer >= 0) {
-    arguments.peer = group->rank_of(values[P.peer], values[P.group_peer]);
-    if (!arguments.peer) return declined();
+    arguments.root_or_peer = group->rank_of(values[P.peer], values[P.group_peer]);
+    if (!arguments.root_or_peer) return declined();
   }
 
   TensorView view;
@@ -81,8 +81,8 @@ PyObject* collective(const Function& function, PyObject* const* values) {
     Channel& channel = *link->channel;
     cudaStream_t queue = nullptr;
     if (async_op) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-    operation =
-        checked<P.kind>(channel.communicator(), arguments, view, async_op ? &queue : nullptr);
+    operation = make_operation<P.kind>(channel.communicator(), arguments, view,
+                                       async_op ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]
@@ -114,7 +114,7 @@ PyObject* transfer(const Function&, PyObject* const* values) {
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
   static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};
   const ProcessGroup* group = direct_group(values[2]);
-  Arguments arguments;
+  OperationArguments arguments;
   arguments.tensor = values[0];
   if (!group || !is_tensor(arguments.tensor)) return declined();
   PyObject* rank = group->rank_of(values[1], values[4]);
@@ -132,10 +132,11 @@ PyObject* transfer(const Function&, PyObject* const* values) {
     link = group->pair(view.device_type, peer, Sends);
     if (!link) return false;
     Channel& channel = *link->channel;
-    arguments.peer = ranks[1 - channel.communicator().rank()];
+    arguments.root_or_peer = ranks[1 - channel.communicator().rank()];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-    operation = checked<kKind>(channel.communicator(), arguments, view, Async ? &queue : nullptr);
+    operation =
+        make_operation<kKind>(channel.communicator(), arguments, view, Async ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]

@@ -2,8 +2,7 @@
 #include <vector>
 
 #include "core/issue.h"
-#include "python/convert/rank_argument.h"
-#include "python/convert/tensor.h"
+#include "python/collectives/operation_factory.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/function.h"
 #include "python/mirror/issue.h"
@@ -179,7 +178,6 @@ bool look_at(Exchange& exchange, const ProcessGroup& group, PyObject* group_obje
   exchange.operations.reserve(size);
   Communicator* communicator = nullptr;
   cudaStream_t queue = nullptr;
-  int nranks = 0, device = 0;
   for (std::size_t i = 0; i < size; ++i) {
     PyObject* item = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
     if (Py_TYPE(item) != p2p_op_type) return false;
@@ -197,18 +195,15 @@ bool look_at(Exchange& exchange, const ProcessGroup& group, PyObject* group_obje
       exchange.place = view;
       Channel& channel = *exchange.link->channel;
       communicator = &channel.communicator();
-      communicator->handle();  // throws unless it is open
       queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-      nranks = communicator->nranks();
-      device = communicator->device();
     }
-    const int peer = rank_from_python("peer", fields[P2POp::kGroupPeer].ptr(), nranks);
-    check_placement(view, communicator->library(), device);
+    OperationArguments arguments;
+    arguments.root_or_peer = fields[P2POp::kGroupPeer].ptr();
     const bool receives = direction == Direction::kReceive;
-    if (receives) check_writable(view);
     exchange.receives += receives;
-    exchange.operations.push_back({receives ? Kind::kRecv : Kind::kSend, view.dtype->nccl, ncclSum,
-                                   peer, view.data, view.data, view.count, queue});
+    exchange.operations.push_back(
+        receives ? make_operation<Kind::kRecv>(*communicator, arguments, view, &queue)
+                 : make_operation<Kind::kSend>(*communicator, arguments, view, &queue));
   }
   return true;
 }

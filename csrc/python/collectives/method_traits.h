@@ -1,0 +1,49 @@
+// What differs between the methods of Communicator that take a tensor: names of the parameters, and
+// how many blocks the buffers have. A table; the methods, the factory and the docstrings read it.
+#pragma once
+
+#include "core/operation.h"
+
+namespace pynccl::python {
+
+// A buffer holds one block, or all blocks: one for each rank.
+struct MethodTraits {
+  const char* name;
+  const char* root_or_peer;  // the name of the rank parameter, nullptr where there is none
+  bool reduces;
+  bool takes_out;
+  int send_blocks;  // 1, or 0 for one per rank
+  int recv_blocks;
+
+  constexpr bool takes_rank() const { return root_or_peer != nullptr; }
+  // Whether both buffers hold one block, so that one buffer is a complete operation in place.
+  constexpr bool one_block() const { return send_blocks == 1 && recv_blocks == 1; }
+};
+
+template <OperationKind K>
+constexpr MethodTraits method_traits() {
+  switch (K) {
+    case OperationKind::kAllReduce:
+      return {"all_reduce", nullptr, true, true, 1, 1};
+    case OperationKind::kBroadcast:
+      return {"broadcast", "root", false, true, 1, 1};
+    case OperationKind::kReduce:
+      return {"reduce", "root", true, true, 1, 1};
+    case OperationKind::kAllGather:
+      return {"all_gather", nullptr, false, true, 1, 0};
+    case OperationKind::kReduceScatter:
+      return {"reduce_scatter", nullptr, true, true, 0, 1};
+    case OperationKind::kAllToAll:
+      return {"all_to_all", nullptr, false, true, 0, 0};
+    case OperationKind::kGather:
+      return {"gather", "root", false, true, 1, 0};
+    case OperationKind::kScatter:
+      return {"scatter", "root", false, true, 0, 1};
+    case OperationKind::kSend:
+      return {"send", "peer", false, false, 1, 1};
+    case OperationKind::kRecv:
+      return {"recv", "peer", false, false, 1, 1};
+  }
+}
+
+}  // namespace pynccl::python

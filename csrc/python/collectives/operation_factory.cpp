@@ -1,0 +1,203 @@
+#include "python/collectives/operation_factory.h"
+
+#include "python/convert/red_op.h"
+#include "python/objects/coll_config.h"
+
+namespace pynccl::python {
+namespace {
+
+using Kind = OperationKind;
+
+// The mistakes, out of the way of the calls that have none: cold code is laid out elsewhere and
+// takes no registers of the function that it is called from.
+[[noreturn, gnu::cold, gnu::noinline]] void throw_size(const TensorView& view, std::size_t needed,
+                                                       const char* why) {
+  throw py::value_error(std::string(view.argument) + ": has " +
+                        std::to_string(view.count / view.dtype->width) + " elements, must have " +
+                        std::to_string(needed / view.dtype->width) + why);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_blocks(const TensorView& view,
+                                                         std::size_t nranks) {
+  throw py::value_error(
+      std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
+      " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_dtypes(const TensorView& in,
+                                                         const TensorView& out) {
+  throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " +
+                        in.dtype->name);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void throw_out(const char* mistake) {
+  throw py::value_error(std::string("out: ") + mistake);
+}
+
+// The elements of one block of a buffer that consists of nranks blocks.
+std::size_t block_count(const TensorView& view, std::size_t nranks) {
+  if (view.count % (nranks * view.dtype->width) != 0) [[unlikely]]
+    throw_blocks(view, nranks);
+  return view.count / nranks;
+}
+
+// Two buffers may be the same where NCCL defines it (in place), and apart; nothing between.
+void check_overlap(const TensorView& in, const TensorView& out, std::ptrdiff_t in_place_offset) {
+  if (in.data + in.nbytes() <= out.data || out.data + out.nbytes() <= in.data) [[likely]]
+    return;
+  if (in.data - out.data != in_place_offset) [[unlikely]]
+    throw_out("overlaps tensor in another way than in place");
+}
+
+// Checks one call and builds its operation.
+template <Kind K>
+class CheckedCall {
+  static constexpr MethodTraits traits = method_traits<K>();
+
+ public:
+  // On this stream; nullptr: the stream that the arguments give.
+  CheckedCall(Communicator& communicator, const OperationArguments& arguments,
+              const cudaStream_t* stream)
+      : communicator_(communicator), arguments_(arguments), stream_(stream) {
+    communicator.handle();  // a closed communicator is refused before its arguments are read
+    if constexpr (traits.takes_rank())
+      root_or_peer_ =
+          rank_from_python(traits.root_or_peer, arguments.root_or_peer, communicator.nranks());
+  }
+
+  Operation operation() {
+    if constexpr (K == Kind::kGather || K == Kind::kScatter)
+      if (communicator_.rank() != root_or_peer_) return not_root();
+    TensorView in;
+    view_tensor(in, "tensor", arguments_.tensor, arguments_.count, arguments_.dtype);
+    return operation(in);
+  }
+
+  // On a tensor that has been read before.
+  Operation operation(const TensorView& in) {
+    check_placement(in, communicator_.library(), communicator_.device());
+    if constexpr (traits.reduces) op_ = op_from_python(arguments_.op, *in.dtype, communicator_);
+    if (arguments_.out) return out_of_place(in, view("out", arguments_.out));
+    return in_place(in);
+  }
+
+ private:
+  TensorView view(const char* name, PyObject* object) {
+    TensorView view;
+    view_tensor(view, name, object, arguments_.count, arguments_.dtype);
+    check_placement(view, communicator_.library(), communicator_.device());
+    return view;
+  }
+
+  Operation build(const TensorView& owner, const void* sendbuff, void* recvbuff,
+                  std::size_t count) {
+    return build_operation<K>(
+        *owner.dtype, op_, root_or_peer_, sendbuff, recvbuff, count,
+        stream_ ? *stream_ : resolve_stream(arguments_.stream, owner, communicator_.library()));
+  }
+
+  std::size_t nranks() const { return static_cast<std::size_t>(communicator_.nranks()); }
+
+  // Where this rank's block begins in a buffer of all blocks, in bytes.
+  std::size_t block_offset(const TensorView& view, std::size_t count) const {
+    return static_cast<std::size_t>(communicator_.rank()) * count * view.dtype->size() /
+           view.dtype->width;
+  }
+
+  Operation out_of_place(const TensorView& in, const TensorView& out) {
+    check_writable(out);
+    if (in.dtype != out.dtype) [[unlikely]]
+      throw_dtypes(in, out);
+    std::size_t count = in.count;
+    std::ptrdiff_t in_place_offset = 0;
+    if constexpr (traits.one_block()) {
+      if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
+    } else if constexpr (traits.send_blocks == 1) {
+      if (out.count != in.count * nranks())
+        throw_size(out, in.count * nranks(), ", those of tensor from each rank");
+      in_place_offset = static_cast<std::ptrdiff_t>(block_offset(in, count));
+    } else if constexpr (traits.recv_blocks == 1) {
+      count = out.count;
+      if (in.count != out.count * nranks())
+        throw_size(in, out.count * nranks(), ", those of out for each rank");
+      in_place_offset = -static_cast<std::ptrdiff_t>(block_offset(in, count));
+    } else {
+      count = block_count(in, nranks());
+      if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
+      if (in.data == out.data && in.count) throw_out("NCCL has no all-to-all in place");
+    }
+    check_overlap(in, out, in_place_offset);
+    return build(in, in.data, out.data, count);
+  }
+
+  Operation in_place(const TensorView& all) {
+    if constexpr (K == Kind::kAllToAll)
+      throw py::type_error(
+          "all_to_all() missing required argument 'out': NCCL has no all-to-all in place");
+    if constexpr (K != Kind::kSend) check_writable(all);
+    if constexpr (traits.send_blocks == traits.recv_blocks)
+      return build(all, all.data, all.data, all.count);
+    const std::size_t count = block_count(all, nranks());
+    char* block = all.data + block_offset(all, count);
+    if constexpr (traits.recv_blocks == 0)
+      return build(all, block, all.data, count);
+    else
+      return build(all, all.data, block, count);
+  }
+
+  // gather or scatter on a rank that is not the root: it has one block and needs no buffer of all
+  // blocks.
+  Operation not_root() {
+    PyObject* block = arguments_.tensor;
+    const char* name = "tensor";
+    if constexpr (K == Kind::kScatter) {
+      if (arguments_.out) {
+        block = arguments_.out;
+        name = "out";
+      }
+    }
+    const TensorView one = view(name, block);
+    if constexpr (K == Kind::kScatter) check_writable(one);
+    return build(one, one.data, one.data, one.count);
+  }
+
+  Communicator& communicator_;
+  const OperationArguments& arguments_;
+  const cudaStream_t* stream_;
+  ncclRedOp_t op_ = ncclSum;
+  int root_or_peer_ = 0;
+};
+
+}  // namespace
+
+template <Kind K>
+Operation make_operation(Communicator& communicator, const OperationArguments& arguments) {
+  Operation operation = CheckedCall<K>(communicator, arguments, nullptr).operation();
+  if (arguments.config) [[unlikely]]
+    configure(operation, communicator, arguments.config);
+  return operation;
+}
+
+template <Kind K>
+Operation make_operation(Communicator& communicator, const OperationArguments& arguments,
+                         const TensorView& tensor, const cudaStream_t* stream) {
+  return CheckedCall<K>(communicator, arguments, stream).operation(tensor);
+}
+
+#define INSTANTIATE(kind)                                                                  \
+  template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&); \
+  template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&,  \
+                                                const TensorView&, const cudaStream_t*);
+INSTANTIATE(kAllReduce)
+INSTANTIATE(kBroadcast)
+INSTANTIATE(kReduce)
+INSTANTIATE(kAllGather)
+INSTANTIATE(kReduceScatter)
+INSTANTIATE(kAllToAll)
+INSTANTIATE(kGather)
+INSTANTIATE(kScatter)
+INSTANTIATE(kSend)
+INSTANTIATE(kRecv)
+#undef INSTANTIATE
+
+}  // namespace pynccl::python
