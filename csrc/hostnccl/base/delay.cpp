@@ -10,10 +10,10 @@
 namespace hostnccl {
 namespace {
 
-constexpr double kShortest = 1e-6;  // seconds; half of all pieces of work are not delayed
+constexpr double kShortest = 1e-6;  // seconds; half of all work is not delayed
 constexpr double kLongest = 3e-3;
 
-// Steele, Lea and Flood's SplitMix64: any seed is as good as another.
+// SplitMix64 (Steele, Lea and Flood), which accepts any seed.
 uint64_t next(uint64_t& state) {
   uint64_t z = state += 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -21,14 +21,15 @@ uint64_t next(uint64_t& state) {
   return z ^ (z >> 31);
 }
 
-struct Draws {
-  uint64_t seed = 0;  // those that state was made from
+// Random generator of one thread.
+struct Generator {
+  uint64_t seed = 0;  // that state was initialised from
   uint64_t state = 0;
-  uint32_t number = 0;
+  uint32_t number = 0;  // of the stream or thread
   bool is_stream = false;
 };
 
-thread_local Draws draws;
+thread_local Generator generator;
 
 }  // namespace
 
@@ -43,23 +44,23 @@ void Delay::read_seed() {
 }
 
 void Delay::bind_to_stream(uint32_t number) {
-  draws.number = number;
-  draws.is_stream = true;
+  generator.number = number;
+  generator.is_stream = true;
 }
 
 void Delay::pause_at_random() {
   const uint64_t seed = seed_.load(std::memory_order_relaxed);
-  if (draws.seed != seed) {
-    draws.seed = seed;
-    if (!draws.is_stream) draws.number = threads_.fetch_add(1, std::memory_order_relaxed);
-    draws.state = seed;
-    for (const uint64_t part : {uint64_t{draws.number}, uint64_t{draws.is_stream},
+  if (generator.seed != seed) {
+    generator.seed = seed;
+    if (!generator.is_stream) generator.number = threads_.fetch_add(1, std::memory_order_relaxed);
+    generator.state = seed;
+    for (const uint64_t part : {uint64_t{generator.number}, uint64_t{generator.is_stream},
                                 static_cast<uint64_t>(rank_.load(std::memory_order_relaxed))}) {
-      draws.state = next(draws.state) + part;
+      generator.state = next(generator.state) + part;
     }
   }
-  if (next(draws.state) % 2 == 0) return;
-  const double fraction = static_cast<double>(next(draws.state) >> 11) * 0x1p-53;
+  if (next(generator.state) % 2 == 0) return;
+  const double fraction = static_cast<double>(next(generator.state) >> 11) * 0x1p-53;
   const double seconds = kShortest * std::pow(kLongest / kShortest, fraction);
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }

@@ -1,6 +1,6 @@
-// A test mode, HOSTNCCL_DELAY_SEED: every thread that runs work pauses at random before each piece
-// of it, so that whoever forgot to wait for something finds the wrong bytes. The pauses are drawn
-// from the seed, the number of the stream or thread, and the rank that this process became last.
+// Random pauses before work, a test mode switched on by HOSTNCCL_DELAY_SEED. They make a program
+// with a missing wait read wrong bytes. The pauses follow from the seed, the number of the stream
+// or thread, and the rank that this process initialised last.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@ namespace hostnccl {
 class Delay {
  public:
   // Reads the environment: 0, empty or absent is off. Called when a stream or a communicator is
-  // made, so that a process can go through many seeds; a new seed counts threads from the start.
+  // created, so that one process can run many seeds. A new seed restarts the numbers of threads.
   static void read_seed();
   static void set_rank(int rank) { rank_.store(rank, std::memory_order_relaxed); }
 
   static uint32_t next_stream_number() { return streams_.fetch_add(1, std::memory_order_relaxed); }
-  static void bind_to_stream(uint32_t number);  // this thread runs its queue
+  static void bind_to_stream(uint32_t number);  // this thread runs the stream's queue
 
   static void pause() {
     if (seed_.load(std::memory_order_relaxed) != 0) [[unlikely]]

@@ -1,6 +1,5 @@
-// Failure inside the engine: a result code and a text, thrown as Error and turned back into an
-// ncclResult_t by guarded(), the one guard at the C edge. The text of a thread's last failure stays
-// readable through ncclGetLastError.
+// Errors of the engine: a result code and a text. They are thrown as Error; guarded(), at the C
+// API, turns them into an ncclResult_t. ncclGetLastError returns the text of a thread's last one.
 #pragma once
 
 #include <exception>
@@ -32,13 +31,13 @@ class Error : public std::exception {
 // Throws ncclSystemError with the text of errno.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail_errno(const char* pattern, ...);
 
-// Any exception as an Error; called in a catch block.
+// Converts the current exception to an Error; call it in a catch block.
 Error current_error() noexcept;
 
-void remember_error(const std::string& text) noexcept;  // as this thread's last
+void remember_error(const std::string& text) noexcept;  // as this thread's last error
 const char* last_error() noexcept;
 
-// Runs body, which returns an ncclResult_t; nothing it throws gets out.
+// Runs body, which returns an ncclResult_t. No exception leaves it.
 template <typename Body>
 abi::ncclResult_t guarded(Body&& body) noexcept {
   try {

@@ -16,11 +16,12 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kMostWords = 128;  // that futex_waitv takes
-constexpr auto kBlindSleep = std::chrono::milliseconds(1);
+constexpr size_t kMaxFlags = 128;  // of one futex_waitv
+// Ceiling of a sleep that does not watch all of its flags.
+constexpr auto kPartialSleep = std::chrono::milliseconds(1);
 
-// Declared here because older kernel headers lack it.
-struct FutexWord {
+// struct futex_waitv of linux/futex.h, which older kernel headers lack.
+struct FutexWaiter {
   uint64_t value;
   uint64_t address;
   uint32_t flags;
@@ -44,10 +45,10 @@ timespec to_timespec(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-// Registered as a waiter on every word for its lifetime.
+// One sleep. Registers as a waiter on every flag for its lifetime.
 class Sleep {
  public:
-  Sleep(const WaitCondition* condition, size_t count) : conditions_(condition), count_(count) {
+  Sleep(const WaitCondition* conditions, size_t count) : conditions_(conditions), count_(count) {
     for (size_t i = 0; i < count_; ++i) {
       conditions_[i].flag->waiters_.fetch_add(1, std::memory_order_seq_cst);
     }
@@ -61,25 +62,25 @@ class Sleep {
   }
 
   void run(std::chrono::nanoseconds ceiling) {
-    std::array<FutexWord, kMostWords> words;
+    std::array<FutexWaiter, kMaxFlags> waiters;
     for (size_t i = 0; i < count_; ++i) {
       std::atomic<uint32_t>& value = conditions_[i].flag->value_;
       const uint32_t seen = value.load(std::memory_order_seq_cst);
       if (static_cast<int32_t>(seen - conditions_[i].target) >= 0) return;
-      words[i] = {seen, reinterpret_cast<uint64_t>(&value), kSize32, 0};
+      waiters[i] = {seen, reinterpret_cast<uint64_t>(&value), kSize32, 0};
     }
     if (count_ > 1) {
       timespec until;
       clock_gettime(CLOCK_MONOTONIC, &until);
       until = to_timespec(std::chrono::seconds(until.tv_sec) +
                           std::chrono::nanoseconds(until.tv_nsec) + ceiling);
-      const long done = syscall(kFutexWaitv, words.data(), count_, 0, &until, CLOCK_MONOTONIC);
+      const long done = syscall(kFutexWaitv, waiters.data(), count_, 0, &until, CLOCK_MONOTONIC);
       if (done >= 0 || (errno != ENOSYS && errno != EPERM)) return;
-      ceiling = std::min<std::chrono::nanoseconds>(ceiling, kBlindSleep);
+      ceiling = std::min<std::chrono::nanoseconds>(ceiling, kPartialSleep);
     }
     const timespec time = to_timespec(ceiling);
-    syscall(SYS_futex, words[0].address, FUTEX_WAIT, static_cast<uint32_t>(words[0].value), &time,
-            nullptr, 0);
+    syscall(SYS_futex, waiters[0].address, FUTEX_WAIT, static_cast<uint32_t>(waiters[0].value),
+            &time, nullptr, 0);
   }
 
  private:
@@ -89,20 +90,21 @@ class Sleep {
 
 void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-void sleep_on(const WaitCondition* condition, size_t count, std::chrono::nanoseconds ceiling) {
-  if (count > kMostWords) {
-    count = kMostWords;
-    ceiling = std::min<std::chrono::nanoseconds>(ceiling, kBlindSleep);
+void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanoseconds ceiling) {
+  if (count > kMaxFlags) {
+    count = kMaxFlags;
+    ceiling = std::min<std::chrono::nanoseconds>(ceiling, kPartialSleep);
   }
-  Sleep(condition, count).run(ceiling);
+  Sleep(conditions, count).run(ceiling);
 }
 
-// A yield costs little when nobody else wants the CPU. When it took long, someone did: in a crowd
-// most likely a rank that is waited for, and there is no use in spinning; else a stranger.
+// A yield is cheap if no other thread is ready to run. If it took long and ranks are
+// oversubscribed, the thread that ran was probably a rank that this one waits for, so it yields
+// sooner from then on.
 bool SpinBackoff::wait() {
   constexpr int kSpins = 64;  // between two yields
-  constexpr int kSpinsInCrowd = 4;
-  constexpr auto kOthersRan = std::chrono::microseconds(1);
+  constexpr int kSpinsOversubscribed = 4;
+  constexpr auto kOtherThreadRan = std::chrono::microseconds(1);
   thread_local int spins = kSpins;
   if (spins_ < spins) {
     ++spins_;
@@ -117,7 +119,7 @@ bool SpinBackoff::wait() {
   }
   if (now - began_ >= spin_time()) return false;
   sched_yield();
-  spins = oversubscribed_ && Clock::now() - now > kOthersRan ? kSpinsInCrowd : kSpins;
+  spins = oversubscribed_ && Clock::now() - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
   return true;
 }
 

@@ -1,6 +1,7 @@
-// The one thing that anybody here ever waits for: a 32-bit word that only goes up reaching a
-// target. A Flag lives in shared or private memory; whoever raises it wakes sleepers by futex,
-// and pays a system call only when there are any.
+// Monotonic 32-bit futex flag; every wait in the engine waits for one to reach a target.
+//
+// A Flag lies in shared or private memory and has one writer at a time. signal() makes a system call only if
+// a rank sleeps on the flag.
 #pragma once
 
 #include <atomic>
@@ -15,22 +16,20 @@ using Clock = std::chrono::steady_clock;
 class Flag {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
-  uint32_t load_own() const {
-    return value_.load(std::memory_order_relaxed);
-  }  // for its only writer
+  uint32_t load_own() const { return value_.load(std::memory_order_relaxed); }  // for the writer
 
   bool reached(uint32_t target) const {
-    return static_cast<int32_t>(load() - target) >= 0;  // right across the wrap
+    return static_cast<int32_t>(load() - target) >= 0;  // correct after a wrap-around
   }
 
-  // Sequentially consistent on both sides: either the writer sees the waiter, or the waiter, which
-  // looks at the value once more before it sleeps, sees the value.
+  // Both sides are sequentially consistent: either the writer sees the waiter, or the waiter, which
+  // reads the value once more before it sleeps, sees the new value. So no wake-up is lost.
   void signal(uint32_t value) {
     value_.store(value, std::memory_order_seq_cst);
     if (waiters_.load(std::memory_order_seq_cst) != 0) wake();
   }
 
-  void wake();
+  void wake();  // all sleepers, whether or not the value has changed
 
  private:
   friend class Sleep;
@@ -39,37 +38,38 @@ class Flag {
 };
 static_assert(sizeof(Flag) == 8 && std::atomic<uint32_t>::is_always_lock_free);
 
+// A flag and the value that it must reach.
 struct WaitCondition {
   Flag* flag = nullptr;
   uint32_t target = 0;
   bool met() const { return flag->reached(target); }
 };
 
-// Sleeps until one of the words has moved, or for about the ceiling; may wake early.
-void sleep_on(const WaitCondition* condition, size_t count, std::chrono::nanoseconds ceiling);
+// Sleeps until one of the flags changes, or for about the ceiling. May wake early.
+void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanoseconds ceiling);
 
 inline void sleep_on(const WaitCondition& condition, std::chrono::nanoseconds ceiling) {
   sleep_on(&condition, 1, ceiling);
 }
 
-// Sleeps until the word has arrived, however long that takes.
+// Sleeps until the condition is met, without a limit.
 inline void sleep_until(const WaitCondition& condition) {
   while (!condition.met()) sleep_on(condition, std::chrono::seconds(1));
 }
 
-// Waiting awake, for a while: spins, and lets others run now and then, sooner when it is
+// Busy-waiting before a sleep: spins, and yields the CPU now and then, more often when ranks are
 // oversubscribed.
 class SpinBackoff {
  public:
   explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
   void reset() { spinning_ = false; }
-  bool wait();  // a moment; false when it is time to sleep
+  bool wait();  // spins once; false when the caller should sleep
 
  private:
-  bool oversubscribed_;  // by more ranks than there are CPUs
+  bool oversubscribed_;  // more ranks than CPUs
   int spins_ = 0;
-  bool spinning_ = false;  // since began_
-  Clock::time_point began_;
+  bool spinning_ = false;
+  Clock::time_point began_;  // of spinning_
 };
 
 }  // namespace hostnccl

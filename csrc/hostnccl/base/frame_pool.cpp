@@ -6,9 +6,9 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kStep = 128;
+constexpr size_t kGranularity = 128;
 constexpr size_t kClasses = 16;  // up to 2 KiB
-constexpr size_t kMostKept = 64;
+constexpr size_t kMaxKept = 64;  // frames per size class
 
 struct FreeFrame {
   FreeFrame* next;
@@ -22,9 +22,9 @@ struct Pool {
   std::array<Class, kClasses> classes;
 
   ~Pool() {
-    for (Class& of_size : classes) {
-      while (FreeFrame* frame = of_size.first) {
-        of_size.first = frame->next;
+    for (Class& size_class : classes) {
+      while (FreeFrame* frame = size_class.first) {
+        size_class.first = frame->next;
         ::operator delete(frame);
       }
     }
@@ -33,30 +33,30 @@ struct Pool {
 
 thread_local Pool pool;
 
-size_t class_of(size_t bytes) { return (bytes + kStep - 1) / kStep - 1; }
+size_t class_of(size_t bytes) { return (bytes + kGranularity - 1) / kGranularity - 1; }
 
 }  // namespace
 
 void* allocate_frame(size_t bytes) {
   const size_t index = class_of(bytes);
   if (index >= kClasses) return ::operator new(bytes);
-  Pool::Class& of_size = pool.classes[index];
-  if (of_size.first == nullptr) return ::operator new((index + 1) * kStep);
-  FreeFrame* frame = of_size.first;
-  of_size.first = frame->next;
-  --of_size.kept;
+  Pool::Class& size_class = pool.classes[index];
+  if (size_class.first == nullptr) return ::operator new((index + 1) * kGranularity);
+  FreeFrame* frame = size_class.first;
+  size_class.first = frame->next;
+  --size_class.kept;
   return frame;
 }
 
 void free_frame(void* memory, size_t bytes) noexcept {
   const size_t index = class_of(bytes);
-  if (index >= kClasses || pool.classes[index].kept == kMostKept) {
+  if (index >= kClasses || pool.classes[index].kept == kMaxKept) {
     ::operator delete(memory);
     return;
   }
-  Pool::Class& of_size = pool.classes[index];
-  of_size.first = new (memory) FreeFrame{of_size.first};
-  ++of_size.kept;
+  Pool::Class& size_class = pool.classes[index];
+  size_class.first = new (memory) FreeFrame{size_class.first};
+  ++size_class.kept;
 }
 
 }  // namespace hostnccl

@@ -1,5 +1,5 @@
-// Memory for coroutine frames: freed frames are kept per thread, so that a call allocates nothing
-// in steady state.
+// Free lists of coroutine frames, one set per thread, so that a call allocates nothing in steady
+// state.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// Handles that may be wrong. What the C API hands out points into a table of slots that is never
-// unmapped, so that a null, stale or invented handle is found out without touching freed memory,
-// and without a lock. A Ref keeps the object of a slot alive, also when its handle is closed.
+// Handles of the C API, which may be null, stale or invented. A handle points to a slot of a table
+// that is never unmapped, so a wrong one is detected without a lock and without an access to freed
+// memory. A Ref keeps the object of a slot alive, also after its handle is closed.
 #pragma once
 
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace hostnccl {
 
 template <typename T>
 struct alignas(64) Slot {
-  std::atomic<uint32_t> references;  // the open handle is one of them
+  std::atomic<uint32_t> references;  // including that of the open handle
   std::atomic<bool> open;
   T* object;
 };
@@ -56,13 +56,13 @@ class Ref {
 template <typename T>
 class HandleTable {
  public:
-  // Opens a handle: the table's reference, which close() gives up, and the one returned.
+  // Opens a handle. The table keeps one reference until close(), the caller gets another.
   Ref<T> open(std::unique_ptr<T> object) {
     const std::lock_guard lock(mutex_);
     Slot<T>* all = slots();
     for (size_t tried = 0; tried < kSlots; ++tried) {
       Slot<T>& slot = all[next_];
-      next_ = (next_ + 1) % kSlots;  // a closed slot comes round as late as possible
+      next_ = (next_ + 1) % kSlots;  // reuses a closed slot as late as possible
       if (slot.references.load(std::memory_order_acquire) != 0) continue;
       slot.object = object.release();
       slot.open.store(true, std::memory_order_relaxed);
@@ -72,7 +72,7 @@ class HandleTable {
     fail(abi::ncclSystemError, "%zu handles are open, more than hostnccl can hold", kSlots);
   }
 
-  // The object behind a handle, or nothing if the handle is not open.
+  // The object of a handle; empty if the handle is not open.
   Ref<T> find(const void* handle) const {
     const uintptr_t base = reinterpret_cast<uintptr_t>(slots_.load(std::memory_order_acquire));
     const uintptr_t offset = reinterpret_cast<uintptr_t>(handle) - base;
@@ -87,10 +87,10 @@ class HandleTable {
     return slot->open.load(std::memory_order_acquire) ? found : Ref<T>();
   }
 
-  // True for the one caller that closes the handle.
+  // Closes the handle; true for the first caller, false for any later one.
   bool close(const Ref<T>& object) {
     if (!object.slot()->open.exchange(false, std::memory_order_acq_rel)) return false;
-    const Ref<T> of_the_table(object.slot());
+    const Ref<T> table_reference(object.slot());  // dropped here
     return true;
   }
 

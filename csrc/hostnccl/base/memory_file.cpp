@@ -20,15 +20,15 @@ Fd make_memory_file(const char* name, size_t bytes) {
 }
 
 Mapping::Mapping(int fd, size_t offset, size_t bytes) : bytes_(bytes) {
-  // A memory file promises any size. Whether the kernel would give as much private memory is the
-  // best known about whether it is there.
-  void* room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) fail_errno("mmap of %zu bytes", bytes);
-  void* memory = mmap(room, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+  // A memory file can be given any size. Reserving the same amount of private memory first is the
+  // best test of whether the kernel can supply it.
+  void* reserved = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (reserved == MAP_FAILED) fail_errno("mmap of %zu bytes", bytes);
+  void* memory = mmap(reserved, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
                       static_cast<off_t>(offset));
   if (memory == MAP_FAILED) {
     const int error = errno;
-    munmap(room, bytes);
+    munmap(reserved, bytes);
     errno = error;
     fail_errno("mmap of %zu bytes of shared memory", bytes);
   }

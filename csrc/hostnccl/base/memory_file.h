@@ -1,5 +1,5 @@
-// Memory that other processes can map: a file without a name, which vanishes with the last
-// descriptor and the last mapping of it, however a process ends.
+// Memory files (memfd) and mappings: memory that other processes can map. A memory file has no
+// name in the file system and ends with its last descriptor and mapping, however a process ends.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace hostnccl {
 
 Fd make_memory_file(const char* name, size_t bytes);  // zeros; name is for /proc/PID/maps
 
-// A mapping, which it unmaps.
+// An owned mapping.
 class Mapping {
  public:
   Mapping() = default;

@@ -43,7 +43,7 @@ bool read_stat(pid_t pid, Stat& stat) {
   char buffer[1024];
   std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
   if (read_file(path, buffer, sizeof buffer) <= 0) return false;
-  const char* name_end = std::strrchr(buffer, ')');  // the name itself may hold anything
+  const char* name_end = std::strrchr(buffer, ')');  // the name may contain any character
   if (name_end == nullptr) return false;
   unsigned long long start = 0;
   // Fields 3 (state), 20 (threads) and 22 (start time) of proc(5).
@@ -95,11 +95,11 @@ bool is_alive(const ProcessId& process) {
   return (stat.state != 'Z' && stat.state != 'X') || stat.threads > 1;
 }
 
-bool stays_alive(const ProcessId& process) {
-  constexpr auto kMoment = std::chrono::milliseconds(5);
-  for (int looks = 0; looks < 20; ++looks) {
+bool is_alive_after_close(const ProcessId& process) {
+  constexpr auto kInterval = std::chrono::milliseconds(5);
+  for (int check = 0; check < 20; ++check) {
     if (!is_alive(process)) return false;
-    std::this_thread::sleep_for(kMoment);
+    std::this_thread::sleep_for(kInterval);
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// Processes of this machine: who they are, whether they live, and what makes up "this machine".
+// Identity and liveness of processes, and the identity of this machine.
 #pragma once
 
 #include <sys/types.h>
@@ -7,7 +7,7 @@
 
 namespace hostnccl {
 
-// A pid alone is reused; with its start time it is not.
+// A pid may be reused; a pid together with its start time is unique.
 struct ProcessId {
   int32_t pid = 0;
   uint64_t start = 0;  // clock ticks since boot
@@ -15,18 +15,20 @@ struct ProcessId {
 };
 
 ProcessId this_process();
-ProcessId process_of(pid_t pid);  // start 0: not known
+ProcessId process_of(pid_t pid);  // start is 0 if it is unknown
 
 bool is_alive(const ProcessId& process);
 
-// The same for one that has just closed its end: a dying process closes before it is gone, so this
-// gives it a moment.
-bool stays_alive(const ProcessId& process);
+// Liveness of a process that has just closed its end of a socket. A dying process closes its
+// descriptors before it disappears, so this watches it for up to 100 ms.
+bool is_alive_after_close(const ProcessId& process);
 
-// How often this process is the child of a fork: what a parent made, a child must not use.
+// Number of forks since the library was loaded. A child must not use communicators that its parent
+// created.
 uint32_t fork_generation();
 
-// Hash of the boot, the network namespace and the pid namespace: equal for those who can meet.
+// Hash of the boot, the network namespace and the pid namespace. Ranks can share a communicator if
+// it is equal for all of them.
 uint64_t machine_identity();
 
 }  // namespace hostnccl

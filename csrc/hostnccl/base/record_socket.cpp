@@ -10,7 +10,8 @@ namespace hostnccl {
 SocketName::SocketName(const RendezvousName& name) {
   address_.sun_family = AF_UNIX;
   const std::string text = "hostnccl-" + to_hex(name);
-  std::memcpy(address_.sun_path + 1, text.data(), text.size());  // a first zero byte: no file
+  std::memcpy(address_.sun_path + 1, text.data(),
+              text.size());  // the leading zero byte makes it abstract
   length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
 }
 

@@ -1,5 +1,5 @@
-// Unix sockets that carry records, each with a descriptor if need be, under abstract names. Such a
-// socket has no file and vanishes with its last descriptor, however a process ends.
+// Unix sockets with abstract names that carry records, each optionally with a file descriptor. Such
+// a socket has no file and ends with its last descriptor, however a process ends.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,7 +25,7 @@ class SocketName {
 
 Fd make_record_socket(int type);  // SOCK_SEQPACKET or SOCK_DGRAM; never blocks
 
-// False, with errno, if it was not sent whole.
+// False, with errno, if the record was not sent completely.
 bool send_record(int socket, const void* record, size_t size, int passed_fd,
                  const SocketName* to = nullptr);
 

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), usable in constant expressions, which prove it right when it is compiled.
+// SHA-256 (FIPS 180-4), usable in constant expressions; a static_assert tests it.
 #pragma once
 
 #include <array>
@@ -76,7 +76,7 @@ class Sha256 {
   uint64_t length_ = 0;
 };
 
-// The standard's example of one block.
+// Test vector of the standard: one block.
 static_assert([] {
   Sha256 hash;
   hash.add("abc");

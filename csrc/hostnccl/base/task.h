@@ -1,5 +1,5 @@
-// A running operation, as a coroutine: it runs until a word that it needs has not arrived
-// (co_await until(...)), and whoever drives it (ProgressEngine) resumes it when the word has.
+// Task: one running operation as a coroutine. co_await until(...) suspends it if the flag has not
+// reached its target; ProgressEngine resumes it when it has.
 #pragma once
 
 #include <coroutine>
@@ -11,7 +11,7 @@
 
 namespace hostnccl {
 
-// What a suspended task waits for, and the rank that is to bring it.
+// What a suspended task waits for, and the rank that signals that flag.
 struct Blocked {
   WaitCondition condition;
   int owner = 0;
@@ -48,7 +48,7 @@ class Task {
     if (handle_) std::exchange(handle_, {}).destroy();
   }
 
-  // True when it has run to its end; throws what it threw.
+  // True when the coroutine has finished; rethrows its exception.
   bool resume() {
     handle_.resume();
     if (!handle_.done()) return false;
@@ -69,8 +69,6 @@ struct Until {
   void await_resume() const {}
 };
 
-inline Until until(Flag& counter, uint32_t target, int owner) {
-  return {{{&counter, target}, owner}};
-}
+inline Until until(Flag& flag, uint32_t target, int owner) { return {{{&flag, target}, owner}}; }
 
 }  // namespace hostnccl

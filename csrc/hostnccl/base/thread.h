@@ -1,5 +1,5 @@
-// Starts a thread of the engine's own. It takes no signals but those of its own faults:
-// the others are for the user's threads.
+// Threads of the engine. They block all signals except those of their own faults, so that signals
+// are delivered to the threads of the user.
 #pragma once
 
 #include <signal.h>
@@ -9,6 +9,7 @@
 
 namespace hostnccl {
 
+// Blocks signals in this thread for its lifetime.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -15,7 +15,7 @@ namespace {
 constexpr char kMagic[8] = {'h', 'o', 's', 't', 'n', 'c', 'c', 'l'};
 constexpr uint32_t kFormat = 2;
 
-const char* maker_of(Purpose purpose) {
+const char* function_of(Purpose purpose) {
   return purpose == Purpose::Grow ? "ncclCommGetUniqueId" : "ncclGetUniqueId";
 }
 
@@ -46,7 +46,7 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
   if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0) {
     fail(abi::ncclInvalidArgument,
          "%s was not made by hostnccl's %s: every rank must use the same library", argument,
-         maker_of(purpose));
+         function_of(purpose));
   }
   if (id.version != kFormat) {
     fail(abi::ncclInvalidArgument,
@@ -61,7 +61,7 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
   }
   if (id.purpose != static_cast<uint32_t>(purpose)) {
     fail(abi::ncclInvalidArgument, "%s was made by %s, here it must come from %s", argument,
-         maker_of(static_cast<Purpose>(id.purpose)), maker_of(purpose));
+         function_of(static_cast<Purpose>(id.purpose)), function_of(purpose));
   }
   return id;
 }
@@ -70,10 +70,10 @@ RendezvousName rendezvous_name(const abi::ncclUniqueId& given) {
   return read_unique_id(given, Purpose::Init, "commId").name;
 }
 
-RendezvousName derived_name(const RendezvousName& from, const std::string& words) {
+RendezvousName derived_name(const RendezvousName& from, const std::string& text) {
   Sha256 hash;
   hash.add(from.data(), from.size());
-  hash.add(words);
+  hash.add(text);
   const Sha256::Digest digest = hash.finish();
   RendezvousName name;
   std::copy_n(digest.begin(), name.size(), name.begin());

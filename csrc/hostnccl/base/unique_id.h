@@ -1,5 +1,5 @@
-// What ncclGetUniqueId and ncclCommGetUniqueId hand out: a random name for a meeting on this
-// machine. Nothing exists under that name until the first rank arrives.
+// Content of an ncclUniqueId: the random name of a rendezvous on this machine. An id owns nothing;
+// nothing exists under the name until the first rank joins.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ struct UniqueId {
   uint32_t purpose;
   uint64_t machine;
   RendezvousName name;
-  ProcessId creator;  // Grow: who joins can see whether it lives
+  ProcessId creator;  // Grow: the joiners check whether it is alive
 };
 static_assert(sizeof(UniqueId) <= sizeof(pynccl::abi::ncclUniqueId));
 
@@ -29,12 +29,12 @@ pynccl::abi::ncclUniqueId make_unique_id(Purpose purpose = Purpose::Init);
 
 RendezvousName random_name();
 
-// What is in an id; throws if it is not one of this format, this machine and this purpose.
+// Parses an id; throws unless it has this format, this machine and this purpose.
 UniqueId read_unique_id(const pynccl::abi::ncclUniqueId& id, Purpose purpose, const char* argument);
 RendezvousName rendezvous_name(const pynccl::abi::ncclUniqueId& id);  // of a commId
 
-// The name that everybody gets who has the same name to start from and the same words.
-RendezvousName derived_name(const RendezvousName& from, const std::string& words);
+// A name that follows from another name and a text; equal inputs give equal names.
+RendezvousName derived_name(const RendezvousName& from, const std::string& text);
 
 std::string to_hex(const RendezvousName& name);
 

@@ -1,5 +1,5 @@
-// Conversions of whole blocks between float32 and narrower floats. Internal linkage, as in
-// small_floats.h and for its reason.
+// Conversions of whole blocks between float32 and narrower floats. All of it has internal linkage,
+// for the reason given in small_floats.h.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace hostnccl {
 namespace {
 
-// An element at any address, and of any type as far as the compiler's alias analysis goes.
+// An element at any address, exempt from strict aliasing.
 template <typename T>
 struct [[gnu::packed, gnu::may_alias]] Unaligned {
   T value;
@@ -23,10 +23,10 @@ struct [[gnu::packed, gnu::may_alias]] Unaligned {
 
 #ifdef __F16C__
 
-constexpr size_t kLanes = 16;
+constexpr size_t kVectorWidth = 16;  // elements
 
-// The formats that a CPU with F16C decodes as float16: each has a load_halves(), which gives
-// kLanes elements as float16, and a kHalfScale, by which to multiply them.
+// Formats that a CPU with F16C decodes as float16. Each has load_halves(), which loads kVectorWidth
+// elements as float16, and kHalfScale, the factor to apply after the decoding.
 template <typename Small>
 constexpr float kHalfScale = 0;
 template <>
@@ -53,7 +53,7 @@ inline __m256i load_halves<Float8e5m2>(const void* source) {
 template <>
 inline __m256i load_halves<Float8e4m3>(const void* source) {
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(source));
-  // Widening copies the sign into the bit above the code; shifted, that is no bit of the value.
+  // Sign extension sets the bit above the code too; after the shift that bit is outside the value.
   const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
   const __m256i all_ones = _mm256_set1_epi16(0x7f << 7);
   const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, all_ones), all_ones);
@@ -84,7 +84,7 @@ void decode_block(const Unaligned<typename Small::Bits>* in, Unaligned<float>* o
   size_t i = 0;
 #ifdef __F16C__
   if constexpr (kHalfScale<Small> != 0) {
-    for (; i + kLanes <= count; i += kLanes) {
+    for (; i + kVectorWidth <= count; i += kVectorWidth) {
       store_floats(load_halves<Small>(in + i), kHalfScale<Small>, out + i);
     }
   }
@@ -98,10 +98,10 @@ void encode_block(Unaligned<float>* in, Unaligned<typename Small::Bits>* out, si
   size_t i = 0;
 #ifdef __F16C__
   if constexpr (std::is_same_v<Small, Float16>) {
-    for (; i + kLanes <= count; i += kLanes) store_halves(in + i, out + i);
+    for (; i + kVectorWidth <= count; i += kVectorWidth) store_halves(in + i, out + i);
   }
 #endif
-  // In two loops, since in one the compiler would narrow each term of the code by itself.
+  // Two loops: in one, the compiler would narrow each term of the code separately.
   auto* const codes = reinterpret_cast<Unaligned<uint32_t>*>(in);
   for (size_t k = i; k < count; ++k) codes[k].value = Small::encode(in[k].value);
   for (; i < count; ++i) out[i].value = static_cast<typename Small::Bits>(codes[i].value);

@@ -1,12 +1,12 @@
-// The floating-point mode of the calling thread.
+// FloatEnvironment: sets the default floating-point mode of the calling thread.
 #pragma once
 
 #include <cstdint>
 
 namespace hostnccl {
 
-// Sets IEEE 754's defaults while it lives (round to nearest even, subnormals kept, no traps).
-// Callers may run otherwise: torch.set_flush_denormal, or a library built with -ffast-math.
+// Sets IEEE 754's defaults for its lifetime: round to nearest even, keep subnormals, no traps. The
+// caller may have other modes, from torch.set_flush_denormal or a library built with -ffast-math.
 class FloatEnvironment {
  public:
   FloatEnvironment() : saved_(get()) {
@@ -36,7 +36,7 @@ class FloatEnvironment {
   }
   static void set(Register value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
 #else
-#error "FloatEnvironment knows x86-64 and aarch64"
+#error "FloatEnvironment supports x86-64 and aarch64 only"
 #endif
 
   bool is_changed() const { return (saved_ & ~kStatus) != kDefault; }

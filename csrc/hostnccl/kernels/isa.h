@@ -1,4 +1,4 @@
-// One reduce() per instruction set: the same kernels.inc, compiled with other flags.
+// Declarations of reduce() for each instruction set; kernels.inc compiled with different flags.
 #pragma once
 
 #include "hostnccl/kernels/reduce.h"

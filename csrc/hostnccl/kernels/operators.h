@@ -1,5 +1,5 @@
-// What one element undergoes in a reduction: to be scaled, combined with the next source's, and
-// finished. Internal linkage, as in small_floats.h and for its reason.
+// Operators of a reduction on single elements: scale, combine, divide, canonicalise NaNs. All of it
+// has internal linkage, for the reason given in small_floats.h.
 #pragma once
 
 #include <cstdint>
@@ -44,12 +44,12 @@ inline T multiply(T a, T b) {
 template <typename T>
 using BitsOf = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
-// The greater or the lesser; for floats as IEEE 754's maximumNumber and minimumNumber.
+// Maximum or minimum; for floats IEEE 754's maximumNumber and minimumNumber.
 template <Operator op, typename T>
 inline T extremum(T a, T b) {
   const T strict = (op == kMax ? a > b : a < b) ? a : b;
   if constexpr (kIsFloat<T>) {
-    // The same again but where the two are equal, so have equal bits or are zeros of two signs.
+    // Differs from strict only if a == b: then both have equal bits, or they are +0 and -0.
     const T weak = (op == kMax ? a >= b : a <= b) ? a : b;
     const auto x = bits_as<BitsOf<T>>(strict), y = bits_as<BitsOf<T>>(weak);
     const T number = bits_as<T>(op == kMax ? x & y : x | y);
@@ -82,7 +82,7 @@ class Divider {
 
   T operator()(T value) const {
     if constexpr (kByReciprocal) {
-      // With a divisor of at least 2, an unsigned quotient fits too.
+      // With a divisor of at least 2, the quotient of an unsigned value fits too.
       using Quotient = std::conditional_t<sizeof(T) == 1, int16_t, int32_t>;
       const Number half = value < 0 ? Number{-0.5} : Number{0.5};
       return static_cast<T>(static_cast<Quotient>((static_cast<Number>(value) + half) * divisor_));
@@ -98,7 +98,8 @@ class Divider {
   Number divisor_;
 };
 
-// Which NaN an operation on NaNs gives depends on the CPU and on the compiler's order of operands.
+// Replaces a NaN by one bit pattern: the NaN that an operation returns depends on the CPU and on
+// the order in which the compiler puts the operands.
 template <typename T>
 inline T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {

@@ -23,7 +23,7 @@ struct Isa {
 };
 
 #if defined(__x86_64__)
-bool has_f16c() {  // which not every compiler's __builtin_cpu_supports knows
+bool has_f16c() {  // not known to every compiler's __builtin_cpu_supports
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
 }
@@ -46,11 +46,11 @@ constexpr Isa kIsas[] = {
 };
 
 const Isa& choose_isa() {
-  const char* const wanted = std::getenv("HOSTNCCL_ISA");
+  const char* const requested = std::getenv("HOSTNCCL_ISA");
   const Isa* best = nullptr;
   for (const Isa& isa : kIsas) {
     if (!isa.is_supported()) continue;
-    if (wanted != nullptr && std::strcmp(wanted, isa.name) == 0) return isa;
+    if (requested != nullptr && std::strcmp(requested, isa.name) == 0) return isa;
     if (best == nullptr) best = &isa;
   }
   return *best;

@@ -1,8 +1,8 @@
-// Conversions between float32 and the floats narrower than it, one element at a time, free of
-// branches so that loops over them vectorise.
+// Conversions of single elements between float32 and narrower floats, without branches, so that
+// loops over them vectorise.
 //
-// Everything here has internal linkage, because each instruction set compiles its own copy: an
-// inline function that the linker could merge might bring AVX-512 code to a CPU without it.
+// Everything here has internal linkage because each instruction set compiles its own copy. The
+// linker merges copies of an inline function, and could run AVX-512 code on a CPU without it.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,9 @@ inline To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-// A sign, kExponentBits with IEEE 754's bias, kMantissaBits. Codes from kFirstSpecial up are
-// infinity (with a zero mantissa) and NaN. kLargest is what larger magnitudes become.
+// A format of a sign, kExponentBits with IEEE 754's bias and kMantissaBits. Codes from
+// kFirstSpecial up are infinity (with a zero mantissa) and NaN. Larger magnitudes are encoded as
+// kLargest.
 template <typename Bits_, int kExponentBits, int kMantissaBits, int32_t kFirstSpecial,
           int32_t kLargest>
 struct SmallFloat {
@@ -32,7 +33,7 @@ struct SmallFloat {
     const int32_t code = bits & kCodeMask;
     const int32_t normal = (code << kShift) + kRebias;
     const int32_t special = (code << kShift) | kInfinityBits;
-    // Not by a multiplication of the shifted bits: as a subnormal float32 they would be slow.
+    // Multiplying the shifted bits instead would be slow: they are a subnormal float32.
     const int32_t subnormal = bits_as<int32_t>(static_cast<float>(code) * bits_as<float>(kUnit));
     int32_t magnitude = code < kFirstNormal ? subnormal : normal;
     magnitude = code >= kFirstSpecial ? special : magnitude;
@@ -44,8 +45,8 @@ struct SmallFloat {
     const uint32_t bits = bits_as<uint32_t>(value);
     const float magnitude = bits_as<float>(bits & ~kSignBit);
     const float clamped = magnitude < bits_as<float>(kLimit) ? magnitude : bits_as<float>(kLimit);
-    // Adding 2^kShift times the value's own power of two, but at least the smallest normal one,
-    // makes the FPU round to the mantissa wanted, and leaves it in the lowest bits of the sum.
+    // Adding 2^kShift times the value's power of two (at least the smallest normal one) makes the
+    // FPU round to the target mantissa, which is then in the lowest bits of the sum.
     const int32_t own = bits_as<int32_t>(clamped) & kInfinityBits;
     const int32_t exponent = own > kMinNormal ? own : kMinNormal;
     const int32_t magic = exponent + (kShift << 23);

@@ -101,9 +101,9 @@ std::shared_ptr<Segment> Rendezvous::try_as_client(const RendezvousName& name, F
   }
   if (host_rank >= 0) {
     fail(abi::ncclRemoteError, "rank %d (pid %d) %s during the rendezvous that it hosted; %s",
-         host_rank, host.pid, stays_alive(host) ? "gave up" : "died", progress().c_str());
+         host_rank, host.pid, is_alive_after_close(host) ? "gave up" : "died", progress().c_str());
   }
-  if (!stays_alive(host)) {
+  if (!is_alive_after_close(host)) {
     fail(abi::ncclRemoteError, "pid %d died during the rendezvous that it hosted; %s", host.pid,
          progress().c_str());
   }

@@ -100,7 +100,7 @@ void RendezvousHost::read_request(Joiner& joiner) {
     if (!joiner.said_join_request || refusing_) return;
     fail(abi::ncclRemoteError, "rank %d (pid %d) %s before all ranks had arrived; %s",
          joiner.join_request.rank, joiner.join_request.process.pid,
-         stays_alive(joiner.join_request.process) ? "gave up" : "died", own_.progress().c_str());
+         is_alive_after_close(joiner.join_request.process) ? "gave up" : "died", own_.progress().c_str());
   }
   if (joiner.said_join_request) return;
   if (!is_join_request(join_request)) {

@@ -25,7 +25,7 @@ void check_flag(const char* field, int value) {
 CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inherited) {
   if (given == nullptr) return inherited;
   constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking) + sizeof(int);
-  constexpr size_t kLargest = size_t{1} << 16;  // beyond that it was never initialised
+  constexpr size_t kLargest = size_t{1} << 16;  // anything larger is uninitialised memory
   if (given->magic != abi::kApiMagic) {
     fail(abi::ncclInvalidArgument,
          "config->magic=%#x: it was not initialised with "
@@ -36,12 +36,12 @@ CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inh
     fail(abi::ncclInvalidArgument, "config->size=%zu is not the size of an ncclConfig_t",
          given->size);
   }
-  abi::ncclConfig_t config;  // fields that an older caller does not have keep their defaults
+  abi::ncclConfig_t config;  // fields unknown to an older caller keep their defaults
   std::memcpy(&config, given, std::min(given->size, sizeof config));
-  CommSettings settings;  // of a split, too, a configuration replaces the parent's as a whole
+  CommSettings settings;  // a config given to a split replaces the parent's completely
   check_flag("blocking", config.blocking);
   if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
-  // Communicators share nothing here; the wish is accepted.
+  // Communicators share no resources here, so these two have no effect.
   check_flag("splitShare", config.splitShare);
   check_flag("shrinkShare", config.shrinkShare);
   settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");

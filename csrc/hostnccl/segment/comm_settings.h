@@ -1,5 +1,5 @@
-// What of ncclConfig_t concerns this engine. The rest steers GPU kernels and networks, is accepted
-// and has no effect.
+// Settings of one communicator: the fields of ncclConfig_t that this engine uses. It accepts the
+// others, which concern GPU kernels and networks, and ignores them.
 #pragma once
 
 #include <string>
@@ -13,10 +13,10 @@ struct CommSettings {
   bool blocking = true;
   std::string name;
   SignalRange signals;
-  bool rma_eager_init = false;  // signals may be used before there is a window
+  bool rma_eager_init = false;  // signals work without a window
 };
 
-// config may be null (then: inherited) or of an older or newer version of the struct.
+// config may be of an older or newer version of the struct; if it is null, inherited is returned.
 CommSettings read_config(const pynccl::abi::ncclConfig_t* config,
                          const CommSettings& inherited = {});
 

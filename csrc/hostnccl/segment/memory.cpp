@@ -25,7 +25,7 @@ Allocations& allocations() {
 size_t whole_pages(size_t bytes) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > static_cast<size_t>(PTRDIFF_MAX) - page) {
-    fail(abi::ncclInvalidArgument, "size=%zu is more than memory can hold", bytes);
+    fail(abi::ncclInvalidArgument, "size=%zu exceeds the address space", bytes);
   }
   return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
 }
@@ -37,16 +37,16 @@ Allocation::Allocation(size_t bytes)
       mapping_(file_.get(), 0, whole_pages(bytes)) {}
 
 void* allocate_memory(size_t bytes) {
-  auto made = std::make_shared<Allocation>(bytes);
-  char* base = made->base();
+  auto allocation = std::make_shared<Allocation>(bytes);
+  char* base = allocation->base();
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
-  all.by_base[reinterpret_cast<uintptr_t>(base)] = std::move(made);
+  all.by_base[reinterpret_cast<uintptr_t>(base)] = std::move(allocation);
   return base;
 }
 
 void free_memory(void* memory) {
-  std::shared_ptr<Allocation> freed;  // unmapped after the lock is given up
+  std::shared_ptr<Allocation> freed;  // unmapped after the lock is released
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_base.find(reinterpret_cast<uintptr_t>(memory));
@@ -64,7 +64,7 @@ std::shared_ptr<Allocation> find_allocation(const void* address, size_t bytes) {
   auto next = all.by_base.upper_bound(reinterpret_cast<uintptr_t>(address));
   if (next == all.by_base.begin()) return nullptr;
   const std::shared_ptr<Allocation>& candidate = std::prev(next)->second;
-  return candidate->holds(address, bytes) ? candidate : nullptr;
+  return candidate->contains(address, bytes) ? candidate : nullptr;
 }
 
 }  // namespace hostnccl

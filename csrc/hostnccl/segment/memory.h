@@ -1,5 +1,5 @@
-// ncclMemAlloc's memory: whole pages, zeroed, in a memory file, so that windows over it can be
-// mapped by other processes. Each allocation holds one descriptor for as long as it lives.
+// Allocations of ncclMemAlloc: whole zeroed pages in a memory file, so that other processes can map
+// windows over them. Each allocation holds one file descriptor until it is freed.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class Allocation {
   char* base() const { return mapping_.get(); }
   size_t bytes() const { return mapping_.bytes(); }
   int file() const { return file_.get(); }
-  bool holds(const void* address, size_t size) const {
+  bool contains(const void* address, size_t size) const {
     const size_t offset = static_cast<size_t>(static_cast<const char*>(address) - base());
     return offset < bytes() && size <= bytes() - offset;
   }
@@ -27,10 +27,10 @@ class Allocation {
 };
 
 void* allocate_memory(size_t bytes);
-void free_memory(void* memory);  // throws if it is not allocated
+void free_memory(void* memory);  // throws unless it is the base of an allocation
 
-// The allocation that holds all of this memory, or none. Freed memory stays mapped while somebody
-// has its allocation: a window of another rank in this process may still write to it.
+// The allocation that contains the whole range, or null. Freed memory stays mapped while a window
+// holds its allocation: another rank of this process may still write to it.
 std::shared_ptr<Allocation> find_allocation(const void* address, size_t bytes);
 
 }  // namespace hostnccl

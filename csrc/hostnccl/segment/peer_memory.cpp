@@ -12,9 +12,9 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kBlock = size_t{4} << 20;  // between two looks at the failure word
+constexpr size_t kBlock = size_t{4} << 20;  // read between two checks for a failure
 
-// The bytes read; less than asked, with errno, when it failed.
+// The number of bytes read; less than requested, with errno, if it failed.
 size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
   size_t done = 0;
   while (done < bytes) {
@@ -30,24 +30,24 @@ size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
 
 }  // namespace
 
-bool direct_reads_wanted() { return param_number(ParamId::Cma) != 0; }
+bool direct_reads_allowed() { return param_number(ParamId::Cma) != 0; }
 
 bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return read_process(pid, address, to, bytes) == bytes;
 }
 
 AccessEpoch::AccessEpoch(Segment& segment, int rank, const WindowSet* windows)
-    : segment_(segment), windows_(windows), flag_(segment.rank_state(rank).access) {
-  flag_.store(1, std::memory_order_seq_cst);
+    : segment_(segment), windows_(windows), accessing_(segment.rank_state(rank).accessing) {
+  accessing_.store(1, std::memory_order_seq_cst);
   try {
     check();
   } catch (...) {
-    flag_.store(0, std::memory_order_release);
+    accessing_.store(0, std::memory_order_release);
     throw;
   }
 }
 
-AccessEpoch::~AccessEpoch() { flag_.store(0, std::memory_order_release); }
+AccessEpoch::~AccessEpoch() { accessing_.store(0, std::memory_order_release); }
 
 void AccessEpoch::check() const {
   if (segment_.failed()) throw segment_.failure();
@@ -59,12 +59,12 @@ const char* AccessEpoch::local_address(int peer, uint64_t address, size_t bytes)
 }
 
 void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const {
-  const char* const here = local_address(peer, address, bytes);
+  const char* const local = local_address(peer, address, bytes);
   for (size_t done = 0; done < bytes;) {
     const size_t block = std::min(kBlock, bytes - done);
     char* target = static_cast<char*>(to) + done;
-    if (here != nullptr) {
-      std::memcpy(target, here + done, block);
+    if (local != nullptr) {
+      std::memcpy(target, local + done, block);
     } else if (read_process(segment_.process(peer).pid, address + done, target, block) != block) {
       const int error = errno;
       check();
@@ -73,7 +73,7 @@ void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const
              segment_.name_of(peer).c_str());
       }
       errno = error;
-      fail_errno("access %zu bytes at %#llx of %s", block,
+      fail_errno("reading %zu bytes at %#llx of %s", block,
                  static_cast<unsigned long long>(address + done), segment_.name_of(peer).c_str());
     }
     done += block;
@@ -82,7 +82,7 @@ void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const
 }
 
 const void* AccessEpoch::view(int peer, uint64_t address, void* scratch, size_t bytes) const {
-  if (const char* here = local_address(peer, address, bytes)) return here;
+  if (const char* local = local_address(peer, address, bytes)) return local;
   read(peer, address, scratch, bytes);
   return scratch;
 }
@@ -91,7 +91,7 @@ ExposureEpoch::~ExposureEpoch() {
   if (!open_) return;
   for (int rank = 0; rank < segment_.nranks(); ++rank) {
     if (rank == rank_ || !segment_.same_process(rank)) continue;
-    while (segment_.rank_state(rank).access.load(std::memory_order_seq_cst) != 0) sched_yield();
+    while (segment_.rank_state(rank).accessing.load(std::memory_order_seq_cst) != 0) sched_yield();
   }
 }
 

@@ -1,9 +1,10 @@
-// AccessEpoch another rank's buffers where they are: by pointer within a process and in windows,
-// else by process_vm_readv.
+// Direct reads of peers' buffers: by pointer within a process and in windows, else with
+// process_vm_readv.
 //
-// A rank whose operation fails gives its buffers back to the user while others may still be at
-// them. So readers announce themselves (AccessEpoch), and an ExposureEpoch that ends in failure,
-// which the segment's failure word has announced before, waits for them to notice.
+// A rank whose operation fails returns its buffers to the user while peers may still read them by
+// pointer. So a reader marks its access (AccessEpoch). An ExposureEpoch that ends without close()
+// waits until no rank of its process reads any more. The failure is written to the segment first,
+// so that readers stop soon.
 #pragma once
 
 #include <sys/types.h>
@@ -16,13 +17,16 @@
 
 namespace hostnccl {
 
-// HOSTNCCL_CMA=0 keeps all ranks out of each other's buffers, threads too.
-bool direct_reads_wanted();
+// HOSTNCCL_CMA: whether ranks may read each other's buffers directly, with process_vm_readv or by
+// pointer. Reads through windows are allowed in any case.
+bool direct_reads_allowed();
 
+// Reads memory of a process; false if that fails.
 bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes);
 
-// While it lives this rank reads others' memory. finish() throws if what was read may have been
-// overwritten meanwhile because its owner had failed.
+// Access of this rank to peers' buffers, for its lifetime. check() throws if the segment has
+// failed: then the owner of a buffer may have overwritten what was read. Call finish() after the
+// last read.
 class AccessEpoch {
  public:
   AccessEpoch(Segment& segment, int rank, const WindowSet* windows);
@@ -31,20 +35,21 @@ class AccessEpoch {
   ~AccessEpoch();
 
   void read(int peer, uint64_t address, void* to, size_t bytes) const;
-  // The bytes of a peer as a pointer: its own memory if it can be, else copied into scratch.
+  // The peer's bytes: a pointer to its memory if that is mapped here, else a copy in scratch.
   const void* view(int peer, uint64_t address, void* scratch, size_t bytes) const;
   void check() const;
   void finish() const { check(); }
 
  private:
-  const char* local_address(int peer, uint64_t address, size_t bytes) const;  // or null
+  // Where the peer's memory is mapped in this process; null if it is not.
+  const char* local_address(int peer, uint64_t address, size_t bytes) const;
 
   Segment& segment_;
   const WindowSet* windows_;
-  std::atomic<uint32_t>& flag_;
+  std::atomic<uint32_t>& accessing_;
 };
 
-// This rank's buffers are open to others until close().
+// Exposure of this rank's buffers to peers, until close().
 class ExposureEpoch {
  public:
   ExposureEpoch(Segment& segment, int rank) : segment_(segment), rank_(rank) {}

@@ -1,6 +1,6 @@
-// What ranks share: one RankState per rank, one PairRing per ordered pair of ranks, one Header.
-// These are the layouts in memory; Segment lays them out. All of it starts as zeros, and pages that
-// nobody touches never exist.
+// Layouts in the shared segment: one Header, one RankState per rank, one PairRing per ordered pair
+// of ranks. Segment places them. All of it starts as zeros; a page has no memory until it is
+// touched.
 #pragma once
 
 #include <sched.h>
@@ -15,14 +15,14 @@
 
 namespace hostnccl {
 
-inline constexpr uint32_t kProtocol = 2;  // of the rendezvous and of everything in this file
+inline constexpr uint32_t kProtocol = 2;  // version of the rendezvous messages and these layouts
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kStagingBytes = size_t{256} << 10;
 
-// Revoked and Shrunk: there, but no longer for operations.
+// Membership of a rank. Revoked and Shrunk: a member that runs no more operations.
 enum class Presence : uint32_t { Absent, Alive, Left, Aborted, Revoked, Shrunk };
 
-// One collective call as its rank made it.
+// One collective call of one rank, which the peers compare with their own.
 struct Descriptor {
   uint64_t count;  // elements of one block
   uint64_t send;   // addresses in the owner's memory
@@ -34,11 +34,11 @@ struct Descriptor {
   uint8_t reduce;
   uint8_t multiplies;
   uint8_t path;
-  uint64_t tag;      // says nothing about the call but to people
-  uint64_t windows;  // the set of windows of which some hold all that others read; 0: none do
+  uint64_t tag;      // userProfilerTag, for error texts only
+  uint64_t windows;  // WindowSet::identity() if all that peers read lies in windows, else 0
 };
 
-// Which signals a rank has for each other rank: so many contexts, so many in each of them.
+// Number of signals that a rank has for each peer: of contexts, and of signals in each.
 struct SignalRange {
   uint32_t contexts = 1;
   uint32_t per_context = 1;
@@ -47,61 +47,68 @@ struct SignalRange {
 };
 inline constexpr uint32_t kMaxSignals = 1024;
 
-// What a rank brings when communicators are made of this one.
+// What a rank contributes when new communicators are derived from this one.
 struct ExchangeRecord {
   int32_t group;  // split: its color; grow: the new size
   int32_t order;  // split: its key; grow: 1 for the root
   RendezvousName name;
 };
 
-// Two descriptors and two staging, used alternately: a rank fills one for its call k only after
-// every rank has published call k-1, and so has done with call k-2. Of the two records the same is
-// true; agreements counts them, and goes on when the segment has failed.
+// What one rank publishes. Its peers only read it.
+//
+// Descriptors and staging buffers are double buffered: a rank fills those of call k only after
+// every rank has published call k-1, and so has finished reading those of call k-2. The same holds
+// for the exchange records of agreements, which work even after the segment has failed.
 struct alignas(4096) RankState {
-  alignas(128) Flag step;
+  alignas(128) Flag step;  // of the running collective, or of the setup
   alignas(128) Descriptor descriptors[2];
-  alignas(128) Flag agreement_step;
+  alignas(128) Flag agreement_step;  // number of the last record published
   Flag suspension_step;
   ExchangeRecord records[2];
   alignas(128) std::atomic<Presence> presence;
-  std::atomic<uint32_t> access;  // this rank is access another's memory by pointer
+  std::atomic<uint32_t> accessing;  // 1 while this rank reads peers' buffers by pointer
   int32_t pid;
-  uint64_t start;
-  uint64_t probe;  // address of a word with a known value in the owner's memory
+  uint64_t start;  // time of the process: see ProcessId
+  uint64_t probe;  // address in the owner's process of a known value, to test direct reads with
   cpu_set_t cpus;  // that this rank may run on
-  std::atomic<uint64_t> direct_threshold;  // bytes from which on this rank would read directly
+  std::atomic<uint64_t> direct_threshold;  // this rank's value; SIZE_MAX if it cannot read directly
   SignalRange signals;
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
 };
 
-// A message's pieces use all cells of the ring, so that neither side waits for the other at every
-// piece. No more than kEagerMessages may begin before the first of them is taken, and a message of
-// several pieces ends only then: a sender that is wrong about its messages is not to get far.
+// The pieces of a message use all cells of the ring, so that neither side waits for the other at
+// every piece. At most kEagerMessages messages may start before the receiver takes the first, and a
+// send of several pieces ends only after the receiver has started on it. So a program with
+// unmatched sends blocks early.
 inline constexpr uint32_t kCells = 16;  // a power of two
 inline constexpr uint32_t kEagerMessages = 4;
 inline constexpr size_t kCellBytes = size_t{8} << 10;
 
+// How a message travels: in one cell, read from the sender's buffer, or in several cells.
 enum class Transfer : uint32_t { Eager, Direct, Pieces };
 
+// One piece of a message.
 struct Cell {
   uint64_t count;
-  uint64_t address;  // Direct: where the receiver reads it
+  uint64_t address;  // Direct: of the sender's buffer
   uint32_t dtype;
   Transfer transfer;
   alignas(64) unsigned char payload[kCellBytes];
 };
 
-// From one rank to another: a ring of messages, and how often each signal was given.
+// One direction between two ranks: a ring of messages, and a flag per signal that counts how often
+// it was given.
 struct alignas(4096) PairRing {
-  alignas(128) Flag posted;
-  alignas(128) Flag taken;
+  alignas(128) Flag posted;  // cells that the sender has filled
+  alignas(128) Flag taken;   // cells that the receiver has emptied
   alignas(128) Cell cells[kCells];
   alignas(128) Flag signals[kMaxSignals];
 };
 
+// The first failure of any rank.
 struct alignas(4096) Header {
-  enum Failing : uint32_t { None, Writing, Written };
-  std::atomic<uint32_t> failing;
+  enum Failure : uint32_t { None, Writing, Written };
+  std::atomic<uint32_t> failure;
   uint32_t code;
   char text[2048];
 };

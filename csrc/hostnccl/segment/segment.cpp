@@ -13,11 +13,11 @@
 namespace hostnccl {
 namespace {
 
-constexpr char kShrunk[] = "ended all operations of its communicator to shrink it";
+constexpr char kShrunkText[] = "ended all operations of its communicator to shrink it";
 
 size_t rank_states_at() { return sizeof(Header); }
 
-size_t channels_at(int nranks) {
+size_t pair_rings_at(int nranks) {
   return rank_states_at() + sizeof(RankState) * static_cast<size_t>(nranks);
 }
 
@@ -25,7 +25,7 @@ size_t channels_at(int nranks) {
 
 size_t Segment::bytes(int nranks) {
   const size_t n = static_cast<size_t>(nranks);
-  return channels_at(nranks) + sizeof(PairRing) * n * n;
+  return pair_rings_at(nranks) + sizeof(PairRing) * n * n;
 }
 
 Segment::Segment(int fd, int nranks, const RendezvousName& name)
@@ -36,8 +36,8 @@ Segment::Segment(int fd, int nranks, const RendezvousName& name)
   unsigned char* base = static_cast<unsigned char*>(memory_);
   header_ = reinterpret_cast<Header*>(base);
   rank_states_ = reinterpret_cast<RankState*>(base + rank_states_at());
-  pair_rings_ = reinterpret_cast<PairRing*>(base + channels_at(nranks));
-  std::memcpy(&probe_word_, name_.data(), sizeof probe_word_);
+  pair_rings_ = reinterpret_cast<PairRing*>(base + pair_rings_at(nranks));
+  std::memcpy(&probe_value_, name_.data(), sizeof probe_value_);
 }
 
 Segment::~Segment() { munmap(memory_, bytes_); }
@@ -50,38 +50,38 @@ void Segment::set_process(int rank, const ProcessId& process) {
 void Segment::announce_rank(int rank, const SignalRange& signals) {
   RankState& own = rank_state(rank);
   own.signals = signals;
-  own.probe = reinterpret_cast<uint64_t>(&probe_word_);
+  own.probe = reinterpret_cast<uint64_t>(&probe_value_);
   if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) CPU_ZERO(&own.cpus);
   own.presence.store(Presence::Alive, std::memory_order_release);
   own.step.signal(1);
 }
 
 void Segment::probe_peer_memory(int rank) {
-  bool all = direct_reads_wanted();
+  bool readable = direct_reads_allowed();
   bool within_process = true;
-  for (int peer = 0; peer < nranks_ && all; ++peer) {
+  for (int peer = 0; peer < nranks_ && readable; ++peer) {
     if (same_process(peer)) continue;
     within_process = false;
-    uint64_t word = 0;
-    all = can_read(process(peer).pid, rank_state(peer).probe, &word, sizeof word) &&
-          word == probe_word_;
+    uint64_t value = 0;
+    readable = can_read(process(peer).pid, rank_state(peer).probe, &value, sizeof value) &&
+               value == probe_value_;
   }
   rank_state(rank).direct_threshold.store(
-      all ? hostnccl::direct_threshold(within_process) : SIZE_MAX, std::memory_order_relaxed);
+      readable ? hostnccl::direct_threshold(within_process) : SIZE_MAX, std::memory_order_relaxed);
   rank_state(rank).step.signal(2);
 }
 
 void Segment::finish_setup() {
-  size_t most = 0;
+  size_t largest = 0;
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   for (int rank = 0; rank < nranks_; ++rank) {
     CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
-    most =
-        std::max<size_t>(most, rank_state(rank).direct_threshold.load(std::memory_order_relaxed));
+    largest = std::max<size_t>(largest,
+                               rank_state(rank).direct_threshold.load(std::memory_order_relaxed));
     check_signals(rank);
   }
-  direct_threshold_ = most;
+  direct_threshold_ = largest;
   oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
 }
 
@@ -97,12 +97,12 @@ void Segment::check_signals(int rank) const {
 }
 
 Error Segment::failure() const {
-  // Whoever writes the text does so at once, unless it is killed in between.
-  for (int i = 0; i < 1000 && header_->failing.load(std::memory_order_acquire) != Header::Written;
+  // The text is complete within moments, unless its writer is killed in between.
+  for (int i = 0; i < 1000 && header_->failure.load(std::memory_order_acquire) != Header::Written;
        ++i) {
     sched_yield();
   }
-  if (header_->failing.load(std::memory_order_acquire) != Header::Written) {
+  if (header_->failure.load(std::memory_order_acquire) != Header::Written) {
     return Error(abi::ncclRemoteError, "a rank ended while it reported a failure");
   }
   return Error(static_cast<abi::ncclResult_t>(header_->code), header_->text);
@@ -110,43 +110,43 @@ Error Segment::failure() const {
 
 void Segment::fail(const Error& error) {
   uint32_t none = Header::None;
-  if (!header_->failing.compare_exchange_strong(none, Header::Writing)) return;
+  if (!header_->failure.compare_exchange_strong(none, Header::Writing)) return;
   header_->code = error.code();
   const size_t length = std::min(error.text().size(), sizeof header_->text - 1);
   std::memcpy(header_->text, error.text().data(), length);
   header_->text[length] = '\0';
-  header_->failing.store(Header::Written);
+  header_->failure.store(Header::Written);
   wake_all();
 }
 
-const char* Segment::how_gone(int rank, bool look_for_life, bool for_operations) const {
+const char* Segment::how_unavailable(int rank, bool check_process, bool for_operations) const {
   const Presence presence = rank_state(rank).presence.load(std::memory_order_acquire);
   if (presence == Presence::Left) return "destroyed its communicator";
   if (presence == Presence::Aborted) return "aborted its communicator";
   if (presence == Presence::Revoked && for_operations) return "revoked its communicator";
-  if (presence == Presence::Shrunk && for_operations) return kShrunk;
-  if (look_for_life && !same_process(rank) && !is_alive(process(rank))) return "died";
+  if (presence == Presence::Shrunk && for_operations) return kShrunkText;
+  if (check_process && !same_process(rank) && !is_alive(process(rank))) return "died";
   return nullptr;
 }
 
-void Segment::check_owner(int rank, const WaitCondition& condition, bool look_for_life) const {
-  const char* how = how_gone(rank, look_for_life, true);
-  // It may have raised the word as the last thing it did.
+void Segment::check_owner(int rank, const WaitCondition& condition, bool check_process) const {
+  const char* how = how_unavailable(rank, check_process, true);
+  // Its last action may have been to signal the flag.
   if (how == nullptr || condition.met()) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
                  name_of(rank).c_str(), how);
 }
 
 void Segment::check_agreement_peer(int rank, const WaitCondition& condition,
-                                   bool look_for_life) const {
-  const char* how = how_gone(rank, look_for_life, false);
+                                   bool check_process) const {
+  const char* how = how_unavailable(rank, check_process, false);
   if (how == nullptr || condition.met()) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot take part in making another",
                  name_of(rank).c_str(), how);
 }
 
 void Segment::check_member(int rank) const {
-  const char* how = how_gone(rank, true, false);
+  const char* how = how_unavailable(rank, true, false);
   if (how == nullptr) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot be in the new communicator",
                  name_of(rank).c_str(), how);

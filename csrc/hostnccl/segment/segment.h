@@ -1,8 +1,8 @@
-// The memory that the ranks of one communicator share, and what is known of its ranks. A process
-// maps it once, however many of the ranks are threads of it.
+// Segment: the shared memory of one communicator. Each process maps it once, also if several of the
+// ranks are its threads.
 //
-// The first failure of any rank is written here, and ends the segment for all: whoever waits or
-// calls afterwards gets that code and text.
+// The first failure of any rank is written to the segment and ends it for all ranks: every waiting
+// and every later operation gets that code and text.
 #pragma once
 
 #include <cstdint>
@@ -38,41 +38,42 @@ class Segment {
   void set_process(int rank, const ProcessId& process);  // before any rank runs
   ProcessId process(int rank) const { return {rank_state(rank).pid, rank_state(rank).start}; }
   bool same_process(int rank) const { return rank_state(rank).pid == own_pid_; }
-  bool oversubscribed() const {
-    return oversubscribed_;
-  }  // more ranks than CPUs for all of them together
+  // More ranks than CPUs that they may run on, taken together.
+  bool oversubscribed() const { return oversubscribed_; }
 
-  // The last steps of every rank's init, in lockstep: each step ends when all have taken it.
-  void announce_rank(int rank, const SignalRange& signals);  // to step 1
-  void probe_peer_memory(int rank);                          // to step 2
-  void finish_setup();  // after step 2, before the first operation
+  // Setup of every rank, in lockstep: a rank calls the next function when all ranks have signalled
+  // the step before.
+  void announce_rank(int rank, const SignalRange& signals);  // signals step 1
+  void probe_peer_memory(int rank);                          // signals step 2
+  void finish_setup();                                       // before the first operation
 
-  // What a rank contributes to a collective is read out of its memory from so many bytes on; never
-  // (SIZE_MAX) unless every rank can read every other's.
+  // Minimum size of a rank's contribution for a collective to read it directly instead of staging
+  // it. SIZE_MAX unless every rank can read the memory of every other one.
   size_t direct_threshold() const { return direct_threshold_; }
   bool supports_direct() const { return direct_threshold_ != SIZE_MAX; }
 
-  bool failed() const { return header_->failing.load(std::memory_order_acquire) != Header::None; }
+  bool failed() const { return header_->failure.load(std::memory_order_acquire) != Header::None; }
   Error failure() const;
-  void fail(const Error& error);  // the first one counts
+  void fail(const Error& error);  // a later one is ignored
 
-  // Throws if target can no longer arrive because of the rank that should raise the word.
-  void check_owner(int rank, const WaitCondition& condition, bool look_for_life) const;
-  // The same for a word that is raised outside of operations, also by a rank that has revoked.
-  void check_agreement_peer(int rank, const WaitCondition& condition, bool look_for_life) const;
+  // Throws if the condition can no longer be met because its owner, the rank that signals the flag,
+  // has left or failed. check_process also tests whether the owner's process is alive.
+  void check_owner(int rank, const WaitCondition& condition, bool check_process) const;
+  // The same for a flag that a rank still signals after it has revoked its communicator.
+  void check_agreement_peer(int rank, const WaitCondition& condition, bool check_process) const;
 
-  // Throws if a rank can no longer take part in making another communicator.
+  // Throws if a rank can no longer become a member of a derived communicator.
   void check_member(int rank) const;
 
-  // Of the memory that belongs to one rank (its rank_state and the rings from it; the header is
-  // rank 0's): how much of it exists, in bytes, and what of that release() gives back.
+  // Resident bytes of one rank: of its RankState and the rings that it sends through; rank 0 has
+  // the header as well. release_memory() frees the releasable part.
   struct MemoryUsage {
     size_t releasable;
     size_t persistent;
   };
   MemoryUsage memory_usage(int rank) const;
-  // Gives back the staging and the rings in which nothing is on its way; they come back, as zeros,
-  // when they are touched. No rank may be in an operation.
+  // Frees the pages of the staging buffers and of the rings without a message in transit. They read
+  // as zeros when they are touched again. No rank may be in an operation.
   void release_memory(int rank) const;
 
   void leave(int rank, Presence how);
@@ -81,8 +82,9 @@ class Segment {
 
  private:
   void check_signals(int rank) const;
-  // Null: it is there, for operations or for anything at all.
-  const char* how_gone(int rank, bool look_for_life, bool for_operations) const;
+  // How a rank became unavailable, as the predicate of an error text; null if it is available. A
+  // rank that has revoked is available for agreements but not for operations.
+  const char* how_unavailable(int rank, bool check_process, bool for_operations) const;
 
   int nranks_;
   int own_pid_;
@@ -94,7 +96,7 @@ class Segment {
   PairRing* pair_rings_;
   std::atomic<bool> oversubscribed_{false};
   std::atomic<size_t> direct_threshold_{SIZE_MAX};
-  uint64_t probe_word_;
+  uint64_t probe_value_;
 };
 
 }  // namespace hostnccl

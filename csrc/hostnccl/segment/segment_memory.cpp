@@ -1,5 +1,5 @@
-// How much of a segment's memory exists, and giving some of it back. The pages of a memfd that
-// nobody has touched do not exist; MADV_REMOVE undoes the touch, for every process that maps them.
+// Memory usage of a segment, and freeing parts of it. A page of a memfd has no memory until it is
+// touched; MADV_REMOVE frees it again, for every process that maps it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 namespace hostnccl {
 namespace {
 
-// The whole pages of a range, which is larger than they are where a page is more than 4 KiB.
+// The whole pages within a range. The layouts are aligned to 4 KiB, and pages may be larger.
 struct Pages {
   uintptr_t begin;
   size_t bytes = 0;
@@ -40,7 +40,7 @@ size_t resident(const void* from, size_t size) {
 void remove(void* from, size_t size) {
   const Pages pages(from, size);
   if (pages.bytes != 0 && madvise(pages.address(), pages.bytes, MADV_REMOVE) != 0) {
-    fail_errno("giving back %zu bytes of shared memory", pages.bytes);
+    fail_errno("freeing %zu bytes of shared memory", pages.bytes);
   }
 }
 
@@ -49,7 +49,7 @@ void remove(void* from, size_t size) {
 Segment::MemoryUsage Segment::memory_usage(int rank) const {
   const RankState& own = rank_state(rank);
   MemoryUsage usage{resident(own.staging_buffers, sizeof own.staging_buffers),
-            resident(&own, offsetof(RankState, staging_buffers))};
+                    resident(&own, offsetof(RankState, staging_buffers))};
   if (rank == 0) usage.persistent += resident(header_, sizeof *header_);
   for (int peer = 0; peer < nranks_; ++peer) {
     const PairRing& to = pair_ring(rank, peer);
@@ -64,7 +64,7 @@ void Segment::release_memory(int rank) const {
   remove(rank_state(rank).staging_buffers, sizeof rank_state(rank).staging_buffers);
   for (int peer = 0; peer < nranks_; ++peer) {
     PairRing& to = pair_ring(rank, peer);
-    if (to.posted.load() != to.taken.load()) continue;  // sent, and not received yet
+    if (to.posted.load() != to.taken.load()) continue;  // a message is in transit
     remove(to.cells, sizeof to.cells);
   }
 }

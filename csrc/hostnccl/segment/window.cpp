@@ -5,7 +5,7 @@
 namespace hostnccl {
 namespace {
 
-uint64_t mix(uint64_t x) {  // splitmix64's finaliser
+uint64_t mix(uint64_t x) {  // finaliser of SplitMix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
@@ -24,7 +24,7 @@ WindowSet::WindowSet(std::vector<Ref<Window>> windows) : windows_(std::move(wind
 
 char* WindowSet::local_address(int peer, uint64_t address, size_t bytes) const {
   for (const Ref<Window>& window : windows_) {
-    if (char* here = window->local_address(peer, address, bytes)) return here;
+    if (char* local = window->local_address(peer, address, bytes)) return local;
   }
   return nullptr;
 }

@@ -1,6 +1,6 @@
-// A window: memory that each rank of a communicator has registered, together with the others. A
-// rank reaches all of it in its own address space: its own part and those of ranks in its process
-// where they are, the others where it has mapped their memory files.
+// Windows: memory that all ranks of a communicator have registered together. Each rank has all of
+// it in its address space: the parts of ranks in its own process at their addresses, the others in
+// mappings of their memory files.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@ namespace hostnccl {
 
 class Window {
  public:
-  // What one rank has brought in.
+  // The memory that one rank has registered.
   struct Part {
-    uint64_t address = 0;  // in its own process
+    uint64_t address = 0;  // in that rank's process
     size_t bytes = 0;
-    char* local = nullptr;  // in this one
+    char* local = nullptr;  // address in this process
     std::shared_ptr<Allocation> allocation = {};
     Mapping mapping = {};
   };
@@ -28,19 +28,21 @@ class Window {
   Window(const void* owner, uint64_t number, int rank, std::vector<Part> parts)
       : owner_(owner), number_(number), rank_(rank), parts_(std::move(parts)) {}
 
-  // An open window's communicator exists: it closes its windows when it ends.
+  // comm: the address of a Communicator, which closes its windows before it is destroyed.
   bool belongs_to(const void* comm) const { return owner_ == comm; }
 
-  uint64_t number() const { return number_; }  // the same on all ranks, and no other window's
+  uint64_t number() const {
+    return number_;
+  }  // the same on all ranks, unique within the communicator
   const Part& part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
   const Part& own() const { return part(rank_); }
 
-  // Where a peer's memory is in this process, or null if not all of it is in this window.
+  // Where a peer's memory is mapped in this process; null if it is not completely in this window.
   char* local_address(int peer, uint64_t address, size_t bytes) const {
-    const Part& theirs = part(peer);
-    const uint64_t offset = address - theirs.address;
-    return offset < theirs.bytes && bytes <= theirs.bytes - offset ? theirs.local + offset
-                                                                   : nullptr;
+    const Part& peer_part = part(peer);
+    const uint64_t offset = address - peer_part.address;
+    return offset < peer_part.bytes && bytes <= peer_part.bytes - offset ? peer_part.local + offset
+                                                                         : nullptr;
   }
 
  private:
@@ -50,14 +52,16 @@ class Window {
   std::vector<Part> parts_;
 };
 
-// The windows that one rank has open at a moment.
+// The windows that one rank has open at one time; immutable.
 class WindowSet {
  public:
   WindowSet() = default;
   explicit WindowSet(std::vector<Ref<Window>> windows);
 
   const std::vector<Ref<Window>>& windows() const { return windows_; }
-  uint64_t identity() const { return identity_; }  // equal where the same are open; 0: none
+  uint64_t identity() const {
+    return identity_;
+  }  // equal on ranks with the same open windows; 0 if there are none
 
   char* local_address(int peer, uint64_t address, size_t bytes) const;
   bool contains(const void* memory, size_t bytes, int rank) const {
@@ -69,7 +73,8 @@ class WindowSet {
   uint64_t identity_ = 0;
 };
 
-// The windows of a communicator. An operation works on the set that was open when it began.
+// The windows of one communicator on one rank. An operation uses the set that was open at its
+// start.
 class Windows {
  public:
   Windows() = default;
@@ -78,16 +83,17 @@ class Windows {
   ~Windows() { close_all(); }
 
   void add(const Ref<Window>& window);
-  bool remove(const Ref<Window>& window);  // false if it is not one of them
+  bool remove(const Ref<Window>& window);  // false if it is not in the set
   void close_all();
 
   bool any() const { return any_.load(std::memory_order_relaxed); }
   std::shared_ptr<const WindowSet> open_set() const;
 
-  uint64_t next_number() { return ++last_; }  // in a registration's turn
-  bool any_ever() const {
-    return any_ever_.load(std::memory_order_relaxed);
-  }  // whether there was one
+  // The number of the next window. Ranks call it in the order of operations, so they get equal
+  // ones.
+  uint64_t next_number() { return ++last_; }
+  // Whether a window has ever been registered.
+  bool any_ever() const { return any_ever_.load(std::memory_order_relaxed); }
 
  private:
   void replace(std::vector<Ref<Window>> windows);
