@@ -108,7 +108,7 @@ def _incomplete_by_environment(rank: Rank) -> tuple[str, float]:
     if rank.rank == 1:
         return "", 0.0
     started = time.monotonic()
-    with pytest.raises(nccl.NcclTimeoutError, match="2 of 3 ranks arrived") as caught:
+    with pytest.raises(nccl.NcclTimeoutError, match="2 of 3 ranks joined") as caught:
         rank.communicator()
     return str(caught.value), time.monotonic() - started
 

@@ -1,7 +1,7 @@
 // Monotonic 32-bit futex flag; every wait in the engine waits for one to reach a target.
 //
-// A Flag lies in shared or private memory and has one writer at a time. signal() makes a system call only if
-// a rank sleeps on the flag.
+// A Flag lies in shared or private memory and has one writer at a time. signal() makes a system
+// call only if a rank sleeps on the flag.
 #pragma once
 
 #include <atomic>

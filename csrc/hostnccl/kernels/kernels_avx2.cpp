@@ -1,2 +1,2 @@
-#define HOSTNCCL_ISA avx2
+#define HOSTNCCL_KERNELS avx2
 #include "hostnccl/kernels/kernels.inc"

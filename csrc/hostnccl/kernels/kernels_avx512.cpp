@@ -1,2 +1,2 @@
-#define HOSTNCCL_ISA avx512
+#define HOSTNCCL_KERNELS avx512
 #include "hostnccl/kernels/kernels.inc"

@@ -1,2 +1,2 @@
-#define HOSTNCCL_ISA baseline
+#define HOSTNCCL_KERNELS baseline
 #include "hostnccl/kernels/kernels.inc"

@@ -10,10 +10,10 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kLeastKeyBytes = 32;  // as in NCCL
+constexpr size_t kMinKeyBytes = 32;  // as in NCCL
 
 std::mutex mutex;
-std::optional<Sha256::Digest> key;  // of the key that was given
+std::optional<Sha256::Digest> key;  // hash of the key
 
 // HMAC (RFC 2104) of a message with the key.
 template <class Message>
@@ -54,9 +54,9 @@ void set_encryption(const abi::ncclEncryptionConfig_t* config) {
         fail(abi::ncclInvalidArgument, "config->psk is null: NCCL_ENCRYPTION_MODE_PSK needs a key");
       }
       const size_t length = std::strlen(config->psk);
-      if (length < kLeastKeyBytes) {  // the key itself is not for texts
+      if (length < kMinKeyBytes) {  // error texts never show the key
         fail(abi::ncclInvalidArgument, "config->psk has %zu bytes, must have at least %zu", length,
-             kLeastKeyBytes);
+             kMinKeyBytes);
       }
       Sha256 hash;
       hash.add(std::string_view(config->psk, length));
@@ -70,7 +70,7 @@ void set_encryption(const abi::ncclEncryptionConfig_t* config) {
   key = given;
 }
 
-KeyProof prove_key(const RendezvousName& meeting, int rank, const ProcessId& process) {
+KeyProof prove_key(const RendezvousName& name, int rank, const ProcessId& process) {
   std::optional<Sha256::Digest> secret;
   {
     const std::lock_guard lock(mutex);
@@ -78,11 +78,11 @@ KeyProof prove_key(const RendezvousName& meeting, int rank, const ProcessId& pro
   }
   if (!secret) return {};
   struct {
-    RendezvousName meeting;
+    RendezvousName name;
     int64_t rank;
     int64_t pid;
     uint64_t start;
-  } const message{meeting, rank, process.pid, process.start};
+  } const message{name, rank, process.pid, process.start};
   static_assert(sizeof message == sizeof(RendezvousName) + 3 * sizeof(int64_t));  // no padding
   return authenticate(*secret, message);
 }

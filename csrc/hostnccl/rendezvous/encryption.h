@@ -1,5 +1,5 @@
-// ncclSetEncryption: NCCL encrypts its sockets with a key that all ranks share. Here nothing is on
-// a wire; what remains of it is that ranks without the same key do not meet.
+// ncclSetEncryption: a key that all ranks of a communicator must share. NCCL encrypts its sockets
+// with it. This engine has no network traffic to encrypt; it only refuses ranks with another key.
 #pragma once
 
 #include "hostnccl/base/process.h"
@@ -8,11 +8,12 @@
 
 namespace hostnccl {
 
-// For the communicators that this process makes from now on. config may be null: no key.
+// Sets the key of communicators that this process creates from now on; none if config is null.
 void set_encryption(const pynccl::abi::ncclEncryptionConfig_t* config);
 
-// That a rank of a meeting knows the key, which cannot be read from it; all zeros without a key.
+// Proof that a rank knows the key: HMAC-SHA-256 of the rendezvous, the rank and its process. All
+// zeros without a key. The key cannot be recovered from it.
 using KeyProof = Sha256::Digest;
-KeyProof prove_key(const RendezvousName& meeting, int rank, const ProcessId& process);
+KeyProof prove_key(const RendezvousName& name, int rank, const ProcessId& process);
 
 }  // namespace hostnccl

@@ -13,12 +13,12 @@ namespace hostnccl {
 namespace {
 
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);
-constexpr int kPollMs = 1;  // a full queue at the other end cannot be polled for
+constexpr int kPollMs = 1;  // poll() does not report room in the receiver's queue
 
-// The other end's queue is full, or it has gone, which is for check() to find out.
-bool may_work_later(int error) {
-  constexpr int kPassing[] = {EAGAIN, EINTR, ENOBUFS, ETOOMANYREFS, ECONNREFUSED, ENOENT};
-  return std::find(std::begin(kPassing), std::end(kPassing), error) != std::end(kPassing);
+// The receiver's queue is full, or the receiver is gone; check() detects the latter.
+bool is_transient(int error) {
+  constexpr int kTransient[] = {EAGAIN, EINTR, ENOBUFS, ETOOMANYREFS, ECONNREFUSED, ENOENT};
+  return std::find(std::begin(kTransient), std::end(kTransient), error) != std::end(kTransient);
 }
 
 }  // namespace
@@ -34,25 +34,25 @@ void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
   std::vector<bool> sent(peers.size()), received(peers.size());
   auto checked = Clock::now();
   for (;;) {
-    bool moved = receive_all(peers, received);
+    bool progressed = receive_all(peers, received);
     for (size_t i = 0; i < peers.size(); ++i) {
       if (sent[i]) continue;
       const SocketName to(peers[i].address.name);
-      const Letter letter{peers[i].address.secret, own_rank};
-      if (send_record(socket_.get(), &letter, sizeof letter, own_file, &to)) {
-        sent[i] = moved = true;
-      } else if (!may_work_later(errno)) {
+      const Message message{peers[i].address.secret, own_rank};
+      if (send_record(socket_.get(), &message, sizeof message, own_file, &to)) {
+        sent[i] = progressed = true;
+      } else if (!is_transient(errno)) {
         fail_errno("sending the descriptor of a window's memory");
       }
     }
-    const auto open_one = [&](const std::vector<bool>& done) {
+    const auto first_missing = [&](const std::vector<bool>& done) {
       return static_cast<size_t>(std::find(done.begin(), done.end(), false) - done.begin());
     };
-    const size_t missing = std::min(open_one(sent), open_one(received));
+    const size_t missing = std::min(first_missing(sent), first_missing(received));
     if (missing == peers.size()) return;
-    if (moved) continue;
+    if (progressed) continue;
     pollfd wait{socket_.get(), POLLIN, 0};
-    poll(&wait, 1, open_one(sent) == peers.size() ? int(kCheckInterval.count()) : kPollMs);
+    poll(&wait, 1, first_missing(sent) == peers.size() ? int(kCheckInterval.count()) : kPollMs);
     if (Clock::now() - checked < kCheckInterval) continue;
     checked = Clock::now();
     check(peers[missing].rank);
@@ -62,13 +62,13 @@ void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
 bool FileExchange::receive_all(std::vector<Peer>& peers, std::vector<bool>& received) const {
   bool any = false;
   for (;;) {
-    Letter letter{};
+    Message message{};
     Fd file;
-    const Received result = receive_record(socket_.get(), &letter, sizeof letter, &file);
+    const Received result = receive_record(socket_.get(), &message, sizeof message, &file);
     if (result == Received::Nothing) return any;
-    if (result == Received::Closed || letter.secret != address_.secret) continue;
+    if (result == Received::Closed || message.secret != address_.secret) continue;
     const auto from = std::find_if(peers.begin(), peers.end(),
-                                   [&](const Peer& peer) { return peer.rank == letter.rank; });
+                                   [&](const Peer& peer) { return peer.rank == message.rank; });
     if (from == peers.end()) continue;
     from->file = std::move(file);
     received[static_cast<size_t>(from - peers.begin())] = true;

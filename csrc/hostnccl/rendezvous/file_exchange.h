@@ -1,6 +1,7 @@
-// How ranks in several processes hand each other the files of their memory: each binds a socket for
-// the moment, tells the others its address through the memory that they share, and closes it when
-// it has sent its file to all and has theirs. That asks for no right to look into other processes.
+// Exchange of memory files between ranks of different processes, as file descriptors over sockets.
+// Each rank binds a socket and publishes its address through the segment. It closes the socket when
+// it has sent its file to all peers and received theirs. This needs no right to access the memory
+// of other processes.
 #pragma once
 
 #include <functional>
@@ -13,25 +14,25 @@ namespace hostnccl {
 class FileExchange {
  public:
   struct Address {
-    RendezvousName name;    // of the socket: everybody on the machine can see it
-    RendezvousName secret;  // proves that a sender has it from us
+    RendezvousName name;    // of the socket, visible to all processes of the machine
+    RendezvousName secret;  // shows that a sender has read this address in the segment
   };
   struct Peer {
     int rank;
     Address address;
-    Fd file;  // received; empty when this process had no descriptor left for it
+    Fd file;  // received; empty if this process had no free descriptor for it
   };
 
   FileExchange();
   const Address& address() const { return address_; }
 
-  // Blocks; calls check with a rank that is still missing about every 50 ms, which throws when that
-  // one will not come any more.
+  // Blocks until all files are exchanged. About every 50 ms it calls check with a missing rank,
+  // which throws if that rank can no longer take part.
   void run(int own_rank, int own_file, std::vector<Peer>& peers,
            const std::function<void(int)>& check);
 
  private:
-  struct Letter {
+  struct Message {
     RendezvousName secret;
     int32_t rank;
   };

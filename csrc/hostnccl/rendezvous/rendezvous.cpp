@@ -12,9 +12,10 @@ namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
-constexpr auto kForTheHost = std::chrono::seconds(1);  // it is to tell all that time is up
+// A joiner waits this much longer than its deadline, so that the host reports the timeout to all.
+constexpr auto kHostGrace = std::chrono::seconds(1);
 
-// The segments that this process has mapped, by their names.
+// The segments that this process has mapped, by name.
 struct Registry {
   std::mutex mutex;
   std::map<RendezvousName, std::weak_ptr<Segment>> segments;
@@ -30,7 +31,7 @@ void forbid_second_use(const RendezvousName& name) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.segments.find(name);
   if (found != all.segments.end() && !found->second.expired()) {
-    fail(abi::ncclInvalidUsage, "commId has already made a communicator whose ranks are complete");
+    fail(abi::ncclInvalidUsage, "commId has already made a communicator, which has all its ranks");
   }
 }
 
@@ -52,7 +53,7 @@ Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
       watch_(std::move(watch)),
       timeout_(param_number(ParamId::InitTimeout)),
       deadline_(Clock::now() + timeout_) {
-  arrivals_.set(static_cast<size_t>(rank));
+  joined_.set(static_cast<size_t>(rank));
 }
 
 std::shared_ptr<Segment> Rendezvous::run(const RendezvousName& name) {
@@ -63,18 +64,17 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousName& name) {
   }
   forbid_second_use(name);
   for (;;) {
-    if (Fd listener = try_to_host(name))
-      return RendezvousHost(*this, name, std::move(listener)).run();
-    if (Fd connection = try_to_join(name)) {
-      if (auto segment = try_as_client(name, std::move(connection))) return segment;
+    if (Fd listener = try_bind(name)) return RendezvousHost(*this, name, std::move(listener)).run();
+    if (Fd connection = try_connect(name)) {
+      if (auto segment = try_join(name, std::move(connection))) return segment;
     }
-    check_patience();
+    check_deadline();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
-// Nothing when the host closed before it had greeted: its meeting was over already.
-std::shared_ptr<Segment> Rendezvous::try_as_client(const RendezvousName& name, Fd connection) {
+// Null if the host closed the connection before it replied: its rendezvous was over already.
+std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousName& name, Fd connection) {
   const int fd = connection.get();
   ProcessId host = peer_process(fd);
   if (!peer_is_same_user(fd)) {
@@ -88,15 +88,15 @@ std::shared_ptr<Segment> Rendezvous::try_as_client(const RendezvousName& name, F
       const Received received = receive_reply(fd, reply, passed);
       if (received == Received::Closed) break;
       if (received == Received::Nothing) {
-        check_patience(kForTheHost);
+        check_deadline(kHostGrace);
         pollfd wait{fd, POLLIN, 0};
         poll(&wait, 1, kPollMs);
         continue;
       }
-      if (reply.answer == Answer::Refused) throw Error(reply.code, reply.text);
-      if (reply.answer == Answer::Accepted) return map_segment(passed.get(), nranks_, name);
+      if (reply.kind == ReplyKind::Refused) throw Error(reply.code, reply.text);
+      if (reply.kind == ReplyKind::Accepted) return map_segment(passed.get(), nranks_, name);
       host_rank = reply.host_rank;
-      note(reply.arrivals);
+      set_joined(reply.joined);
     }
   }
   if (host_rank >= 0) {
@@ -110,51 +110,52 @@ std::shared_ptr<Segment> Rendezvous::try_as_client(const RendezvousName& name, F
   return nullptr;
 }
 
-void Rendezvous::check_patience(std::chrono::seconds beyond) const {
+void Rendezvous::check_deadline(std::chrono::seconds grace) const {
   if (cancelled_.load(std::memory_order_relaxed)) {
     fail(abi::ncclInvalidUsage, "rank %d aborted the initialisation of its communicator; %s", rank_,
          progress().c_str());
   }
-  if (Clock::now() < deadline_ + beyond) return;
-  const std::string now = progress();
-  const size_t comma = now.find(" have arrived");
-  fail(abi::ncclTimeout, "%s arrived within %lld s%s", now.substr(0, comma).c_str(),
-       static_cast<long long>(timeout_.count()), now.substr(comma + 13).c_str());
+  if (Clock::now() < deadline_ + grace) return;
+  const RankSet joined = this->joined();
+  fail(abi::ncclTimeout, "%zu of %d ranks joined within %lld s%s", joined.count(), nranks_,
+       static_cast<long long>(timeout_.count()), missing_text(joined).c_str());
 }
 
 void Rendezvous::check_missing() const {
   if (!watch_) return;
-  Arrivals arrivals;
-  {
-    const std::lock_guard lock(mutex_);
-    arrivals = arrivals_;
-  }
+  const RankSet joined = this->joined();
   for (int rank = 0; rank < nranks_; ++rank) {
-    if (!arrivals.test(static_cast<size_t>(rank))) watch_(rank);
+    if (!joined.test(static_cast<size_t>(rank))) watch_(rank);
   }
 }
 
-void Rendezvous::note(const Arrivals& arrivals) {
+void Rendezvous::set_joined(const RankSet& joined) {
   const std::lock_guard lock(mutex_);
-  arrivals_ = arrivals;
+  joined_ = joined;
 }
 
-std::string Rendezvous::progress() const {
-  Arrivals arrivals;
-  {
-    const std::lock_guard lock(mutex_);
-    arrivals = arrivals_;
-  }
-  constexpr int kMostNamed = 16;
+RankSet Rendezvous::joined() const {
+  const std::lock_guard lock(mutex_);
+  return joined_;
+}
+
+std::string Rendezvous::missing_text(const RankSet& joined) const {
+  constexpr int kMaxNamed = 16;
   std::string missing;
   int named = 0;
   for (int rank = 0; rank < nranks_; ++rank) {
-    if (arrivals.test(static_cast<size_t>(rank))) continue;
-    if (named == kMostNamed) missing += ", ...";
-    if (named++ >= kMostNamed) break;
+    if (joined.test(static_cast<size_t>(rank))) continue;
+    if (named == kMaxNamed) missing += ", ...";
+    if (named++ >= kMaxNamed) break;
     missing += format("%s%d", missing.empty() ? "; missing: " : ", ", rank);
   }
-  return format("%zu of %d ranks have arrived%s", arrivals.count(), nranks_, missing.c_str());
+  return missing;
+}
+
+std::string Rendezvous::progress() const {
+  const RankSet joined = this->joined();
+  return format("%zu of %d ranks have joined%s", joined.count(), nranks_,
+                missing_text(joined).c_str());
 }
 
 }  // namespace hostnccl

@@ -1,6 +1,6 @@
-// How ranks that hold the same unique id find each other. The first to come binds the meeting's
-// socket and hosts it within its own init call; the others say join_request to it. When all have
-// come they get the memory of their segment; when it cannot be, each gets the reason.
+// Rendezvous (bootstrap) of the ranks that hold the same unique id. The first rank binds the socket
+// of that name and is the host, within its own init call. The others send it join requests. When
+// all have joined, each rank gets the memory of the segment; on an error each gets the reason.
 #pragma once
 
 #include <atomic>
@@ -17,25 +17,28 @@ namespace hostnccl {
 
 class Rendezvous {
  public:
-  // Throws if a rank that has not arrived never will, as far as is known.
+  // Liveness check of a rank that has not joined; throws if it no longer can.
   using Watch = std::function<void(int rank)>;
 
   Rendezvous(int nranks, int rank, Watch watch = {});
 
-  // Blocks until the segment is complete. Throws when it cannot be, at the deadline, or after
-  // cancel.
+  // Blocks until all ranks have joined. Throws on an error of any rank, at the deadline
+  // (HOSTNCCL_INIT_TIMEOUT), and after cancel().
   std::shared_ptr<Segment> run(const RendezvousName& name);
 
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 
   Clock::time_point deadline() const { return deadline_; }
 
-  std::string progress() const;  // "2 of 4 ranks have arrived; missing: 1, 3"
+  std::string progress() const;  // "2 of 4 ranks have joined; missing: 1, 3"
 
  private:
-  std::shared_ptr<Segment> try_as_client(const RendezvousName& name, Fd connection);
-  void check_patience(std::chrono::seconds beyond = {}) const;
-  void note(const Arrivals& arrivals);
+  std::shared_ptr<Segment> try_join(const RendezvousName& name, Fd connection);
+  void check_deadline(std::chrono::seconds grace = {}) const;
+  void set_joined(const RankSet& joined);
+  RankSet joined() const;
+  std::string missing_text(
+      const RankSet& joined) const;  // "; missing: 1, 3", empty if there is none
   void check_missing() const;
   friend class RendezvousHost;
 
@@ -46,7 +49,7 @@ class Rendezvous {
   const Clock::time_point deadline_;
   std::atomic<bool> cancelled_{false};
   mutable std::mutex mutex_;
-  Arrivals arrivals_;
+  RankSet joined_;
 };
 
 }  // namespace hostnccl

@@ -1,5 +1,5 @@
-// The host's side of a rendezvous: hears who has come, checks that they agree, and gives each the
-// segment or the reason why there is none.
+// Host of a rendezvous: collects the join requests, checks that they agree, and sends each joiner
+// the segment or the reason for a refusal.
 #pragma once
 
 #include <memory>
@@ -9,41 +9,41 @@
 
 namespace hostnccl {
 
-// The segment of that name in this process; fd is its memory, should it have to be mapped.
+// The segment of that name in this process. Maps it from fd if it is not mapped yet.
 std::shared_ptr<Segment> map_segment(int fd, int nranks, const RendezvousName& name);
 
 class RendezvousHost {
  public:
-  RendezvousHost(Rendezvous& own, const RendezvousName& name, Fd listener);
+  RendezvousHost(Rendezvous& rendezvous, const RendezvousName& name, Fd listener);
   std::shared_ptr<Segment> run();
 
  private:
   struct Joiner {
     Fd connection;
-    JoinRequest join_request{};
-    bool said_join_request = false;
+    JoinRequest request{};
+    bool has_request = false;
   };
 
-  void gather();
-  void receive();  // waits a moment for whatever comes
+  void collect_requests();
+  void poll_once();  // accepts connections and reads requests
   void accept_all();
   void read_request(Joiner& joiner);
-  void check(const JoinRequest& join_request) const;
-  void check_key(const JoinRequest& join_request) const;
-  void tell_reason(const Reply& reply) const;
-  void tell_progress() const;
-  std::shared_ptr<Segment> hand_out();
+  void check(const JoinRequest& request) const;
+  void check_key(const JoinRequest& request) const;
+  void send_to_joiners(const Reply& reply) const;
+  void send_progress() const;
+  std::shared_ptr<Segment> send_segment();
   [[noreturn]] void refuse(const Error& reason);
 
-  Rendezvous& own_;
+  Rendezvous& rendezvous_;
   const RendezvousName name_;
   const JoinRequest self_;
   Fd listener_;
   std::vector<Joiner> joiners_;
-  Arrivals arrivals_;
+  RankSet joined_;
   bool refusing_ = false;
-  int arrived_ = 1;
-  int most_claimed_;
+  int requests_ = 1;    // of joiners, and this rank's own
+  int largest_nranks_;  // of all requests
 };
 
 }  // namespace hostnccl

@@ -24,30 +24,30 @@ ucred credentials(int fd) {
 }  // namespace
 
 JoinRequest make_join_request(const RendezvousName& name, int nranks, int rank) {
-  JoinRequest join_request{};
-  std::memcpy(join_request.magic, kMagic, sizeof kMagic);
-  join_request.protocol = kProtocol;
-  join_request.nranks = nranks;
-  join_request.rank = rank;
-  join_request.process = this_process();
-  join_request.key = prove_key(name, rank, join_request.process);
-  return join_request;
+  JoinRequest request{};
+  std::memcpy(request.magic, kMagic, sizeof kMagic);
+  request.protocol = kProtocol;
+  request.nranks = nranks;
+  request.rank = rank;
+  request.process = this_process();
+  request.key = prove_key(name, rank, request.process);
+  return request;
 }
 
-bool is_join_request(const JoinRequest& join_request) {
-  return std::memcmp(join_request.magic, kMagic, sizeof kMagic) == 0;
+bool is_join_request(const JoinRequest& request) {
+  return std::memcmp(request.magic, kMagic, sizeof kMagic) == 0;
 }
 
 Reply Reply::refusal(const Error& error) {
   Reply reply{};
-  reply.answer = Answer::Refused;
+  reply.kind = ReplyKind::Refused;
   reply.code = error.code();
   const size_t length = std::min(error.text().size(), sizeof reply.text - 1);
   std::memcpy(reply.text, error.text().data(), length);
   return reply;
 }
 
-Fd try_to_host(const RendezvousName& name) {
+Fd try_bind(const RendezvousName& name) {
   Fd fd = make_record_socket(SOCK_SEQPACKET);
   const SocketName address(name);
   if (bind(fd.get(), address.get(), address.length()) != 0) {
@@ -58,11 +58,11 @@ Fd try_to_host(const RendezvousName& name) {
   return fd;
 }
 
-Fd try_to_join(const RendezvousName& name) {
+Fd try_connect(const RendezvousName& name) {
   Fd fd = make_record_socket(SOCK_SEQPACKET);
   const SocketName address(name);
   if (connect(fd.get(), address.get(), address.length()) == 0) return fd;
-  // Nobody there, bound but not listening yet, or more at once than the backlog holds.
+  // No host, a host that does not listen yet, or a full backlog.
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   fail_errno("connect to the rendezvous");
 }
@@ -71,13 +71,13 @@ ProcessId peer_process(int fd) { return process_of(credentials(fd).pid); }
 
 bool peer_is_same_user(int fd) { return credentials(fd).uid == geteuid(); }
 
-bool send_join_request(int fd, const JoinRequest& join_request) {
-  return send(fd, &join_request, sizeof join_request, MSG_NOSIGNAL) == ssize_t(sizeof join_request);
+bool send_join_request(int fd, const JoinRequest& request) {
+  return send(fd, &request, sizeof request, MSG_NOSIGNAL) == ssize_t(sizeof request);
 }
 
-void send_news(int fd, const Reply& reply) { send_record(fd, &reply, sizeof reply, -1); }
+void try_send_reply(int fd, const Reply& reply) { send_record(fd, &reply, sizeof reply, -1); }
 
-void send_answer(int fd, const Reply& reply, int passed_fd) {
+void send_reply(int fd, const Reply& reply, int passed_fd) {
   constexpr int kPollMs = 50;
   for (int tries = 0; tries < 100; ++tries) {
     if (send_record(fd, &reply, sizeof reply, passed_fd) || errno != EAGAIN) return;
@@ -86,9 +86,9 @@ void send_answer(int fd, const Reply& reply, int passed_fd) {
   }
 }
 
-Received receive_join_request(int fd, JoinRequest& join_request) {
-  join_request = {};
-  return receive_record(fd, &join_request, sizeof join_request, nullptr);
+Received receive_join_request(int fd, JoinRequest& request) {
+  request = {};
+  return receive_record(fd, &request, sizeof request, nullptr);
 }
 
 Received receive_reply(int fd, Reply& reply, Fd& passed_fd) {

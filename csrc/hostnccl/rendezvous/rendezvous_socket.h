@@ -1,4 +1,4 @@
-// The messages of a rendezvous, over sockets that carry records: one message, one record.
+// Messages of a rendezvous. Each is one record of a record socket.
 #pragma once
 
 #include <bitset>
@@ -15,11 +15,11 @@
 
 namespace hostnccl {
 
-using Arrivals = std::bitset<kMaxRanks>;
+using RankSet = std::bitset<kMaxRanks>;
 
 struct JoinRequest {
-  char magic[8];      // these two fields stay where they are for ever
-  uint32_t protocol;  //
+  char magic[8];  // this and protocol keep their offsets in every version
+  uint32_t protocol;
   int32_t nranks;
   int32_t rank;
   ProcessId process;
@@ -27,36 +27,37 @@ struct JoinRequest {
 };
 
 JoinRequest make_join_request(const RendezvousName& name, int nranks, int rank);
-bool is_join_request(const JoinRequest& join_request);
+bool is_join_request(const JoinRequest& request);
 
-enum class Answer : uint32_t { Progress, Accepted, Refused };
+enum class ReplyKind : uint32_t { Progress, Accepted, Refused };
 
 struct Reply {
-  Answer answer;
+  ReplyKind kind;
   abi::ncclResult_t code;  // Refused
   int32_t host_rank;
-  Arrivals arrivals;
+  RankSet joined;
   char text[1024];  // Refused
 
   static Reply refusal(const Error& error);
 };
 
-// The socket bound under the name, or none if somebody else has bound it.
-Fd try_to_host(const RendezvousName& name);
+// A socket bound to the name; empty if the name is bound already.
+Fd try_bind(const RendezvousName& name);
 
-// A connection to whoever hosts the name, or none if nobody does.
-Fd try_to_join(const RendezvousName& name);
+// A connection to the host of the name; empty if there is none.
+Fd try_connect(const RendezvousName& name);
 
 ProcessId peer_process(int fd);
 bool peer_is_same_user(int fd);
 
-bool send_join_request(int fd, const JoinRequest& join_request);
+bool send_join_request(int fd, const JoinRequest& request);
 
-// News may be dropped when the receiver is slow to read; an answer is given some seconds.
-void send_news(int fd, const Reply& reply);
-void send_answer(int fd, const Reply& reply, int passed_fd = -1);
+// try_send_reply() drops the reply if the receiver's queue is full; send_reply() waits some
+// seconds.
+void try_send_reply(int fd, const Reply& reply);
+void send_reply(int fd, const Reply& reply, int passed_fd = -1);
 
-Received receive_join_request(int fd, JoinRequest& join_request);
+Received receive_join_request(int fd, JoinRequest& request);
 Received receive_reply(int fd, Reply& reply, Fd& passed_fd);
 
 }  // namespace hostnccl
