@@ -258,7 +258,7 @@ def _wrong_grow(rank: Rank) -> None:
         comm.grow(3, own)
     with pytest.raises(nccl.NcclInvalidUsageError, match="no rank passes a uniqueId"):
         comm.grow(3)
-    with pytest.raises(nccl.NcclInvalidUsageError, match="3 says rank 0, 4 says rank 1"):
+    with pytest.raises(nccl.NcclInvalidUsageError, match="rank 0 passes 3, rank 1 passes 4"):
         comm.grow(3 + rank.rank, own if rank.rank == 0 else None)
     check_works(rank, comm, [0, 1])
 

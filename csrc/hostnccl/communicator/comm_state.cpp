@@ -2,7 +2,7 @@
 
 namespace hostnccl {
 
-void CommState::check_process() const {
+void CommState::check_not_forked() const {
   if (of_this_process()) return;
   hostnccl::fail(abi::ncclInvalidUsage,
                  "comm was made before this process was forked from its parent; a child must "
@@ -10,17 +10,18 @@ void CommState::check_process() const {
 }
 
 void CommState::check_initialized() const {
-  check_process();
+  check_not_forked();
   if (phase_.load(std::memory_order_acquire) != Phase::Initializing) return;
   if (error_code_ != abi::ncclSuccess) throw error();
-  hostnccl::fail(abi::ncclInvalidArgument,
-                 "comm is not initialised yet: wait until ncclCommGetAsyncError says ncclSuccess");
+  hostnccl::fail(
+      abi::ncclInvalidArgument,
+      "comm is not initialised yet: wait until ncclCommGetAsyncError returns ncclSuccess");
 }
 
 void CommState::check_healthy() const {
   if (suspension_changing()) {
     hostnccl::fail(abi::ncclInvalidArgument,
-                   "comm is being suspended or resumed: wait until ncclCommGetAsyncError says "
+                   "comm is being suspended or resumed: wait until ncclCommGetAsyncError returns "
                    "ncclSuccess");
   }
   if (error_code_.load(std::memory_order_acquire) != abi::ncclSuccess || segment_->failed()) {
@@ -126,7 +127,7 @@ void CommState::start_finalizing() {
   Phase ready = Phase::Ready;
   if (!phase_.compare_exchange_strong(ready, Phase::Finalizing)) {
     hostnccl::fail(abi::ncclInvalidUsage,
-                   "ncclCommFinalize was called before on this communicator");
+                   "ncclCommFinalize has already been called on this communicator");
   }
 }
 

@@ -28,7 +28,7 @@ class CommState {
       : settings_(settings), order_(order) {}
 
   // Checks for the C API. Each throws the caller's error.
-  void check_process() const;      // not made before a fork
+  void check_not_forked() const;   // made in this process, not in its parent
   void check_initialized() const;  // rank and size are known
   void check_usable() const;       // ready for an operation, without an error
   void check_parent() const;       // ready for split, shrink and grow; a revoked one is

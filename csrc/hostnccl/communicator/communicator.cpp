@@ -81,7 +81,7 @@ void Communicator::await_step(Segment& segment, uint32_t step, Clock::time_point
       if (segment.failed()) throw segment.failure();
       const auto now = Clock::now();
       if (now > deadline) {
-        fail(abi::ncclTimeout, "%s has arrived, but does not finish its initialisation",
+        fail(abi::ncclTimeout, "%s has joined but does not finish its initialisation",
              segment.name_of(peer).c_str());
       }
       const bool check_liveness = now - last_check > kLivenessInterval;

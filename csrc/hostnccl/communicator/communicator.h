@@ -1,6 +1,6 @@
 // One rank's communicator: what an ncclComm_t stands for.
 //
-// It joins its parts, each with its own header: CommState (state and error), OperationOrder
+// It consists of these, each with its own header: CommState (state and error), OperationOrder
 // (sequence numbers), CollectiveState (steps, staging and scratch of the running collective),
 // ConsumedSignals, Agreement and DerivedNames (for communicators derived from it).
 #pragma once

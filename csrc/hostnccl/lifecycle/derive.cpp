@@ -75,8 +75,8 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
     const ExchangeRecord& record = all[static_cast<size_t>(rank)];
     if (record.group != all[0].group) {
       fail(abi::ncclInvalidUsage,
-           "the ranks disagree about nRanks: %d says rank 0, %d says rank %d", all[0].group,
-           record.group, rank);
+           "the ranks disagree about nRanks: rank 0 passes %d, rank %d passes %d", all[0].group,
+           rank, record.group);
     }
     if (record.order != 0 && root >= 0) {
       fail(abi::ncclInvalidUsage, "ranks %d and %d both pass a uniqueId: one of them is the root",

@@ -37,7 +37,8 @@ struct Contribution {
   Status status;
 };
 
-// The registration of one window on one rank.
+// The registration of one window on one rank. Its errors are recorded, not thrown, so that the rank
+// still takes part in the second all-gather and all ranks get the error.
 class Registration {
  public:
   Registration(Communicator& comm, void* buffer, size_t bytes)
@@ -73,8 +74,8 @@ class Registration {
 
   void note_status(int rank, const Status& status) {
     if (status.success || error_) return;
-    error_ = Error(status.code, format("%s registers no window: %s", segment_.name_of(rank).c_str(),
-                                       status.text));
+    error_ = Error(status.code, format("%s cannot register a window: %s",
+                                       segment_.name_of(rank).c_str(), status.text));
   }
 
   Ref<Window> finish() {
@@ -106,8 +107,8 @@ class Registration {
     if (own_.allocation == nullptr) {
       fail(
           abi::ncclInvalidArgument,
-          "buff=%p with size=%zu is not within one allocation of ncclMemAlloc, which is what other "
-          "ranks can reach",
+          "buff=%p with size=%zu is not within one allocation of ncclMemAlloc; other ranks can map "
+          "only such memory",
           buffer, bytes);
     }
     own_.local = static_cast<char*>(buffer);
@@ -136,7 +137,7 @@ class Registration {
     for (const FileExchange::Peer& peer : peers) {
       Window::Part& part = parts_[static_cast<size_t>(peer.rank)];
       if (!peer.file) {
-        fail(abi::ncclSystemError, "this process has no descriptor left for the memory of %s",
+        fail(abi::ncclSystemError, "this process has no free file descriptor for the memory of %s",
              segment_.name_of(peer.rank).c_str());
       }
       const size_t offset = all[static_cast<size_t>(peer.rank)].offset;
@@ -146,7 +147,8 @@ class Registration {
     }
   }
 
-  // Throws when a rank can no longer send its file. No rank signals a step before it has all files.
+  // Throws when a rank can no longer send its file. The condition is the peer's next step, which it
+  // signals after it has received all files.
   void check_peer(int rank) {
     Flag& step = comm_.collective().step_of(rank);
     comm_.state().check_wait({{&step, step.load() + 1}, rank}, true);
