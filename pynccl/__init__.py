@@ -6,6 +6,8 @@ CPUs, over hostnccl. ``pynccl.nccl`` has the objects (communicators, streams, gr
 with the first of torch.distributed's names.
 """
 
+# ruff: noqa: F403, F405 - for type checkers only; pynccl.mirror.public checks __all__
+
 from __future__ import annotations
 
 import importlib
@@ -16,111 +18,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pynccl import memory, nccl, ops, raw
     from pynccl._C import __version__
-    from pynccl.mirror import (
-        SHRINK_ABORT,
-        SHRINK_DEFAULT,
-        AllreduceCoalescedOptions,
-        AllreduceOptions,
-        AllToAllOptions,
-        Backend,
-        BackendConfig,
-        BarrierOptions,
-        BroadcastOptions,
-        DebugLevel,
-        DistBackendError,
-        DistError,
-        DistNetworkError,
-        DistStoreError,
-        FileStore,
-        GatherOptions,
-        GroupMember,
-        GroupName,
-        HashStore,
-        P2POp,
-        PrefixStore,
-        ProcessGroup,
-        QueueEmptyError,
-        ReduceOp,
-        ReduceOptions,
-        ReduceScatterOptions,
-        ScatterOptions,
-        Store,
-        TCPStore,
-        Work,
-        _all_gather_base,
-        _coalescing_manager,
-        _CoalescingManager,
-        _get_default_group,
-        _make_nccl_premul_sum,
-        _rank_not_in_group,
-        _reduce_scatter_base,
-        all_gather,
-        all_gather_coalesced,
-        all_gather_into_tensor,
-        all_gather_object,
-        all_gather_single,
-        all_reduce,
-        all_reduce_coalesced,
-        all_to_all,
-        all_to_all_single,
-        barrier,
-        batch_isend_irecv,
-        breakpoint,
-        broadcast,
-        broadcast_object_list,
-        default_pg_timeout,
-        destroy_process_group,
-        gather,
-        gather_object,
-        get_backend,
-        get_backend_config,
-        get_debug_level,
-        get_default_backend_for_device,
-        get_global_rank,
-        get_group_rank,
-        get_node_local_rank,
-        get_pg_count,
-        get_process_group_ranks,
-        get_rank,
-        get_world_size,
-        group,
-        init_process_group,
-        irecv,
-        is_available,
-        is_backend_available,
-        is_gloo_available,
-        is_initialized,
-        is_mpi_available,
-        is_nccl_available,
-        is_torchelastic_launched,
-        is_ucc_available,
-        is_xccl_available,
-        isend,
-        monitored_barrier,
-        new_group,
-        new_subgroups,
-        new_subgroups_by_enumeration,
-        record_comm,
-        recv,
-        recv_object_list,
-        reduce,
-        reduce_op,
-        reduce_scatter,
-        reduce_scatter_single,
-        reduce_scatter_tensor,
-        register_rendezvous_handler,
-        rendezvous,
-        scatter,
-        scatter_object_list,
-        send,
-        send_object_list,
-        set_debug_level,
-        set_debug_level_from_env,
-        shrink_group,
-        split_group,
-        supports_complex,
-    )
+    from pynccl.mirror.api.all_to_all import *
+    from pynccl.mirror.api.barriers import *
+    from pynccl.mirror.api.coalescing import *
+    from pynccl.mirror.api.collectives import *
+    from pynccl.mirror.api.lists import *
+    from pynccl.mirror.api.objects import *
+    from pynccl.mirror.api.p2p import *
+    from pynccl.mirror.api.torch_names import *
+    from pynccl.mirror.base.backend import *
+    from pynccl.mirror.base.errors import *
+    from pynccl.mirror.base.operators import *
+    from pynccl.mirror.group.process_group import *
+    from pynccl.mirror.group.work import *
+    from pynccl.mirror.lifecycle.destroy import *
+    from pynccl.mirror.lifecycle.environment import *
+    from pynccl.mirror.lifecycle.init import *
+    from pynccl.mirror.lifecycle.new_group import *
+    from pynccl.mirror.lifecycle.shrink import *
+    from pynccl.mirror.lifecycle.split import *
+    from pynccl.mirror.world import *
 
+# The public names: the only list of them.
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
@@ -233,6 +152,8 @@ __all__ = [
 ]
 
 _MODULES = ("memory", "nccl", "ops", "raw")
+# The names that need no torch.
+OWN_NAMES = (*_MODULES, "__version__", "get_include")
 
 
 def get_include() -> str:
@@ -240,6 +161,9 @@ def get_include() -> str:
 
     With it an extension in C++ or CUDA takes a :class:`pynccl.nccl.Communicator` and calls NCCL
     through the library that pynccl has loaded, linking none. See docs/extending.md.
+
+    Returns:
+        The absolute path of the folder.
     """
     return os.path.join(os.path.dirname(__file__), "include")
 
@@ -256,10 +180,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
             f"pynccl.{name} is torch.distributed's name and needs torch, which is not installed; "
             "pynccl.nccl and pynccl.raw work without it"
         )
-    from pynccl import mirror
-
-    # From now on found without this function.
-    globals().update((name, getattr(mirror, name)) for name in mirror.__all__)
+    # The names become attributes of this module: later look-ups do not come here.
+    globals().update(importlib.import_module("pynccl.mirror.public").names())
     return globals()[name]
 
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from pynccl import mirror
-from pynccl.mirror.registry import world
+from pynccl.mirror.api import all_to_all as mirror_all_to_all
+from pynccl.mirror.api import collectives, lists
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.world import _get_default_group, world
 
 __all__ = [
     "Group",
@@ -33,7 +35,7 @@ __all__ = [
     "scatter",
 ]
 
-Group = mirror.ProcessGroup | str | None
+Group = ProcessGroup | str | None
 
 _OPERATORS = {
     "sum": ReduceOp.SUM,
@@ -63,14 +65,14 @@ def name_of(group: Group) -> str:
     return str(name)
 
 
-def _group(name: str) -> mirror.ProcessGroup:
+def _group(name: str) -> ProcessGroup:
     """The group of a name.
 
     Raises:
         ValueError: there is none.
     """
     if not name:
-        return mirror._get_default_group()
+        return _get_default_group()
     for group, known in world.groups.items():
         if known == name:
             return group
@@ -114,22 +116,22 @@ def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str)
 
 @torch.library.custom_op("pynccl::all_reduce_", mutates_args=("tensor",))
 def all_reduce_(tensor: Tensor, op: str, group: str) -> None:
-    mirror.all_reduce(tensor, _operator(op), _group(group))
+    collectives.all_reduce(tensor, _operator(op), _group(group))
 
 
 @torch.library.custom_op("pynccl::broadcast_", mutates_args=("tensor",))
 def broadcast_(tensor: Tensor, src: int, group: str) -> None:
-    mirror.broadcast(tensor, group=_group(group), group_src=src)
+    collectives.broadcast(tensor, group=_group(group), group_src=src)
 
 
 @torch.library.custom_op("pynccl::all_gather_", mutates_args=("output",))
 def all_gather_(output: Tensor, tensor: Tensor, group: str) -> None:
-    mirror.all_gather_single(output, tensor.contiguous(), _group(group))
+    collectives.all_gather_single(output, tensor.contiguous(), _group(group))
 
 
 @torch.library.custom_op("pynccl::reduce_scatter_", mutates_args=("output",))
 def reduce_scatter_(output: Tensor, tensor: Tensor, op: str, group: str) -> None:
-    mirror.reduce_scatter_single(output, tensor.contiguous(), _operator(op), _group(group))
+    collectives.reduce_scatter_single(output, tensor.contiguous(), _operator(op), _group(group))
 
 
 @torch.library.custom_op("pynccl::all_to_all_", mutates_args=("output",))
@@ -140,7 +142,7 @@ def all_to_all_(
     input_split_sizes: list[int] | None,
     group: str,
 ) -> None:
-    mirror.all_to_all_single(
+    mirror_all_to_all.all_to_all_single(
         output, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
     )
 
@@ -148,28 +150,28 @@ def all_to_all_(
 @torch.library.custom_op("pynccl::all_reduce", mutates_args=())
 def all_reduce(tensor: Tensor, op: str, group: str) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
-    mirror.all_reduce(result, _operator(op), _group(group))
+    collectives.all_reduce(result, _operator(op), _group(group))
     return result
 
 
 @torch.library.custom_op("pynccl::broadcast", mutates_args=())
 def broadcast(tensor: Tensor, src: int, group: str) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
-    mirror.broadcast(result, group=_group(group), group_src=src)
+    collectives.broadcast(result, group=_group(group), group_src=src)
     return result
 
 
 @torch.library.custom_op("pynccl::all_gather", mutates_args=())
 def all_gather(tensor: Tensor, group: str) -> Tensor:
     result = _gathered(tensor, group)
-    mirror.all_gather_single(result, tensor.contiguous(), _group(group))
+    collectives.all_gather_single(result, tensor.contiguous(), _group(group))
     return result
 
 
 @torch.library.custom_op("pynccl::reduce_scatter", mutates_args=())
 def reduce_scatter(tensor: Tensor, op: str, group: str) -> Tensor:
     result = _block(tensor, group)
-    mirror.reduce_scatter_single(result, tensor.contiguous(), _operator(op), _group(group))
+    collectives.reduce_scatter_single(result, tensor.contiguous(), _operator(op), _group(group))
     return result
 
 
@@ -183,7 +185,7 @@ def all_to_all(
     _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
     rows = sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group))
     result = _like(tensor, rows)
-    mirror.all_to_all_single(
+    mirror_all_to_all.all_to_all_single(
         result, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
     )
     return result
@@ -196,7 +198,7 @@ def all_to_all(
 @torch.library.custom_op("pynccl::reduce", mutates_args=())
 def reduce(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
-    mirror.reduce(result, op=_operator(op), group=_group(group), group_dst=dst)
+    collectives.reduce(result, op=_operator(op), group=_group(group), group_dst=dst)
     return result if _group(group).rank() == dst else result.zero_()
 
 
@@ -206,7 +208,7 @@ def gather(tensor: Tensor, dst: int, group: str) -> Tensor:
     blocks = list(result.chunk(pg.size())) if pg.rank() == dst else None
     if not tensor.numel():
         return result
-    mirror.gather(tensor.contiguous(), blocks, group=pg, group_dst=dst)
+    lists.gather(tensor.contiguous(), blocks, group=pg, group_dst=dst)
     return result if blocks else result.zero_()
 
 
@@ -216,7 +218,7 @@ def scatter(tensor: Tensor, src: int, group: str) -> Tensor:
     blocks = list(tensor.contiguous().chunk(pg.size())) if pg.rank() == src else None
     if not tensor.numel():
         return result
-    mirror.scatter(result, blocks, group=pg, group_src=src)
+    lists.scatter(result, blocks, group=pg, group_src=src)
     return result
 
 

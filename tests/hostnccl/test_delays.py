@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from pynccl import nccl
-from pynccl.mirror.channel import Channel
+from pynccl.mirror.group.comm_stream import CommStream
+from pynccl.mirror.group.record import Call, OperationRecord
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -60,7 +61,9 @@ class Program:
         self.rank, self.comms = rank, comms
         self.random = random.Random(seed)
         self.streams = [nccl.Stream("host") for _ in range(STREAMS)]
-        self.channels = [Channel(comm, torch.device("cpu"), timedelta(minutes=1)) for comm in comms]
+        self.comm_streams = [
+            CommStream(comm, torch.device("cpu"), timedelta(minutes=1)) for comm in comms
+        ]
         start = [
             [np.arange(COUNT) % 7 + 3.0 * r + i for i in range(BUFFERS)] for r in range(rank.nranks)
         ]
@@ -189,18 +192,17 @@ class Program:
     def work(self) -> None:
         """As async_op=True does it: on a communicator's own stream; waited for now, or by event."""
         source, target = self.draw(1)
-        channel = self.random.choice(self.channels)
+        comm_stream = self.random.choice(self.comm_streams)
         array, into = self.buffers[source].array, self.buffers[target].array
 
-        def issue(comm: nccl.Communicator, stream: int | None) -> None:
-            comm.all_reduce(array, nccl.MAX, out=into, stream=stream)
-
+        calls = [Call("all_reduce", array, op=nccl.MAX, out=into)]
         self.before(None, source, target)
-        work = channel.start("all_reduce", issue, array, [into])
+        record = OperationRecord("all_reduce", array, calls, [into], async_op=True)
+        work = comm_stream.issue(record)
         self.reduce(source, target)
         if self.random.random() < 0.5:
             work.wait()
-        self.after(channel.stream, source, target)
+        self.after(comm_stream.stream, source, target)
 
 
 def _drawn_programs(rank: Rank) -> None:

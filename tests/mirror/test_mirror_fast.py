@@ -349,8 +349,8 @@ def _watched(dist: Any, rank: int, size: int) -> None:
     import torch
 
     dist.barrier()
-    channel = dist.group.WORLD.channel(torch.device("cpu"))
-    assert channel.progress() is None
+    comm_stream = dist.group.WORLD.comm_stream(torch.device("cpu"))
+    assert comm_stream.progress() is None
     if rank == 1:
         time.sleep(0.4)
         dist.all_reduce(torch.ones(1))
@@ -358,12 +358,12 @@ def _watched(dist: Any, rank: int, size: int) -> None:
     thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),))
     thread.start()
     time.sleep(0.1)
-    first = channel.progress()
+    first = comm_stream.progress()
     assert first is not None
     assert first[0] % 2 == 1
-    assert channel.progress() == first
+    assert comm_stream.progress() == first
     thread.join()
-    assert channel.progress() is None
+    assert comm_stream.progress() is None
 
 
 def test_the_watchdog_sees_the_call(world: World) -> None:

@@ -143,7 +143,7 @@ def _refused(dist: Any, rank: int, size: int) -> None:
     for call in (lambda: dist.isend(tensor, rank), lambda: dist.irecv(tensor, rank)):
         with pytest.raises(ValueError, match="pass both to batch_isend_irecv"):
             call()
-    with pytest.raises(ValueError, match="is no rank of a group"):
+    with pytest.raises(ValueError, match="rank 99 is out of range for a group of size"):
         dist.isend(tensor, 99)
     with pytest.raises(ValueError, match="Invalid ``op``"):
         dist.P2POp(dist.broadcast, tensor, 0)

@@ -80,8 +80,8 @@ def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
     own = {
         "ProcessGroup": {
             # The state that pynccl.mirror keeps in a group.
-            *("channel", "existing_channels", "adopt", "pair", "provider", "open_at_once", "run"),
-            *("leave", "forbid", "make_channel", "object_device", "abort", "alltoall"),
+            *("comm_stream", "comm_streams", "adopt", "pair", "provider", "open_at_once", "issue"),
+            *("leave", "forbid", "make_comm_stream", "object_device", "abort", "alltoall"),
         },
         "Work": {"source_rank"},
     }[name]

@@ -21,14 +21,14 @@ from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
 
-def _channel(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
+def _comm_stream(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
     """A communicator with its own stream, as async_op=True uses it."""
     import torch
 
-    from pynccl.mirror.channel import Channel
+    from pynccl.mirror.group.comm_stream import CommStream
 
     device = torch.device("cpu" if rank.device is None else f"cuda:{rank.device}")
-    return Channel(comm, device, timedelta(seconds=60))
+    return CommStream(comm, device, timedelta(seconds=60))
 
 
 def _tensor(rank: Rank, count: int, value: float = 1.0) -> Any:  # noqa: ANN401
@@ -38,19 +38,19 @@ def _tensor(rank: Rank, count: int, value: float = 1.0) -> Any:  # noqa: ANN401
     return torch.full((count,), value, device=device)
 
 
-def _start(channel: Any, tensor: Any) -> Any:  # noqa: ANN401
-    def issue(comm: nccl.Communicator, stream: int | None) -> None:
-        comm.all_reduce(tensor, stream=stream)
+def _start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
+    from pynccl.mirror.group.record import Call, OperationRecord
 
-    return channel.start("all_reduce", issue, tensor, [tensor])
+    calls = [Call("all_reduce", tensor)]
+    return comm_stream.issue(OperationRecord("all_reduce", tensor, calls, [tensor], async_op=True))
 
 
 def _keeps(rank: Rank) -> None:
     """A tensor lives until its work was waited for, whoever else has forgotten it."""
-    channel = _channel(rank, rank.comm)
+    comm_stream = _comm_stream(rank, rank.comm)
     tensor = _tensor(rank, 1000)
     alive = weakref.ref(tensor)
-    work = _start(channel, tensor)
+    work = _start(comm_stream, tensor)
     del tensor
     gc.collect()
     assert alive() is not None
@@ -61,7 +61,7 @@ def _keeps(rank: Rank) -> None:
     del value, work
     deadline = time.monotonic() + 10
     while alive() is not None and time.monotonic() < deadline:
-        channel.oldest()  # lets go of what is done
+        comm_stream.oldest()  # lets go of what is done
         gc.collect()
     assert alive() is None
 
@@ -72,15 +72,15 @@ def test_work_keeps_its_tensors(launch: Launcher, provider: str) -> None:
 
 def _bounded(rank: Rank) -> None:
     """A thousand calls that nobody waits for hold no more than those in flight."""
-    channel = _channel(rank, rank.comm)
+    comm_stream = _comm_stream(rank, rank.comm)
     alive: deque[weakref.ref] = deque()
     most = 0
     for number in range(1000):
         tensor = _tensor(rank, 1 << 14)
         alive.append(weakref.ref(tensor))
-        _start(channel, tensor)
+        _start(comm_stream, tensor)
         del tensor
-        oldest = channel.oldest()
+        oldest = comm_stream.oldest()
         in_flight = 0 if oldest is None else number + 1 - oldest
         held = sum(ref() is not None for ref in alive)
         most = max(most, held)
@@ -88,9 +88,9 @@ def _bounded(rank: Rank) -> None:
         while alive and alive[0]() is None:
             alive.popleft()
         if number % 50 == 0:
-            channel.stream.synchronize()
-    channel.stream.synchronize()
-    assert channel.oldest() is None
+            comm_stream.stream.synchronize()
+    comm_stream.stream.synchronize()
+    assert comm_stream.oldest() is None
     assert all(ref() is None for ref in alive)
     assert most <= 60
 
@@ -102,16 +102,16 @@ def test_unwaited_work_holds_what_is_in_flight(launch: Launcher, provider: str) 
 def _several(rank: Rank) -> None:
     """Three communicators, each with its queue: results are exact, waited for in any order."""
     comms = [rank.communicator(i) for i in range(3)]
-    channels = [_channel(rank, comm) for comm in comms]
+    comm_streams = [_comm_stream(rank, comm) for comm in comms]
     works = []
     for number in range(30):
         tensor = _tensor(rank, 5000, number + rank.rank)
-        works.append((number, tensor, _start(channels[number % 3], tensor)))
+        works.append((number, tensor, _start(comm_streams[number % 3], tensor)))
     for number, tensor, work in reversed(works):
         work.wait()
         assert (tensor == sum(number + r for r in range(rank.nranks))).all()
-    for channel in channels:
-        channel.close()
+    for comm_stream in comm_streams:
+        comm_stream.close()
 
 
 def test_several_communicators_and_streams(launch: Launcher, provider: str) -> None:
@@ -120,7 +120,7 @@ def test_several_communicators_and_streams(launch: Launcher, provider: str) -> N
 
 def _other_stream(rank: Rank) -> None:
     """What is on another stream comes after the work by way of an event of the queue."""
-    channel, other, event = _channel(rank, rank.comm), rank.stream(), rank.event()
+    comm_stream, other, event = _comm_stream(rank, rank.comm), rank.stream(), rank.event()
     second = rank.communicator(1)
     for number in range(20):
         tensor, total = _tensor(rank, 5000, number + 1.0), _tensor(rank, 5000)
@@ -128,8 +128,8 @@ def _other_stream(rank: Rank) -> None:
             import torch
 
             torch.cuda.synchronize()
-        _start(channel, tensor)
-        event.record(channel.stream)
+        _start(comm_stream, tensor)
+        event.record(comm_stream.stream)
         other.wait(event)
         second.all_reduce(tensor, out=total, stream=other)
         other.synchronize()
@@ -143,22 +143,22 @@ def test_another_stream_waits(launch: Launcher, provider: str) -> None:
 
 def _captured(rank: Rank) -> None:
     """Asynchronous work inside a capture joins it, and lands in the graph."""
-    from pynccl.mirror.errors import BackendError
+    from pynccl.mirror.base.errors import BackendError
 
-    channel, stream = _channel(rank, rank.comm), rank.stream()
+    comm_stream, stream = _comm_stream(rank, rank.comm), rank.stream()
     first, second = _tensor(rank, 1000), _tensor(rank, 1000)
-    before = _start(channel, first)  # outside, and not waited for yet
+    before = _start(comm_stream, first)  # outside, and not waited for yet
     before.wait()
     _reset(rank, first)
     with nccl.capture(stream) as graph:
-        works = [_start(channel, first), _start(channel, second)]
+        works = [_start(comm_stream, first), _start(comm_stream, second)]
         with pytest.raises((ValueError, BackendError), match="captured into a graph"):
             works[0].is_completed()
         for work in works:
             work.wait()
         rank.comm.all_reduce(first)
     assert (_settled(rank, first) == 1).all()
-    after = _start(channel, second)  # the queue is free again, with the events of the capture
+    after = _start(comm_stream, second)  # the queue is free again, with the events of the capture
     after.wait()
     _reset(rank, second)
     for replay in range(1, 4):
@@ -166,7 +166,7 @@ def _captured(rank: Rank) -> None:
         stream.synchronize()
         assert (_settled(rank, first) == float(rank.nranks) ** (2 * replay)).all()
         assert (_settled(rank, second) == float(rank.nranks) ** replay).all()
-        _start(channel, _tensor(rank, 10)).wait()  # between launches
+        _start(comm_stream, _tensor(rank, 10)).wait()  # between launches
     graph.close()
 
 
@@ -190,13 +190,13 @@ def test_asynchronous_work_is_captured(launch: Launcher, provider: str) -> None:
 
 def _unjoined(rank: Rank) -> None:
     """Work of a capture that nobody waited for is CUDA's error at the end of the capture."""
-    channel, stream, tensor = _channel(rank, rank.comm), rank.stream(), _tensor(rank, 10)
+    comm_stream, stream, tensor = _comm_stream(rank, rank.comm), rank.stream(), _tensor(rank, 10)
     with (
         pytest.raises(nccl.DriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
         nccl.capture(stream),
     ):
-        _start(channel, tensor)
-    _start(channel, tensor).wait()
+        _start(comm_stream, tensor)
+    _start(comm_stream, tensor).wait()
     assert (_settled(rank, tensor) == rank.nranks).all()
 
 
@@ -208,15 +208,15 @@ def _failing(rank: Rank) -> None:
     """A failure in the background: the work is over and says why, and so does the communicator."""
     import torch
 
-    channel = _channel(rank, rank.comm)
-    work = _start(channel, torch.zeros(3 + rank.rank))  # the counts differ
+    comm_stream = _comm_stream(rank, rank.comm)
+    work = _start(comm_stream, torch.zeros(3 + rank.rank))  # the counts differ
     with pytest.raises(Exception, match="different calls"):
         work.wait()
     assert work.is_completed()
     assert "different calls" in str(work.exception())
     assert isinstance(rank.comm.async_error(), nccl.NcclInvalidUsageError)
     with pytest.raises(Exception, match="different calls"):
-        _start(channel, torch.zeros(3)).wait()
+        _start(comm_stream, torch.zeros(3)).wait()
     rank.comm.abort()
 
 

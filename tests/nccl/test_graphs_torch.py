@@ -6,7 +6,6 @@ inputs; and that neither a watchdog nor a query of another thread breaks a captu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -121,22 +120,24 @@ def _asynchronous(rank: Rank, mode: str) -> None:
     """async_op=True: the communication stream joins torch's capture, and is joined by wait()."""
     import torch
 
-    from pynccl.mirror.channel import Channel
+    from pynccl.mirror.group.comm_stream import CommStream
+    from pynccl.mirror.group.record import Call, OperationRecord
 
     torch.cuda.set_device(rank.device)
     device = torch.device("cuda", rank.device)
-    channel = Channel(rank.comm, device, timedelta(seconds=60))
+    comm_stream = CommStream(rank.comm, device, timedelta(seconds=60))
     x, y = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
 
-    def issue(out: Any) -> Callable[[nccl.Communicator, int | None], None]:  # noqa: ANN401
-        return lambda comm, stream: comm.all_reduce(x, out=out, stream=stream)
+    def start(out: Any) -> Any:  # noqa: ANN401
+        calls = [Call("all_reduce", x, out=out)]
+        return comm_stream.issue(OperationRecord("all_reduce", x, calls, [out], async_op=True))
 
-    channel.start("all_reduce", issue(y), x, [y]).wait()
+    start(y).wait()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
         x.add_(1)
-        works = [channel.start("all_reduce", issue(out), x, [out]) for out in (y, y)]
+        works = [start(out) for out in (y, y)]
         with pytest.raises(ValueError, match="captured into a graph"):
             works[0].is_completed()
         for work in works:
@@ -146,7 +147,7 @@ def _asynchronous(rank: Rank, mode: str) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert (y == 2.0 * replay * rank.nranks).all()
-        channel.start("all_reduce", issue(torch.empty_like(y)), x, []).wait()  # between replays
+        start(torch.empty_like(y)).wait()  # between replays
     torch.cuda.synchronize()
     graph.reset()
 

@@ -1,10 +1,13 @@
-// How the fast functions issue what they have checked.
+// What the fast functions share: whether the fast way is open, checks, and the call of NCCL.
 #pragma once
 
-#include "python/mirror/channel.h"
-#include "python/mirror/names.h"
-#include "python/mirror/process_group.h"
+#include <stdexcept>
+
+#include "core/error.h"
 #include "python/objects/group.h"
+#include "python/mirror/comm_stream.h"
+#include "python/mirror/process_group.h"
+#include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {
 
@@ -16,37 +19,65 @@ inline ProcessGroup* direct_group(PyObject* argument) {
   return group;
 }
 
-// Runs body, which only looks, and says whether it got through: what it throws or raises, the
-// function in Python finds again and says it properly.
-template <class Body>
-bool passes(Body&& body) noexcept {
+// Runs the checks of a body. Returns false if they throw what checks throw for a mistake, or what
+// the creation of the communication stream throws: Python's function repeats them and raises the
+// right exception. Everything else (std::bad_alloc, KeyboardInterrupt) goes on.
+template <class Checks>
+bool passes(Checks&& checks) {
   try {
-    if (body()) [[likely]]
+    if (checks()) [[likely]]
       return true;
-  } catch (...) {  // as the comment says
+  } catch (const py::builtin_exception&) {
+  } catch (const std::invalid_argument&) {
+  } catch (const NcclFailure&) {
+  } catch (const DriverFailure&) {
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError) &&
+        !error.matches(PyExc_BufferError) && !error.matches(PyExc_OverflowError))
+      throw;
   }
   PyErr_Clear();
   return false;
 }
 
-// Calls send() of whatever goes to NCCL without the GIL.
-template <class Send>
-PyObject* issue_now(const ProcessGroup::Link& link, PyObject* name, Send&& send) {
-  const py::object channel = link.object;  // another thread may end the group meanwhile
-  return explained(channel, name, [&] {
-    const Channel::Bracket bracket(*link.channel);
+// A Call for the hooks, of the same form as those in Python: the Communicator's method, and what it
+// takes; nullptr for an argument that it does not take.
+inline py::object make_call(const char* method, PyObject* tensor, PyObject* root_or_peer,
+                            PyObject* op, PyObject* out) {
+  const auto given = [](PyObject* object) {
+    return py::reinterpret_borrow<py::object>(object ? object : Py_None);
+  };
+  return py::handle(classes.call)(method, given(tensor), given(root_or_peer), given(op),
+                                  given(out));
+}
+
+// An OperationRecord for the hooks.
+inline py::object make_record(const py::object& kind, PyObject* tensor, const py::list& calls,
+                              const py::list& result, bool async_op, int source = -1) {
+  return py::handle(classes.record)(
+      kind, py::handle(tensor), calls, result, async_op,
+      source < 0 ? py::object(py::none()) : py::object(py::int_(source)));
+}
+
+// Calls send(), which goes to NCCL, without the GIL.
+template <class MakeRecord, class Send>
+PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, MakeRecord&& make_record,
+                    Send&& send) {
+  const py::object comm_stream = ref.object;  // another thread may destroy the group meanwhile
+  return issued(comm_stream, kind, make_record, [&] {
+    const CommStream::CallScope scope(*ref.comm_stream);
     const GilReleased released;
     send();
     return Py_NewRef(Py_None);
   });
 }
 
-template <class Send>
-PyObject* issue_async(Work&& work, py::object held, Send&& send) {
-  const py::object channel = work.channel;
-  const py::object name = work.name;
-  return explained(channel, name.ptr(), [&] {
-    return work.part->start(std::move(work), std::move(held), [&](CUstream) {
+template <class MakeRecord, class Send>
+PyObject* issue_async(Work&& work, py::object held, MakeRecord&& make_record, Send&& send) {
+  const py::object comm_stream = work.comm_stream_object;
+  const py::object kind = work.name;
+  return issued(comm_stream, kind.ptr(), make_record, [&] {
+    return work.comm_stream->start(std::move(work), std::move(held), [&](CUstream) {
       const GilReleased released;
       send();
     });

@@ -1,5 +1,5 @@
-// Python types whose instances contain a C++ object: for what is made in every call, where the
-// table of instances that pybind11 keeps would cost more than the object.
+// Python types whose instances contain a C++ object. They are for objects that are made in every
+// call: pybind11's table of instances would cost more than such an object.
 #pragma once
 
 #include <pybind11/pybind11.h>

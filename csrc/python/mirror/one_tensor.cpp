@@ -1,10 +1,10 @@
-// The fast functions on one tensor per rank: a table that says what differs, and two templates.
+// The fast functions on one tensor per rank: a table of what each takes, and two templates.
 #include <dlpack/dlpack.h>
 
 #include "core/issue.h"
-#include "python/call/held.h"
 #include "python/collectives/operation_factory.h"
-#include "python/mirror/function.h"
+#include "python/call/held.h"
+#include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
 
 namespace pynccl::python::mirror {
@@ -12,23 +12,18 @@ namespace {
 
 using Kind = OperationKind;
 
-// Which of a function's parameters is what; -1: it has none such.
-struct Places {
-  Kind kind;
-  int group;
-  int async_op;
-  int tensor = 0;
-  int out = -1;
-  int op = -1;
-  long peer = -1;
-  int group_peer = -1;
+// What a collective takes besides a tensor, a group and async_op.
+struct Takes {
+  bool out = false;
+  bool op = false;
+  bool root = false;
 };
 
 // NCCL's operator for torch's: nullptr for SUM. False for one that is not among the five.
 bool find_operator(PyObject* given, PyObject*& op) {
-  if (!given || given == names.operators[0].first) [[likely]]
+  if (!given || given == classes.operators[0].first) [[likely]]
     return true;
-  for (const auto& [of_torch, ours] : names.operators)
+  for (const auto& [of_torch, ours] : classes.operators)
     if (of_torch == given) {
       op = ours;
       return true;
@@ -41,8 +36,30 @@ bool find_flag(PyObject* given, bool& flag) {
   return flag || !given || given == Py_False;
 }
 
-// The operators on booleans and complex numbers are Python's business.
+// Python's function chooses the operators on booleans and on complex numbers.
 bool reduces_as_it_is(const DType& dtype) { return dtype.width == 1 && dtype.code != kDLBool; }
+
+template <Kind K>
+constexpr const char* method_name() {
+  switch (K) {
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kReduce:
+      return "reduce";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kSend:
+      return "send";
+    case Kind::kRecv:
+      return "recv";
+    default:
+      return "";
+  }
+}
 
 template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
@@ -50,148 +67,202 @@ void send(Communicator& communicator, const Operation& operation) {
   communicator.settle();
 }
 
-template <Places P>
-PyObject* collective(const Function& function, PyObject* const* values) {
-  const ProcessGroup* group = direct_group(values[P.group]);
+// A list of one object, or of none.
+py::list list_of(PyObject* object) {
+  py::list result;
+  if (object) result.append(py::handle(object));
+  return result;
+}
+
+template <Kind K, Takes T>
+PyObject* collective(const FastFunction& function, PyObject* const* values) {
+  const ProcessGroup* group = direct_group(values[kGroup]);
   OperationArguments arguments;
-  arguments.tensor = values[P.tensor];
+  arguments.tensor = values[kTensor];
   bool async_op = false;
-  if (!group || !is_tensor(arguments.tensor) || !find_flag(values[P.async_op], async_op))
-    return declined();
-  if constexpr (P.out >= 0) {
-    arguments.out = values[P.out];
-    if (!is_tensor(arguments.out)) return declined();
+  if (!group || !is_tensor(arguments.tensor) || !find_flag(values[kAsyncOp], async_op))
+    return fallback();
+  if constexpr (T.out) {
+    arguments.out = values[kOut];
+    if (!is_tensor(arguments.out)) return fallback();
   }
-  if constexpr (P.op >= 0)
-    if (!find_operator(values[P.op], arguments.op)) return declined();
-  if constexpr (P.peer >= 0) {
-    arguments.root_or_peer = group->rank_of(values[P.peer], values[P.group_peer]);
-    if (!arguments.root_or_peer) return declined();
+  if constexpr (T.op)
+    if (!find_operator(values[kOp], arguments.op)) return fallback();
+  if constexpr (T.root) {
+    arguments.root_or_peer = group->rank_of(values[kGlobalRank], values[kGroupRank]);
+    if (!arguments.root_or_peer) return fallback();
   }
 
   TensorView view;
-  const ProcessGroup::Link* link = nullptr;
+  const CommStreamRef* ref = nullptr;
   Operation operation;
   const bool checked_well = passes([&] {
     view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
-    if constexpr (P.op >= 0)
+    if constexpr (T.op)
       if (!reduces_as_it_is(*view.dtype)) return false;
-    link = group->channel(view.device_type);
-    if (!link) return false;
-    Channel& channel = *link->channel;
+    ref = group->comm_stream(view.device_type);
+    if (!ref) return false;
+    CommStream& comm_stream = *ref->comm_stream;
     cudaStream_t queue = nullptr;
-    if (async_op) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-    operation = make_operation<P.kind>(channel.communicator(), arguments, view,
-                                       async_op ? &queue : nullptr);
+    if (async_op) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
+    operation =
+        make_operation<K>(comm_stream.communicator(), arguments, view, async_op ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]
-    return declined();
+    return fallback();
 
-  Communicator& communicator = link->channel->communicator();
+  Communicator& communicator = ref->comm_stream->communicator();
+  const auto name = py::reinterpret_borrow<py::object>(function.name());
+  const auto record = [&] {
+    PyObject* op = arguments.op;
+    if (T.op && !op) op = classes.operators[0].second;
+    py::list calls = list_of(
+        make_call(method_name<K>(), arguments.tensor, arguments.root_or_peer, op, arguments.out).ptr());
+    return make_record(name, arguments.tensor, calls,
+                       list_of(T.out ? arguments.out : arguments.tensor), async_op);
+  };
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
-    return issue_now(*link, function.name(), [&] { send<P.kind>(communicator, operation); });
+    return issue_now(*ref, name.ptr(), record, [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
-  const auto name = py::reinterpret_borrow<py::object>(function.name());
-  Work work(link->object, *link->channel, name, view);
-  if constexpr (P.out < 0) {
+  Work work(ref->object, *ref->comm_stream, name, view);
+  if constexpr (!T.out) {
     work.result = tensor;
-    return issue_async(std::move(work), tensor, [&] { send<P.kind>(communicator, operation); });
+    return issue_async(std::move(work), tensor, record, [&] { send<K>(communicator, operation); });
   } else {
     work.result = py::reinterpret_borrow<py::object>(arguments.out);
-    return issue_async(std::move(work), py::make_tuple(tensor, work.result),
-                       [&] { send<P.kind>(communicator, operation); });
+    return issue_async(std::move(work), py::make_tuple(tensor, work.result), record,
+                       [&] { send<K>(communicator, operation); });
   }
 }
 
-// isend, irecv, send and recv outside a batch, between two ranks that have met.
+// isend, irecv, send and recv outside a batch, between two ranks that have connected.
 template <bool Sends, bool Async>
-PyObject* transfer(const Function&, PyObject* const* values) {
+PyObject* transfer(const FastFunction&, PyObject* const* values) {
   constexpr Kind kKind = Sends ? Kind::kSend : Kind::kRecv;
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
   static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};
-  const ProcessGroup* group = direct_group(values[2]);
+  const ProcessGroup* group = direct_group(values[kGroup]);
   OperationArguments arguments;
-  arguments.tensor = values[0];
-  if (!group || !is_tensor(arguments.tensor)) return declined();
-  PyObject* rank = group->rank_of(values[1], values[4]);
-  if (!rank || !PyLong_CheckExact(rank)) return declined();
-  // What recv() returns is a global rank.
-  if (!Sends && !Async && rank == values[4] && !group->is_default()) return declined();
+  arguments.tensor = values[kTensor];
+  if (!group || !is_tensor(arguments.tensor)) return fallback();
+  PyObject* rank = group->rank_of(values[kGlobalRank], values[kGroupRank]);
+  if (!rank || !PyLong_CheckExact(rank)) return fallback();
+  // recv() returns a global rank.
+  if (!Sends && !Async && rank == values[kGroupRank] && !group->is_default()) return fallback();
 
   TensorView view;
-  const ProcessGroup::Link* link = nullptr;
+  const CommStreamRef* ref = nullptr;
   Operation operation;
   long peer = -1;
   const bool checked_well = passes([&] {
     view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
     peer = PyLong_AsLong(rank);
-    link = group->pair(view.device_type, peer, Sends);
-    if (!link) return false;
-    Channel& channel = *link->channel;
-    arguments.root_or_peer = ranks[1 - channel.communicator().rank()];
+    ref = group->pair_comm_stream(view.device_type, peer, Sends);
+    if (!ref) return false;
+    CommStream& comm_stream = *ref->comm_stream;
+    arguments.root_or_peer = ranks[1 - comm_stream.communicator().rank()];
     cudaStream_t queue = nullptr;
-    if (Async) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
+    if (Async) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
     operation =
-        make_operation<kKind>(channel.communicator(), arguments, view, Async ? &queue : nullptr);
+        make_operation<kKind>(comm_stream.communicator(), arguments, view, Async ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]
-    return declined();
+    return fallback();
 
-  Communicator& communicator = link->channel->communicator();
+  Communicator& communicator = ref->comm_stream->communicator();
+  const auto record = [&] {
+    py::list calls = list_of(
+        make_call(method_name<kKind>(), arguments.tensor, arguments.root_or_peer, nullptr, nullptr).ptr());
+    return make_record(py::reinterpret_borrow<py::object>(name), arguments.tensor, calls,
+                       list_of(Sends ? nullptr : arguments.tensor), Async,
+                       Sends ? -1 : static_cast<int>(peer));
+  };
   if constexpr (Async) {
     const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
-    Work work(link->object, *link->channel, py::reinterpret_borrow<py::object>(name), view);
+    Work work(ref->object, *ref->comm_stream, py::reinterpret_borrow<py::object>(name), view);
     work.result = Sends ? py::object(py::list()) : tensor;
     if (!Sends) work.source = static_cast<int>(peer);
-    return issue_async(std::move(work), tensor, [&] { send<kKind>(communicator, operation); });
+    return issue_async(std::move(work), tensor, record,
+                       [&] { send<kKind>(communicator, operation); });
   } else {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
-    PyObject* done = issue_now(*link, name, [&] { send<kKind>(communicator, operation); });
+    PyObject* done = issue_now(*ref, name, record, [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
-    return Py_NewRef(rank == values[4] ? rank : values[1]);
+    return Py_NewRef(rank == values[kGroupRank] ? rank : values[kGlobalRank]);
   }
 }
 
-constexpr Form kForms[] = {
+constexpr Parameter kTheGroup{"group", kGroup, Default::kNone};
+constexpr Parameter kTheFlag{"async_op", kAsyncOp, Default::kFalse};
+constexpr Parameter kTheOperator{"op", kOp, Default::kSum};
+constexpr Parameter kTheTag{"tag", kTag, Default::kZero};
+
+constexpr FastSpec kSpecs[] = {
     {"all_reduce",
-     {"tensor", "op", "group", "async_op"},
-     &collective<{.kind = Kind::kAllReduce, .group = 2, .async_op = 3, .op = 1}>},
+     {{{"tensor", kTensor}, kTheOperator, kTheGroup, kTheFlag}},
+     &collective<Kind::kAllReduce, {.op = true}>},
     {"broadcast",
-     {"tensor", "src", "group", "async_op", "group_src"},
-     &collective<{
-         .kind = Kind::kBroadcast, .group = 2, .async_op = 3, .peer = 1, .group_peer = 4}>},
+     {{{"tensor", kTensor},
+       {"src", kGlobalRank, Default::kNone},
+       kTheGroup,
+       kTheFlag,
+       {"group_src", kGroupRank, Default::kNone}}},
+     &collective<Kind::kBroadcast, {.root = true}>},
     {"reduce",
-     {"tensor", "dst", "op", "group", "async_op", "group_dst"},
-     &collective<{
-         .kind = Kind::kReduce, .group = 3, .async_op = 4, .op = 2, .peer = 1, .group_peer = 5}>},
+     {{{"tensor", kTensor},
+       {"dst", kGlobalRank, Default::kNone},
+       kTheOperator,
+       kTheGroup,
+       kTheFlag,
+       {"group_dst", kGroupRank, Default::kNone}}},
+     &collective<Kind::kReduce, {.op = true, .root = true}>},
     {"all_gather_single",
-     {"output_tensor", "input_tensor", "group", "async_op"},
-     &collective<{.kind = Kind::kAllGather, .group = 2, .async_op = 3, .tensor = 1, .out = 0}>},
+     {{{"output_tensor", kOut}, {"input_tensor", kTensor}, kTheGroup, kTheFlag}},
+     &collective<Kind::kAllGather, {.out = true}>},
     {"reduce_scatter_single",
-     {"output", "input", "op", "group", "async_op"},
-     &collective<{
-         .kind = Kind::kReduceScatter, .group = 3, .async_op = 4, .tensor = 1, .out = 0, .op = 2}>},
+     {{{"output", kOut}, {"input", kTensor}, kTheOperator, kTheGroup, kTheFlag}},
+     &collective<Kind::kReduceScatter, {.out = true, .op = true}>},
     {"isend",
-     {"tensor", "dst", "group", "tag", "group_dst"},
+     {{{"tensor", kTensor},
+       {"dst", kGlobalRank, Default::kNone},
+       kTheGroup,
+       kTheTag,
+       {"group_dst", kGroupRank, Default::kNone}}},
      &transfer<true, true>,
      Direction::kSend},
     {"irecv",
-     {"tensor", "src", "group", "tag", "group_src"},
+     {{{"tensor", kTensor},
+       {"src", kGlobalRank, Default::kNone},
+       kTheGroup,
+       kTheTag,
+       {"group_src", kGroupRank, Default::kNone}}},
      &transfer<false, true>,
      Direction::kReceive},
-    {"send", {"tensor", "dst", "group", "tag", "group_dst"}, &transfer<true, false>},
-    {"recv", {"tensor", "src", "group", "tag", "group_src"}, &transfer<false, false>},
+    {"send",
+     {{{"tensor", kTensor},
+       {"dst", kGlobalRank, Default::kNone},
+       kTheGroup,
+       kTheTag,
+       {"group_dst", kGroupRank, Default::kNone}}},
+     &transfer<true, false>},
+    {"recv",
+     {{{"tensor", kTensor},
+       {"src", kGlobalRank, Default::kNone},
+       kTheGroup,
+       kTheTag,
+       {"group_src", kGroupRank, Default::kNone}}},
+     &transfer<false, false>},
 };
 
 }  // namespace
 
-std::span<const Form> one_tensor_forms() { return kForms; }
+std::span<const FastSpec> one_tensor_specs() { return kSpecs; }
 
 }  // namespace pynccl::python::mirror

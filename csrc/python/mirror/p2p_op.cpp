@@ -4,7 +4,7 @@
 #include "core/issue.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/bind.h"
-#include "python/mirror/function.h"
+#include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
 #include "python/mirror/native.h"
 
@@ -14,13 +14,19 @@ namespace {
 using Kind = OperationKind;
 
 PyTypeObject* p2p_op_type;
-PyObject* complete;  // Python's function for arguments that are not simple
+PyObject* complete;  // Python's function, which checks the arguments and completes them
+const Parameters* parameters_of_p2p_op;
 
 struct P2POp {
   static constexpr std::size_t kFields = 6;  // in the order of the constructor's parameters
-  static constexpr Parameters::Names kNames = {"op",    "tensor", "peer",
-                                               "group", "tag",    "group_peer"};
-  enum Field { kOp, kTensor, kPeer, kGroup, kTag, kGroupPeer };
+  enum Field : std::uint8_t { kOp, kTensor, kPeer, kGroup, kTag, kGroupPeer };
+  static constexpr Parameters::Expected kParameters = {
+      {{"op", kOp},
+       {"tensor", kTensor},
+       {"peer", kPeer, Default::kNone},
+       {"group", kGroup, Default::kNone},
+       {"tag", kTag, Default::kZero},
+       {"group_peer", kGroupPeer, Default::kNone}}};
 
   std::array<py::object, kFields> fields;
 
@@ -39,8 +45,8 @@ py::object borrow(PyObject* object) { return py::reinterpret_borrow<py::object>(
 bool is_given(PyObject* argument) { return argument && argument != Py_None; }
 
 Direction direction_of(PyObject* op) {
-  const Function* function = op ? Function::in(op) : nullptr;
-  return function ? function->form().direction : Direction::kNone;
+  const FastFunction* function = op ? FastFunction::in(op) : nullptr;
+  return function ? function->spec().direction : Direction::kNone;
 }
 
 // Fills in the operation where its arguments are simple.
@@ -58,7 +64,7 @@ bool fill(P2POp& made, const Parameters::Values& values) {
     peer = group_peer;
   }
   PyObject* given_group = values[P2POp::kGroup];
-  // The fields are empty before, so that there is nothing to let go of.
+  // The fields are empty before, so that nothing is to be released.
   const auto set = [&](P2POp::Field field, PyObject* value) {
     new (&made.fields[field]) py::object(borrow(value));
   };
@@ -71,28 +77,31 @@ bool fill(P2POp& made, const Parameters::Values& values) {
   return true;
 }
 
-// The same by Python's function, which refuses what is wrong.
+// The same by Python's function, which raises for mistakes.
 void fill_from(P2POp& made, PyObject* completed) {
   if (!completed) throw py::error_already_set();
   const auto values = py::reinterpret_steal<py::tuple>(completed);
   for (std::size_t i = 0; i < P2POp::kFields; ++i) made.fields[i] = values[i];
 }
 
-// What a call of the class itself does.
+// The call of the class itself.
 PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   return guarded([&] {
-    static const Parameters parameters(P2POp::kNames);
     auto made =
         py::reinterpret_steal<py::object>(NativeP2POp::make(reinterpret_cast<PyTypeObject*>(type)));
     Parameters::Values values;
     const auto nargs = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
-    if (!parameters.match(args, nargs, kwnames, values) || !fill(p2p_op(made.ptr()), values))
+    if (!parameters_of_p2p_op->match(args, nargs, kwnames, values) ||
+        !fill(p2p_op(made.ptr()), values)) {
+      static std::size_t& fallbacks = fallback_count("P2POp");
+      ++fallbacks;
       fill_from(p2p_op(made.ptr()), PyObject_Vectorcall(complete, args, nargsf, kwnames));
+    }
     return made.release().ptr();
   });
 }
 
-// What a class that inherits it does.
+// The __new__ of a class that inherits it.
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&] {
     auto made = py::reinterpret_steal<py::object>(NativeP2POp::make(type));
@@ -142,17 +151,17 @@ PyObject* repr(PyObject* self) {
   });
 }
 
-// The name of a batch, by what is in it.
-py::object name_of(bool sends, bool receives) {
-  static PyObject* const names_of_batches[] = {
-      PyUnicode_InternFromString("coalesced isend"), PyUnicode_InternFromString("coalesced irecv"),
-      PyUnicode_InternFromString("coalesced irecv, isend")};
-  return borrow(names_of_batches[receives + (sends && receives)]);
+// The kind of a batch: the kinds of its operations.
+py::object kind_of(bool sends, bool receives) {
+  static PyObject* const kinds[] = {PyUnicode_InternFromString("coalesced isend"),
+                                    PyUnicode_InternFromString("coalesced irecv"),
+                                    PyUnicode_InternFromString("coalesced irecv, isend")};
+  return borrow(kinds[receives + (sends && receives)]);
 }
 
-// The operations of a batch, looked at, and where they go.
+// The checked operations of a batch, and their CommStream.
 struct Exchange {
-  const ProcessGroup::Link* link = nullptr;
+  const CommStreamRef* ref = nullptr;
   TensorView place;  // the first tensor
   std::vector<Operation> operations;
   std::size_t receives = 0;
@@ -165,15 +174,15 @@ struct Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // Memory that the thread's last batch has left.
+  // The memory of the thread's last batch, to be used again.
   static thread_local std::vector<Operation> spare;
 };
 thread_local std::vector<Operation> Exchange::spare;
 
-// Looks at the operations of a list; false where one of them is not simple. It throws as the calls
-// of Communicator do.
-bool look_at(Exchange& exchange, const ProcessGroup& group, PyObject* group_object,
-             PyObject* list) {
+// Checks the operations of a list; false where only Python's function can judge one of them. It
+// throws as the methods of Communicator do.
+bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* group_object,
+                      PyObject* list) {
   const auto size = static_cast<std::size_t>(PyList_GET_SIZE(list));
   exchange.operations.reserve(size);
   Communicator* communicator = nullptr;
@@ -190,12 +199,12 @@ bool look_at(Exchange& exchange, const ProcessGroup& group, PyObject* group_obje
     TensorView view;
     view_tensor(view, "tensor", tensor, nullptr, nullptr);
     if (!communicator) {
-      exchange.link = group.channel(view.device_type);
-      if (!exchange.link) return false;
+      exchange.ref = group.comm_stream(view.device_type);
+      if (!exchange.ref) return false;
       exchange.place = view;
-      Channel& channel = *exchange.link->channel;
-      communicator = &channel.communicator();
-      queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
+      CommStream& comm_stream = *exchange.ref->comm_stream;
+      communicator = &comm_stream.communicator();
+      queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
     }
     OperationArguments arguments;
     arguments.root_or_peer = fields[P2POp::kGroupPeer].ptr();
@@ -236,27 +245,41 @@ void issue_together(Communicator& communicator, const std::vector<Operation>& op
   communicator.settle();
 }
 
-PyObject* batch_isend_irecv(const Function&, PyObject* const* values) {
-  PyObject* list = values[0];
-  if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return declined();
+// The record for the hooks.
+py::object record_of(PyObject* list, const py::object& kind, const py::list& result) {
+  py::list calls;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    const auto& fields = p2p_op(PyList_GET_ITEM(list, i)).fields;
+    const bool sends = direction_of(fields[P2POp::kOp].ptr()) == Direction::kSend;
+    calls.append(make_call(sends ? "send" : "recv", fields[P2POp::kTensor].ptr(),
+                           fields[P2POp::kGroupPeer].ptr(), nullptr, nullptr));
+  }
+  PyObject* first = p2p_op(PyList_GET_ITEM(list, 0)).fields[P2POp::kTensor].ptr();
+  return make_record(kind, first, calls, result, true);
+}
+
+PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
+  PyObject* list = values[kOpList];
+  if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return fallback();
   PyObject* first = PyList_GET_ITEM(list, 0);
-  if (Py_TYPE(first) != p2p_op_type) return declined();
+  if (Py_TYPE(first) != p2p_op_type) return fallback();
   PyObject* group_object = p2p_op(first).fields[P2POp::kGroup].ptr();
   const ProcessGroup* group = is_given(group_object) ? direct_group(group_object) : nullptr;
-  if (!group) return declined();
+  if (!group) return fallback();
   Exchange exchange;
-  if (!passes([&] { return look_at(exchange, *group, group_object, list); })) [[unlikely]]
-    return declined();
+  if (!passes([&] { return check_operations(exchange, *group, group_object, list); })) [[unlikely]]
+    return fallback();
 
   auto [sent, received] = tensors_of(list, exchange);
-  const auto& [link, place, operations, receives] = exchange;
-  // The work keeps it; the link is the group's, which another thread may end meanwhile.
-  Communicator& communicator = link->channel->communicator();
-  Work work(link->object, *link->channel, name_of(operations.size() > receives, receives > 0),
-            place);
+  const auto& [ref, place, operations, receives] = exchange;
+  // The work keeps it alive; ref is the group's, which another thread may destroy meanwhile.
+  Communicator& communicator = ref->comm_stream->communicator();
+  const py::object kind = kind_of(operations.size() > receives, receives > 0);
+  Work work(ref->object, *ref->comm_stream, kind, place);
   work.result = std::move(received);
   py::object held = py::make_tuple(std::move(sent), work.result);
-  PyObject* started = issue_async(std::move(work), std::move(held),
+  const auto record = [&] { return record_of(list, kind, py::list(work.result)); };
+  PyObject* started = issue_async(std::move(work), std::move(held), record,
                                   [&] { issue_together(communicator, exchange.operations); });
   if (!started) [[unlikely]]
     return nullptr;
@@ -269,26 +292,34 @@ PyObject* batch_isend_irecv(const Function&, PyObject* const* values) {
   return works;
 }
 
-constexpr Form kForms[] = {{"batch_isend_irecv", {"p2p_op_list"}, &batch_isend_irecv}};
+constexpr FastSpec kSpecs[] = {
+    {"batch_isend_irecv", {{{"p2p_op_list", kOpList}}}, &batch_isend_irecv}};
 
-constexpr char kDoc[] = R"(One of the operations of :func:`batch_isend_irecv`.
+constexpr char kDoc[] =
+    R"(One of the operations of :func:`batch_isend_irecv`: torch.distributed.P2POp.
 
 Args:
     op: :func:`isend` or :func:`irecv`.
-    tensor: what to send, or where to receive.
-    peer: the other side's global rank.
-    group: the group; None is the default one.
+    tensor: contiguous, of any shape and of a dtype that NCCL has; sent, or received into.
+    peer: the global rank of the other side.
+    group: the group; None is the default group.
     tag: ignored, as by torch's NCCL backend.
-    group_peer: the other side's rank in the group, instead of peer.)";
+    group_peer: the rank of the other side in the group, instead of peer.
+
+Raises:
+    TypeError: tensor is not a tensor.
+    ValueError: op is another function, both or neither of peer and group_peer are given, or the
+        rank is not in the group.)";
 
 }  // namespace
 
-std::span<const Form> p2p_forms() { return kForms; }
+std::span<const FastSpec> p2p_specs() { return kSpecs; }
 
 void bind_p2p_op(py::module_& m) {
   static PyGetSetDef properties[P2POp::kFields + 1] = {};
   for (std::size_t i = 0; i < P2POp::kFields; ++i)
-    properties[i] = {P2POp::kNames[i], &get_field, &set_field, nullptr, reinterpret_cast<void*>(i)};
+    properties[i] = {P2POp::kParameters[i].name, &get_field, &set_field, nullptr,
+                     reinterpret_cast<void*>(i)};
   static PyType_Slot slots[] = {{Py_tp_new, slot(&create)},
                                 {Py_tp_init, slot(&initialize)},
                                 {Py_tp_dealloc, slot(&NativeP2POp::destroy)},
@@ -298,7 +329,7 @@ void bind_p2p_op(py::module_& m) {
                                 {Py_tp_getset, properties},
                                 {Py_tp_doc, const_cast<char*>(kDoc)},
                                 {0, nullptr}};
-  static PyType_Spec spec = {"pynccl.mirror.p2p.P2POp", sizeof(NativeP2POp), 0,
+  static PyType_Spec spec = {"pynccl.mirror.api.p2p.P2POp", sizeof(NativeP2POp), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   p2p_op_type = add_type(m, spec, "P2POp");
   p2p_op_type->tp_vectorcall = &construct;
@@ -306,14 +337,19 @@ void bind_p2p_op(py::module_& m) {
   m.def(
       "complete_p2p_ops",
       [](const py::function& function) {
+        parameters_of_p2p_op = new Parameters(function, P2POp::kParameters);  // never destroyed
         Py_XDECREF(std::exchange(complete, Py_NewRef(function.ptr())));
         return function;
       },
       py::arg("function"),
-      R"(Tell P2POp what to do with arguments that are not simple.
+      R"(Set the function that checks and completes the arguments of P2POp.
 
 Args:
-    function: takes the arguments of P2POp and gives its attributes, in their order.)");
+    function: takes the arguments of P2POp and returns the values of its attributes op, tensor,
+        peer, group, tag, group_peer.
+
+Raises:
+    TypeError: its parameters are not those of P2POp.)");
 }
 
 }  // namespace pynccl::python::mirror

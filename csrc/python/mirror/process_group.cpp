@@ -4,22 +4,32 @@
 
 #include "python/call/fastcall.h"
 #include "python/mirror/bind.h"
-#include "python/mirror/names.h"
+#include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {
 namespace {
 
 bool is_given(PyObject* argument) { return argument && argument != Py_None; }
 
-ProcessGroup::Link link(const py::object& channel) {
-  return {channel, &py::cast<Channel&>(channel)};
-}
+constexpr const char* kDeviceTypes[] = {"cpu", "cuda"};
 
 }  // namespace
 
+void Pair::connect(const py::object& to, const py::object& from) {
+  comm_streams_ = {CommStreamRef(from), CommStreamRef(to)};
+}
+
+// Taken out first: the destruction of a CommStream may run code that comes back here.
+void Pair::disconnect() { const auto gone = std::exchange(comm_streams_, {}); }
+
+py::object Pair::comm_streams() const {
+  if (!comm_streams_[0].comm_stream) return py::none();
+  return py::make_tuple(comm_streams_[1].object, comm_streams_[0].object);
+}
+
 ProcessGroup* ProcessGroup::given(PyObject* group) {
   if (!is_given(group)) return default_;
-  return Py_TYPE(group) == names.group ? &unwrap<ProcessGroup>(group) : nullptr;
+  return Py_TYPE(group) == classes.group ? &unwrap<ProcessGroup>(group) : nullptr;
 }
 
 void ProcessGroup::set_default(const py::object& group) {
@@ -37,61 +47,138 @@ PyObject* ProcessGroup::rank_of(PyObject* global_rank, PyObject* group_rank) con
   return rank;
 }
 
-const ProcessGroup::Kind* ProcessGroup::kind(int device_type) const {
+const ProcessGroup::Device* ProcessGroup::device(int device_type) const {
   switch (device_type) {
     case kDLCPU:
     case kDLCUDAHost:
-      return &kinds_[0];
+      return &devices_[0];
     case kDLCUDA:
-      return &kinds_[1];
+      return &devices_[1];
     default:
       return nullptr;
   }
 }
 
-const ProcessGroup::Link* ProcessGroup::channel(int device_type) const {
-  const Kind* kind = this->kind(device_type);
-  return kind && kind->channel ? &kind->channel : nullptr;
+const ProcessGroup::Device* ProcessGroup::device(const std::string& device_type) const {
+  for (std::size_t i = 0; i < devices_.size(); ++i)
+    if (device_type == kDeviceTypes[i]) return &devices_[i];
+  return nullptr;
 }
 
-const ProcessGroup::Link* ProcessGroup::pair(int device_type, long peer, bool sends) const {
-  const Kind* kind = this->kind(device_type);
-  if (!kind || peer < 0 || static_cast<std::size_t>(peer) >= kind->pairs.size()) return nullptr;
-  const Link& link = kind->pairs[static_cast<std::size_t>(peer)][sends];
-  return link ? &link : nullptr;
+ProcessGroup::Device& ProcessGroup::known_device(const std::string& device_type) {
+  if (!device(device_type)) throw py::value_error("device_type: must be cpu or cuda");
+  return devices_[device_type == kDeviceTypes[1]];
 }
 
-void ProcessGroup::connect(const std::string& kind, const py::object& channel) {
-  this->kind(kind).channel = link(channel);
+const CommStreamRef* ProcessGroup::comm_stream(int device_type) const {
+  const Device* device = this->device(device_type);
+  return device && device->comm_stream ? &device->comm_stream : nullptr;
 }
 
-void ProcessGroup::connect_pair(const std::string& kind, int peer, const py::object& to,
-                                const py::object& from) {
-  auto& pairs = this->kind(kind).pairs;
+const CommStreamRef* ProcessGroup::pair_comm_stream(int device_type, long peer, bool sends) const {
+  const Device* device = this->device(device_type);
+  if (!device || peer < 0 || static_cast<std::size_t>(peer) >= device->pairs.size()) return nullptr;
+  const Pair* pair = device->pairs[static_cast<std::size_t>(peer)].pair;
+  return pair && pair->comm_stream(sends) ? &pair->comm_stream(sends) : nullptr;
+}
+
+void ProcessGroup::check_valid() const {
+  if (!invalid_reason_.empty())
+    throw py::value_error("Invalid process group specified: " + invalid_reason_);
+}
+
+py::object ProcessGroup::get_comm_stream(const std::string& device_type) const {
+  check_valid();
+  const Device* device = this->device(device_type);
+  return device && device->comm_stream.comm_stream ? device->comm_stream.object : py::none();
+}
+
+void ProcessGroup::set_comm_stream(const std::string& device_type, const py::object& comm_stream) {
+  known_device(device_type).comm_stream = CommStreamRef(comm_stream);
+}
+
+py::dict ProcessGroup::comm_streams() const {
+  py::dict result;
+  for (std::size_t i = 0; i < devices_.size(); ++i)
+    if (devices_[i].comm_stream.comm_stream)
+      result[kDeviceTypes[i]] = devices_[i].comm_stream.object;
+  return result;
+}
+
+py::object ProcessGroup::get_pair(const std::string& device_type, std::size_t peer) const {
+  check_valid();
+  const Device* device = this->device(device_type);
+  if (!device || peer >= device->pairs.size() || !device->pairs[peer].pair) return py::none();
+  return device->pairs[peer].object;
+}
+
+void ProcessGroup::set_pair(const std::string& device_type, std::size_t peer,
+                            const py::object& pair) {
+  auto& pairs = known_device(device_type).pairs;
   pairs.resize(static_cast<std::size_t>(size()));
-  pairs.at(static_cast<std::size_t>(peer)) = {link(from), link(to)};
+  pairs.at(peer) = {pair, &py::cast<Pair&>(pair)};
 }
 
-// Taken out first: letting go of a channel may run code that comes back here.
-void ProcessGroup::disconnect() { const auto gone = std::exchange(kinds_, {}); }
+py::list ProcessGroup::pairs() const {
+  py::list result;
+  for (const Device& device : devices_)
+    for (const PairRef& ref : device.pairs)
+      if (ref.pair) result.append(ref.object);
+  return result;
+}
+
+void ProcessGroup::invalidate(std::string reason, bool keep) {
+  invalid_reason_ = std::move(reason);
+  auto removed = std::exchange(devices_, {});
+  if (keep) kept_ = std::move(removed);
+}
 
 void bind_process_group(py::module_& m) {
-  py::class_<ProcessGroup>(m, "ProcessGroup", R"(Where the operations of a process group go.
+  py::class_<Pair>(m, "Pair", "The CommStreams between this rank and another.")
+      .def(py::init<>())
+      .def("_connect", &Pair::connect, py::arg("to"), py::arg("from_"),
+           "Set the CommStreams to the other rank and from it.")
+      .def("_disconnect", &Pair::disconnect, "Remove the CommStreams.")
+      .def_property_readonly("_comm_streams", &Pair::comm_streams,
+                             "The CommStreams to the other rank and from it; None before "
+                             "_connect().");
+
+  py::class_<ProcessGroup>(m, "ProcessGroup", R"(The CommStreams of a process group.
 
 Args:
     rank: this process's rank in the group.
     rank_of: the group's ranks by the global ones.)")
       .def(py::init<int, py::dict>(), py::arg("rank"), py::arg("rank_of"))
+      .def("rank", &ProcessGroup::rank, "This process's rank in the group.")
+      .def("size", &ProcessGroup::size, "The number of ranks in the group.")
       .def_readwrite("_batch", &ProcessGroup::batch,
-                     "What collects operations at the moment, or None.")
-      .def("_connect", &ProcessGroup::connect, py::arg("kind"), py::arg("channel"),
-           "From now on this channel moves the tensors of a kind of device.")
-      .def("_connect_pair", &ProcessGroup::connect_pair, py::arg("kind"), py::arg("peer"),
-           py::arg("to"), py::arg("from_"),
-           "From now on these channels carry what is sent to a rank, and received from it.")
-      .def("_disconnect", &ProcessGroup::disconnect, "Forgets the channels.");
+                     "The Batch that collects operations at the moment, or None.")
+      .def("_comm_stream", &ProcessGroup::get_comm_stream, py::arg("device_type"),
+           "The CommStream for a type of device, or None. ValueError if the group is invalid.")
+      .def("_set_comm_stream", &ProcessGroup::set_comm_stream, py::arg("device_type"),
+           py::arg("comm_stream"), "Set the CommStream for a type of device.")
+      .def("comm_streams", &ProcessGroup::comm_streams,
+           "The CommStreams that exist, by the type of their device.")
+      .def("_pair", &ProcessGroup::get_pair, py::arg("device_type"), py::arg("peer"),
+           "The Pair with a rank, or None. ValueError if the group is invalid.")
+      .def("_set_pair", &ProcessGroup::set_pair, py::arg("device_type"), py::arg("peer"),
+           py::arg("pair"), "Set the Pair with a rank.")
+      .def("_pairs", &ProcessGroup::pairs, "The Pairs that exist, in a list.")
+      .def("_invalidate", &ProcessGroup::invalidate, py::arg("reason"), py::arg("keep") = false,
+           R"(Make the group unusable: its operations raise ValueError.
+
+Args:
+    reason: why, for the text of the error.
+    keep: whether to keep the CommStreams alive, unused, instead of releasing them.)");
   m.def("set_default_group", &ProcessGroup::set_default, py::arg("group"),
-        "Have the fast functions take this group where none is given; None is no group.");
+        "Set the default group, which operations without a group use; None for no group.");
+  m.def(
+      "default_group",
+      [] {
+        PyObject* group = ProcessGroup::default_object();
+        return group ? py::reinterpret_borrow<py::object>(group) : py::none();
+      },
+      "The default group, or None.");
 }
 
 }  // namespace pynccl::python::mirror

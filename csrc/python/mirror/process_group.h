@@ -1,71 +1,92 @@
-// What the fast functions need to know of a process group; the Python class ProcessGroup inherits
-// it.
+// The C++ parts of pynccl.ProcessGroup and of a pair of ranks: they own the CommStreams.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <string>
 #include <vector>
 
-#include "python/mirror/channel.h"
+#include "python/mirror/comm_stream.h"
 
 namespace pynccl::python::mirror {
 
+// The CommStreams between this rank and another, one for each direction; none until the two ranks
+// have connected. The Python class Pair inherits it.
+class Pair {
+ public:
+  void connect(const py::object& to, const py::object& from);
+  void disconnect();
+  const CommStreamRef& comm_stream(bool sends) const { return comm_streams_[sends]; }
+  py::object comm_streams() const;  // (to, from), or None
+
+ private:
+  std::array<CommStreamRef, 2> comm_streams_;  // receiving, sending
+};
+
 class ProcessGroup {
  public:
-  // A channel: Python's object, and its part in C++.
-  struct Link {
-    py::object object;
-    Channel* channel = nullptr;
-
-    explicit operator bool() const { return channel && channel->usable(); }
-  };
-
   // rank_of: this group's ranks by the global ones.
   ProcessGroup(int rank, py::dict rank_of) : rank_(rank), rank_of_(std::move(rank_of)) {}
 
-  // The group of an argument: the default one for nullptr and None; nullptr for what is none.
+  // The group of an argument: the default one for nullptr and None; nullptr for an object that is
+  // no ProcessGroup.
   static ProcessGroup* given(PyObject* group);
   static void set_default(const py::object& group);
-  static PyObject* default_object() { return default_object_; }
+  static PyObject* default_object() { return default_object_; }  // borrowed; nullptr for none
   bool is_default() const { return this == default_; }
 
-  // What collects operations at the moment, or None.
+  // The Batch that collects operations at the moment, or None.
   py::object batch = py::none();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(PyDict_GET_SIZE(rank_of_.ptr())); }
-  // The rank in this group that a global one (or else the group's own) names; borrowed, nullptr
-  // where it is not clear at once.
+  // The rank in this group that a global rank (or else the group rank itself) names; borrowed,
+  // nullptr where only Python's function can tell.
   PyObject* rank_of(PyObject* global_rank, PyObject* group_rank) const;
 
-  // Whether there is a channel at all, as long as the group was not ended.
-  bool connected() const { return kinds_[0].channel.channel || kinds_[1].channel.channel; }
-  // The links of a kind of device, by its DLDeviceType; nullptr where there is none.
-  const Link* channel(int device_type) const;
+  // Whether there is any CommStream of the whole group.
+  bool connected() const { return devices_[0].comm_stream || devices_[1].comm_stream; }
+  // The CommStream for a DLDeviceType; nullptr where there is none.
+  const CommStreamRef* comm_stream(int device_type) const;
   // The one on which this rank sends to a peer outside a batch, or receives from it.
-  const Link* pair(int device_type, long peer, bool sends) const;
+  const CommStreamRef* pair_comm_stream(int device_type, long peer, bool sends) const;
 
-  void connect(const std::string& kind, const py::object& channel);
-  void connect_pair(const std::string& kind, int peer, const py::object& to,
-                    const py::object& from);
-  void disconnect();
+  // The same for Python, by torch's type of the device ("cpu", "cuda"). The getters return None
+  // where there is none, and throw ValueError once the group is invalid.
+  py::object get_comm_stream(const std::string& device_type) const;
+  void set_comm_stream(const std::string& device_type, const py::object& comm_stream);
+  py::dict comm_streams() const;
+  py::object get_pair(const std::string& device_type, std::size_t peer) const;
+  void set_pair(const std::string& device_type, std::size_t peer, const py::object& pair);
+  py::list pairs() const;
+
+  // Makes the group unusable. keep: whether to keep the CommStreams alive, unused.
+  void invalidate(std::string reason, bool keep);
 
  private:
-  struct Kind {
-    Link channel;
-    std::vector<std::array<Link, 2>> pairs;  // by peer; receiving, sending
+  struct PairRef {
+    py::object object;
+    Pair* pair = nullptr;
   };
+  struct Device {
+    CommStreamRef comm_stream;
+    std::vector<PairRef> pairs;  // by peer
+  };
+  using Devices = std::array<Device, 2>;  // cpu, cuda
 
-  Kind& kind(const std::string& name) { return kinds_[name == "cuda"]; }
-  const Kind* kind(int device_type) const;
+  const Device* device(int device_type) const;
+  const Device* device(const std::string& device_type) const;  // nullptr for other types
+  Device& known_device(const std::string& device_type);        // throws for them
+  void check_valid() const;
 
   inline static PyObject* default_object_ = nullptr;
   inline static ProcessGroup* default_ = nullptr;
 
   int rank_;
   py::dict rank_of_;
-  std::array<Kind, 2> kinds_;  // cpu, cuda
+  Devices devices_, kept_;
+  std::string invalid_reason_;  // empty: valid
 };
 
 }  // namespace pynccl::python::mirror

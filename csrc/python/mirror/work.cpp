@@ -4,13 +4,13 @@
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
 #include "python/mirror/bind.h"
-#include "python/mirror/channel.h"
-#include "python/mirror/names.h"
+#include "python/mirror/comm_stream.h"
+#include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {
 
 CUstream Work::current_stream() const {
-  const Library& library = part->communicator().library();
+  const Library& library = comm_stream->communicator().library();
   if (library.memory() == Memory::kDevice && !place.api) [[unlikely]]
     throw py::type_error(
         "tensor: asynchronous operations need a tensor with DLPack's C exchange API, as torch's "
@@ -19,7 +19,7 @@ CUstream Work::current_stream() const {
 }
 
 PyObject* make_work(Work&& work) {
-  PyObject* self = Native<Work>::make(names.work);
+  PyObject* self = Native<Work>::make(classes.work);
   Native<Work>::of(self) = std::move(work);
   return self;
 }
@@ -35,17 +35,17 @@ Work& started(PyObject* self) {
 
 // Whether the communicator has failed, as far as is known.
 bool failed(const Work& work) {
-  if (!work.part->usable()) return true;
-  Communicator& communicator = work.part->communicator();
+  if (!work.comm_stream->usable()) return true;
+  Communicator& communicator = work.comm_stream->communicator();
   return !communicator.closed() && communicator.async_error() != ncclSuccess;
 }
 
-// The first to see an error keeps it: when somebody has waited, later ones are not this work's.
+// The first error is kept. After a wait a new error of the communicator is of a later operation.
 void note_error(Work& work) {
   if (work.error || work.waited) return;
   if (!failed(work)) [[likely]]
     return;
-  const py::object error = work.channel.attr("error")(work.name);
+  const py::object error = work.comm_stream_object.attr("error")(work.name);
   if (!error.is_none()) work.error = error;
 }
 
@@ -64,10 +64,10 @@ PyObject* finish_wait(Work& work) {
 }
 
 PyObject* wait_without_limit(Work& work) {
-  const bool on_host = work.part->communicator().library().memory() == Memory::kHost;
+  const bool on_host = work.comm_stream->communicator().library().memory() == Memory::kHost;
   if (on_host && work.waited && !work.error) return Py_NewRef(Py_True);
   const CUstream current = work.current_stream();
-  // Another thread may let go of the work meanwhile.
+  // Another thread may release the work meanwhile.
   const std::shared_ptr<pynccl::Work> operation = work.operation;
   {
     const GilReleased released;
@@ -86,7 +86,8 @@ PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject
     });
   return guarded([&] {
     Work& work = started(self);
-    return explained(work.channel, work.name.ptr(), [&] { return wait_without_limit(work); });
+    return explained(work.comm_stream_object, work.name.ptr(),
+                     [&] { return wait_without_limit(work); });
   });
 }
 
@@ -95,7 +96,7 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
     Work& work = started(self);
     const double limit = PyFloat_AsDouble(seconds);
     if (limit == -1 && PyErr_Occurred()) throw py::error_already_set();
-    return explained(work.channel, work.name.ptr(), [&] {
+    return explained(work.comm_stream_object, work.name.ptr(), [&] {
       const std::shared_ptr<pynccl::Work> operation = work.operation;
       {
         const GilReleased released;
@@ -109,7 +110,7 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
 PyObject* is_completed(PyObject* self, PyObject*) {
   return guarded([&] {
     Work& work = started(self);
-    return explained(work.channel, work.name.ptr(), [&] {
+    return explained(work.comm_stream_object, work.name.ptr(), [&] {
       if (!work.operation->done()) return Py_NewRef(Py_False);
       note_error(work);
       return Py_NewRef(Py_True);
@@ -120,7 +121,7 @@ PyObject* is_completed(PyObject* self, PyObject*) {
 PyObject* exception(PyObject* self, PyObject*) {
   return guarded([&] {
     Work& work = started(self);
-    return explained(work.channel, work.name.ptr(), [&] {
+    return explained(work.comm_stream_object, work.name.ptr(), [&] {
       if (work.operation->done()) note_error(work);
       return work.error ? py::object(work.error).release().ptr() : Py_NewRef(Py_None);
     });
@@ -137,8 +138,8 @@ PyObject* result(PyObject* self, PyObject*) {
   });
 }
 
-PyObject* get_channel(PyObject* self, void*) {
-  return guarded([&] { return py::object(started(self).channel).release().ptr(); });
+PyObject* get_comm_stream(PyObject* self, void*) {
+  return guarded([&] { return py::object(started(self).comm_stream_object).release().ptr(); });
 }
 
 PyObject* get_name(PyObject* self, void*) {
@@ -177,12 +178,14 @@ void bind_work(py::module_& m) {
       fast_method("is_completed", &is_completed,
                   "is_completed($self)\n--\n\n"
                   "Whether the operation has ended, well or with an error."),
-      fast_method("exception", &exception,
-                  "exception($self)\n--\n\nWhat the operation has failed with, so far."),
+      fast_method(
+          "exception", &exception,
+          "exception($self)\n--\n\nThe error that the operation has failed with, or None so far."),
       fast_method("result", &result, "result($self)\n--\n\nThe tensors that the operation writes."),
       {}};
   static PyGetSetDef properties[] = {
-      {"_channel", &get_channel, nullptr, "What the operation was issued on.", nullptr},
+      {"_comm_stream", &get_comm_stream, nullptr,
+       "The CommStream that the operation was issued on.", nullptr},
       {"_name", &get_name, nullptr, "The operation's name.", nullptr},
       {"_source", &get_source, nullptr, "The rank that it receives from, or None.", nullptr},
       {}};

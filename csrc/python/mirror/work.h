@@ -1,4 +1,4 @@
-// An asynchronous operation as Python has it; the Python class Work inherits it.
+// The C++ part of pynccl.Work, the handle of an asynchronous operation.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,16 +11,16 @@
 
 namespace pynccl::python::mirror {
 
-class Channel;
+class CommStream;
 
 struct Work {
   Work() = default;  // one that was never started
-  // Of an operation on this channel (Python's object and its part in C++); place is one of its
-  // tensors, whose framework and device are asked for the current stream.
-  Work(py::object channel_object, Channel& channel_part, py::object operation_name,
+  // Of an operation on this CommStream (Python's object and its part in C++); place is one of its
+  // tensors: its framework and device determine the current stream.
+  Work(py::object object, CommStream& part, py::object operation_name,
        const TensorView& place_of_tensor)
-      : channel(std::move(channel_object)),
-        part(&channel_part),
+      : comm_stream_object(std::move(object)),
+        comm_stream(&part),
         name(std::move(operation_name)),
         place(place_of_tensor) {
     place.owner = nullptr;
@@ -31,17 +31,17 @@ struct Work {
   // What NativeType needs.
   template <class F>
   void each(F&& f) {
-    f(channel), f(name), f(result), f(error);
+    f(comm_stream_object), f(name), f(result), f(error);
   }
 
-  py::object channel;
-  Channel* part = nullptr;
+  py::object comm_stream_object;
+  CommStream* comm_stream = nullptr;
   py::object name;
   TensorView place;
   py::object result;  // the tensors that it writes: a list, or the only one
   int source = -1;    // the rank that it receives from
   std::shared_ptr<pynccl::Work> operation;
-  py::object error;  // what it has failed with
+  py::object error;  // that it has failed with
   bool waited = false;
 };
 

@@ -1,0 +1,108 @@
+#include "python/mirror/comm_stream.h"
+
+#include <pybind11/stl.h>
+
+#include "python/mirror/bind.h"
+
+namespace pynccl::python::mirror {
+
+const std::shared_ptr<Stream>& CommStream::stream() {
+  if (!stream_)
+    stream_ = std::make_shared<Stream>(communicator_->shared_library(), communicator_->device(),
+                                       priority_);
+  return stream_;
+}
+
+WorkQueue& CommStream::queue() {
+  if (!queue_) [[unlikely]]
+    queue_.emplace(communicator_->shared_library(), stream());
+  return *queue_;
+}
+
+namespace {
+
+void set_raised(const py::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
+}  // namespace
+
+void explain(const py::object& comm_stream, PyObject* kind) {
+  py::error_already_set raised;
+  try {
+    const py::module_ errors = py::module_::import("pynccl.errors");
+    if (raised.matches(errors.attr("NcclError")) || raised.matches(errors.attr("DriverError")))
+      set_raised(comm_stream.attr("explain")(py::handle(kind), raised.value()));
+    else
+      raised.restore();
+  } catch (py::error_already_set& failed) {
+    failed.restore();
+  }
+}
+
+namespace {
+
+// Issues the operation of an OperationRecord.
+py::object issue(const py::object& self, const py::object& record) {
+  auto& comm_stream = py::cast<CommStream&>(self);
+  const py::object kind = record.attr("kind");
+  if (!comm_stream.usable()) {
+    set_raised(self.attr("timed_out")(kind));
+    throw py::error_already_set();
+  }
+  const auto enqueue = [&](const py::object& stream) {
+    record.attr("enqueue")(comm_stream.shared_communicator(), stream);
+  };
+  const auto body = [&] {
+    if (!py::cast<bool>(record.attr("async_op"))) {
+      const CommStream::CallScope scope(comm_stream);
+      enqueue(py::none());
+      return Py_NewRef(Py_None);
+    }
+    const py::object tensor = record.attr("tensor");
+    Work work(self, comm_stream, kind, view_tensor("tensor", tensor.ptr(), nullptr, nullptr));
+    work.result = record.attr("result");
+    work.source = py::cast<std::optional<int>>(record.attr("source")).value_or(-1);
+    return comm_stream.start(
+        std::move(work), py::make_tuple(record.attr("calls"), record.attr("result")),
+        [&](CUstream stream) { enqueue(py::int_(reinterpret_cast<std::uintptr_t>(stream))); });
+  };
+  auto result =
+      py::reinterpret_steal<py::object>(issued(self, kind.ptr(), [&] { return record; }, body));
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+}  // namespace
+
+void bind_comm_stream(py::module_& m) {
+  py::class_<CommStream>(m, "CommStream",
+                         R"(A communicator with the stream of its asynchronous operations.
+
+Args:
+    comm: the communicator.
+    priority: of the stream.)")
+      .def(py::init<std::shared_ptr<Communicator>, int>(), py::arg("comm"), py::arg("priority") = 0)
+      .def_property_readonly("comm", &CommStream::shared_communicator, "The communicator.")
+      .def_property_readonly("stream", &CommStream::stream, "The communication stream.")
+      .def_property_readonly("usable", &CommStream::usable, "Whether operations can be issued.")
+      .def("refuse", &CommStream::refuse,
+           "Refuse every further operation, with what timed_out(kind) of the class returns.")
+      .def("issue", &issue, py::arg("record"), R"(Issue an operation.
+
+A synchronous one goes to the current stream; an asynchronous one to the communication stream, after
+what is on the current one. If NCCL or the driver raises an error, explain(kind, error) of the class
+returns the exception that is raised instead.
+
+Args:
+    record: an OperationRecord. Its calls and its result are kept until the work was waited for.
+
+Returns:
+    The Work of an asynchronous operation, None for a synchronous one.)")
+      .def("call_under_way", &CommStream::call_under_way,
+           "The number of the synchronous call that is under way, 0 for none.")
+      .def("oldest", &CommStream::oldest,
+           "The number of the oldest asynchronous operation that is not done; None if all are.");
+}
+
+}  // namespace pynccl::python::mirror

@@ -1,0 +1,124 @@
+// CommStream: one communicator with the stream of its asynchronous operations. The Python class
+// CommStream inherits it. Every operation of the mirror is issued by issued() of this file.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "core/communicator.h"
+#include "core/work.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
+#include "python/mirror/hooks.h"
+#include "python/mirror/work.h"
+
+namespace pynccl::python::mirror {
+
+class CommStream {
+ public:
+  CommStream(std::shared_ptr<Communicator> communicator, int priority)
+      : communicator_(std::move(communicator)), priority_(priority) {}
+
+  Communicator& communicator() const { return *communicator_; }
+  const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
+
+  // False after an operation has timed out: no further operation is issued.
+  bool usable() const { return usable_; }
+  void refuse() { usable_ = false; }
+
+  // The scope of a synchronous call. The number of calls is odd inside it; the watchdog compares
+  // numbers to see whether a call is still under way.
+  class CallScope {
+   public:
+    explicit CallScope(CommStream& comm_stream) : calls_(comm_stream.calls_) { step(); }
+    ~CallScope() { step(); }
+    CallScope(const CallScope&) = delete;
+    CallScope& operator=(const CallScope&) = delete;
+
+   private:
+    void step() { calls_.fetch_add(1, std::memory_order_relaxed); }
+    std::atomic<std::size_t>& calls_;
+  };
+
+  // Enqueues on the communication stream, after what is on the current one. enqueue takes the
+  // stream, and leaves the GIL as it finds it; held lives until the work was waited for or is done.
+  template <class Enqueue>
+  PyObject* start(Work&& work, py::object held, Enqueue&& enqueue) {
+    // A thread that waits for the lock must not keep the GIL from the thread that has the lock.
+    std::unique_lock order(order_, std::try_to_lock);
+    if (!order) [[unlikely]] {
+      const GilReleased released;
+      order.lock();
+    }
+    WorkQueue& queue = this->queue();
+    queue.begin(work.current_stream());
+    enqueue(queue.handle());
+    work.operation = queue.end(hold(std::move(held)));
+    order.unlock();
+    return make_work(std::move(work));
+  }
+
+  // The communication stream and its queue, made at the first use.
+  const std::shared_ptr<Stream>& stream();
+  WorkQueue& queue();
+
+  // The number of the synchronous call that is under way, 0 for none.
+  std::size_t call_under_way() const {
+    const std::size_t calls = calls_.load(std::memory_order_relaxed);
+    return calls % 2 ? calls : 0;
+  }
+  // The number of the oldest asynchronous operation that is not done.
+  std::optional<std::size_t> oldest() { return queue_ ? queue_->oldest() : std::nullopt; }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  int priority_;
+  bool usable_ = true;
+  std::atomic<std::size_t> calls_ = 0;
+  std::mutex order_;
+  std::shared_ptr<Stream> stream_;
+  std::optional<WorkQueue> queue_;
+};
+
+// A CommStream: Python's object, and its part in C++.
+struct CommStreamRef {
+  py::object object;
+  CommStream* comm_stream = nullptr;
+
+  CommStreamRef() = default;
+  explicit CommStreamRef(py::object given)
+      : object(std::move(given)), comm_stream(&py::cast<CommStream&>(object)) {}
+
+  explicit operator bool() const { return comm_stream && comm_stream->usable(); }
+};
+
+// Replaces the exception that is raised now, if it is of NCCL or the driver.
+[[gnu::cold]] void explain(const py::object& comm_stream, PyObject* kind);
+
+// Runs body, which returns a new reference. Where NCCL or the driver fails, it raises what
+// explain(kind, error) of the CommStream (Python's) returns.
+template <class Body>
+PyObject* explained(const py::object& comm_stream, PyObject* kind, Body&& body) {
+  PyObject* result = guarded(std::forward<Body>(body));
+  if (!result) [[unlikely]]
+    explain(comm_stream, kind);
+  return result;
+}
+
+// Issues an operation: every operation of the mirror passes here, synchronous or asynchronous, from
+// Python or from a fast function, single or batched. body calls NCCL and returns a new reference:
+// the work, or None. make_record returns the OperationRecord for the hooks; it is called only where
+// hooks are registered.
+template <class MakeRecord, class Body>
+PyObject* issued(const py::object& comm_stream, PyObject* kind, MakeRecord&& make_record,
+                 Body&& body) {
+  const auto run = [&] { return explained(comm_stream, kind, body); };
+  if (!Hooks::any()) [[likely]]
+    return run();
+  return Hooks::around(comm_stream, make_record(), run);
+}
+
+}  // namespace pynccl::python::mirror

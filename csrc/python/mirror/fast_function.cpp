@@ -1,0 +1,274 @@
+#include "python/mirror/fast_function.h"
+
+#include <pybind11/stl.h>
+#include <structmember.h>
+
+#include <map>
+
+#include "python/call/fastcall.h"
+#include "python/mirror/bind.h"
+#include "python/mirror/native.h"
+#include "python/mirror/python_classes.h"
+
+namespace pynccl::python::mirror {
+namespace {
+
+PyTypeObject* function_type;
+
+std::map<std::string, std::size_t>& fallback_counts() {
+  static std::map<std::string, std::size_t> counts;
+  return counts;
+}
+
+// The object, laid out like that of functools.lru_cache.
+struct Callable {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* wrapped;  // Python's function
+  PyObject* dictionary;
+  PyObject* weakrefs;
+  const FastFunction* function;  // owned
+};
+
+Callable& callable(PyObject* self) { return *reinterpret_cast<Callable*>(self); }
+
+PyObject* call(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const Callable& object = callable(self);
+  const FastFunction& function = *object.function;
+  Parameters::Values values;
+  const auto nargs = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
+  if (function.parameters().match(args, nargs, kwnames, values)) [[likely]] {
+    PyObject* result = guarded([&] { return function.spec().body(function, values.data()); });
+    if (result != fallback()) [[likely]]
+      return result;
+  }
+  function.count_fallback();
+  return PyObject_Vectorcall(object.wrapped, args, nargsf, kwnames);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(callable(self).wrapped);
+  Py_VISIT(callable(self).dictionary);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(callable(self).wrapped);
+  Py_CLEAR(callable(self).dictionary);
+  return 0;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  if (callable(self).weakrefs) PyObject_ClearWeakRefs(self);
+  clear(self);
+  delete callable(self).function;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// Binds to an instance, as a function in a class does.
+PyObject* bind_to(PyObject* self, PyObject* instance, PyObject*) {
+  return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
+}
+
+PyObject* repr(PyObject* self) {
+  return PyUnicode_FromFormat("<function pynccl.%U>", callable(self).function->name());
+}
+
+// By name, as functions are pickled and copied.
+PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
+
+const FastSpec& spec_of(const std::string& name) {
+  for (const std::span<const FastSpec> specs : {one_tensor_specs(), p2p_specs()})
+    for (const FastSpec& spec : specs)
+      if (name == spec.name) return spec;
+  throw py::value_error("fast: there is no fast function for " + name + "()");
+}
+
+py::object fast(const py::function& function) {
+  const FastSpec& spec = spec_of(py::cast<std::string>(function.attr("__name__")));
+  auto attached = std::make_unique<const FastFunction>(spec, function);
+  auto made = py::reinterpret_steal<py::object>(function_type->tp_alloc(function_type, 0));
+  if (!made) throw py::error_already_set();
+  Callable& object = callable(made.ptr());
+  object.vectorcall = &call;
+  object.wrapped = Py_NewRef(function.ptr());
+  object.function = attached.release();
+  return py::module_::import("functools").attr("update_wrapper")(made, function);
+}
+
+// The errors of a function whose parameters do not fit.
+class Mismatch {
+ public:
+  Mismatch(const py::function& function, const py::object& signature)
+      : text_("fast: " + py::cast<std::string>(function.attr("__name__")) +
+              std::string(py::str(signature)) + ": ") {}
+
+  [[noreturn]] void raise(const std::string& reason) const { throw py::type_error(text_ + reason); }
+
+ private:
+  std::string text_;
+};
+
+// The default as Python has it; nullptr for a required parameter.
+PyObject* object_of(Default value) {
+  static PyObject* const zero = PyLong_FromLong(0);
+  switch (value) {
+    case Default::kRequired:
+      return nullptr;
+    case Default::kNone:
+      return Py_None;
+    case Default::kFalse:
+      return Py_False;
+    case Default::kZero:
+      return zero;
+    case Default::kSum:
+      if (!classes.operators[0].first)
+        throw std::logic_error("fast: set_group_classes() must be called first");
+      return classes.operators[0].first;
+  }
+  return nullptr;
+}
+
+void check_default(const Mismatch& mismatch, const Parameter& parameter, const py::object& given,
+                   const py::object& empty) {
+  const auto quoted = "'" + std::string(parameter.name) + "'";
+  PyObject* expected = object_of(parameter.default_value);
+  if (!expected && !given.is(empty)) mismatch.raise(quoted + " must have no default");
+  if (!expected) return;
+  if (given.is(empty) || !given.equal(py::handle(expected)))
+    mismatch.raise("the default of " + quoted + " must be " + std::string(py::repr(expected)));
+}
+
+PyTypeObject* kept(const py::type& type) {
+  return reinterpret_cast<PyTypeObject*>(py::type(type).release().ptr());
+}
+
+void set_operation_classes(const py::type& work, const py::type& record, const py::type& call) {
+  classes.work = kept(work);
+  classes.record = py::type(record).release().ptr();
+  classes.call = py::type(call).release().ptr();
+}
+
+void set_group_classes(const py::type& tensor, const py::type& group, const py::list& operators) {
+  classes.tensor = kept(tensor);
+  classes.group = kept(group);
+  for (std::size_t i = 0; i < classes.operators.size(); ++i) {
+    const auto pair = py::cast<py::tuple>(operators[i]);
+    classes.operators[i] = {py::object(pair[0]).release().ptr(),
+                            py::object(pair[1]).release().ptr()};
+  }
+}
+
+}  // namespace
+
+Parameters::Parameters(const py::function& function, const Expected& expected) {
+  const py::module_ inspect = py::module_::import("inspect");
+  const py::object signature = inspect.attr("signature")(function);
+  const py::object empty = inspect.attr("Parameter").attr("empty");
+  const py::object usual = inspect.attr("Parameter").attr("POSITIONAL_OR_KEYWORD");
+  const Mismatch mismatch(function, signature);
+  std::size_t known = 0;
+  while (known < kMost && expected[known].name) ++known;
+  for (const py::handle item : signature.attr("parameters").attr("values")()) {
+    const auto name = py::cast<std::string>(item.attr("name"));
+    const auto quoted = "'" + name + "'";
+    const Parameter* found = nullptr;
+    for (std::size_t i = 0; i < known; ++i)
+      if (name == expected[i].name) found = &expected[i];
+    if (!found) mismatch.raise("the fast function knows no parameter " + quoted);
+    if (!py::object(item.attr("kind")).is(usual))
+      mismatch.raise(quoted + " must be a parameter for position and keyword");
+    check_default(mismatch, *found, item.attr("default"), empty);
+    names_[count_] = PyUnicode_InternFromString(found->name);
+    indices_[count_++] = found->index;
+  }
+  for (std::size_t i = 0; i < known; ++i)
+    if (!signature.attr("parameters").contains(expected[i].name))
+      mismatch.raise("it has no parameter '" + std::string(expected[i].name) + "'");
+}
+
+bool Parameters::match(PyObject* const* args, std::size_t nargs, PyObject* kwnames,
+                       Values& values) const {
+  if (nargs > count_) [[unlikely]]
+    return false;
+  values.fill(nullptr);
+  for (std::size_t i = 0; i < nargs; ++i) values[indices_[i]] = args[i];
+  if (!kwnames) return true;
+  const auto keywords = static_cast<std::size_t>(PyTuple_GET_SIZE(kwnames));
+  for (std::size_t k = 0; k < keywords; ++k) {
+    PyObject* keyword = PyTuple_GET_ITEM(kwnames, k);
+    std::size_t i = nargs;  // what was given by position cannot be given again
+    while (i < count_ && names_[i] != keyword) ++i;
+    if (i == count_ || values[indices_[i]]) [[unlikely]]
+      return false;
+    values[indices_[i]] = args[nargs + k];
+  }
+  return true;
+}
+
+std::size_t& fallback_count(const std::string& name) { return fallback_counts()[name]; }
+
+FastFunction::FastFunction(const FastSpec& spec, const py::function& function)
+    : spec_(spec),
+      name_(function.attr("__name__")),
+      parameters_(function, spec.parameters),
+      fallbacks_(fallback_count(spec.name)) {}
+
+const FastFunction* FastFunction::in(PyObject* object) {
+  return Py_TYPE(object) == function_type ? callable(object).function : nullptr;
+}
+
+void bind_fast_function(py::module_& m) {
+  static PyMethodDef methods[] = {{"__reduce__", &reduce, METH_NOARGS, nullptr}, {}};
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, nullptr},
+      {"__dictoffset__", T_PYSSIZET, offsetof(Callable, dictionary), READONLY, nullptr},
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(Callable, weakrefs), READONLY, nullptr},
+      {}};
+  static PyGetSetDef properties[] = {
+      {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr}, {}};
+  static PyType_Slot slots[] = {
+      {Py_tp_dealloc, slot(&destroy)},   {Py_tp_traverse, slot(&traverse)},
+      {Py_tp_clear, slot(&clear)},       {Py_tp_call, slot(&PyVectorcall_Call)},
+      {Py_tp_descr_get, slot(&bind_to)}, {Py_tp_repr, slot(&repr)},
+      {Py_tp_methods, methods},          {Py_tp_members, members},
+      {Py_tp_getset, properties},        {0, nullptr}};
+  static PyType_Spec spec = {"pynccl._C.FastFunction", sizeof(Callable), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                                 Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                             slots};
+  function_type = add_type(m, spec, "FastFunction");
+  m.def("fast", &fast, py::arg("function"),
+        R"(Put the fast function of the same name before a function in Python.
+
+The result has the function's signature, name and documentation. It does the common case itself and
+calls the function for every other case.
+
+Raises:
+    ValueError: there is no fast function of this name.
+    TypeError: the parameters of the function are not those that the fast function expects.)");
+  m.def("fallbacks", &fallback_counts,
+        R"(The number of calls of each fast function that went to the function in Python.
+
+Returns:
+    Counts by name, since the start of the process.)");
+  m.def("set_operation_classes", &set_operation_classes, py::arg("work"), py::arg("record"),
+        py::arg("call"), R"(Set the classes of operations, before the first one is issued.
+
+Args:
+    work: the class of what asynchronous operations return, of _C.Work.
+    record: OperationRecord.
+    call: Call.)");
+  m.def("set_group_classes", &set_group_classes, py::arg("tensor"), py::arg("group"),
+        py::arg("operators"), R"(Set what the fast functions take, before one is attached.
+
+Args:
+    tensor: torch.Tensor.
+    group: the class of process groups, of _C.ProcessGroup.
+    operators: pairs of a torch operator and the RedOp that it is; five, SUM first.)");
+}
+
+}  // namespace pynccl::python::mirror

@@ -1,0 +1,31 @@
+// Python's classes and operators that the fast functions need. set_operation_classes() and
+// set_group_classes() set them when the mirror is imported.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <utility>
+
+namespace pynccl::python::mirror {
+
+namespace py = pybind11;
+
+struct PythonClasses {
+  PyTypeObject* tensor = nullptr;  // torch.Tensor
+  PyTypeObject* work = nullptr;    // pynccl.Work
+  PyTypeObject* group = nullptr;   // pynccl.ProcessGroup
+  PyObject* record = nullptr;      // pynccl.mirror.group.record.OperationRecord
+  PyObject* call = nullptr;        // pynccl.mirror.group.record.Call
+  // torch's operators and NCCL's; the first one is SUM.
+  std::array<std::pair<PyObject*, PyObject*>, 5> operators{};
+};
+
+inline PythonClasses classes;
+
+inline bool is_tensor(PyObject* object) {
+  return object &&
+         (Py_TYPE(object) == classes.tensor || PyObject_TypeCheck(object, classes.tensor));
+}
+
+}  // namespace pynccl::python::mirror

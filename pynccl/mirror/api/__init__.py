@@ -1,0 +1,1 @@
+"""torch.distributed's functions on tensors and objects, by subject."""

@@ -1,0 +1,66 @@
+"""The coalescing manager: what is called in its context goes out as one NCCL group."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import torch
+
+from pynccl.mirror.group.batch import Batch
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.work import Work
+from pynccl.mirror.world import _get_default_group
+
+__all__ = ["_CoalescingManager", "_coalescing_manager"]
+
+
+class _CoalescingManager:
+    """The value of the context; with ``async_ops=True`` wait() waits for its works."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+
+    def append(self, work: Work | None = None):
+        if work:
+            self.works.append(work)
+
+    def wait(self):
+        for work in self.works:
+            work.wait()
+
+
+@contextmanager
+def _coalescing_manager(
+    group: ProcessGroup | None = None,
+    device: torch.device | None = None,
+    async_ops: bool = False,
+):
+    """Issue what is called in the context as one NCCL group: ncclGroupStart, ncclGroupEnd.
+
+    Args:
+        group: the group; None is the default group.
+        device: takes every operation on such tensors. Without it: all_reduce, all_gather_single
+            and reduce_scatter_single, of which there must be one kind only.
+        async_ops: whether to leave the waiting to the manager's wait().
+
+    Yields:
+        The manager.
+
+    Raises:
+        ValueError: the group is in such a context already, or there is no default group.
+        RuntimeError: without a device, operations of different kinds were called.
+        DistBackendError: NCCL failed.
+    """
+    pg = group or _get_default_group()
+    if pg._batch is not None:
+        raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
+    batch = pg._batch = Batch(takes_all_kinds=bool(device))
+    manager = _CoalescingManager()
+    try:
+        yield manager
+    finally:
+        pg._batch = None
+    record = batch.coalesced(async_ops)
+    work = None if record is None else pg.issue(record)
+    if async_ops:
+        manager.append(work)

@@ -1,0 +1,343 @@
+"""Collectives on Python objects, which are sent as pickles.
+
+They are for ranks that trust each other: a pickle can run any code where it is read. Objects of
+different ranks may differ in type and size.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pynccl.mirror.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from pynccl.mirror.group import operations
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.world import (
+    _rank_not_in_group,
+    get_global_rank,
+    group_or_default,
+    group_rank_of,
+    root_of,
+    warn_outside,
+)
+
+__all__ = [
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+]
+
+
+def _pickled(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpickled(pickled: torch.Tensor) -> Any:
+    return pickle.loads(pickled.cpu().numpy().tobytes())
+
+
+def _packed(values: Sequence[Any], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pickles one after the other, and their sizes in bytes."""
+    pickles = [_pickled(value) for value in values]
+    sizes = torch.tensor([pickled.numel() for pickled in pickles], dtype=torch.long)
+    return torch.cat(pickles).to(device), sizes.to(device)
+
+
+def _buffer_for(
+    sizes: torch.Tensor, device: torch.device | str
+) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """A buffer for pickles of these sizes, and its parts."""
+    buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
+    return buffer, buffer.split(sizes.tolist())
+
+
+def all_gather_object(object_list, obj, group=None):
+    """Collect an object of every rank, on every rank: torch.distributed.all_gather_object.
+
+    Args:
+        object_list: a list with one element for each rank; the elements are replaced.
+        obj: this rank's object.
+        group: the group; None is the default group.
+
+    Returns:
+        None; with a warning where this rank is not in the group.
+
+    Raises:
+        ValueError: there is no default group.
+        IndexError: the list is shorter than the group.
+        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
+        Exception: pickle cannot handle an object.
+    """
+    if _rank_not_in_group(group):
+        return warn_outside("all_gather_object")
+    pg = group_or_default(group)
+    own, size = _packed([obj], pg.object_device)
+    sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
+    operations.all_gather_single(pg, sizes, size)
+    _, parts = _buffer_for(sizes, pg.object_device)
+    operations.gather_everywhere(pg, "all_gather_object", [list(parts)], [own])
+    for rank, part in enumerate(parts):
+        object_list[rank] = _unpickled(part)
+    return None
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+):
+    """Collect an object of every rank in a list, on one rank: torch.distributed.gather_object.
+
+    Args:
+        obj: this rank's object.
+        object_gather_list: on the destination a list with one element for each rank, which are
+            replaced; None on the others.
+        dst: the global rank of the destination; 0 without it and group_dst.
+        group: the group; None is the default group.
+        group_dst: the rank of the destination in the group, instead of dst.
+
+    Returns:
+        None; with a warning where this rank is not in the group.
+
+    Raises:
+        ValueError: object_gather_list is missing on the destination or given elsewhere, both dst
+            and group_dst are given, the rank is not in the group, or there is no default group.
+        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
+        Exception: pickle cannot handle an object.
+    """
+    pg = group_or_default(group)
+    root = root_of(pg, dst, group_dst)
+    if _rank_not_in_group(pg):
+        return warn_outside("gather_object")
+    operations.check_gather_list(pg.rank(), root, object_gather_list)
+    device = pg.object_device
+    own, size = _packed([obj], device)
+    gather = functools.partial(operations.move_parts, pg, "gather_object", root=root, gathers=True)
+    if object_gather_list is None or pg.rank() != root:
+        gather(size, parts=[])
+        gather(own, parts=[])
+        return None
+    sizes = torch.empty(pg.size(), dtype=torch.long, device=device)
+    gather(size, parts=list(sizes.split(1)))
+    _, parts = _buffer_for(sizes, device)
+    gather(own, parts=list(parts))
+    for rank, part in enumerate(parts):
+        object_gather_list[rank] = _unpickled(part)
+    return None
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+):
+    """Copy one rank's list of objects to every rank: torch.distributed.broadcast_object_list.
+
+    Args:
+        object_list: on the source the objects; on the others a list of the same length, whose
+            elements are replaced.
+        src: the global rank of the source; 0 without it and group_src.
+        group: the group; None is the default group.
+        device: of the tensors that carry the pickles; None chooses by the group's backends.
+        group_src: the rank of the source in the group, instead of src.
+
+    Returns:
+        None; with a warning where this rank is not in the group.
+
+    Raises:
+        ValueError: both src and group_src are given, the rank is not in the group, or there is no
+            default group.
+        RuntimeError: no backend of the group is for the device.
+        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
+        Exception: pickle cannot handle an object.
+    """
+    pg = group_or_default(group)
+    root = root_of(pg, src, group_src)
+    if _rank_not_in_group(pg):
+        return warn_outside("broadcast_object_list")
+    place = device or pg.object_device
+    if pg.rank() == root:
+        pickles, sizes = _packed(object_list, place)
+        operations.broadcast(pg, sizes, root)
+        operations.broadcast(pg, pickles, root)
+        return None
+    sizes = torch.empty(len(object_list), dtype=torch.long, device=place)
+    operations.broadcast(pg, sizes, root)
+    pickles, parts = _buffer_for(sizes, place)
+    operations.broadcast(pg, pickles, root)
+    object_list[:] = map(_unpickled, parts)
+    return None
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+):
+    """Send each rank its object of one rank's list: torch.distributed.scatter_object_list.
+
+    Args:
+        scatter_object_output_list: a list; its first element is replaced by this rank's object.
+        scatter_object_input_list: on the source a list with an object for each rank.
+        src: the global rank of the source; 0 without it and group_src.
+        group: the group; None is the default group.
+        group_src: the rank of the source in the group, instead of src.
+
+    Returns:
+        None; with a warning where this rank is not in the group.
+
+    Raises:
+        ValueError: the output list is empty, the input list is missing on the source or has another
+            length, both src and group_src are given, the rank is not in the group, or there is no
+            default group.
+        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
+        Exception: pickle cannot handle an object.
+    """
+    pg = group_or_default(group)
+    root = root_of(pg, src, group_src)
+    if _rank_not_in_group(pg):
+        return warn_outside("scatter_object_list")
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise ValueError(
+            "Expected argument scatter_object_output_list to be a list of size at least 1."
+        )
+    device = pg.object_device
+    pickles: list[torch.Tensor] = []
+    sizes: list[torch.Tensor] = []
+    if pg.rank() == root:
+        if scatter_object_input_list is None:
+            raise ValueError("source rank must provide non-None scatter_object_input_list")
+        if len(scatter_object_input_list) != pg.size():
+            raise ValueError(
+                f"scatter_object_input_list: has {len(scatter_object_input_list)} objects, must "
+                f"have one for each of the {pg.size()} ranks"
+            )
+        packed = [_packed([value], device) for value in scatter_object_input_list]
+        pickles, sizes = map(list, zip(*packed, strict=True))
+    size = torch.empty(1, dtype=torch.long, device=device)
+    scatter = functools.partial(
+        operations.move_parts, pg, "scatter_object_list", root=root, gathers=False
+    )
+    scatter(size, parts=sizes)
+    own = torch.empty(int(size), dtype=torch.uint8, device=device)
+    scatter(own, parts=pickles)
+    scatter_object_output_list[0] = _unpickled(own)
+    return None
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    device: torch.device | None = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+):
+    """Send a list of objects to one rank: torch.distributed.send_object_list.
+
+    Args:
+        object_list: the objects.
+        dst: the global rank of the destination, not this one.
+        group: the group; None is the default group.
+        device: of the tensors that carry the pickles; None chooses by the group's backends.
+        group_dst: the rank of the destination in the group, instead of dst.
+        use_batch: whether to use the group's communicator, as batch_isend_irecv does.
+
+    Returns:
+        None; with a warning where this rank is not in the group.
+
+    Raises:
+        ValueError: both or neither of dst and group_dst are given, the destination is this rank or
+            not in the group, or there is no default group.
+        RuntimeError: no backend of the group is for the device.
+        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
+        Exception: pickle cannot handle an object.
+    """
+    pg = group_or_default(group)
+    peer = group_rank_of(pg, dst, group_dst)
+    if _rank_not_in_group(pg):
+        return warn_outside("send_object_list")
+    if peer == pg.rank():
+        raise ValueError(
+            "Invalid destination rank: destination rank should not be the same as the rank of the "
+            "current process."
+        )
+    pickles, sizes = _packed(object_list, device or pg.object_device)
+    for tensor in (sizes, pickles):
+        if use_batch:
+            _wait(batch_isend_irecv([P2POp(isend, tensor, group_peer=peer, group=pg)]))
+        else:
+            send(tensor, group=pg, group_dst=peer)
+    return None
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+):
+    """Receive a list of objects from one rank: torch.distributed.recv_object_list.
+
+    Args:
+        object_list: a list of as many elements as were sent; they are replaced.
+        src: the global rank of the source, not this one.
+        group: the group; None is the default group.
+        device: of the tensors that carry the pickles; None chooses by the group's backends.
+        group_src: the rank of the source in the group, instead of src.
+        use_batch: whether to use the group's communicator, as batch_isend_irecv does.
+
+    Returns:
+        The global rank of the source, -1 where this rank is not in the group.
+
+    Raises:
+        ValueError: both or neither of src and group_src are given, the source is this rank or not
+            in the group, or there is no default group.
+        RuntimeError: no backend of the group is for the device.
+        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
+        Exception: pickle cannot handle an object.
+    """
+    pg = group_or_default(group)
+    peer = group_rank_of(pg, src, group_src)
+    if _rank_not_in_group(pg):
+        warn_outside("recv_object_list")
+        return -1
+    if peer == pg.rank():
+        raise ValueError(
+            "Invalid source rank: source rank should not be the same as the rank of the current "
+            "process."
+        )
+
+    def receive(tensor: torch.Tensor) -> None:
+        if use_batch:
+            _wait(batch_isend_irecv([P2POp(irecv, tensor, group_peer=peer, group=pg)]))
+        else:
+            recv(tensor, group=pg, group_src=peer)
+
+    place = device or pg.object_device
+    sizes = torch.empty(len(object_list), dtype=torch.long, device=place)
+    receive(sizes)
+    pickles, parts = _buffer_for(sizes, place)
+    receive(pickles)
+    object_list[:] = map(_unpickled, parts)
+    return get_global_rank(pg, peer)
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        work.wait()

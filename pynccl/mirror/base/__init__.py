@@ -1,0 +1,1 @@
+"""What needs no group: errors, operators, checks, backends, the store, the watchdog."""

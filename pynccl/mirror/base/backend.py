@@ -1,0 +1,226 @@
+"""The names of backends: ``"nccl"`` for GPUs, ``"host"`` for CPUs, or one for each device."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+import torch
+from torch.distributed.constants import default_pg_timeout
+
+from pynccl import libraries
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "default_pg_timeout",
+    "get_default_backend_for_device",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_ucc_available",
+    "is_xccl_available",
+]
+
+PROVIDERS = {"nccl": "cuda", "host": "host"}
+_DEVICES = {"nccl": "cuda", "host": "cpu"}
+_ELSEWHERE = ("gloo", "mpi", "ucc", "xccl", "fake")
+_NCCL_TIMEOUT = timedelta(minutes=10)
+
+
+class Backend(str):
+    """The name of a backend, a lowercase string: torch.distributed.Backend.
+
+    ``Backend(name)`` takes the name in any case. ``Backend.NCCL`` and ``Backend.HOST`` are pynccl's
+    backends; the others are torch's names, for comparisons in existing scripts.
+
+    Raises:
+        ValueError: the name is not a string.
+    """
+
+    __slots__ = ()
+
+    UNDEFINED = "undefined"
+    NCCL = "nccl"
+    HOST = "host"
+    GLOO = "gloo"
+    UCC = "ucc"
+    MPI = "mpi"
+    XCCL = "xccl"
+    FAKE = "fake"
+
+    backend_list: ClassVar[list[str]] = [UNDEFINED, NCCL, HOST]
+    default_device_backend_map: ClassVar[dict[str, str]] = {"cpu": HOST, "cuda": NCCL}
+    backend_capability: ClassVar[dict[str, list[str]]] = {NCCL: ["cuda"], HOST: ["cpu"]}
+
+    def __new__(cls, name: str):
+        if not isinstance(name, str):
+            raise ValueError("Backend constructor parameter must be string-ish")
+        return name.lower()
+
+
+class BackendConfig:
+    """The backend for each type of device: torch.distributed's BackendConfig.
+
+    Args:
+        backend: ``"nccl"``, ``"host"``, ``"cpu:host,cuda:nccl"``, or ``Backend.UNDEFINED``: the
+            default backends of the devices of this machine.
+
+    Raises:
+        ValueError: pynccl does not have the backend, or it does not serve the device.
+    """
+
+    def __init__(self, backend: Backend):
+        name = str(backend).lower()
+        self.device_backend_map: dict[str, Backend] = {}
+        if name == Backend.UNDEFINED:
+            self.device_backend_map["cpu"] = Backend(Backend.HOST)
+            if torch.cuda.is_available():
+                self.device_backend_map["cuda"] = Backend(Backend.NCCL)
+            return
+        for pair in name.split(","):
+            device, _, one = pair.strip().rpartition(":")
+            one = _known(one.strip())
+            device = device.strip() or _DEVICES[one]
+            if device != _DEVICES[one]:
+                raise ValueError(
+                    f"backend {name!r}: {one!r} moves the tensors of {_DEVICES[one]!r} devices, "
+                    f"not of {device!r}"
+                )
+            if device in self.device_backend_map:
+                raise ValueError(f"backend {name!r}: there are two for the device {device!r}")
+            self.device_backend_map[device] = Backend(one)
+
+    def __repr__(self) -> str:
+        return ",".join(f"{device}:{name}" for device, name in self.device_backend_map.items())
+
+    @property
+    def name(self) -> str:
+        """The argument of init_process_group: the name alone where there is one backend."""
+        names = list(self.device_backend_map.values())
+        return names[0] if len(names) == 1 else repr(self)
+
+    def get_device_backend_map(self) -> dict[str, Backend]:
+        """The backend for each type of device."""
+        return self.device_backend_map
+
+
+def _known(name: str) -> str:
+    if name in _DEVICES:
+        return name
+    if name in _ELSEWHERE:
+        raise ValueError(
+            f"backend {name!r}: pynccl is NCCL; pass backend='host' for tensors on CPUs, 'nccl' "
+            "for tensors on GPUs, or None for both"
+        )
+    raise ValueError(f"backend {name!r}: pynccl has 'nccl' and 'host'")
+
+
+def timeout_of(timeout: timedelta | None, config: BackendConfig) -> timedelta:
+    """The timeout of a group: as given, else torch's default for its backend.
+
+    Raises:
+        TypeError: it is not a timedelta.
+    """
+    if timeout is None:
+        return _NCCL_TIMEOUT if config.name == Backend.NCCL else default_pg_timeout
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout}"
+        )
+    return timeout
+
+
+def get_default_backend_for_device(device: str | torch.device) -> str:
+    """The default backend of a device: torch.distributed.get_default_backend_for_device.
+
+    Args:
+        device: the device, or its type: ``"cpu"``, ``"cuda"``.
+
+    Returns:
+        ``"host"`` or ``"nccl"``.
+
+    Raises:
+        ValueError: pynccl has no backend for such devices.
+    """
+    kind = device.type if isinstance(device, torch.device) else torch.device(device).type
+    backend = Backend.default_device_backend_map.get(kind)
+    if backend is None:
+        raise ValueError(f"Default backend not registered for device : {device}")
+    return backend
+
+
+def is_available() -> bool:
+    """Whether the functions can be used: torch.distributed.is_available.
+
+    Returns:
+        True.
+    """
+    return True
+
+
+def is_nccl_available() -> bool:
+    """Whether libnccl.so.2 can be loaded: torch.distributed.is_nccl_available.
+
+    Returns:
+        Whether it can; the library is loaded then.
+    """
+    try:
+        libraries.load("cuda")
+    except ImportError:
+        return False
+    return True
+
+
+def is_backend_available(backend: str) -> bool:
+    """Whether a backend can be used: torch.distributed.is_backend_available.
+
+    Args:
+        backend: its name, or several as ``"cpu:host,cuda:nccl"``.
+
+    Returns:
+        Whether pynccl has it, and for ``"nccl"`` whether libnccl.so.2 can be loaded.
+    """
+    try:
+        config = BackendConfig(Backend(backend))
+    except ValueError:
+        return False
+    return "nccl" not in config.device_backend_map.values() or is_nccl_available()
+
+
+def is_gloo_available() -> bool:
+    """torch.distributed.is_gloo_available.
+
+    Returns:
+        False: pynccl has no Gloo; its backend for CPUs is ``"host"``.
+    """
+    return False
+
+
+def is_mpi_available() -> bool:
+    """torch.distributed.is_mpi_available.
+
+    Returns:
+        False: pynccl has no MPI; its backend for CPUs is ``"host"``.
+    """
+    return False
+
+
+def is_ucc_available() -> bool:
+    """torch.distributed.is_ucc_available.
+
+    Returns:
+        False: pynccl has no UCC.
+    """
+    return False
+
+
+def is_xccl_available() -> bool:
+    """torch.distributed.is_xccl_available.
+
+    Returns:
+        False: pynccl has no XCCL.
+    """
+    return False

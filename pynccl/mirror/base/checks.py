@@ -1,0 +1,119 @@
+"""Checks of tensors and of lists of tensors, made before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pynccl.mirror.base.errors import MismatchError
+
+__all__ = [
+    "check_length",
+    "check_same_dtype",
+    "check_same_size",
+    "check_tensor",
+    "check_tensor_list",
+    "contiguous",
+    "real",
+    "reals",
+]
+
+
+def check_tensor(value: Any, name: str) -> None:
+    """Raise for an object that is not a tensor.
+
+    Raises:
+        TypeError: with torch's text.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{name}` of type torch.Tensor but got "
+            f"{type(value)} instead."
+        )
+
+
+def check_tensor_list(value: Any, name: str) -> None:
+    """Raise for an object that is not a list of tensors.
+
+    Raises:
+        TypeError: with torch's text.
+    """
+    if not isinstance(value, list):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{name}` of type List[torch.Tensor] "
+            f"but got {type(value)} instead."
+        )
+    if not all(isinstance(tensor, torch.Tensor) for tensor in value):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{name}` of type List[torch.Tensor] "
+            f"but got {type(value)} with elements of type {[type(tensor) for tensor in value]}."
+        )
+
+
+def check_same_dtype(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise for different dtypes; a complex dtype equals the dtype of its parts.
+
+    Raises:
+        ValueError: they differ.
+    """
+    first = None
+    for tensor in tensors:
+        dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
+        if first is None:
+            first = dtype
+        elif dtype != first:
+            raise ValueError(
+                f"Invalid usage of tensors with different dtypes: found {first} and {tensor.dtype}"
+            )
+
+
+def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
+    """Raise for a list that does not have one tensor for each rank.
+
+    Raises:
+        MismatchError: it has more or fewer.
+    """
+    if len(tensors) != size:
+        raise MismatchError(
+            f"{name}: has {len(tensors)} tensors, must have one for each of the {size} ranks"
+        )
+
+
+def check_same_size(tensors: Sequence[torch.Tensor], like: torch.Tensor, name: str) -> None:
+    """Raise for tensors with another number of elements.
+
+    Raises:
+        MismatchError: one of them differs.
+    """
+    for index, tensor in enumerate(tensors):
+        if tensor.numel() != like.numel():
+            raise MismatchError(
+                f"{name}: tensor {index} has {tensor.numel()} elements, must have {like.numel()}: "
+                "all tensors must be same size"
+            )
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, a complex one as pairs of reals."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def reals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, complex ones as pairs of reals."""
+    return [real(tensor) for tensor in tensors]
+
+
+def contiguous(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor, if it is contiguous.
+
+    Raises:
+        MismatchError: it is not.
+    """
+    if not tensor.is_contiguous():
+        raise MismatchError(
+            f"{name}: Tensors must be contiguous; this one has shape {tuple(tensor.shape)} and "
+            f"strides {tensor.stride()}"
+        )
+    return tensor

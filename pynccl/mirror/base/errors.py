@@ -1,0 +1,75 @@
+"""The exceptions of the mirror: torch's families joined with pynccl's.
+
+What NCCL answers is raised as a :class:`BackendError`, which is torch's ``DistBackendError`` and
+pynccl's ``NcclError`` at once, so that the ``except`` clauses of existing scripts catch it.
+"""
+
+from __future__ import annotations
+
+from torch.distributed import (
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    QueueEmptyError,
+)
+
+from pynccl import errors
+
+__all__ = [
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "QueueEmptyError",
+]
+
+
+class BackendError(errors.NcclError, DistBackendError):
+    """NCCL or the driver failed."""
+
+
+class BackendSystemError(errors.NcclSystemError, BackendError):
+    """``ncclSystemError``: a call to the operating system failed."""
+
+
+class BackendInternalError(errors.NcclInternalError, BackendError):
+    """``ncclInternalError``: a bug in NCCL, or memory corruption."""
+
+
+class BackendInvalidUsageError(errors.NcclInvalidUsageError, BackendError):
+    """``ncclInvalidUsage``: the ranks' calls do not fit together."""
+
+
+class BackendRemoteError(errors.NcclRemoteError, BackendError):
+    """``ncclRemoteError``: another rank died, left or aborted."""
+
+
+class BackendTimeoutError(errors.NcclTimeoutError, BackendError):
+    """An operation took longer than the timeout."""
+
+
+class MismatchError(ValueError, RuntimeError):
+    """Tensors, lists or sizes do not fit.
+
+    torch raises ValueError or RuntimeError for such mistakes, depending on where it finds them.
+    """
+
+
+_TRANSLATED: dict[type[errors.NcclError], type[BackendError]] = {
+    errors.NcclSystemError: BackendSystemError,
+    errors.NcclInternalError: BackendInternalError,
+    errors.NcclInvalidUsageError: BackendInvalidUsageError,
+    errors.NcclRemoteError: BackendRemoteError,
+    errors.NcclTimeoutError: BackendTimeoutError,
+}
+
+
+def translate(error: errors.NcclError | errors.DriverError) -> BackendError:
+    """The exception of the mirror for one of :mod:`pynccl.errors`."""
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, errors.DriverError):
+        return BackendError(str(error), function=error.function)
+    made = _TRANSLATED.get(type(error), BackendError)
+    return made(str(error), error.code, error.function, error.rank)

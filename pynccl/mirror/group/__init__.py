@@ -1,0 +1,1 @@
+"""A process group: its communicators and streams, and the operations on it."""

@@ -1,0 +1,80 @@
+"""Sends and receives between two ranks of a group: in a batch, and outside."""
+
+from __future__ import annotations
+
+import torch
+
+from pynccl.mirror.base.checks import real
+from pynccl.mirror.group.base_group import BaseGroup
+from pynccl.mirror.group.record import Call, OperationRecord
+from pynccl.mirror.group.work import Work
+
+__all__ = ["begin", "finish", "source_in"]
+
+
+def begin(group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int) -> Work | None:
+    """Begin a send or a receive (isend, irecv), or add it to the batch that is being collected.
+
+    Args:
+        group: the group.
+        sends: whether to send.
+        tensor: sent, or received into.
+        peer: the other side's rank in the group.
+
+    Returns:
+        The Work; None in a batch.
+
+    Raises:
+        ValueError: outside a batch, peer is this rank or not in the group.
+    """
+    kind = "isend" if sends else "irecv"
+    batch = group._batch
+    if batch is not None and batch.takes(kind):
+        calls = [Call("send" if sends else "recv", real(tensor), peer)]
+        return batch.add(OperationRecord(kind, tensor, calls, [] if sends else [tensor]))
+    return _transfer(group, sends, tensor, peer, async_op=True)
+
+
+def finish(group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int) -> None:
+    """Run a send or a receive (send, recv); the arguments and errors are those of begin()."""
+    if group._batch is not None:
+        begin(group, sends, tensor, peer)
+    else:
+        _transfer(group, sends, tensor, peer, async_op=False)
+
+
+def _transfer(
+    group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int, *, async_op: bool
+) -> Work | None:
+    """Issue a send or a receive on the communicator of its pair and direction."""
+    _check_peer(group, peer, "isend" if sends else "irecv")
+    kind = "send" if sends else "recv"
+    # The ranks of a pair's communicators are those of the two, in the order of the group.
+    calls = [Call(kind, real(tensor), int(peer > group.rank()))]
+    result = [] if sends else [tensor]
+    record = OperationRecord(kind, tensor, calls, result, async_op, None if sends else peer)
+    return group.pair(tensor.device, peer).issue(record)
+
+
+def _check_peer(group: BaseGroup, peer: int, name: str) -> None:
+    if not 0 <= peer < group.size():
+        raise ValueError(f"{name}: rank {peer} is out of range for a group of size {group.size()}")
+    if peer == group.rank():
+        raise ValueError(
+            f"{name}: rank {peer} of the group is this one; NCCL moves data from a rank to itself "
+            "only where send and receive are issued together: pass both to batch_isend_irecv"
+        )
+
+
+def source_in(group: BaseGroup) -> int:
+    """The rank that a receive from any source receives from.
+
+    Raises:
+        ValueError: the group has not two ranks.
+    """
+    if group.size() != 2:
+        raise ValueError(
+            "recv from any source: NCCL cannot wait for whichever rank sends first; name the "
+            f"source (only in a group of two ranks it is known, this one has {group.size()})"
+        )
+    return 1 - group.rank()

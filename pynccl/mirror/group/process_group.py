@@ -1,0 +1,186 @@
+"""ProcessGroup: a group with torch's methods, for code that calls operations on the group.
+
+Each method begins an operation and returns its Work. Tensors come as torch's methods take them:
+alone or in a list of one; options as an Options object or by themselves. Ranks are the group's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from pynccl import _C
+from pynccl.mirror.base.checks import check_same_dtype, check_tensor, check_tensor_list
+from pynccl.mirror.base.operators import OPERATORS, ReduceOp
+from pynccl.mirror.group import barriers, operations, p2p
+from pynccl.mirror.group.base_group import BaseGroup
+from pynccl.mirror.group.work import Work
+
+__all__ = ["ProcessGroup"]
+
+_Tensors: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
+
+
+def _one(tensors: Any, name: str) -> Any:
+    """The only element of a list, or the tensor itself."""
+    if not isinstance(tensors, torch.Tensor):
+        if len(tensors) != 1:
+            raise ValueError(f"{name}: expected a single tensor, got {len(tensors)}")
+        tensors = tensors[0]
+    check_tensor(tensors, name)
+    return tensors
+
+
+def _of_lists(tensors: Any, name: str) -> Any:
+    """The first list of a list of lists, or the list itself; empty for None."""
+    if tensors and not isinstance(tensors[0], torch.Tensor):
+        tensors = tensors[0]
+    if not tensors:
+        return []
+    check_tensor_list(tensors, name)
+    return tensors
+
+
+def _op(given: Any) -> Any:
+    return getattr(given, "reduceOp", given)
+
+
+def _root(given: Any) -> int:
+    return getattr(given, "rootRank", given)
+
+
+class ProcessGroup(BaseGroup):
+    """Some of the ranks, which can communicate with each other: torch.distributed.ProcessGroup."""
+
+    def name(self) -> str:
+        """The backend."""
+        return self.config.name
+
+    def get_group_store(self) -> Store:
+        """The store that only this group uses."""
+        return self.store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self.config.device_backend_map]
+
+    def allreduce(self, tensors: _Tensors, opts: Any = ReduceOp.SUM, op: Any = None) -> Work | None:
+        """Begin :func:`pynccl.all_reduce`."""
+        tensor = _one(tensors, "tensors")
+        return operations.all_reduce(self, tensor, _op(opts if op is None else op), True)
+
+    def broadcast(self, tensors: _Tensors, root: Any = 0) -> Work | None:
+        """Begin :func:`pynccl.broadcast`."""
+        return operations.broadcast(self, _one(tensors, "tensors"), _root(root), True)
+
+    def reduce(self, tensors: _Tensors, root: Any = 0, op: Any = ReduceOp.SUM) -> Work | None:
+        """Begin :func:`pynccl.reduce`."""
+        op = getattr(root, "reduceOp", op)
+        return operations.reduce(self, _one(tensors, "tensors"), _root(root), op, True)
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: _Tensors, opts: Any = None
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_gather`."""
+        outputs = _of_lists(output_tensors, "output_tensors")
+        tensor = _one(input_tensors, "input_tensors")
+        check_same_dtype([*outputs, tensor])
+        return operations.all_gather(self, outputs, tensor, True)
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_gather_single`."""
+        check_tensor(output, "output")
+        check_tensor(input, "input")
+        return operations.all_gather_single(self, output, input, True)
+
+    def gather(self, output_tensors: Any, input_tensors: _Tensors, root: Any = 0) -> Work | None:
+        """Begin :func:`pynccl.gather`."""
+        tensor = _one(input_tensors, "input_tensors")
+        outputs = _of_lists(output_tensors, "output_tensors")
+        check_same_dtype([tensor, *outputs])
+        return operations.gather(self, tensor, outputs, _root(root), True)
+
+    def scatter(self, output_tensors: _Tensors, input_tensors: Any, root: Any = 0) -> Work | None:
+        """Begin :func:`pynccl.scatter`."""
+        tensor = _one(output_tensors, "output_tensors")
+        inputs = _of_lists(input_tensors, "input_tensors")
+        check_same_dtype([tensor, *inputs])
+        return operations.scatter(self, tensor, inputs, _root(root), True)
+
+    def reduce_scatter(
+        self, output_tensors: _Tensors, input_tensors: Any, opts: Any = ReduceOp.SUM
+    ) -> Work | None:
+        """Begin :func:`pynccl.reduce_scatter`."""
+        tensor = _one(output_tensors, "output_tensors")
+        inputs = _of_lists(input_tensors, "input_tensors")
+        check_same_dtype([tensor, *inputs])
+        return operations.reduce_scatter(self, tensor, inputs, _op(opts), True)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = ReduceOp.SUM
+    ) -> Work | None:
+        """Begin :func:`pynccl.reduce_scatter_single`."""
+        check_tensor(output, "output")
+        check_tensor(input, "input")
+        return operations.reduce_scatter_single(self, output, input, _op(opts), True)
+
+    def alltoall(
+        self,
+        output_tensors: list[torch.Tensor],
+        input_tensors: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_to_all`."""
+        check_tensor_list(output_tensors, "output_tensors")
+        check_tensor_list(input_tensors, "input_tensors")
+        return operations.all_to_all(self, output_tensors, input_tensors, True)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_to_all_single`."""
+        check_tensor(output, "output")
+        check_tensor(input, "input")
+        return operations.all_to_all_single(
+            self, output, input, output_split_sizes, input_split_sizes, True
+        )
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> Work | None:
+        """Begin :func:`pynccl.isend`."""
+        return p2p.begin(self, True, _one(tensors, "tensors"), dst)
+
+    def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> Work | None:
+        """Begin :func:`pynccl.irecv`."""
+        return p2p.begin(self, False, _one(tensors, "tensors"), src)
+
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work | None:
+        """Begin :func:`pynccl.irecv` from any source."""
+        return p2p.begin(self, False, _one(tensors, "tensors"), p2p.source_in(self))
+
+    def barrier(self, opts: Any = None) -> Work | None:
+        """Begin :func:`pynccl.barrier`."""
+        return barriers.barrier(self, async_op=True)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Run :func:`pynccl.monitored_barrier`."""
+        barriers.monitored_barrier(self, timeout, wait_all_ranks)
+
+
+_C.set_group_classes(torch.Tensor, ProcessGroup, list(OPERATORS.items()))

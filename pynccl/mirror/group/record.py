@@ -1,0 +1,93 @@
+"""OperationRecord: one operation of the mirror, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pynccl import _C, nccl
+
+__all__ = ["Call", "OperationRecord"]
+
+
+class Call(NamedTuple):
+    """One call of NCCL that belongs to an operation.
+
+    Attributes:
+        method: the name of a method of :class:`pynccl.nccl.Communicator`.
+        tensor: its first argument.
+        root_or_peer: the root of a rooted collective, or the peer of a send or receive, as a rank
+            of the communicator; None for other methods.
+        op: the operator of a reduction.
+        out: the output, where it is not tensor.
+    """
+
+    method: str
+    tensor: torch.Tensor
+    root_or_peer: int | None = None
+    op: nccl.RedOp | None = None
+    out: torch.Tensor | None = None
+
+    def enqueue(self, comm: nccl.Communicator, stream: int | None) -> None:
+        """Call NCCL, or add the call to the open nccl.group()."""
+        arguments: list[Any] = [self.tensor]
+        if self.root_or_peer is not None:
+            arguments.append(self.root_or_peer)
+        if self.op is not None:
+            arguments.append(self.op)
+        options: dict[str, Any] = {"stream": stream}
+        if self.out is not None:
+            options["out"] = self.out
+        getattr(comm, self.method)(*arguments, **options)
+
+
+class OperationRecord:
+    """One operation of the mirror: what to call, and what the hooks see.
+
+    Attributes:
+        kind: the name of the operation, for messages: ``"all_reduce"``, ``"coalesced isend"``.
+        tensor: the first of its tensors; its device chooses the communicator.
+        calls: the calls of NCCL. Several go out as one NCCL group.
+        result: the tensors that it writes.
+        async_op: whether it is issued on the communication stream and has a Work.
+        source: the rank of the group that a receive outside a batch receives from, else None.
+        comm_stream: the CommStream on which it is issued; set for the hooks only.
+    """
+
+    __slots__ = ("async_op", "calls", "comm_stream", "kind", "result", "source", "tensor")
+
+    def __init__(
+        self,
+        kind: str,
+        tensor: torch.Tensor,
+        calls: Sequence[Call],
+        result: list[torch.Tensor],
+        async_op: bool = False,
+        source: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.tensor = tensor
+        self.calls = calls
+        self.result = result
+        self.async_op = async_op
+        self.source = source
+        self.comm_stream: _C.CommStream | None = None
+
+    def enqueue(self, comm: nccl.Communicator, stream: int | None) -> None:
+        """Call NCCL.
+
+        Args:
+            comm: the communicator.
+            stream: the stream's handle; None is the current stream.
+        """
+        if len(self.calls) == 1:
+            self.calls[0].enqueue(comm, stream)
+            return
+        with nccl.group():
+            for call in self.calls:
+                call.enqueue(comm, stream)
+
+    def __repr__(self) -> str:
+        return f"<OperationRecord {self.kind}, {len(self.calls)} calls>"

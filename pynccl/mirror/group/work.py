@@ -1,0 +1,179 @@
+"""Work: the handle of an asynchronous operation."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from pynccl import _C
+from pynccl.mirror.base.errors import BackendTimeoutError
+
+__all__ = ["DeferredWork", "IllegalWork", "Work"]
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class _CommStream(Protocol):
+    """What a Work needs of its CommStream."""
+
+    rank: int
+    device: torch.device
+    blocks: bool
+
+    @property
+    def stream(self) -> _C.Stream: ...
+
+
+class Work(_C.Work):
+    """The handle of an asynchronous operation: torch.distributed.Work.
+
+    It holds the operation's tensors until :meth:`wait` has returned.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    _comm_stream: _CommStream
+
+    def _wait_at_most(self, timeout: timedelta | None) -> bool:
+        """Do what wait() does with a timeout."""
+        if timeout is None or timeout <= _NO_TIMEOUT:
+            return self.wait()
+        if not self._wait_for(timeout.total_seconds()):
+            raise BackendTimeoutError(
+                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._name} "
+                f"on rank {self._comm_stream.rank}",
+                8,
+                self._name,
+                self._comm_stream.rank,
+            )
+        return True
+
+    def synchronize(self) -> None:
+        """Wait as :meth:`wait` does without a timeout."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Make the current stream wait for the operation; on CPUs that is the caller."""
+        self.wait()
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def source_rank(self) -> int:
+        """The group rank that an irecv received from.
+
+        Raises:
+            RuntimeError: the operation is not a receive.
+        """
+        if self._source is None:
+            raise RuntimeError("source_rank() may only be called on work of a recv")
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of :meth:`result`.
+
+        Returns:
+            A future whose value is the list of tensors. On GPUs it is complete at once, and a
+            stream that waits for it waits for the operation.
+        """
+        if not self._comm_stream.blocks:
+            return self._future_on_device()
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+        def complete() -> None:
+            error = self.exception()
+            if error is not None:
+                future.set_exception(error)  # type: ignore[arg-type]
+            else:
+                future.set_result(self.result())
+
+        self._comm_stream.stream.launch(complete)
+        return future
+
+    def _future_on_device(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that is complete at once: waiting for it makes a stream wait for ours."""
+        device = self._comm_stream.device
+        future: Any = torch.futures.Future(devices=[device])
+        with torch.cuda.stream(torch.cuda.ExternalStream(self._comm_stream.stream.handle, device)):
+            future.set_result(self.result())
+        return future
+
+    def __repr__(self) -> str:
+        return f"<pynccl.Work {self._name} on rank {self._comm_stream.rank}>"
+
+
+class IllegalWork(Work):
+    """The Work of a coalesced operation: only the coalescing manager can wait for it."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_THE_MANAGER:
+            raise ValueError(f"Illegal to call {name} on IllegalWork object")
+        return super().__getattribute__(name)
+
+
+_OF_THE_MANAGER = frozenset(
+    ("is_success", "exception", "wait", "source_rank", "_source_rank", "result", "synchronize")
+)
+
+
+class DeferredWork(Work):
+    """The Work of an operation whose communicator is still being made, by another thread."""
+
+    def __init__(self, name: str, made: Future[Work]) -> None:
+        self._operation = name
+        self._made = made
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        timeout = timeout or _NO_TIMEOUT
+        limit = timeout.total_seconds() if timeout > _NO_TIMEOUT else None
+        try:
+            work = self._made.result(limit)
+        except FutureTimeoutError:
+            raise BackendTimeoutError(
+                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._operation}: "
+                "the other rank has not come yet",
+                8,
+                self._operation,
+            ) from None
+        return work.wait(timeout)
+
+    def is_completed(self) -> bool:
+        if not self._made.done():
+            return False
+        return self._made.exception() is not None or self._made.result().is_completed()
+
+    def exception(self) -> BaseException | None:  # type: ignore[override]
+        if not self._made.done():
+            return None
+        return self._made.exception() or self._made.result().exception()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._made.result().result()
+
+    def source_rank(self) -> int:
+        return self._made.result().source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self._made.result().get_future()
+
+    def __repr__(self) -> str:
+        return f"<pynccl.Work {self._operation}, connecting>"
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return int(duration.total_seconds() * 1000)

@@ -1,0 +1,145 @@
+"""init_process_group: makes the default group, by rendezvous through torch's stores."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.group.base_group import Options
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.lifecycle.destroy import end_all
+from pynccl.mirror.lifecycle.rendezvous import wait_for_creation
+from pynccl.mirror.world import world
+
+__all__ = ["init_process_group"]
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any | None = None,
+    device_id: torch.device | int | None = None,
+    _ranks: list[int] | None = None,
+) -> None:
+    """Make the default group, of all ranks of the job: torch.distributed.init_process_group.
+
+    All ranks call it. It stands for ncclGetUniqueId on rank 0 and ncclCommInitRankConfig.
+
+    Args:
+        backend: ``"nccl"`` for tensors on GPUs, ``"host"`` for tensors on CPUs,
+            ``"cpu:host,cuda:nccl"`` or None for both.
+        init_method: the URL of the rendezvous: ``env://`` (the default), ``tcp://host:port`` or
+            ``file:///path``.
+        timeout: how long ranks wait for each other, at the rendezvous and, on CPUs, in each
+            operation; None is 10 minutes for ``"nccl"`` alone, else 30 minutes.
+        world_size: the number of ranks; may be part of the URL or the environment.
+        rank: this one; likewise.
+        store: the store of the rendezvous, instead of a URL.
+        group_name: ignored, as torch does.
+        pg_options: a :class:`pynccl.nccl.Config`, or torch's ``ProcessGroupNCCL.Options``.
+        device_id: the device of this rank. Its communicator is then made at once. Without it, and
+            where there are GPUs, communicators are made when they are first needed.
+
+    Raises:
+        ValueError: the group exists already, or an argument is wrong.
+        TypeError: an argument has the wrong type.
+        AssertionError: store comes together with init_method, or without world_size and rank.
+        DistStoreError: not all ranks came in time.
+        DistBackendError: NCCL failed.
+    """
+    if world.default is not None:
+        raise ValueError("trying to initialize the default process group twice!")
+    if store is not None:
+        if init_method is not None:
+            raise AssertionError("Cannot specify both init_method and store.")
+        if not world_size > 0:
+            raise AssertionError("world_size must be positive if using store")
+        if not rank >= 0:
+            raise AssertionError("rank must be non-negative if using store")
+    device = _device_of(device_id)
+    if backend is None and device is not None:
+        backend = Backend.default_device_backend_map.get(device.type)
+    config = BackendConfig(Backend(Backend.UNDEFINED if backend is None else backend))
+    limit = timeout_of(timeout, config)
+    options = Options(pg_options)
+    if store is None:
+        store, rank, world_size = next(
+            rendezvous(init_method or "env://", rank, world_size, timeout=limit)
+        )
+        store.set_timeout(limit)
+    # Apart from torch.distributed, which may use the same store in the same process.
+    store = PrefixStore("pynccl", store)
+    pg = ProcessGroup(
+        store,
+        list(range(world_size)),
+        rank,
+        name=world.hashed_name(_ranks) if _ranks else world.next_name(),
+        config=config,
+        timeout=limit,
+        options=options,
+        desc="default_pg",
+        device_id=device,
+    )
+    world.default, world.store = pg, store
+    world.add(pg)
+    try:
+        pg.open_at_once()
+        wait_for_creation(pg)
+    except BaseException:
+        end_all(ProcessGroup.abort)
+        raise
+    _name_rank_in_tracebacks(rank)
+
+
+def _device_of(device_id: torch.device | int | None) -> torch.device | None:
+    """A device_id argument as a device with an index.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if device_id is None:
+        return None
+    if isinstance(device_id, int):
+        if not torch.cuda.is_available():
+            raise ValueError("device_id is an int, but no accelerator support is found")
+        device_id = torch.device("cuda", device_id)
+    if device_id.type == "cpu":
+        return device_id
+    if device_id.type != "cuda" or not torch.cuda.is_available():
+        raise ValueError(f"device_id {device_id} does not match the accelerators of this machine")
+    if device_id.index is None:
+        raise ValueError("Please use a device_id with index.")
+    if device_id.index >= torch.cuda.device_count():
+        raise ValueError(
+            f"device_id {device_id} is out of range. Please use a device index less than the "
+            f"number of accelerators available: {torch.cuda.device_count()}."
+        )
+    return device_id
+
+
+def _name_rank_in_tracebacks(rank: int) -> None:
+    """Write ``[rank0]:`` before each line of an uncaught exception, as torch does."""
+    previous: Callable[..., Any] = sys.excepthook
+    if previous is not sys.__excepthook__:
+        return  # another hook, or torch's: the rank is there already, or not wanted
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        for part in traceback.format_exception(kind, error, trace):
+            for line in part.rstrip("\n").split("\n"):
+                sys.stderr.write(f"[rank{rank}]: {line}\n")
+
+    sys.excepthook = hook

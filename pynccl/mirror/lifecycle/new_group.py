@@ -1,0 +1,227 @@
+"""New groups: of some of the ranks, or of equal parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.group.base_group import Options
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.lifecycle.destroy import abort_process_group
+from pynccl.mirror.lifecycle.rendezvous import wait_for_creation, wait_for_members
+from pynccl.mirror.world import (
+    GroupMember,
+    _get_default_group,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    world,
+)
+
+__all__ = [
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+]
+
+
+def new_group(
+    ranks=None,
+    timeout=None,
+    backend=None,
+    pg_options=None,
+    use_local_synchronization: bool = False,
+    group_desc=None,
+    device_id: torch.device | None = None,
+    sort_ranks: bool = True,
+):
+    """Make a group of some of the ranks: torch.distributed.new_group.
+
+    All ranks of the job call it, in the same order.
+
+    Args:
+        ranks: the global ranks; None for all.
+        timeout: as for init_process_group.
+        backend: as for init_process_group; None takes the default group's.
+        pg_options: as for init_process_group.
+        use_local_synchronization: only the ranks in the group call it.
+        group_desc: what the group is for, in words.
+        device_id: the device of this rank, as for init_process_group.
+        sort_ranks: whether ranks of the group follow the global ones, or the order of the list.
+
+    Returns:
+        The group, or ``GroupMember.NON_GROUP_MEMBER`` (None with use_local_synchronization) on a
+        rank that is not in it.
+
+    Raises:
+        ValueError: there is no default group, or ranks is wrong: a duplicate, a rank that is out of
+            range, too many.
+        TypeError: timeout or pg_options has the wrong type.
+        AssertionError: device_id is not the default group's.
+        DistStoreError: not all ranks came in time.
+        DistBackendError: NCCL failed.
+    """
+    default = _get_default_group()
+    bound = default.bound_device_id
+    if device_id is None:
+        device_id = bound
+    elif bound is not None and device_id != bound:
+        raise AssertionError("Mismatched bound device between new pg and the default pg.")
+    config = BackendConfig(Backend(backend)) if backend else default.config
+    limit = timeout_of(timeout, config)
+    own = default.rank()
+    if use_local_synchronization and ranks is not None and own not in ranks:
+        return None
+    members = _checked_ranks(ranks, default.size(), sort_ranks)
+    name = world.hashed_name(members) if use_local_synchronization else world.next_name()
+    if own not in members:
+        if not use_local_synchronization:
+            wait_for_members(name, default)
+        return GroupMember.NON_GROUP_MEMBER
+    assert world.store is not None
+    pg = ProcessGroup(
+        world.store,
+        members,
+        members.index(own),
+        name=name,
+        config=config,
+        timeout=limit,
+        options=Options(pg_options) if pg_options is not None else default.options,
+        desc="undefined" if group_desc is None else group_desc,
+        device_id=device_id if device_id is None or _moves(config, device_id) else None,
+    )
+    world.add(pg)
+    try:
+        pg.open_at_once()
+    except BaseException:
+        abort_process_group(pg)
+        raise
+    if use_local_synchronization:
+        wait_for_creation(pg)
+    else:
+        wait_for_members(name, default)
+    return pg
+
+
+def _moves(config: BackendConfig, device: torch.device) -> bool:
+    return device.type in config.device_backend_map
+
+
+def _checked_ranks(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:
+    if ranks is None:
+        return list(range(world_size))
+    members = sorted(ranks) if sort_ranks else list(ranks)
+    if len(set(members)) != len(members):
+        raise ValueError(f"ranks list must not contain duplicate entries, got {members}")
+    if len(members) > world_size:
+        raise ValueError(
+            "the new group's world size should be less or equal to the world size set by "
+            "init_process_group"
+        )
+    for rank in members:
+        if rank < 0 or rank >= world_size:
+            raise ValueError(
+                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} "
+                f"(world_size={world_size})"
+            )
+    return members
+
+
+def new_subgroups(
+    group_size=None,
+    group=None,
+    timeout=None,
+    backend=None,
+    pg_options=None,
+    group_desc=None,
+):
+    """Divide a group into groups of equal size: torch.distributed.new_subgroups.
+
+    Args:
+        group_size: the ranks of each; None is the number of GPUs of this machine.
+        group: the group to divide; None is the default group.
+        timeout: as for :func:`new_group`.
+        backend: as for :func:`new_group`.
+        pg_options: as for :func:`new_group`.
+        group_desc: as for :func:`new_group`.
+
+    Returns:
+        The group that this rank is in, and the list of all of them.
+
+    Raises:
+        ValueError: group_size does not divide the group, or new_group raises it.
+    """
+    if group_size is None:
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "Default group size only takes effect when CUDA is available. If your subgroup "
+                "uses a backend that does not depend on CUDA, please pass in 'group_size' "
+                "correctly."
+            )
+        group_size = torch.cuda.device_count()
+    if group_size <= 0:
+        raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
+    size = get_world_size(group=group)
+    if size < group_size:
+        raise ValueError(
+            f"The arg 'group_size' ({group_size}) must not exceed the world size ({size})"
+        )
+    if size % group_size != 0:
+        raise ValueError(f"The world size ({size}) must be divisible by '{group_size=}'")
+    ranks = get_process_group_ranks(group)
+    return new_subgroups_by_enumeration(
+        [ranks[i : i + group_size] for i in range(0, size, group_size)],
+        timeout=timeout,
+        backend=backend,
+        pg_options=pg_options,
+        group_desc=group_desc,
+    )
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list,
+    timeout=None,
+    backend=None,
+    pg_options=None,
+    group_desc=None,
+):
+    """Make a group of each list of ranks: torch.distributed.new_subgroups_by_enumeration.
+
+    Args:
+        ranks_per_subgroup_list: lists of global ranks; no rank may be in two.
+        timeout: as for :func:`new_group`.
+        backend: as for :func:`new_group`.
+        pg_options: as for :func:`new_group`.
+        group_desc: as for :func:`new_group`.
+
+    Returns:
+        The group that this rank is in (None if it is in none), and the list of all of them.
+
+    Raises:
+        ValueError: the list is empty, a rank is in two lists, or new_group raises it.
+    """
+    if not ranks_per_subgroup_list:
+        raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+    subgroups = []
+    own = None
+    seen = dict[int, list[int]]()
+    for ranks in ranks_per_subgroup_list:
+        subgroup = new_group(
+            ranks=ranks,
+            timeout=timeout,
+            backend=backend,
+            pg_options=pg_options,
+            group_desc=group_desc,
+        )
+        subgroups.append(subgroup)
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(
+                    f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}"
+                )
+            seen[rank] = ranks
+        if get_rank() in ranks:
+            own = subgroup
+    return own, subgroups

@@ -1,0 +1,154 @@
+"""shrink_group: a new group without the ranks that are lost."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pynccl.errors import NcclError
+from pynccl.mirror.base.errors import translate
+from pynccl.mirror.group.base_group import Options
+from pynccl.mirror.group.comm_stream import CommStream
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.lifecycle.destroy import abort_process_group
+from pynccl.mirror.world import _get_default_group, world
+
+__all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "shrink_group"]
+
+SHRINK_DEFAULT = 0x00
+SHRINK_ABORT = 0x01
+
+_logger = logging.getLogger(__name__)
+
+
+def shrink_group(
+    ranks_to_exclude: list[int],
+    group: ProcessGroup | None = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: Any | None = None,
+) -> ProcessGroup:
+    """Make a group without some of a group's ranks: torch.distributed.shrink_group, ncclCommShrink.
+
+    Only the ranks that are left call it. The old group is destroyed. Where it is the default group,
+    the new one takes its place and all other groups are destroyed, because global ranks change.
+
+    Args:
+        ranks_to_exclude: ranks of the group that are not to be in the new one.
+        group: the group; None is the default group.
+        shrink_flags: ``SHRINK_ABORT`` aborts what is under way on the old group; with
+            ``SHRINK_DEFAULT`` what was issued is finished first.
+        pg_options: as for :func:`init_process_group`; None keeps the group's.
+
+    Returns:
+        The new group.
+
+    Raises:
+        TypeError: ranks_to_exclude is not a list of integers.
+        ValueError: a rank is out of range or given twice, no rank is given or all are, or the flags
+            are unknown.
+        RuntimeError: this rank is among the excluded ones.
+        DistBackendError: NCCL failed.
+    """
+    excluded = _checked_exclusion(ranks_to_exclude, shrink_flags)
+    old = group if group is not None else _get_default_group()
+    if old.size() <= 1:
+        raise ValueError(
+            f"Cannot shrink a process group with size {old.size()}. Group must have at least 2 "
+            "ranks to support shrinking."
+        )
+    _check_excluded_ranks(excluded, old)
+    is_default = old is world.default
+    left = [rank for rank in range(old.size()) if rank not in excluded]
+    store = world.store
+    assert store is not None
+    name = world.hashed_name([old.ranks[rank] for rank in left])
+    if is_default:
+        others = [pg for pg in world.groups if pg is not old]
+        if others:
+            _logger.warning("Shrinking the default group destroys %d other groups", len(others))
+        for pg in others:
+            abort_process_group(pg)
+    del world.groups[old]
+    pg = ProcessGroup(
+        store,
+        [old.ranks[rank] for rank in left],
+        left.index(old.rank()),
+        name=f"{old.group_name}:shrunk:{name}",
+        config=old.config,
+        timeout=old.timeout,
+        options=Options(pg_options) if pg_options is not None else old.options,
+        desc="default:shrunken" if is_default else f"{old.group_name}:shrunk",
+        device_id=old.bound_device_id,
+    )
+    aborts = bool(shrink_flags & SHRINK_ABORT)
+    for comm_stream in old.comm_streams().values():
+        _shrink_comm_stream(comm_stream, pg, excluded, aborts)
+    old.abort() if aborts else old.shutdown()
+    if is_default:
+        world.default = pg
+    world.add(pg)
+    if not pg.comm_streams():
+        pg.open_at_once()
+    return pg
+
+
+def _shrink_comm_stream(
+    comm_stream: CommStream, pg: ProcessGroup, excluded: list[int], aborts: bool
+) -> None:
+    """Shrink a communicator. Where NCCL is older than that, or the communicator was aborted after a
+    timeout, the new group makes its own later, with an id through the store.
+    """
+    comm = comm_stream.comm
+    _, can_shrink = comm.library.functions()["ncclCommShrink"]
+    if comm.closed or not can_shrink:
+        return
+    try:
+        shrunk = comm.shrink(excluded, abort=aborts, config=pg.options.config)
+    except NcclError as error:
+        raise translate(error) from None
+    pg.adopt(pg.make_comm_stream(shrunk, comm_stream.device))
+
+
+def _checked_exclusion(ranks: list[int], shrink_flags: int) -> list[int]:
+    if not isinstance(ranks, list):
+        raise TypeError(
+            f"ranks_to_exclude must be a list, but got {type(ranks).__name__}. Example: [1, 3, 5] "
+            "to exclude ranks 1, 3, and 5."
+        )
+    if not ranks:
+        raise ValueError(
+            "ranks_to_exclude cannot be empty. To shrink a group, you must specify at least one "
+            "rank to exclude."
+        )
+    if not isinstance(shrink_flags, int) or shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(
+            f"Invalid shrink_flags value: {shrink_flags}. Must be one of: SHRINK_DEFAULT "
+            f"({SHRINK_DEFAULT}) or SHRINK_ABORT ({SHRINK_ABORT})."
+        )
+    return ranks
+
+
+def _check_excluded_ranks(excluded: list[int], pg: ProcessGroup) -> None:
+    for index, rank in enumerate(excluded):
+        if not isinstance(rank, int):
+            raise TypeError(
+                "All elements in ranks_to_exclude must be integers. "
+                f"Element at index {index} is {type(rank).__name__}: {rank}"
+            )
+        if not 0 <= rank < pg.size():
+            raise ValueError(
+                f"Rank {rank} at index {index} is out of bounds for group size {pg.size()}. "
+                f"Valid ranks are in range [0, {pg.size() - 1}]."
+            )
+        if rank in excluded[:index]:
+            raise ValueError(f"Duplicate rank {rank} found in ranks_to_exclude at index {index}.")
+    if len(excluded) >= pg.size():
+        raise ValueError(
+            f"Cannot exclude all {pg.size()} ranks from process group. At least one rank must "
+            "remain."
+        )
+    if pg.rank() in excluded:
+        raise RuntimeError(
+            f"Current rank {pg.rank()} is in the exclusion list and should not call "
+            "shrink_group(). Only non-excluded ranks should participate in the shrinking operation."
+        )

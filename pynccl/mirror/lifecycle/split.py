@@ -1,0 +1,117 @@
+"""split_group: new groups from the parts of a group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from pynccl.errors import NcclError
+from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.base.errors import translate
+from pynccl.mirror.group.base_group import Options
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.world import _get_default_group, is_registered, world
+
+__all__ = ["split_group"]
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: list | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+    backend: str | Backend | None = None,
+) -> ProcessGroup | None:
+    """Split a group: torch.distributed.split_group, ncclCommSplit.
+
+    All ranks of the group call it, with the same lists.
+
+    Args:
+        parent_pg: the group; None is the default group.
+        split_ranks: lists of ranks of the group, one for each new group.
+        timeout: as for :func:`init_process_group`.
+        pg_options: as for :func:`init_process_group`; None keeps the group's.
+        group_desc: what the groups are for, in words.
+        backend: which of the parent's backends the new groups keep; None for all.
+
+    Returns:
+        The group that this rank is in, or None.
+
+    Raises:
+        ValueError: split_ranks is wrong, the group is not registered, or has no such backend.
+        TypeError: timeout or pg_options has the wrong type.
+        DistBackendError: NCCL failed.
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    default = _get_default_group()
+    parent = parent_pg or default
+    if not is_registered(parent):
+        raise ValueError(f"Group {parent} is not registered")
+    config = parent.config if backend is None else _part_of(parent.config, str(backend))
+    limit = timeout_of(timeout, config)
+    color = _color_of(parent.rank(), split_ranks, default.size())
+    members = sorted(split_ranks[color or 0])
+    name = f"{parent.group_name}:split:{parent.splits}:{color}"
+    parent.splits += 1
+    pg = ProcessGroup(
+        world.store,  # type: ignore[arg-type]
+        [parent.ranks[rank] for rank in members],
+        members.index(parent.rank()) if color is not None else -1,
+        name=name,
+        config=config,
+        timeout=limit,
+        options=Options(pg_options) if pg_options is not None else parent.options,
+        desc=group_desc or f"{parent.group_desc}:split:{parent.splits}",
+        device_id=parent.bound_device_id,
+    )
+    for device_type in config.device_backend_map:
+        _split_comm_stream(parent, pg, device_type, color)
+    if color is None:
+        return None
+    world.add(pg)
+    return pg
+
+
+def _split_comm_stream(
+    parent: ProcessGroup, child: ProcessGroup, device_type: str, color: int | None
+) -> None:
+    """Split the parent's communicator; where it has none yet, the child makes its own later."""
+    comm_stream = parent.comm_streams().get(device_type)
+    if comm_stream is None:
+        return
+    try:
+        comm = comm_stream.comm.split(color, comm_stream.rank, config=child.options.config)
+    except NcclError as error:
+        raise translate(error) from None
+    if comm is not None:
+        child.adopt(child.make_comm_stream(comm, comm_stream.device))
+
+
+def _color_of(rank: int, split_ranks: list[list[int]], world_size: int) -> int | None:
+    color = None
+    for index, ranks in enumerate(split_ranks):
+        if len(ranks) == 0:
+            raise ValueError("the split group cannot be empty")
+        if len(ranks) > world_size:
+            raise ValueError(
+                "the split group's size should be less or equal to the world_size set by "
+                "init_process_group"
+            )
+        if len(ranks) != len(set(ranks)):
+            raise ValueError("the split group cannot have duplicate ranks")
+        if color is None and rank in ranks:
+            color = index
+    return color
+
+
+def _part_of(config: BackendConfig, backend: str) -> BackendConfig:
+    part = BackendConfig(Backend(backend))
+    for device, name in part.device_backend_map.items():
+        if config.device_backend_map.get(device) != name:
+            raise ValueError(
+                f"Requested backend {name!r} for device {device!r} is not present in the parent "
+                f"process group ({config!r})"
+            )
+    return part

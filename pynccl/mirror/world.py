@@ -1,0 +1,319 @@
+"""The groups of this process: the default group, the others, and the translation of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import TypeGuard, cast
+
+from torch.distributed.distributed_c10d import Store
+
+from pynccl import _C
+from pynccl.mirror.base.backend import Backend
+from pynccl.mirror.group.process_group import ProcessGroup
+
+__all__ = [
+    "GroupMember",
+    "_get_default_group",
+    "_rank_not_in_group",
+    "get_backend",
+    "get_backend_config",
+    "get_global_rank",
+    "get_group_rank",
+    "get_pg_count",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "is_initialized",
+]
+
+
+class _World:
+    """The groups between init_process_group and destroy_process_group."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.default = None
+        self.store: Store | None = None  # common to all groups, below their prefixes
+        self.groups: dict[ProcessGroup, str] = {}
+        self.count = 0
+
+    @property
+    def default(self) -> ProcessGroup | None:
+        """The default group. The C++ part keeps it, for the fast functions."""
+        return cast("ProcessGroup | None", _C.default_group())
+
+    @default.setter
+    def default(self, pg: ProcessGroup | None) -> None:
+        _C.set_default_group(pg)
+
+    def next_name(self) -> str:
+        name = str(self.count)
+        self.count += 1
+        return name
+
+    def hashed_name(self, ranks: list[int]) -> str:
+        """A name that does not depend on a count of calls on all ranks."""
+        text = "_".join(map(str, [*ranks, len(self.groups)]))
+        return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def add(self, pg: ProcessGroup) -> None:
+        self.groups[pg] = pg.group_name
+
+
+world = _World()
+
+
+class _WorldMeta(type):
+    """Gives ``group`` and ``GroupMember`` the class property ``WORLD``."""
+
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802
+        return world.default
+
+    @WORLD.setter
+    def WORLD(cls, pg: ProcessGroup | None) -> None:  # noqa: N802
+        world.default = pg
+
+
+class group(metaclass=_WorldMeta):  # noqa: N801
+    """``group.WORLD`` is the default group: torch.distributed.group."""
+
+
+class GroupMember(metaclass=_WorldMeta):
+    """``WORLD`` is the default group, ``NON_GROUP_MEMBER`` one that this rank is not in.
+
+    It stands for torch.distributed.GroupMember.
+    """
+
+    NON_GROUP_MEMBER = -100
+
+
+def _rank_not_in_group(group: ProcessGroup | None) -> bool:
+    """Whether a group is the value that new_group returns to a rank that is not in it."""
+    return group == GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
+
+
+def warn_outside(name: str) -> None:
+    """Warn that an operation does nothing on this rank."""
+    rank = -1 if world.default is None else world.default.rank()
+    warnings.warn(
+        f"Running {name} on global rank {rank} which does not belong to the given group.",
+        stacklevel=3,
+    )
+
+
+def _get_default_group() -> ProcessGroup:
+    """The default group.
+
+    Raises:
+        ValueError: there is none yet.
+    """
+    default = world.default
+    if default is None:
+        raise ValueError(
+            "Default process group has not been initialized, please make sure to call "
+            "init_process_group."
+        )
+    return default
+
+
+def group_or_default(pg: ProcessGroup | None) -> ProcessGroup:
+    """The group, the default one for None."""
+    return _get_default_group() if pg is None else pg
+
+
+def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
+    """The group of an operation; None, with a warning, where this rank is not in it."""
+    if pg is None:
+        return _get_default_group()
+    if _rank_not_in_group(pg):
+        warn_outside(name)
+        return None
+    return pg
+
+
+def is_registered(pg: object) -> TypeGuard[ProcessGroup]:
+    """Whether a group exists in this process."""
+    return isinstance(pg, ProcessGroup) and pg in world.groups
+
+
+def is_initialized() -> bool:
+    """Whether there is a default group: torch.distributed.is_initialized.
+
+    Returns:
+        True between :func:`init_process_group` and :func:`destroy_process_group`.
+    """
+    return world.default is not None
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The rank in a group of a global rank: torch.distributed.get_group_rank.
+
+    Args:
+        group: the group.
+        global_rank: a rank of the default group.
+
+    Returns:
+        The rank in the group.
+
+    Raises:
+        ValueError: the rank is not in the group, or the group is not registered.
+    """
+    if group is world.default and group is not None:
+        return global_rank
+    if not is_registered(group):
+        raise ValueError(f"Group {group} is not registered, please create group with new_group")
+    rank = group.rank_of.get(global_rank)
+    if rank is None:
+        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+    return rank
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The global rank of a rank in a group: torch.distributed.get_global_rank.
+
+    Args:
+        group: the group.
+        group_rank: a rank of the group.
+
+    Returns:
+        The rank in the default group.
+
+    Raises:
+        ValueError: the group has no such rank, or is not registered.
+    """
+    if group is world.default and group is not None:
+        return group_rank
+    if not is_registered(group):
+        raise ValueError(f"Group {group} is not registered, please create group with new_group")
+    if not 0 <= group_rank < group.size():
+        raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+    return group.ranks[group_rank]
+
+
+def group_rank_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+    """The rank in a group from an argument (``src``) and its twin (``group_src``).
+
+    Raises:
+        ValueError: both or neither is given, or the group has no such rank.
+    """
+    if group_rank is not None:
+        if global_rank is not None:
+            raise ValueError("Can't specify both group_rank and global_rank")
+        return group_rank
+    if global_rank is None:
+        raise ValueError("Must specify global_rank or group_rank")
+    return get_group_rank(pg, global_rank)
+
+
+def root_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+    """The same for a root; global rank 0 where neither is given."""
+    if global_rank is None and group_rank is None:
+        global_rank = 0
+    return group_rank_of(pg, global_rank, group_rank)
+
+
+def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
+    """The ranks of a group: torch.distributed.get_process_group_ranks.
+
+    Args:
+        group: the group; None is the default group.
+
+    Returns:
+        The global ranks, in the order of the group's own.
+
+    Raises:
+        ValueError: there is no default group.
+    """
+    return list(group_or_default(group or None).ranks)
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """This process's rank in a group: torch.distributed.get_rank, ncclCommUserRank.
+
+    Args:
+        group: the group; None is the default group.
+
+    Returns:
+        The rank, -1 where this process is not in the group.
+
+    Raises:
+        ValueError: there is no default group, or the group is not registered.
+    """
+    if _rank_not_in_group(group):
+        return -1
+    pg = _get_default_group()
+    return pg.rank() if group is None or group is pg else get_group_rank(group, pg.rank())
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """The number of ranks in a group: torch.distributed.get_world_size, ncclCommCount.
+
+    Args:
+        group: the group; None is the default group.
+
+    Returns:
+        The number of ranks, -1 where this process is not in the group.
+
+    Raises:
+        ValueError: there is no default group.
+    """
+    if _rank_not_in_group(group):
+        return -1
+    return group_or_default(group).size()
+
+
+def _valid_group(pg: ProcessGroup | None) -> ProcessGroup:
+    found = pg or _get_default_group()
+    if _rank_not_in_group(found):
+        raise ValueError("Invalid process group specified")
+    return found
+
+
+def get_backend_config(group: ProcessGroup | None = None) -> str:
+    """The backend for each type of device: torch.distributed.get_backend_config.
+
+    Args:
+        group: the group; None is the default group.
+
+    Returns:
+        Types of devices and backends, as ``"cpu:host,cuda:nccl"``.
+
+    Raises:
+        ValueError: this rank is not in the group, or there is no default group.
+    """
+    return repr(_valid_group(group).config)
+
+
+def get_backend(group: ProcessGroup | None = None) -> Backend:
+    """The backend of a group: torch.distributed.get_backend.
+
+    Args:
+        group: the group; None is the default group.
+
+    Returns:
+        ``"nccl"``, ``"host"``, or ``"cpu:host,cuda:nccl"``.
+
+    Raises:
+        ValueError: this rank is not in the group, or the group is not registered.
+    """
+    pg = _valid_group(group)
+    if not is_registered(pg):
+        raise ValueError(
+            f"Process group {pg} is not initialized in the world group map. Please initialize the "
+            "group first."
+        )
+    return Backend(pg.config.name)
+
+
+def get_pg_count() -> int:
+    """The number of groups that were made: torch.distributed.get_pg_count.
+
+    Returns:
+        The number of groups since :func:`init_process_group`; those that were destroyed count too.
+    """
+    return world.count
