@@ -13,7 +13,9 @@ rank 1 of 2: mean [1.5, 11.5, 21.5], variance [1.25, 1.25, 1.25]
 
 import multiprocessing
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +49,7 @@ def main() -> None:
     processes = [spawn.Process(target=run, args=(rank, ids), daemon=True) for rank in range(NRANKS)]
     for process in processes:
         process.start()
-    running = {process.sentinel: process for process in processes}
+    running: dict[Any, SpawnProcess] = {process.sentinel: process for process in processes}
     while running:
         for sentinel in wait(list(running)):
             process = running.pop(sentinel)

@@ -44,9 +44,9 @@ def _until_error(rank: Rank, what: str) -> tuple[float, str]:
     except nccl.NcclRemoteError as error:
         return time.monotonic(), str(error)
     except nccl.DriverError:
-        error = comm.async_error()
-        assert isinstance(error, nccl.NcclRemoteError)
-        return time.monotonic(), str(error)
+        failure = comm.async_error()
+        assert isinstance(failure, nccl.NcclRemoteError)
+        return time.monotonic(), str(failure)
     finally:
         comm.abort()
 

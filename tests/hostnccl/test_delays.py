@@ -266,7 +266,7 @@ def _reader(_: Rank, waits: bool) -> int:
     for seed in range(1, 51):
         with delays(seed):
             stream, x = nccl.Stream("host"), np.zeros(COUNT)
-            for _ in range(5):
+            for _number in range(5):
                 stream.launch(lambda x=x: x.__iadd__(1))
             if waits:
                 stream.synchronize()

@@ -18,7 +18,7 @@ def _array(count: int, dtype: str = "float32") -> np.ndarray:
 
 # What rank 0 calls, and what all others call instead.
 _CALLS: dict[
-    str, tuple[Callable[[nccl.Communicator], None], Callable[[nccl.Communicator], None]]
+    str, tuple[Callable[[nccl.Communicator], object], Callable[[nccl.Communicator], object]]
 ] = {
     "count": (lambda c: c.all_reduce(_array(5)), lambda c: c.all_reduce(_array(6))),
     "large count": (

@@ -230,7 +230,7 @@ def _allocated(rank: Rank) -> None:
     comm = rank.comm
     buffer = comm.mem_alloc((3, 5), "float32")
     assert (buffer.shape, buffer.dtype, buffer.nbytes) == ((3, 5), "float32", 60)
-    tensor = torch.from_dlpack(buffer)
+    tensor = torch.from_dlpack(buffer)  # type: ignore[attr-defined]
     assert tensor.data_ptr() == buffer.ptr
     assert tensor.shape == (3, 5)
     tensor.fill_(rank.rank + 1)

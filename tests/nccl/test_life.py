@@ -466,9 +466,9 @@ def _lives(times: int) -> None:
             comm.revoke()
         with nccl.group():
             parts = [comm.split(0) for comm in grown]
-        for comm in [*parts, *grown, *shrunk, *comms]:
-            assert comm is not None
-            comm.close()
+        for each in [*parts, *grown, *shrunk, *comms]:
+            assert each is not None
+            each.close()
 
 
 def _leaks(_: Rank) -> None:

@@ -365,11 +365,11 @@ def _mistakes(rank: Rank) -> None:
             lambda: comm.put_signal(outside, peer, window),
         )
     )
-    for kind, message, call in wrong:
+    for kind, message, mistake in wrong:
         with pytest.raises(kind, match=message):
-            call()
+            mistake()
         with pytest.raises(kind, match=message):
-            _after_a_put(call, lambda: comm.put_signal(ten, peer, window))
+            _after_a_put(mistake, lambda: comm.put_signal(ten, peer, window))
     comm.all_reduce(np.zeros(1))
     assert (data == 9).all()
     # All of it was refused, so these are the first signals.

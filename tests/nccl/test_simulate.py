@@ -22,7 +22,7 @@ def _simulate(rank: Rank) -> list[float]:
     On GPUs all ask: NCCL may connect ranks for an algorithm that it has not used before.
     """
     memory, comm = rank.memory, rank.comm
-    times = []
+    times: list[float] = []
     if rank.rank == 0 or rank.provider == "cuda":
         for count in (1, 1000, 1_000_000, 8_000_000):
             buffer = memory.put(np.full(count, 3, np.float32))

@@ -69,9 +69,9 @@ def _one_process(rank: Rank) -> None:
     with nccl.group():
         children = [comm.split(0) for comm in comms]  # of a suspended one, as in NCCL
     _all_reduce(rank, children, 3.0)  # type: ignore[arg-type]
-    for comm in [*children, *comms]:
-        assert comm is not None
-        comm.close()
+    for each in [*children, *comms]:
+        assert each is not None
+        each.close()
 
 
 @pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["single copy", "staged"])

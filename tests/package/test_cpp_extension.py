@@ -104,13 +104,13 @@ def _scaled_sums(rank: Rank, path: str) -> None:
         got = tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy()
         np.testing.assert_allclose(got, expected, rtol=1e-6)
     # On a stream: enqueued in order, and done when the stream says so.
-    tensor, stream = _tensors(rank)[-1], rank.stream()
+    tensor, queue = _tensors(rank)[-1], rank.stream()
     if rank.device is not None:
         torch.cuda.synchronize(rank.device)
     for _ in range(3):
-        fused.fused_scale_all_reduce(rank.comm, tensor, 1 / rank.nranks, stream=stream.handle)
-    rank.comm.all_reduce(tensor, stream=stream)
-    stream.synchronize()
+        fused.fused_scale_all_reduce(rank.comm, tensor, 1 / rank.nranks, stream=queue.handle)
+    rank.comm.all_reduce(tensor, stream=queue)
+    queue.synchronize()
     expected = np.arange(1000, dtype=np.float32) * rank.nranks
     np.testing.assert_allclose(tensor.cpu().numpy(), expected, rtol=1e-6)
 

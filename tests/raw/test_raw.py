@@ -198,7 +198,8 @@ def _call_everything(lib: raw.Library, rank: int, unique_id: raw.UniqueId) -> No
 
 
 def test_every_function_of_a_communicator_works() -> None:
-    lib, failures = raw.load("host"), []
+    lib = raw.load("host")
+    failures: list[str] = []
     unique_id = lib.ncclGetUniqueId()
     threads = [threading.Thread(target=_rank, args=(rank, unique_id, failures)) for rank in (0, 1)]
     for thread in threads:
@@ -281,7 +282,7 @@ def test_structs_begin_as_nccl_initialises_them() -> None:
     config.netName, config.minCTAs = "Socket", 4
     assert (config.netName, config.minCTAs) == ("Socket", 4)
     with pytest.raises(TypeError):
-        config.minCTAs = "4"
+        config.minCTAs = "4"  # type: ignore[assignment]
     coll = raw.ncclCollConfig_t()
     assert (coll.magic, coll.ext, coll.userProfilerTag) == (0xCAFEBEEF, 0, 0)
     coll.algSelection = "ring"
