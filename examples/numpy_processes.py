@@ -45,7 +45,7 @@ def run(rank: int, ids: "Queue[nccl.UniqueId]") -> None:
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     ids: Queue[nccl.UniqueId] = spawn.Queue()
-    # Daemons end with this process, so that nobody waits for a rank that failed.
+    # Daemons end with this process, so that no rank waits for one that failed.
     processes = [spawn.Process(target=run, args=(rank, ids), daemon=True) for rank in range(NRANKS)]
     for process in processes:
         process.start()

@@ -1,5 +1,5 @@
-"""Proves that a suspended communicator really gives its memory back, that the statistics are true,
-and that a resumed one gives right results, again and again, with messages on their way too.
+"""Proves that a suspended communicator releases its memory, that the statistics are correct, and
+that a resumed one gives right results, repeatedly, also with messages in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ELEMENTS = 300_000
 
 
 def _resident() -> int:
-    """Bytes of hostnccl's worlds that this process has in memory."""
+    """Bytes of hostnccl's segments that this process has in memory."""
     with open("/proc/self/smaps") as smaps:
         maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps.read(), flags=re.MULTILINE)
     worlds = [entry for entry in maps if "memfd:hostnccl" in entry.partition("\n")[0]]

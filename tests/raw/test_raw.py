@@ -1,8 +1,8 @@
 """Proves that pynccl.raw has every function of nccl.h by its name and its C types, by calling them
-on hostnccl, and that what a library lacks is said with the version that brought it.
+on hostnccl, and that the error for a missing function names the version that added it.
 
 The names are read from a real nccl.h where the nvidia-nccl wheel is installed, else from our own
-list, which `make abi` holds against real headers.
+list, which `make abi` checks against real headers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_hostnccl_has_all() -> None:
     assert all(present for _, present in raw.load("host").functions().values())
 
 
-def test_what_a_library_lacks_is_said(tmp_path: Path) -> None:
+def test_a_missing_function_is_named(tmp_path: Path) -> None:
     lib = raw.load(compile_nccl(tmp_path, 21805, ""))
     missing = {name for name, (_, present) in lib.functions().items() if not present}
     assert missing == lib.functions().keys() - {"ncclGetVersion"}
