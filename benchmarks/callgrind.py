@@ -1,4 +1,5 @@
-"""Counts instructions with valgrind's callgrind: a figure that no load of the machine changes.
+"""Counts instructions with valgrind's callgrind: a figure that the load of the machine does not
+change.
 
     python -m benchmarks.callgrind pynccl
 
@@ -29,7 +30,7 @@ _MARK = "ncclResetDebugInit"
 
 
 def available() -> bool:
-    """Whether valgrind is there."""
+    """Whether valgrind is installed."""
     return shutil.which("valgrind") is not None and shutil.which("vgdb") is not None
 
 
@@ -89,7 +90,7 @@ def _child(names: Path, libraries: Sequence[str]) -> None:
     mark = getattr(raw.load(noop.library()), _MARK)
     for row in rows:
         row.timer.timeit(20)
-    # Not a blocking wait: valgrind hears the request while it executes something.
+    # Not a blocking wait: valgrind handles the request only while it executes code.
     switch = subprocess.Popen(["vgdb", f"--pid={os.getpid()}", "instrumentation", "on"], stdout=-3)
     while switch.poll() is None:
         pass

@@ -4,7 +4,7 @@
 
 All libraries call the no-op NCCL, so what is timed is the binding: parsing, checks, the tensor, the
 GIL. They are in one process and take turns; a sample is the mean over as many calls as fill its
-time, and the table shows the least of the samples, for whatever disturbs a call makes it longer.
+time, and the table shows the least of the samples, because a disturbance only makes a call longer.
 The loop around the call, a row of its own, is part of every figure. A library that is not installed
 is left out with a line that says how to install it. The table is printed; JSON and a plot go to a
 folder.
@@ -39,7 +39,7 @@ _BASELINES = {
     EXCHANGE: "torch.distributed",
 }
 _PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
-_FOLDER = "PYNCCL_BENCH_NCCL"  # says that the search path is set
+_FOLDER = "PYNCCL_BENCH_NCCL"  # set where the search path is set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _parse() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _nccl_in_search_path() -> Iterator[None]:
-    """Have the no-op library found as libnccl.so.2, by whoever links it.
+    """Have the no-op library found as libnccl.so.2 by all libraries that link it.
 
     The search path is read when a process starts, so this one starts again.
     """

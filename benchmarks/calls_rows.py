@@ -50,7 +50,7 @@ _OTHERS = range(1, _NRANKS)
 
 
 class _Store(Store):
-    """A store in which the other ranks have been already."""
+    """A store with the entries of the other ranks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compiles the C sources of the benchmarks on the spot."""
+"""Compiles the C sources of the benchmarks when they are needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find() -> str:
 
 
 def shared_library(source: str, folder: Path, includes: Sequence[str] = ()) -> Path:
-    """Compile a file that lies beside this one.
+    """Compile a file of this folder.
 
     Args:
         source: its name.

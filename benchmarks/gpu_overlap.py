@@ -63,7 +63,7 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
 
 
 class _Product:
-    """A matrix product, repeated as often as it is told."""
+    """A matrix product, repeated a given number of times."""
 
     def __init__(self, world: World, side: int) -> None:
         dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
@@ -98,7 +98,7 @@ def _asynchronous(
 def _on_a_stream(
     world: World, comm: nccl.Communicator, send: torch.Tensor, recv: torch.Tensor
 ) -> Callable[[], Callable[[], object]]:
-    """Start it on a stream of pynccl's; what it waits for was waited for before."""
+    """Start it on a stream of pynccl; its inputs are complete."""
     side = nccl.Stream(world.provider, device=world.device)
 
     def start() -> Callable[[], object]:

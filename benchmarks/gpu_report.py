@@ -1,4 +1,4 @@
-"""The report of benchmarks.gpu: Markdown for people, JSON with every sample, plots."""
+"""The report of benchmarks.gpu: Markdown, JSON with every sample, plots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SYNC = ("pynccl as dist", "torch.distributed")
 
 
 class Findings:
-    """What all worlds gave so far.
+    """The results of all worlds so far.
 
     Attributes:
         machine: where they ran.
@@ -38,7 +38,7 @@ class Findings:
         self._notes: dict[int, list[str]] = {}
 
     def take(self, nranks: int, message: object) -> None:
-        """Keep a message of the ranks; what is measured again takes the place of what was."""
+        """Keep a report of the ranks; a repeated measurement replaces the earlier one."""
         match message:
             case Note(text):
                 self._notes.setdefault(nranks, []).append(text)
@@ -69,9 +69,9 @@ class Findings:
         stem.parent.mkdir(parents=True, exist_ok=True)
         plots: dict[int, str] = {}
         for nranks in self._figures:
-            if drawn := self._of(nranks, Row):
+            if rows := self._of(nranks, Row):
                 path = stem.with_name(f"{stem.name}-{nranks}ranks.png")
-                write_plot(path, drawn, f"{self._title(nranks)}, on {self._where()}")
+                write_plot(path, rows, f"{self._title(nranks)}, on {self._where()}")
                 plots[nranks] = path.name
                 yield path
         path = stem.with_name(f"{stem.name}.json")

@@ -3,12 +3,12 @@
     python -m benchmarks.host --ranks 2,4
 
 Every library has its own processes as ranks, which sleep while it is not their turn. For each
-operation and size the results are checked; then the libraries are timed in turns, so that whatever
-else the machine does meets all of them alike. A sample is the mean over as many calls as fill its
+operation and size the results are checked; then the libraries are timed in turns, so that other
+load of the machine affects all of them alike. A sample is the mean over as many calls as fill its
 time, and the maximum over the ranks; the table shows the medians of the samples, of several passes
 the median of these. "copy" is one memcpy of the same number of bytes between the samples: the floor
-for whoever moves the bytes once.
-A table is printed; JSON and a plot go to a folder. A wrong result ends the run.
+of every implementation that moves the bytes once. A table is printed; JSON and a plot go to a
+folder. A wrong result ends the run.
 
 MPICH needs the packages mpi4py and mpich, gloo needs torch; what is missing is left out.
 """
@@ -42,7 +42,7 @@ _FULL_SIZES = (
 )
 _QUICK_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
 _NEEDS = {"mpich": ("mpi4py",), "gloo": ("torch",)}
-_LONG = 0.1  # seconds of one call, from where on few samples must do
+_LONG = 0.1  # seconds of one call; longer ones get few samples
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The libraries under comparison, each as: give me the call for a row on these buffers.
+"""The compared libraries: each gives the call for a row on given buffers.
 
 A call does the whole operation as a user would write it; what can be made beforehand and used again
 is made beforehand. Every library is imported only by the ranks that run it.
@@ -24,13 +24,13 @@ class Library(Protocol):
     """A library that is timed, in one of its ranks.
 
     Attributes:
-        version: what stands in the report.
+        version: as the report names it.
     """
 
     version: str
 
     def barrier(self) -> object:
-        """Return when all ranks have come here."""
+        """Return when all ranks have called it."""
 
     def call(self, buffers: Buffers) -> Call | None:
         """The call that runs the row once; None where the library has no such operation."""
@@ -39,19 +39,19 @@ class Library(Protocol):
 class Hostnccl:
     """hostnccl through pynccl.raw; buffers are addresses."""
 
-    def __init__(self, rank: int, nranks: int, meeting: Path) -> None:
+    def __init__(self, rank: int, nranks: int, rendezvous: Path) -> None:
         from pynccl import raw
 
         self._raw = raw
         self._library = raw.load("host")
         if rank == 0:
-            written = meeting.with_suffix(".new")
+            written = rendezvous.with_suffix(".new")
             written.write_bytes(bytes(self._library.ncclGetUniqueId()))
-            written.rename(meeting)
-        while not meeting.exists():
+            written.rename(rendezvous)
+        while not rendezvous.exists():
             os.sched_yield()
-        self._comm = self._library.ncclCommInitRank(nranks, meeting.read_bytes(), rank)
-        # NCCL has no barrier; who wants one sums a word, as torch.distributed does.
+        self._comm = self._library.ncclCommInitRank(nranks, rendezvous.read_bytes(), rank)
+        # NCCL has no barrier: a sum of one element, as in torch.distributed.
         self._word = np.zeros(1, np.float32)
         word, all_reduce, comm = self._word.ctypes.data, self._library.ncclAllReduce, self._comm
         self._barrier: Call = lambda: all_reduce(
@@ -105,8 +105,8 @@ class Hostnccl:
 class Mpich:
     """MPICH through mpi4py; buffers are arrays with their count and type."""
 
-    def __init__(self, rank: int, nranks: int, meeting: Path) -> None:
-        del rank, nranks, meeting  # mpiexec has told it all
+    def __init__(self, rank: int, nranks: int, rendezvous: Path) -> None:
+        del rank, nranks, rendezvous  # from mpiexec
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
         self._mpi = MPI
@@ -152,13 +152,15 @@ class Mpich:
 class Gloo:
     """gloo through torch.distributed; buffers are tensors."""
 
-    def __init__(self, rank: int, nranks: int, meeting: Path) -> None:
+    def __init__(self, rank: int, nranks: int, rendezvous: Path) -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)  # more would disturb the other ranks
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=nranks)
+        dist.init_process_group(
+            "gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=nranks
+        )
         self._torch, self._dist = torch, dist
         self.version = f"torch {torch.__version__}"
 

@@ -1,17 +1,17 @@
-"""What goes between the ranks and the process that runs the benchmark, besides rows and answers."""
+"""The messages between the ranks and the benchmark's process, besides rows and answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SOCKET", "Failed", "Hello", "Sample"]
+__all__ = ["SOCKET", "Failed", "Ready", "Sample"]
 
 SOCKET = "socket"  # in the folder of the run
 
 
 @dataclass(frozen=True)
-class Hello:
-    """A rank is up."""
+class Ready:
+    """A rank is ready."""
 
     library: str
     rank: int

@@ -17,7 +17,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 from benchmarks.host_libraries import LIBRARIES, Call, Library
-from benchmarks.host_orders import SOCKET, Failed, Hello, Sample
+from benchmarks.host_orders import SOCKET, Failed, Ready, Sample
 from benchmarks.host_rows import Buffers, Row
 from pynccl import testing
 
@@ -87,7 +87,7 @@ def _serve(name: str, rank: int, nranks: int, folder: Path, *, bind: bool) -> No
     connection = Client(str(folder / SOCKET), "AF_UNIX")
     try:
         library = LIBRARIES[name](rank, nranks, folder / f"{name}-{nranks}")
-        connection.send(Hello(name, rank, library.version))
+        connection.send(Ready(name, rank, library.version))
         gc.disable()
         gc.freeze()
         _follow_orders(connection, _Rank(library, rank))

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.host_orders import SOCKET, Failed, Hello, Sample
+from benchmarks.host_orders import SOCKET, Failed, Ready, Sample
 from benchmarks.host_rank import serve
 from benchmarks.host_rows import Row
 from benchmarks.ranks import BenchmarkError, RankError
@@ -75,7 +75,7 @@ class World:
                 self._ranks = [listener.accept() for _ in range(nranks)]
             except TimeoutError:
                 raise self._error(f"not all ranks have connected within {_START:g} s") from None
-        return next(answer.version for answer in self._answers() if isinstance(answer, Hello))
+        return next(answer.version for answer in self._answers() if isinstance(answer, Ready))
 
     def prepare(self, row: Row) -> bool:
         """Check a row; false where the library has no such operation.
@@ -95,7 +95,7 @@ class World:
         return max(float(str(answer)) for answer in self._ask(Sample(iterations, warm)))
 
     def close(self) -> None:
-        """Let the ranks end, and end those that do not."""
+        """Close the connections, at which ranks end, and kill those that do not."""
         for connection in self._ranks:
             connection.close()
         if self._run:
@@ -152,5 +152,5 @@ class World:
         return answers
 
 
-# Of torch, NumPy and whatever else would take a thread for every CPU.
+# For torch, NumPy and others that use a thread for every CPU.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

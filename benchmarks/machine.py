@@ -26,7 +26,7 @@ __all__ = ["ROOT", "Machine", "inspect", "rows", "scrub", "slug"]
 ROOT = Path(__file__).parents[1]
 
 _PACKAGES = ("torch", "numpy", "cupy-cuda13x", "cupy-cuda12x", "triton")
-_PATIENCE = 20.0  # seconds for a command that asks about the machine
+_TIMEOUT = 20.0  # seconds for a command that asks about the machine
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def inspect(provider: str) -> Machine:
     if provider == "cuda":
         import torch
 
-        # Which NCCL there is, is for torch to say: its own, where it brings one.
+        # torch is imported first: it may bring the NCCL that is used.
         versions["CUDA of torch"] = str(torch.version.cuda)
         torch.cuda.is_available()
     versions["pynccl"] = pynccl.__version__ + _commit()
@@ -115,7 +115,7 @@ def _ask(*command: str) -> str:
         return ""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE, check=True, cwd=ROOT
+            command, capture_output=True, text=True, timeout=_TIMEOUT, check=True, cwd=ROOT
         )
     except (subprocess.SubprocessError, OSError):
         return ""
@@ -128,7 +128,7 @@ def _driver() -> str:
 
 
 def _commit() -> str:
-    """Which state of the sources this is, where git knows."""
+    """The commit of the sources, where there is git."""
     commit = _ask("git", "describe", "--always", "--dirty", "--exclude=*")
     return f" ({commit})" if commit else ""
 

@@ -2,8 +2,8 @@
 
 The size of an operation is that of its larger buffer: the tensor of all_reduce, broadcast, reduce
 and send/recv, all ranks' blocks together of the others. algbw is that size over the time. busbw is
-algbw times the share of the size that the busiest link must carry, whatever the algorithm, so that
-it can be held against the speed of the hardware for any number of ranks.
+algbw times the share of the size that the busiest link must carry, for every algorithm, so that it
+can be compared with the speed of the hardware for any number of ranks.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Buffers:
         self.recv.zero_()
 
     def expected(self) -> torch.Tensor | None:
-        """What recv must hold after the operation; None where this rank receives nothing."""
+        """The expected contents of recv; None where this rank receives nothing."""
         if self.collective in ("reduce", "gather") and self.rank != ROOT:
             return None
         sent = [_values(rank) for rank in range(self.nranks)]

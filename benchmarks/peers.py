@@ -1,4 +1,4 @@
-"""The libraries under comparison, each as: give me the call for a collective on these buffers.
+"""The compared libraries: each gives the call for a collective on given buffers.
 
 A call does the whole operation as a user would write it; what can be made beforehand and used again
 (lists of chunks, P2POps) is made beforehand.

@@ -1,4 +1,4 @@
-"""What goes between the ranks and the process that started them, and into the JSON file."""
+"""The messages between the ranks and their parent process, and the content of the JSON file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Settings:
         sizes: bytes.
         repeats: samples of each library in a row.
         budget: seconds that a sample should last.
-        folder: an empty one, where the ranks meet.
+        folder: an empty one, for the rendezvous of the ranks.
         seconds: after which no new row begins.
     """
 

@@ -1,11 +1,11 @@
-"""all_reduce in processes that torchrun starts: the ranks meet as those of torch.distributed do.
+"""all_reduce in processes that torchrun starts: rendezvous as in torch.distributed.
 
 Run: torchrun --nproc-per-node 2 examples/all_reduce_torchrun.py
 
-torchrun tells each process its rank and where the store is; rank 0 makes NCCL's unique id and puts
-it there for the others. No process group of torch is made. Then every rank contributes a tensor of
-N bytes and all get the sum. A ring algorithm takes 2(n-1) steps of N/n bytes, so each rank sends
-and receives 2(n-1)/n N bytes: nearly 2N, however many ranks there are.
+torchrun gives each process its rank and the address of the store; rank 0 makes NCCL's unique id and
+puts it there for the others. No process group of torch is made. Then every rank contributes a
+tensor of N bytes and all get the sum. A ring algorithm takes 2(n-1) steps of N/n bytes, so each
+rank sends and receives 2(n-1)/n N bytes: nearly 2N, however many ranks there are.
 
 Prints:
 rank 0 of 2: [3.0, 6.0, 9.0, 12.0]

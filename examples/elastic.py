@@ -20,6 +20,7 @@ import os
 import signal
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def come(unique_id: nccl.UniqueId) -> None:
 
 def finish(processes: list[BaseProcess]) -> None:
     """Wait for all of them; the first that fails ends it."""
-    running = {process.sentinel: process for process in processes}
+    running: dict[Any, BaseProcess] = {process.sentinel: process for process in processes}
     while running:
         for sentinel in wait(list(running)):
             process = running.pop(sentinel)

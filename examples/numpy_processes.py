@@ -13,7 +13,9 @@ rank 1 of 2: mean [1.5, 11.5, 21.5], variance [1.25, 1.25, 1.25]
 
 import multiprocessing
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +45,11 @@ def run(rank: int, ids: "Queue[nccl.UniqueId]") -> None:
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     ids: Queue[nccl.UniqueId] = spawn.Queue()
-    # Daemons end with this process, so that nobody waits for a rank that failed.
+    # Daemons end with this process, so that no rank waits for one that failed.
     processes = [spawn.Process(target=run, args=(rank, ids), daemon=True) for rank in range(NRANKS)]
     for process in processes:
         process.start()
-    running = {process.sentinel: process for process in processes}
+    running: dict[Any, SpawnProcess] = {process.sentinel: process for process in processes}
     while running:
         for sentinel in wait(list(running)):
             process = running.pop(sentinel)

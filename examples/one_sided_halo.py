@@ -63,7 +63,7 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> list[float]:
                     comm.put_signal(half[edge : edge + 1], peer, window, offset, stream=stream)
                 comm.wait_signal(list(neighbours), stream=stream)
                 update(half, halves[(step + 1) % 2])
-            # Nobody gives up its window while a neighbour may still write into it.
+            # No rank closes its window while a neighbour may still write into it.
             comm.all_reduce(torch.zeros(1, device=device), stream=stream)
         return halves[STEPS % 2, 1:-1].tolist()
 

@@ -39,7 +39,8 @@ def whole(
     """Loss and gradients without ranks."""
     up, down = up.clone().requires_grad_(), down.clone().requires_grad_()
     loss = (torch.relu(x @ up) @ down).square().mean()
-    return loss.detach(), *torch.autograd.grad(loss, (up, down))
+    of_up, of_down = torch.autograd.grad(loss, (up, down))
+    return loss.detach(), of_up, of_down
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def scale_kernel(data, count, scale, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803
+def scale_kernel(data, count, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
     """Scale in place."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < count
@@ -48,7 +48,7 @@ def scale_kernel(data, count, scale, BLOCK: tl.constexpr):  # noqa: ANN001, ANN2
 
 
 @triton.jit
-def bias_relu_kernel(data, count, bias, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803
+def bias_relu_kernel(data, count, bias, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
     """Apply the bias and a ReLU in place."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < count

@@ -51,7 +51,7 @@ CALLS = {
     ),
     "ncclCommRevoke": (
         "Communicator.revoke",
-        "nccl/test_revoke.py::test_revoke_frees_who_is_blocked",
+        "nccl/test_revoke.py::test_revoke_ends_blocked_calls",
     ),
     "ncclCommSplit": ("Communicator.split", "nccl/test_communicator.py::test_split"),
     "ncclCommShrink": (

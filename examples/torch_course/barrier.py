@@ -1,4 +1,4 @@
-"""Barrier: nobody goes on before all have come.
+"""Barrier: no rank continues before all have called it.
 
     python examples/torch_course/barrier.py
 

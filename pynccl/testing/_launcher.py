@@ -18,7 +18,7 @@ from pynccl.testing._run import Environment, Process, Run
 from pynccl.testing._worker import Job
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 __all__ = ["Launcher", "Options", "launch"]
 
@@ -57,7 +57,7 @@ class Launcher:
         self._rank_type = rank_type
         self._idle: dict[Environment, list[Process]] = {}
 
-    def __enter__(self) -> Launcher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

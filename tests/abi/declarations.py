@@ -1,8 +1,8 @@
 """Reads the names out of C text: our lists in csrc/abi, nccl.h, and cuda.h.
 
-This is no C parser. It knows the few forms that those files use, and whatever it reads from our
-lists is counted again by the compiler (static_checks.py), so that a declaration which it overlooked
-is an error and not a gap.
+This is no C parser. It knows the few forms that those files use, and the
+compiler counts again what it reads from our lists (static_checks.py), so that a declaration which
+it overlooks is an error.
 """
 
 from __future__ import annotations

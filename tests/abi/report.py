@@ -15,7 +15,7 @@ class Report:
         """One check.
 
         Args:
-            title: What was held against what.
+            title: What was compared with what.
             count: How many things were compared; to have compared nothing is a failure.
             noun: What they are, in the plural.
             problems: One line for each thing that is wrong.

@@ -1,4 +1,4 @@
-"""Holds csrc/abi against real releases of NCCL and CUDA, from names to layouts and exports.
+"""Checks csrc/abi against real releases of NCCL and CUDA, from names to layouts and exports.
 
     python -m tests.abi.run                    # everything; fetches the wheels into --cache once
     python -m tests.abi.run --header nccl.h    # names only, against one header; needs nothing else

@@ -1,4 +1,4 @@
-"""Writes the C++ files whose static assertions hold our declarations against nccl.h and cuda.h."""
+"""Writes C++ files whose static assertions check our declarations against nccl.h and cuda.h."""
 
 from __future__ import annotations
 

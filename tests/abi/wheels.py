@@ -1,4 +1,4 @@
-"""Fetches the wheels that carry the truth, and keeps of each the few files that the checks need."""
+"""Fetches the wheels with real headers and libraries, and keeps the files that the checks need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fetch(cache: Path, package: str, version: str) -> Path:
     """The unpacked wheel, from the cache or by pip.
 
     Args:
-        cache: The folder that holds one folder for each wheel.
+        cache: The folder with one folder for each wheel.
         package: The name of the distribution.
         version: Its exact version.
 

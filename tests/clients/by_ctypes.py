@@ -1,4 +1,4 @@
-"""A client of NCCL that knows nothing of pynccl: libnccl.so.2 by ctypes, as vLLM's wrapper and many
+"""A client of NCCL without pynccl: libnccl.so.2 by ctypes, as vLLM's wrapper and many
 others do it.
 
 Arguments: rank, number of ranks, file for the id.

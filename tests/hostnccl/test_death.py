@@ -1,6 +1,5 @@
-"""Proves that a rank that is killed is an error within two seconds in all that wait for it, naming
-it, and that nothing stays behind in /dev/shm, whatever is killed, by whichever signal, at any
-moment.
+"""Proves that the death of a rank is an error within two seconds in all calls that wait for it,
+with its rank in the text, and that nothing stays in /dev/shm, for any signal at any moment.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def _until_error(rank: Rank, what: str) -> tuple[float, str]:
     except nccl.NcclRemoteError as error:
         return time.monotonic(), str(error)
     except nccl.DriverError:
-        error = comm.async_error()
-        assert isinstance(error, nccl.NcclRemoteError)
-        return time.monotonic(), str(error)
+        failure = comm.async_error()
+        assert isinstance(failure, nccl.NcclRemoteError)
+        return time.monotonic(), str(failure)
     finally:
         comm.abort()
 
@@ -84,7 +83,7 @@ def test_sigkill_is_an_error_in_the_others(
 def _gather_for_init(rank: Rank) -> tuple[float, str]:
     rank.report("ready")
     if rank.rank == 3:
-        time.sleep(60)  # the world never completes
+        time.sleep(60)  # the communicator never completes
     try:
         _ = rank.comm
     except nccl.NcclError as error:
@@ -137,7 +136,7 @@ def test_nothing_is_left_behind_at_any_moment(launch: Launcher, seed: int) -> No
         for victim in chance.sample(range(3), chance.choice([1, 1, 2, 3])):
             run.kill(victim, number)
 
-    # Who comes to a world whose other ranks are dead already can only give up in time.
+    # A rank whose peers are all dead before it connects ends at its deadline.
     env = {"HOSTNCCL_INIT_TIMEOUT": "2"}
     outcomes = launch.outcomes(3, _live, while_running=kill, ids=2000, timeout=30, env=env)
     for outcome in outcomes:

@@ -1,10 +1,10 @@
-"""Proves that programs with the right waits give exact results whatever the timing, and that the
-mode which delays hostnccl's queues at random (HOSTNCCL_DELAY_SEED) finds a wait that is missing.
+"""Proves that programs with the right waits give exact results with any timing, and that the mode
+which delays hostnccl's queues at random (HOSTNCCL_DELAY_SEED) finds a missing wait.
 
-Every seed draws another program: operations of three communicators, functions, groups, graphs and
-asynchronous work on four streams and the calling thread, over shared buffers. What one step needs
-of another on a different stream is expressed by events, and the result is compared with the same
-program run step by step in NumPy.
+Every seed makes another randomized program: operations of three communicators, functions, groups,
+graphs and asynchronous work on four streams and the calling thread, over shared buffers. Steps on
+different streams that depend on each other are ordered by events, and the result is compared with
+the same program run step by step in NumPy.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ COMMUNICATORS = 3
 
 @contextmanager
 def delays(seed: int) -> Iterator[None]:
-    """The mode, for what is made inside."""
+    """Switch the mode on for the streams that are made inside."""
     os.environ["HOSTNCCL_DELAY_SEED"] = str(seed)
     try:
         yield
     finally:
         os.environ["HOSTNCCL_DELAY_SEED"] = "0"
-        nccl.Stream("host").close()  # reads it: from here on nothing is delayed
+        nccl.Stream("host").close()  # reads the variable: nothing is delayed from here on
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Buffer:
 
 
 class Program:
-    """A drawn program as one rank runs it, beside its model, the arrays of all ranks."""
+    """A randomized program as one rank runs it, and its model: the arrays of all ranks."""
 
     def __init__(self, rank: Rank, comms: list[nccl.Communicator], seed: int) -> None:
         self.rank, self.comms = rank, comms
@@ -90,7 +90,7 @@ class Program:
         return source, target if kind else source
 
     def before(self, stream: nccl.Stream | None, source: int, target: int) -> None:
-        """Wait for whoever wrote what is read, and for all who used what is written."""
+        """Wait for the writer of what is read, and for all users of what is written."""
         needed = [self.buffers[source].written, self.buffers[target].written]
         for event in (*needed, *self.buffers[target].read):
             if event is None:
@@ -112,7 +112,7 @@ class Program:
         return self.random.choice([*self.streams, None])
 
     def reduce(self, source: int, target: int) -> None:
-        """What an all_reduce to the maximum gives, plus nothing: values stay small."""
+        """The result of an all_reduce with MAX; values stay small."""
         result = np.max([arrays[source] for arrays in self.model], axis=0)
         for arrays in self.model:
             arrays[target] = result.copy()
@@ -205,7 +205,7 @@ class Program:
         self.after(comm_stream.stream, source, target)
 
 
-def _drawn_programs(rank: Rank) -> None:
+def _randomized_programs(rank: Rank) -> None:
     comms = [rank.communicator(i) for i in range(COMMUNICATORS)]
     for seed in range(1, SEEDS + 1):
         with delays(seed):
@@ -218,11 +218,11 @@ def _drawn_programs(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-def test_drawn_programs_are_exact_with_every_seed(launch: Launcher, threads: bool) -> None:
+def test_randomized_programs_are_exact_with_every_seed(launch: Launcher, threads: bool) -> None:
     if threads:  # they share the environment, and with it the seed
         launch(2, _same_seed, ids=COMMUNICATORS, threads=True)
     else:
-        launch(2, _drawn_programs, ids=COMMUNICATORS)
+        launch(2, _randomized_programs, ids=COMMUNICATORS)
 
 
 def _same_seed(rank: Rank) -> None:
@@ -268,7 +268,7 @@ def _reader(_: Rank, waits: bool) -> int:
     for seed in range(1, 51):
         with delays(seed):
             stream, x = nccl.Stream("host"), np.zeros(COUNT)
-            for _ in range(5):
+            for _number in range(5):
                 stream.launch(lambda x=x: x.__iadd__(1))
             if waits:
                 stream.synchronize()

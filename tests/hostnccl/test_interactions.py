@@ -1,4 +1,4 @@
-"""Proves that what hostnccl can do goes together: windows and one-sided operations, graphs,
+"""Proves that the features of hostnccl work together: windows and one-sided operations, graphs,
 suspension, splitting, shrinking and growing, encryption, delays, revoking and aborting. Each pair
 of them either works or is refused with a reason; nothing hangs, and nothing stays behind.
 """
@@ -16,7 +16,7 @@ import pytest
 from pynccl import nccl, raw
 from pynccl.errors import DriverError
 from tests.support import holdings
-from tests.support.blocking import DEADLINE, PAGE, Area, Blocked, meet
+from tests.support.blocking import DEADLINE, PAGE, Area, Blocked, synchronize
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -30,7 +30,7 @@ def _check_sum(comm: nccl.Communicator, config: nccl.CollConfig | None = None) -
 def _check_put(rank: Rank, comm: nccl.Communicator, area: Area, value: int) -> None:
     peer = (comm.rank + 1) % comm.nranks
     area.outgoing[:] = value
-    meet(rank)
+    synchronize(rank)
     area.put(comm, peer)
     comm.wait_signal((comm.rank - 1) % comm.nranks)
     assert (area.incoming == value).all()
@@ -67,20 +67,20 @@ def _graph_of_one_sided(rank: Rank, comm: nccl.Communicator) -> None:
         stream.synchronize()
         assert (area.incoming == 10 * turn + peer).all()
         assert (total == 2 * turn + 1).all()
-        meet(rank)
+        synchronize(rank)
     _check_put(rank, comm, area, 77)
     graph.close()
 
 
 def _registration_in_a_capture(rank: Rank, comm: nccl.Communicator) -> None:
-    """It is no work for the stream, and happens at once."""
+    """It is not an operation of the stream, and takes effect at once."""
     stream, peer = rank.stream(), 1 - rank.rank
     with nccl.capture(stream) as graph:
         area = Area(comm)
         area.put(comm, peer)
         comm.wait_signal(peer, stream=stream)
     area.outgoing[:] = 5
-    meet(rank)
+    synchronize(rank)
     graph.launch(stream)
     stream.synchronize()
     assert (area.incoming == 5).all()
@@ -114,7 +114,7 @@ def _suspended_graph_and_window(rank: Rank, comm: nccl.Communicator) -> None:
             comm.register_window(area.buffer)
         comm.resume()
         area.outgoing[:], total[:] = turn, turn
-        meet(rank)
+        synchronize(rank)
         graph.launch(stream)
         stream.synchronize()
         assert (area.incoming == turn).all()
@@ -122,7 +122,7 @@ def _suspended_graph_and_window(rank: Rank, comm: nccl.Communicator) -> None:
     comm.wait_signal(peer)
     with nccl.capture(stream) as both:
         comm.all_reduce(total)
-        comm.suspend()  # no work for the stream either
+        comm.suspend()  # not an operation of the stream either
     comm.resume()
     both.launch(stream)
     stream.synchronize()
@@ -155,7 +155,7 @@ def _children_have_no_windows(rank: Rank, comm: nccl.Communicator) -> None:
         child.wait_signal(0)
     own = child.register_window(area.buffer)  # the same memory twice
     area.outgoing[:] = 3 + rank.rank
-    meet(rank)
+    synchronize(rank)
     child.put_signal(area.outgoing, 1 - child.rank, own, area.half)
     child.wait_signal(1 - child.rank)
     assert (area.incoming == 3 + peer).all()
@@ -207,7 +207,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
         area.put(comm, peer)
     graph.launch(stream)
     waiting = Blocked(lambda: comm.wait_signal(peer))
-    meet(rank)
+    synchronize(rank)
     time.sleep(0.02)
     comm.revoke()
     waiting.end("revoked")
@@ -231,7 +231,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
 def _shrunk_with_abort_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
     Area(comm)
     waiting = Blocked(lambda: comm.wait_signal(1 - rank.rank))
-    meet(rank)
+    synchronize(rank)
     if rank.rank == 0:
         with comm.shrink([1], abort=True) as alone:
             _check_put_to_self(alone)
@@ -242,7 +242,7 @@ def _shrunk_with_abort_while_waiting(rank: Rank, comm: nccl.Communicator) -> Non
 
 
 def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
-    """One rank calls what all must call, and its own abort frees it."""
+    """One rank makes a call that all must make, and its own abort ends it."""
     area = Area(comm)
     calls: list[Callable[[nccl.Communicator], object]] = [
         lambda child: child.register_window(area.buffer),
@@ -264,7 +264,7 @@ def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
     if rank.rank == 0:
         for one in blocked:
             one.end("abort")
-    meet(rank)
+    synchronize(rank)
     for call, child in zip(calls, children, strict=True):
         assert child is not None
         if rank.rank == 1:
@@ -281,13 +281,13 @@ def _aborted_in_the_background(rank: Rank, comm: nccl.Communicator) -> None:
         child = comm.split(0, config=nccl.Config(blocking=False))
         assert child is not None
         child.wait_ready()
-        meet(rank)
+        synchronize(rank)
         library, address = child.library, np.from_dlpack(buffer).ctypes.data
         if rank.rank == 0 or not alone:
             with contextlib.suppress(nccl.NcclRemoteError):  # the other one is faster
                 library.ncclCommWindowRegister(child.handle, address, PAGE, 0)
         child.abort()
-        meet(rank)
+        synchronize(rank)
 
 
 def _different_calls(rank: Rank, comm: nccl.Communicator) -> None:
@@ -307,7 +307,7 @@ def _different_calls(rank: Rank, comm: nccl.Communicator) -> None:
         with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError), match="differe"):
             call(child)
         child.abort()
-        meet(rank)
+        synchronize(rank)
     _check_put(rank, comm, area, 2)
 
 
@@ -325,7 +325,7 @@ def _mixed_group(rank: Rank, comm: nccl.Communicator) -> None:
             area.outgoing[:] = 100 * turn + rank.rank
         for x in (*sums, sent):
             x[:] = turn
-        meet(rank)
+        synchronize(rank)
         with nccl.group():
             for each, stream, x in zip((comm, second, third), streams, sums, strict=True):
                 peer = 1 - each.rank
@@ -352,7 +352,7 @@ def _wait_for_oneself(rank: Rank, comm: nccl.Communicator) -> None:
     Area(comm)
     waiting = Blocked(lambda: comm.wait_signal(rank.rank))
     time.sleep(0.02)
-    meet(rank)
+    synchronize(rank)
     comm.abort()
     waiting.end("abort")
 
@@ -362,7 +362,7 @@ def _same_key(rank: Rank, comm: nccl.Communicator) -> None:
     area = Area(comm)
     nccl.set_encryption("psk", "k" * 32, provider=rank.provider)
     try:
-        meet(rank)
+        synchronize(rank)
         comm.suspend()
         comm.resume()
         child = comm.split(0)
@@ -370,7 +370,7 @@ def _same_key(rank: Rank, comm: nccl.Communicator) -> None:
         _check_put(rank, child, Area(child), 5)
         child.close()
     finally:
-        meet(rank)
+        synchronize(rank)
         nccl.set_encryption("none", provider=rank.provider)
     _check_put(rank, comm, area, 6)
 
@@ -395,12 +395,12 @@ _CASES = (
 
 
 def _run_all(rank: Rank) -> None:
-    meet(rank)
+    synchronize(rank)
     for number in (0, 1):  # what is made once and kept is made in the first round
         if number == 1:
-            meet(rank)
+            synchronize(rank)
             before = holdings.count()
-            meet(rank)
+            synchronize(rank)
         for case_number, case in enumerate(_CASES):
             comm = rank.communicator(1 + number * len(_CASES) + case_number)
             try:
@@ -410,9 +410,9 @@ def _run_all(rank: Rank) -> None:
                 raise
             if not comm.closed:
                 comm.close()
-            meet(rank)
+            synchronize(rank)
     holdings.check(before)
-    meet(rank)
+    synchronize(rank)
 
 
 @pytest.mark.parametrize(

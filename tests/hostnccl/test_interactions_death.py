@@ -1,5 +1,5 @@
-"""Proves that a killed rank ends every call of the others that waits for it: waits for signals,
-registrations, suspensions, splits, growing, graphs, in whatever step of them it dies.
+"""Proves that the death of a rank ends every call of the others that waits for it: waits for
+signals, registrations, suspensions, splits, growing, graphs, at any step of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from pynccl import nccl
 from pynccl.errors import DriverError
-from tests.support.blocking import PAGE, Area, Blocked, meet
+from tests.support.blocking import PAGE, Area, Blocked, synchronize
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
@@ -33,7 +33,7 @@ def _survivor(rank: Rank) -> float:
     for comm in comms[:1] + comms[5:6]:
         assert comm is not None
         Area(comm)
-    meet(rank)
+    synchronize(rank)
     pairs = list(zip(calls, comms, strict=True))
     if rank.rank == 1:
         for name, comm in pairs[6:]:

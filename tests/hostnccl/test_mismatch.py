@@ -1,4 +1,4 @@
-"""Proves that ranks which call different things get an error, all of them, and never hang."""
+"""Proves that ranks which call different operations all get an error and never hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _array(count: int, dtype: str = "float32") -> np.ndarray:
 
 # What rank 0 calls, and what all others call instead.
 _CALLS: dict[
-    str, tuple[Callable[[nccl.Communicator], None], Callable[[nccl.Communicator], None]]
+    str, tuple[Callable[[nccl.Communicator], object], Callable[[nccl.Communicator], object]]
 ] = {
     "count": (lambda c: c.all_reduce(_array(5)), lambda c: c.all_reduce(_array(6))),
     "large count": (
@@ -51,7 +51,7 @@ def _mismatch(rank: Rank, what: str) -> str:
     call = _CALLS[what][min(rank.rank, 1)]
     with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)) as caught:
         call(comm)
-    # The ranks have lost each other: nothing works any more but to end it.
+    # The communicator can only be ended now.
     with pytest.raises(nccl.NcclError):
         comm.all_reduce(_array(3))
     assert isinstance(comm.async_error(), nccl.NcclError)
@@ -73,7 +73,7 @@ def _messages(rank: Rank, count: int, dtype: str) -> str:
     def call() -> None:
         if rank.rank == 0:
             comm.send(_array(5 if count < 10_000 else 20_000), 1)
-            comm.recv(_array(5), 1)  # a small message is gone before anybody looks at it
+            comm.recv(_array(5), 1)  # a small message is sent before its receiver checks it
         else:
             comm.recv(_array(count, dtype), 0)
 
@@ -93,8 +93,8 @@ def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
 
 
 def _zero_and_some(rank: Rank) -> None:
-    """No elements is no call, as in NCCL: the others find that out when this rank goes on to
-    something else.
+    """A call without elements is not sent, as in NCCL: the others get the error at this rank's
+    next operation.
     """
     comm = rank.comm
     if rank.rank == 0:

@@ -1,6 +1,6 @@
-"""Proves hostnccl's arithmetic where it is delicate, bit for bit: every pair of 8-bit floats,
-every 16-bit one, subnormal and infinite numbers, NaNs, both zeros, integers that wrap and are
-divided, scalars that are rounded, and counts past 2^31.
+"""Proves hostnccl's arithmetic in its edge cases, bit for bit: every pair of 8-bit floats, every
+16-bit one, subnormal and infinite numbers, NaNs, both zeros, integers that wrap and are divided,
+scalars that are rounded, and counts past 2^31.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _bits(name: str) -> np.dtype:
 
 
 def _inputs(name: str, nranks: int) -> list[np.ndarray]:
-    """For each rank as many elements: all that meets all (8 bit), all (16 bit), or many."""
+    """The elements of each rank: all pairs (8 bit), all values (16 bit), or many."""
     dtype, unsigned = dtypes.numpy_dtype(name), _bits(name)
     rng = np.random.default_rng(dtype.itemsize)
     if dtype.itemsize == 1:
@@ -94,7 +94,7 @@ def test_every_kind_of_number_on_older_cpus(launch: Launcher, name: str) -> None
 
 
 def _alone(rank: Rank) -> None:
-    """One rank's numbers are its own, NaNs with all their bits too."""
+    """With one rank the input is the result, with all bits of NaNs."""
     for name in dtypes.NCCL:
         (values,) = _inputs(name, 1)
         for op in _OPS:

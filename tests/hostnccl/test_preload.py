@@ -1,6 +1,6 @@
-"""Proves that programs which know nothing of pynccl run on CPUs with hostnccl in NCCL's place, by
-LD_PRELOAD alone: a plain ctypes client, CuPy's own bindings, and Python code that asks for the
-library by its name.
+"""Proves that programs without pynccl run on CPUs with hostnccl in place of NCCL by LD_PRELOAD
+alone: a plain ctypes client, CuPy's own bindings, and Python code that loads the library by its
+name.
 
 CuPy needs neither a GPU nor the CUDA toolkit for that: its module cupy.cuda.nccl links libnccl.so.2
 and nothing of CUDA. `pip install cupy-cuda13x` (or -cuda12x) is enough for its test not to skip.

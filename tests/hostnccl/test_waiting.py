@@ -1,5 +1,5 @@
-"""Proves that a waiting rank is a good citizen: the GIL is free, the CPU idle, and abort() from
-another thread ends the wait.
+"""Proves that a waiting rank leaves resources to others: the GIL is free, the CPU is idle, and
+abort() from another thread ends the wait.
 """
 
 from __future__ import annotations

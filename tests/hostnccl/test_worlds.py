@@ -1,6 +1,6 @@
-"""Proves that ranks which do not fit together are refused with the reason, on every rank: a wrong
-size, a rank used twice, a wrong id, an id from elsewhere; and that a world which never completes
-ends at its deadline.
+"""Proves that ranks with different arguments are refused with the reason, on every rank: a wrong
+size, a rank used twice, a wrong id, an id from another machine; and that a communicator which never
+completes ends at its deadline.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ID = struct.Struct("8sIIQ16s")  # of hostnccl: magic, format, reserved, machine
     [(0, "not made by hostnccl"), (8, "has format"), (16, "comes from another machine")],
 )
 def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
-    """Without waiting for anybody."""
+    """Without waiting for other ranks."""
     data = bytearray(bytes(nccl.get_unique_id("host")))
     data[offset] ^= 1
     assert offset < _ID.size
@@ -167,7 +167,7 @@ def test_the_next_world_works(launch: Launcher) -> None:
 
 
 def _forked(rank: Rank) -> None:
-    """A child that a rank forks is told that the communicator is its parent's."""
+    """In a child that a rank forks, the error says that the communicator is its parent's."""
     comm = rank.comm
     comm.all_reduce(np.ones(3))
     reading, writing = os.pipe()

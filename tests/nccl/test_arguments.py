@@ -134,8 +134,9 @@ def _peers_and_ops(rank: Rank) -> int:
             getattr(comm, method)(good)
         getattr(nccl.Communicator, method)
     for method in _REDUCING:
-        for value, shown in (("sum", "'sum'"), (0, "0"), (sum, "<built-in function sum>")):
-            calls.refuse(TypeError, f"op: expected a RedOp, got {shown}", method, good, op=value)
+        for wrong_op, shown in (("sum", "'sum'"), (0, "0"), (sum, "<built-in function sum>")):
+            text = f"op: expected a RedOp, got {shown}"
+            calls.refuse(TypeError, text, method, good, op=wrong_op)
         for dtype, op in (("complex64", nccl.PROD), ("complex64", nccl.MAX), ("bool", nccl.AVG)):
             text = f"op: {op.name} is not defined on {dtype}"
             calls.refuse(ValueError, text, method, np.zeros(8, dtype), op=op)

@@ -1,7 +1,7 @@
 """Proves the semantics of asynchronous operations on both providers: Work keeps its tensors until
-somebody waits, memory does not grow beyond what is in flight, several communicators work on several
-streams, and a failure in the background is told. And that streams say what they are: their forms,
-their priorities, the default streams.
+it is waited for, memory does not grow beyond what is in flight, several communicators work on
+several streams, and a failure in the background is reported. Also the forms of streams, their
+priorities and the default streams.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
 
 
 def _keeps(rank: Rank) -> None:
-    """A tensor lives until its work was waited for, whoever else has forgotten it."""
+    """A tensor lives until its work is waited for, also without other references."""
     comm_stream = _comm_stream(rank, rank.comm)
     tensor = _tensor(rank, 1000)
     alive = weakref.ref(tensor)
@@ -61,7 +61,7 @@ def _keeps(rank: Rank) -> None:
     del value, work
     deadline = time.monotonic() + 10
     while alive() is not None and time.monotonic() < deadline:
-        comm_stream.oldest()  # lets go of what is done
+        comm_stream.oldest()  # releases the tensors of finished work
         gc.collect()
     assert alive() is None
 
@@ -71,7 +71,7 @@ def test_work_keeps_its_tensors(launch: Launcher, provider: str) -> None:
 
 
 def _bounded(rank: Rank) -> None:
-    """A thousand calls that nobody waits for hold no more than those in flight."""
+    """A thousand calls without a wait keep no more tensors than are in flight."""
     comm_stream = _comm_stream(rank, rank.comm)
     alive: deque[weakref.ref] = deque()
     most = 0
@@ -119,7 +119,7 @@ def test_several_communicators_and_streams(launch: Launcher, provider: str) -> N
 
 
 def _other_stream(rank: Rank) -> None:
-    """What is on another stream comes after the work by way of an event of the queue."""
+    """Operations on another stream are ordered after the work by an event of the queue."""
     comm_stream, other, event = _comm_stream(rank, rank.comm), rank.stream(), rank.event()
     second = rank.communicator(1)
     for number in range(20):
@@ -189,7 +189,7 @@ def test_asynchronous_work_is_captured(launch: Launcher, provider: str) -> None:
 
 
 def _unjoined(rank: Rank) -> None:
-    """Work of a capture that nobody waited for is CUDA's error at the end of the capture."""
+    """Work of a capture without a wait is CUDA's error at the end of the capture."""
     comm_stream, stream, tensor = _comm_stream(rank, rank.comm), rank.stream(), _tensor(rank, 10)
     with (
         pytest.raises(nccl.DriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
@@ -205,7 +205,7 @@ def test_captured_work_that_nobody_waits_for(launch: Launcher, provider: str) ->
 
 
 def _failing(rank: Rank) -> None:
-    """A failure in the background: the work is over and says why, and so does the communicator."""
+    """A failure in the background ends the work; the work and the communicator give the reason."""
     import torch
 
     comm_stream = _comm_stream(rank, rank.comm)

@@ -1,6 +1,6 @@
-"""Proves that whatever holds a contiguous buffer can be sent and received, in place, and that
-nothing is written elsewhere: torch, NumPy and ml_dtypes arrays, Buffers, addresses, objects with
-one protocol only, misaligned and sliced memory.
+"""Proves that every kind of contiguous buffer can be sent and received, in place, and that nothing
+is written elsewhere: torch, NumPy and ml_dtypes arrays, Buffers, addresses, objects with one
+protocol only, misaligned and sliced memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _as_tensor(buffer: Any) -> Any:  # noqa: ANN401
     return torch.as_tensor(buffer)
 
 
-# How the same memory is handed over; what needs arguments beside it comes with them.
+# The forms in which the same memory is passed, with the arguments that a form needs.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "torch tensor": _as_tensor,
     "torch parameter": _as_parameter,
@@ -76,7 +76,7 @@ def _forms(provider: str) -> dict[str, Callable[[Any], Any]]:
 
 
 def _all_reduce_forms(rank: Rank) -> list[str]:
-    """Reduce through each form, in place and out, and look at the memory underneath."""
+    """Reduce through each form, in place and out of place, and check the memory itself."""
     total = np.arange(5, dtype=np.float32) * sum(range(1, rank.nranks + 1))
     own = np.arange(5, dtype=np.float32) * (rank.rank + 1)
     stream = rank.stream()
@@ -187,7 +187,7 @@ def _slices(rank: Rank) -> None:
     assert (whole[2:4] == sum(range(1, rank.nranks + 1))).all()
     assert (whole[:2] == -1).all()
     assert (whole[4:] == -1).all()
-    # One element in each of the other dimensions is contiguous, whatever the strides say.
+    # With one element in each of the other dimensions it is contiguous with any strides.
     column = np.full((1, 7), rank.rank, np.int64)[:, ::7]
     rank.comm.all_reduce(column)
     assert column[0, 0] == sum(range(rank.nranks))
@@ -230,7 +230,7 @@ def _allocated(rank: Rank) -> None:
     comm = rank.comm
     buffer = comm.mem_alloc((3, 5), "float32")
     assert (buffer.shape, buffer.dtype, buffer.nbytes) == ((3, 5), "float32", 60)
-    tensor = torch.from_dlpack(buffer)
+    tensor = torch.from_dlpack(buffer)  # type: ignore[attr-defined]
     assert tensor.data_ptr() == buffer.ptr
     assert tensor.shape == (3, 5)
     tensor.fill_(rank.rank + 1)
@@ -242,7 +242,7 @@ def _allocated(rank: Rank) -> None:
         comm.all_reduce(buffer, stream=stream)
         stream.synchronize()
     assert (tensor.cpu() == sum(range(1, rank.nranks + 1))).all()
-    # The memory lives as long as the last that looks at it.
+    # The memory lives as long as the last view of it.
     gone = weakref.ref(buffer)
     del buffer, registration
     tensor += 1

@@ -1,6 +1,6 @@
-"""Proves that a collective takes a configuration of its own, gives the same bits with it, alone, in
-groups and in plans, on every path; that its event is recorded when it begins; and that an option
-that is not available is an error with its name, with the communicator still usable.
+"""Proves that a collective takes its own configuration and gives the same bits with it, alone, in
+groups and in plans, on every path; that its event is recorded when it begins; and that an
+unavailable choice is refused by name, with the communicator still usable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
 def _algorithms(provider: str) -> tuple[str, ...]:
-    """What every collective of a provider can be told to use."""
+    """The algorithms that every collective of a provider can use."""
     return ("staged", "DIRECT", "staged,direct", "^direct") if provider == "host" else ("ring",)
 
 
@@ -75,7 +75,7 @@ def _refused_algorithm(rank: Rank) -> str:
 
 
 def test_a_path_that_is_not_there_is_refused(launch: Launcher) -> None:
-    """Where the kernel does not let processes read each other there is no direct path."""
+    """There is no direct path where the kernel does not let processes read each other."""
     for text in launch(2, _refused_algorithm, env={"HOSTNCCL_CMA": "0"}):
         assert 'config->algSelection="direct" is not available for ncclAllReduce' in text
 
@@ -142,7 +142,7 @@ def _host_pair() -> tuple[list[nccl.Communicator], list[nccl.Stream], list[nccl.
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_the_event_comes_when_the_operation_begins(grouped: bool) -> None:
-    """After what its stream was given before, and before its own end."""
+    """The event comes after earlier work of the stream and before the end of the collective."""
     comms, streams, events = _host_pair()
     buffers = [np.ones(10, np.float32) for _ in comms]
     gate = threading.Event()
@@ -305,7 +305,7 @@ def test_the_engine_checks_it_as_nccl_does(fields: dict[str, object], text: str)
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
         with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
             lib.ncclAllReduceConfig(*arguments, comm.handle, 0, _raw_config(**fields))
-        # Out of range is as good as unset, and a tag is anybody's own.
+        # A value out of range counts as unset; a tag may be any number.
         accepted = _raw_config(minCTAs=-5, maxCTAs=0, nvlsCTAs=9999, algSelection="")
         accepted.userProfilerTag = 2**64 - 1
         lib.ncclAllReduceConfig(*arguments, comm.handle, 0, accepted)

@@ -1,6 +1,6 @@
 """Proves that every collective gives what NumPy gives: every dtype and operator, small to large, in
-place and not, on the calling thread and on a stream, in worlds of 1 to 16 ranks; and that ranks
-agree in every bit, in every run.
+place and not, on the calling thread and on a stream, in worlds of 1 to 16 ranks; and that the
+results have the same bits on all ranks, in every run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _run_large(rank: Rank, collective: str) -> int:
     return Runner(rank).run_all(collectives.few(_large_cases(collective, rank.nranks), rank))
 
 
-def _run_crowded(rank: Rank, collective: str) -> int:
+def _run_oversubscribed(rank: Rank, collective: str) -> int:
     """With more ranks than cores: all dtypes, and few combinations of the rest."""
     runner = Runner(rank)
     small = collectives.product(collective, rank.nranks, dtypes.ALL, (1, 331))
@@ -91,7 +91,7 @@ def test_large(launch: Launcher, provider: str, collective: str, nranks: int) ->
 @pytest.mark.parametrize("nranks", [8, 16])
 @pytest.mark.parametrize("collective", collectives.ALL)
 def test_many_ranks(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
-    counts = launch(nranks, _run_crowded, collective, provider=provider, timeout=120)
+    counts = launch(nranks, _run_oversubscribed, collective, provider=provider, timeout=120)
     assert min(counts) > 10
 
 
@@ -133,12 +133,12 @@ def test_ranks_as_threads(launch: Launcher, provider: str, collective: str, nran
 )
 @pytest.mark.parametrize("collective", collectives.ALL)
 def test_reading_of_other_processes(launch: Launcher, collective: str, env: dict[str, str]) -> None:
-    """Hostnccl whether or not a process reads another's memory: the same bits."""
+    """Hostnccl with and without reading other processes' memory: the same bits."""
     launch(3, _run_core, collective, env=env)
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 @pytest.mark.parametrize("collective", collectives.REDUCING)
 def test_code_for_older_cpus(launch: Launcher, collective: str, isa: str) -> None:
-    """Hostnccl with the kernels that another CPU gets: the same bits."""
+    """Hostnccl with the kernels of other CPUs: the same bits."""
     launch(2, _run_small, collective, env={"HOSTNCCL_ISA": isa})

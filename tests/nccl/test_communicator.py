@@ -1,5 +1,5 @@
-"""Proves the life of a communicator: what it says of itself, split, finalize, close, abort, with,
-non-blocking, and what a forgotten or closed one does.
+"""Proves the life of a communicator: its properties, split, finalize, close, abort, use as a
+context manager and in non-blocking mode, and what a forgotten or closed one does.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _with(rank: Rank) -> None:
     assert comm.closed
     with pytest.raises(KeyError), rank.communicator(1) as comm:
         raise KeyError
-    assert comm.closed  # aborted: it waits for nobody
+    assert comm.closed  # aborted, without waiting for the others
 
 
 def test_with_closes_and_an_exception_aborts(launch: Launcher) -> None:

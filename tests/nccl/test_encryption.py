@@ -1,5 +1,5 @@
-"""Proves what setting a key does: wrong keys are refused before NCCL sees them and are in no text;
-on CPUs ranks meet if they have the same key, and are told when they do not.
+"""Proves the effect of setting a key: wrong keys are refused before NCCL sees them and are in no
+text; on CPUs ranks with the same key connect, and others get an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY, _OTHER = "k" * 32, "o" * 40
 
 
 def _meet(rank: Rank, keys: list[str | None]) -> str:
-    """Make a communicator with a key, or none; the error where the ranks do not meet."""
+    """Make a communicator with a key, or none; the error where the ranks do not connect."""
     key = keys[rank.rank]
     if key is not None:
         nccl.set_encryption("psk", key, provider=rank.provider)
@@ -79,7 +79,7 @@ def test_wrong_arguments(arguments: tuple[object, ...], error: type[Exception], 
 
 @pytest.fixture
 def library(provider: str) -> raw.Library:
-    """Each provider's library. tests/abi/loading.py asks NCCL the same where there is no GPU."""
+    """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
     loaded = libraries.load(provider)
     if not loaded.functions()["ncclSetEncryption"][1]:
         pytest.skip(f"{loaded.path} has no ncclSetEncryption")

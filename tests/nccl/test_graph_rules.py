@@ -1,5 +1,6 @@
 """Proves that breaking a rule of capturing is an error with CUDA's name, never a crash; what a
-graph keeps, and what becomes of it when a communicator that it needs is closed, destroyed or fails.
+graph keeps alive; and what happens to it when a communicator that it uses is closed, destroyed or
+fails.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def test_a_communicator_that_is_closed_before_its_graph(launch: Launcher, provid
 
 
 def _destroyed_below(rank: Rank) -> None:
-    """The engine itself finds out, for those who use it without the objects."""
+    """The engine itself detects it, for callers that do not use the objects."""
     from pynccl import libraries
 
     raw, stream, array = libraries.load("host"), rank.stream(), np.ones(4)
@@ -252,7 +253,7 @@ def test_the_engine_refuses_a_destroyed_communicator(launch: Launcher) -> None:
 
 
 def _keeps(rank: Rank) -> None:
-    """What Python forgets stays while the graph may be launched."""
+    """Objects without references in Python stay while the graph may be launched."""
 
     class Array(np.ndarray):
         pass
@@ -323,7 +324,7 @@ def test_a_graph_keeps_what_one_sided_operations_need(launch: Launcher) -> None:
 
 
 def _failure(rank: Rank) -> None:
-    """A launch whose collective fails is told as any failure in the background is."""
+    """A launch whose collective fails is reported as other failures in the background are."""
     stream, array = rank.stream(), np.zeros(8)
     with nccl.capture(stream) as graph:
         rank.comm.all_reduce(array[: 3 + rank.rank])

@@ -1,4 +1,4 @@
-"""Proves on GPUs that collectives land in the graphs of others, torch.cuda.graph's and CuPy's, in
+"""Proves on GPUs that torch.cuda.graph and CuPy capture collectives into their graphs, in
 synchronous and asynchronous forms and groups, with several ranks on one GPU, replayed with new
 inputs; and that neither a watchdog nor a query of another thread breaks a capture.
 """

@@ -1,4 +1,4 @@
-"""Proves that sends and receives in a group cannot deadlock, whatever their order, and that groups
+"""Proves that sends and receives in a group cannot deadlock in any order, and that groups
 nest, fuse several communicators and several ranks of a thread, and leave nothing behind when an
 exception or a mistake ends them.
 """
@@ -106,7 +106,7 @@ def test_random_messages_of_many_ranks(launch: Launcher, provider: str, seed: in
 
 @pytest.mark.parametrize("env", [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"}])
 def test_random_messages_read_or_not(launch: Launcher, env: dict[str, str]) -> None:
-    """Hostnccl whether or not a process reads another's memory."""
+    """Hostnccl with and without reading other processes' memory."""
     launch(3, _exchange, 300, env=env)
 
 

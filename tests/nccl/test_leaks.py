@@ -1,4 +1,4 @@
-"""Proves that communicators, streams, events and operators give back all they took: file
+"""Proves that communicators, streams, events and operators release all their resources: file
 descriptors, threads, shared memory, entries in /dev/shm, and memory.
 """
 
@@ -104,7 +104,7 @@ def _refused(rank: Rank) -> None:
     before = holdings.count()
     for number in range(1, 5):
         refuse(number)
-    # Who refused answers late comers for a while: those threads and sockets end by themselves.
+    # A rank that refused answers late ranks for a while; its threads and sockets then end.
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         now = holdings.count()

@@ -1,6 +1,6 @@
 """Proves that communicators are made of others: shrunk by ranks that are dead, hang or leave, grown
-by processes that come, made of several ids, in groups and threads;
-that wrong arguments are refused and leave the communicator usable, and that nothing leaks.
+by new processes, made of several ids, in groups and threads; that wrong arguments are refused and
+leave the communicator usable, and that nothing leaks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def carry(rank: Rank, data: bytes | None, root: int = 0) -> bytes:
 
 @contextlib.contextmanager
 def blocked(rank: Rank, comm: nccl.Communicator) -> Iterator[list[nccl.NcclError]]:
-    """A thread is in an all_reduce that cannot be done; afterwards it has ended. What it raised is
-    in the list: nothing on a GPU, where the kernel is ended and not the call.
+    """A thread is in an all_reduce that cannot finish; afterwards it has ended. The list has what
+    it raised: nothing on a GPU, where the kernel is ended and not the call.
     """
     raised: list[nccl.NcclError] = []
     buffer = rank.memory.put(np.ones(1000, np.float32))
@@ -158,7 +158,7 @@ def test_shrink_ends_when_a_survivor_is_dead_too(launch: Launcher) -> None:
 
 
 def _shrink_after_an_error(rank: Rank) -> None:
-    """Without abort the error stays the answer; with it the communicator is of use again."""
+    """Without abort the error stays; with it the communicator can be used again."""
     comm = rank.comm
     with pytest.raises(nccl.NcclError):
         comm.all_reduce(np.ones(3 + (rank.rank == 2)))
@@ -281,7 +281,7 @@ def _join_a_dead_one(rank: Rank) -> tuple[float, str]:
     return time.monotonic(), str(e.value)
 
 
-def test_who_joins_learns_that_nobody_is_there(launch: Launcher) -> None:
+def test_joining_fails_when_no_rank_is_there(launch: Launcher) -> None:
     killed = []
 
     def kill(run: Run) -> None:
@@ -418,7 +418,7 @@ int ncclCommDestroy(void* comm) { return 0; }
 
 
 def test_an_nccl_without_them(tmp_path: Path) -> None:
-    """What is missing is said with the version that has it, and nothing else is called."""
+    """The error names the version that has the missing function; nothing else is called."""
     path = compile_nccl(tmp_path, 21805, _NCCL_218, with_streams=True)
     comm = nccl.Communicator(2, bytes(128), 0, provider=path)
     calls: list[tuple[Callable[[], object], str]] = [
@@ -466,9 +466,9 @@ def _lives(times: int) -> None:
             comm.revoke()
         with nccl.group():
             parts = [comm.split(0) for comm in grown]
-        for comm in [*parts, *grown, *shrunk, *comms]:
-            assert comm is not None
-            comm.close()
+        for each in [*parts, *grown, *shrunk, *comms]:
+            assert each is not None
+            each.close()
 
 
 def _leaks(_: Rank) -> None:

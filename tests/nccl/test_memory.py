@@ -47,7 +47,7 @@ malloc.restype = ctypes.c_void_p
 free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
 free.restype = None
 
-assert malloc(4096, 0, None) is None  # nobody has chosen an arena
+assert malloc(4096, 0, None) is None  # no arena is chosen
 free(4096, 4096, 0, None)
 
 arena = _C.Arena.of(libraries.load("host"))
@@ -137,13 +137,13 @@ def test_registration_ends_with_the_communicator(arena: _C.Arena) -> None:
         assert registration.segments == 1
         getattr(comm, end)()
         assert (registration.segments, registration.closed) == (0, True)
-        other = arena.allocate(MIB)  # nothing is asked of what is closed
+        other = arena.allocate(MIB)  # a closed communicator is not asked
         arena.deallocate(address)
         arena.deallocate(other)
         registration.close()
         with pytest.raises(ValueError, match="closed"):
             memory._follow(comm, arena)
-        # Nobody keeps a communicator that is forgotten.
+        # A communicator without references is not kept.
         gone = weakref.ref(comm)
         del comm, registration
         gc.collect()

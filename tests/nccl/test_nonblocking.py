@@ -23,7 +23,7 @@ def _config() -> nccl.Config:
 
 
 def _until_ready(rank: Rank, comm: nccl.Communicator) -> nccl.Communicator:
-    """As a user polls; the last rank came late, so that the others have seen it unfinished."""
+    """Poll as a user does; the last rank is late, so that the others see it unfinished."""
     deadline = time.monotonic() + 20
     unfinished = 0
     while not comm.ready:
@@ -195,7 +195,7 @@ def test_a_blocking_one_is_ready(launch: Launcher, provider: str) -> None:
 
 
 def _with_deadline(rank: Rank) -> None:
-    """Config(init_timeout=) is made of the same means: its calls wait by themselves."""
+    """Config(init_timeout=) uses the same mechanism: its calls wait by themselves."""
     with rank.communicator(1, config=nccl.Config(init_timeout=20)) as comm:
         check_works(rank, comm, [0, 1, 2])
         comm.suspend()

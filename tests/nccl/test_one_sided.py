@@ -1,5 +1,5 @@
-"""Proves that a put is in the target's memory when its signal is, whatever the sizes, the
-directions and the timing; that signals are counted per rank, index and context; that one-sided
+"""Proves that the data of a put is in the target's memory when its signal is, for all sizes,
+directions and timings; that signals are counted per rank, index and context; that one-sided
 operations work in groups, plans and streams, in processes and threads; that a dead peer ends a
 wait; and that wrong arguments write nothing.
 """
@@ -64,7 +64,7 @@ def _values(rank: Rank) -> None:
     got = memory.put(np.zeros(1024, np.int32))
     for turn in range(10):
         values = memory.put(np.arange(1024, dtype=np.int32) + 100 * rank.rank + turn)
-        with nccl.group():  # a copy on the stream, whatever memory it is
+        with nccl.group():  # a copy on the stream, for any memory
             comm.send(values, rank.rank, stream=stream)
             comm.recv(own, rank.rank, stream=stream)
         comm.put_signal(own, following, window, stream=stream)
@@ -215,7 +215,7 @@ def test_one_thread_with_groups_and_a_plan() -> None:
 
 
 def _on_streams(rank: Rank) -> None:
-    """A wait on a stream lets the caller go on, and holds the stream up."""
+    """A wait on a stream does not block the caller; it blocks the stream."""
     comm, peer, stream = rank.comm, 1 - rank.rank, rank.stream()
     data, window = _window(comm, 2 * _PAGE)
     event = rank.event()
@@ -365,11 +365,11 @@ def _mistakes(rank: Rank) -> None:
             lambda: comm.put_signal(outside, peer, window),
         )
     )
-    for kind, message, call in wrong:
+    for kind, message, mistake in wrong:
         with pytest.raises(kind, match=message):
-            call()
+            mistake()
         with pytest.raises(kind, match=message):
-            _after_a_put(call, lambda: comm.put_signal(ten, peer, window))
+            _after_a_put(mistake, lambda: comm.put_signal(ten, peer, window))
     comm.all_reduce(np.zeros(1))
     assert (data == 9).all()
     # All of it was refused, so these are the first signals.

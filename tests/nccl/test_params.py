@@ -51,7 +51,7 @@ def _python(code: str, **env: str) -> str:
 
 @pytest.fixture
 def library(provider: str) -> raw.Library:
-    """Each provider's library. tests/abi/loading.py asks NCCL the same where there is no GPU."""
+    """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
     loaded = libraries.load(provider)
     if not loaded.functions()["ncclParamBind"][1]:
         pytest.skip(f"{loaded.path} has no parameter functions")

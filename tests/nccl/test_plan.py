@@ -83,7 +83,7 @@ def _streams(rank: Rank) -> None:
 
 
 def test_streams(launch: Launcher, provider: str) -> None:
-    """The recorded stream holds, unless the call names another one."""
+    """The recorded stream is used, unless the call names another one."""
     launch(2, _streams, provider=provider)
 
 

@@ -1,5 +1,5 @@
-"""Proves that revoking a communicator frees whoever is blocked in it, on every rank and at once,
-and that a revoked one can still be made smaller, split and closed.
+"""Proves that revoking a communicator ends all calls that block in it, on every rank and at once,
+and that a revoked one can still be shrunk, split and closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.rank import Rank
 def _revoke_everywhere(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
-    if rank.rank == 2:  # the one that the others wait for
+    if rank.rank == 2:  # the others wait for it
         time.sleep(0.6)
         comm.revoke()
     else:
@@ -44,7 +44,7 @@ def _revoke_everywhere(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_revoke_frees_who_is_blocked(launch: Launcher, provider: str, threads: bool) -> None:
+def test_revoke_ends_blocked_calls(launch: Launcher, provider: str, threads: bool) -> None:
     launch(3, _revoke_everywhere, provider=provider, threads=threads)
 
 

@@ -17,12 +17,12 @@ from tests.support.rank import Rank
 
 
 def _simulate(rank: Rank) -> list[float]:
-    """Rank 0 alone asks; the others have nothing to do with it.
+    """Rank 0 alone simulates; the others take no part.
 
     On GPUs all ask: NCCL may connect ranks for an algorithm that it has not used before.
     """
     memory, comm = rank.memory, rank.comm
-    times = []
+    times: list[float] = []
     if rank.rank == 0 or rank.provider == "cuda":
         for count in (1, 1000, 1_000_000, 8_000_000):
             buffer = memory.put(np.full(count, 3, np.float32))
@@ -147,7 +147,7 @@ def test_an_nccl_without_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def library(provider: str) -> raw.Library:
-    """Each provider's library. tests/abi/loading.py asks NCCL the same where there is no GPU."""
+    """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
     loaded = libraries.load(provider)
     if not loaded.functions()["ncclGroupSimulateEnd"][1]:
         pytest.skip(f"{loaded.path} has no ncclGroupSimulateEnd")

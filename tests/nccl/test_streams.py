@@ -1,6 +1,6 @@
-"""Proves what streams promise: a call on a stream returns at once, the operations of one
-communicator run in the order of their calls on whatever streams, events order streams, and a
-failure in the background is found and told.
+"""Proves the guarantees of streams: a call on a stream returns at once, the operations of one
+communicator run in the order of their calls on any streams, events order streams, and a failure in
+the background is found and reported.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _events(rank: Rank) -> None:
     gate.set()
     ended.synchronize()
     assert seen[-1] == "gate"
-    # An event that was never recorded holds nobody up.
+    # A wait for an event that was never recorded returns at once.
     fresh = rank.event()
     assert fresh.query()
     second.wait(fresh)
@@ -115,7 +115,7 @@ def test_events_order_streams(launch: Launcher, provider: str) -> None:
 
 
 def _order_by_events(rank: Rank) -> None:
-    """Two communicators on two streams: only the events say who comes first."""
+    """Two communicators on two streams: only the events order them."""
     comms = [rank.communicator(0), rank.communicator(1)]
     streams = [rank.stream(), rank.stream()]
     event = rank.event()
@@ -143,7 +143,7 @@ def _functions(rank: Rank) -> None:
     stream.synchronize()
     assert [number for number, _ in seen] == list(range(50))
     assert thread not in {ident for _, ident in seen}
-    # What a function raises cannot be raised anywhere: the hook gets it, and the queue goes on.
+    # An exception of a function goes to the hook; the queue continues.
     unraisable = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda what: unraisable.append(what.exc_type)
     try:
@@ -223,7 +223,7 @@ def _failure_in_the_background(rank: Rank) -> None:
     assert isinstance(error, nccl.NcclInvalidUsageError)
     assert "different calls" in str(error)
     assert error.rank == rank.rank
-    stream.synchronize()  # told once; the stream goes on
+    stream.synchronize()  # raised once; the stream continues
     done = []
     stream.launch(lambda: done.append(1))
     stream.synchronize()
@@ -236,7 +236,7 @@ def test_a_failure_in_the_background_is_told(launch: Launcher) -> None:
 
 
 def _held_alive(rank: Rank) -> None:
-    """Streams that Python lets go of still do what was enqueued, in order."""
+    """Streams without references in Python still run what was enqueued, in order."""
     array = np.ones(1000)
     for _ in range(10):
         rank.comm.all_reduce(array, stream=rank.stream())

@@ -1,5 +1,5 @@
-"""Proves that a suspended communicator really gives its memory back, that the statistics are true,
-and that a resumed one gives right results, again and again, with messages on their way too.
+"""Proves that a suspended communicator releases its memory, that the statistics are correct, and
+that a resumed one gives right results, repeatedly, also with messages in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ELEMENTS = 300_000
 
 
 def _resident() -> int:
-    """Bytes of hostnccl's worlds that this process has in memory."""
+    """Bytes of hostnccl's segments that this process has in memory."""
     with open("/proc/self/smaps") as smaps:
         maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps.read(), flags=re.MULTILINE)
     worlds = [entry for entry in maps if "memfd:hostnccl" in entry.partition("\n")[0]]
@@ -69,9 +69,9 @@ def _one_process(rank: Rank) -> None:
     with nccl.group():
         children = [comm.split(0) for comm in comms]  # of a suspended one, as in NCCL
     _all_reduce(rank, children, 3.0)  # type: ignore[arg-type]
-    for comm in [*children, *comms]:
-        assert comm is not None
-        comm.close()
+    for each in [*children, *comms]:
+        assert each is not None
+        each.close()
 
 
 @pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["single copy", "staged"])

@@ -1,5 +1,5 @@
-"""Proves the small objects: Config, UniqueId, RedOp and the exceptions: what they hold, refuse,
-print and pickle.
+"""Proves the small objects: Config, UniqueId, RedOp and the exceptions: their values, what they
+refuse, print and pickle.
 """
 
 from __future__ import annotations

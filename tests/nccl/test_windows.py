@@ -1,6 +1,6 @@
 """Proves that windows are registered on all ranks or on none, in processes, threads and groups;
-that collectives on them give the same bits as elsewhere, whatever lies in windows and what does
-not; that wrong arguments leave the communicator usable; and that windows leave nothing behind.
+that collectives give the same bits in windows and in other memory; that wrong arguments leave the
+communicator usable; and that windows leave nothing behind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _lifecycle(rank: Rank) -> None:
     )
     whole = comm.register_window(buffer, strict_ordering=True)
     assert (part.nbytes, whole.nbytes) == (bytes_of_rank, 4 * _PAGE)
-    del whole  # it is given up like any object
+    del whole  # it is closed like any object
     part.close()
     child = comm.split(0)
     assert child is not None
@@ -108,7 +108,7 @@ def _refused(rank: Rank) -> None:
     for message, call in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             call()
-    # One rank's mistake is told to all of them, and their communicator goes on.
+    # One rank's mistake is raised on all of them, and their communicator stays usable.
     ordinary = np.zeros(3 * _PAGE, np.uint8)
     aligned = ordinary[-ordinary.ctypes.data % _PAGE :][:_PAGE]
     with pytest.raises(nccl.NcclInvalidArgumentError) as caught:
@@ -189,7 +189,7 @@ def test_collectives_of_threads_give_the_same_bits(launch: Launcher) -> None:
 
 
 def _no_window_on_one_rank(rank: Rank) -> None:
-    """A rank has closed its window, the others have not: the data goes another way."""
+    """A rank has closed its window, the others have not: the data takes another path."""
     data = _Data(rank.comm, 500_000, rank.rank)
     for open_ranks in (3, 2, 1, 0):
         if rank.rank == open_ranks:

@@ -26,7 +26,7 @@ def _inputs(size: int) -> list[Any]:
 
 
 def _functional(ops: Any, rank: int, size: int, group: Any) -> dict[str, tuple[Any, Any]]:
-    """Each functional form and what a rank must get from it, from everybody's inputs."""
+    """Each functional form and its result on a rank, from the inputs of all ranks."""
     xs = _inputs(size)
     total, last = torch.stack(xs).sum(0), size - 1
     blocks = slice(2 * rank, 2 * rank + 2)
@@ -76,7 +76,7 @@ def _check_results(dist: Any, rank: int, size: int) -> None:
     assert torch.equal(x, _input(rank, size))
     for op, reduce in (("max", torch.amax), ("min", torch.amin), ("product", torch.prod)):
         torch.testing.assert_close(ops.all_reduce(x, op), reduce(torch.stack(_inputs(size)), 0))
-    # Into what is there.
+    # Into an existing tensor.
     for name, call in {
         "all_reduce": lambda: ops.all_reduce_(x.clone()),
         "broadcast": lambda: ops.broadcast_(x.clone(), size - 1),
@@ -266,7 +266,7 @@ def _mistakes(dist: Any, rank: int, size: int) -> None:
         ops.all_to_all(x, [1] * size, [3])
     with pytest.raises(RuntimeError, match="'max' has no gradient"):
         ops.all_reduce(x.clone().requires_grad_(), "max").sum().backward()
-    # What has no gradient says so, and does not give a wrong one.
+    # An operation without a gradient raises, and gives no wrong one.
     y = x.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="use the functional form"):
         ops.all_reduce_(y * 2)

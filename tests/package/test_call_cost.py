@@ -1,5 +1,5 @@
 """Proves that calls stay as cheap as they are: their instructions, which callgrind counts and which
-no load of the machine changes, are held against recorded bounds.
+the load of the machine does not change, are checked against recorded bounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import pytest
 from benchmarks import callgrind
 
 # Instructions of one call, by Python version, as docs/performance.md explains them. A change that
-# makes calls cheaper lowers these figures; one that has a reason to make them dearer raises them.
+# makes calls cheaper lowers these figures; one that makes them more expensive for a reason raises
+# them.
 _RECORDED = {
     (3, 11): {
         "pynccl.raw, integers": 960,
@@ -36,9 +37,9 @@ def test_instructions_of_calls() -> None:
     counts = callgrind.count(["pynccl", "mirror"], timeout=300)
     expected = _RECORDED[version]
     assert counts.keys() == expected.keys()
-    dear = {
+    expensive = {
         name: f"{counts[name]:.0f} instructions, recorded are {recorded}"
         for name, recorded in expected.items()
         if counts[name] > recorded * _ALLOWED
     }
-    assert not dear
+    assert not expensive

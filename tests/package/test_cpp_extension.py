@@ -1,7 +1,7 @@
-"""Proves that C++ of our users gets a Communicator: examples/cpp_extension is built with the header
+"""Proves that users' C++ can take a Communicator: examples/cpp_extension is built with the header
 of the package, by g++ and where there is nvcc with its kernel, and gives right results with several
-ranks; that the header compiles without warnings in the oldest C++ that it promises, alone and with
-nccl.h beside it; and that a closed communicator is an exception there.
+ranks; that the header compiles without warnings in the oldest C++ that it supports, alone and with
+nccl.h; and that a closed communicator is an exception there.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def _scaled_sums(rank: Rank, path: str) -> None:
         fused.fused_scale_all_reduce(rank.comm, tensor, 0.5 * (rank.rank + 1), stream=stream)
         got = tensor if isinstance(tensor, np.ndarray) else tensor.cpu().numpy()
         np.testing.assert_allclose(got, expected, rtol=1e-6)
-    # On a stream: enqueued in order, and done when the stream says so.
-    tensor, stream = _tensors(rank)[-1], rank.stream()
+    # On a stream: enqueued in order, and done when the stream is.
+    tensor, queue = _tensors(rank)[-1], rank.stream()
     if rank.device is not None:
         torch.cuda.synchronize(rank.device)
     for _ in range(3):
-        fused.fused_scale_all_reduce(rank.comm, tensor, 1 / rank.nranks, stream=stream.handle)
-    rank.comm.all_reduce(tensor, stream=stream)
-    stream.synchronize()
+        fused.fused_scale_all_reduce(rank.comm, tensor, 1 / rank.nranks, stream=queue.handle)
+    rank.comm.all_reduce(tensor, stream=queue)
+    queue.synchronize()
     expected = np.arange(1000, dtype=np.float32) * rank.nranks
     np.testing.assert_allclose(tensor.cpu().numpy(), expected, rtol=1e-6)
 
@@ -160,7 +160,7 @@ def _two_threads(run: Callable[[nccl.Communicator], object]) -> list[object]:
 
 
 def test_other_threads_run_during_a_call(extension: Path) -> None:
-    """Each rank's call waits for the other's, so that one that keeps the GIL would hang."""
+    """Each rank's call waits for the other's: a call that keeps the GIL would hang."""
     fused = _load(str(extension))
 
     def run(comm: nccl.Communicator) -> float:
@@ -297,7 +297,7 @@ def _sources() -> dict[str, str]:
 
 def test_header(tmp_path: Path) -> None:
     """Alone, as the guide uses it, and beside NCCL's own, whose types are used then: here it is one
-    of the same ABI. The wrong one shows that it is the compiler which answers.
+    of the same ABI. The wrong one shows that the compiler checks.
     """
     sources = _sources()
     for name in sources:

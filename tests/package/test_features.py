@@ -1,4 +1,4 @@
-"""Proves that docs/nccl-features.md is what its script writes, and that what it says is so: every
+"""Proves that docs/nccl-features.md is the output of tools/features.py, and that it is true: every
 function of nccl.h has an object-level call, which exists, and a test, which exists.
 """
 

@@ -1,5 +1,5 @@
 """Proves that the benchmark for GPUs runs from end to end, over CPUs, and that its report has every
-section with its ratios, names the machine and none of its paths, and survives a part that fails.
+section with its ratios, names the machine and none of its paths, and is complete when a part fails.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_the_report_of_a_shared_gpu_that_failed_in_part(tmp_path: Path) -> None:
     assert "## 4 ranks sharing 1 GPU" in text
     assert "SIGSEGV" in text
     assert "Note: a note" in text
-    # What was measured again counts once, as it was last.
+    # Of repeated measurements the last counts.
     assert tables["20 all_reduce in sequence"] == [
         ["pynccl, a CUDA graph", "3.00"],
         ["torch, a CUDA graph", "6.00"],

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 _BOUND = 0.060  # seconds
-_ATTEMPTS = 10  # the least of them counts: whatever else the machine does makes one longer
+_ATTEMPTS = 10  # the least of them counts: other load only makes one longer
 
 
 def _seconds(module: str) -> float:

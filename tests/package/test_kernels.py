@@ -1,6 +1,6 @@
-"""Proves that the kernels of the examples are code for real GPUs, where there is none to run them:
-NVRTC compiles CuPy's RawKernels and the C++ extension's kernel, Triton compiles its own, each for
-several architectures, to machine code. test_package.py runs the examples on what there is.
+"""Proves that the kernels of the examples compile for real GPUs, without one: NVRTC compiles CuPy's
+RawKernels and the C++ extension's kernel, Triton compiles its own, each for several architectures,
+to machine code. test_package.py runs the examples on the devices there are.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Proves which library a provider is: what the environment says, what is loaded already, two side
-by side, an older one that gets what it knows, and a file that any NCCL client takes for NCCL.
+"""Proves how the library of a provider is found: by the environment, loaded already, two side by
+side, an older one that gets the structs it knows, and a file that every NCCL client takes for NCCL.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_a_library_that_is_too_old_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_of_the_host_libraries() -> None:
-    """Ours must not answer to NCCL's name in a process that later loads NCCL; the preload file
+    """The engine must not have NCCL's name in a process that later loads NCCL; the preload file
     must.
     """
     assert Elf(libraries.hostnccl_preload()).soname == "libnccl.so.2"
@@ -226,7 +226,7 @@ def test_the_command_tells_what_there_is() -> None:
 
 
 def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
-    """In a process where hostnccl stands in for NCCL, the cuda provider sees that it is none."""
+    """In a process where hostnccl replaces NCCL, the cuda provider detects that it is not NCCL."""
     code = (
         "from pynccl import errors, raw, libraries as l\n"
         "print(l.locate('cuda').reason, raw.load('host').path)\n"

@@ -1,5 +1,5 @@
-"""Proves what holds for the package as a whole: names that resolve, files that stay small, examples
-that run as their heads say, and imports that cost nothing that is not needed.
+"""Proves properties of the whole package: names that resolve, files that stay small, examples that
+run as their heads say, and imports that load nothing unnecessary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_version_is_that_of_pyproject() -> None:
 
 @pytest.mark.parametrize("folder", ["csrc", "pynccl"])
 def test_no_file_is_too_long(folder: str) -> None:
-    """But those that docs/architecture.md gives a reason for."""
+    """Except those that docs/architecture.md gives a reason for."""
     excused = (_ROOT / "docs" / "architecture.md").read_text()
     long = {}
     for path in (_ROOT / folder).rglob("*"):
@@ -102,7 +102,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
 
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_as_their_heads_say(example: Path, runs: dict[Path, Run]) -> None:
-    """What they print is what their heads show, but for the order of the ranks."""
+    """Their output is that in their heads, except for the order of the ranks."""
     done = runs[example].result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(_prints(example))

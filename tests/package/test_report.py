@@ -1,5 +1,5 @@
-"""Proves that the runner of the GPU tests tells every outcome in its report, and that neither a
-test that hangs nor one that kills pytest keeps the others from running.
+"""Proves that the runner of the GPU tests reports every outcome, and that the other tests still run
+when one hangs or kills pytest.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def test_last(provider):
 """
 
 
-# What each run is given. The second one's time is up while a test of it hangs; the third has a few
-# of the real tests, as on a GPU.
+# The arguments of each run. The second one's time is up while a test hangs; the third has a few of
+# the real tests, as on a GPU.
 _RUNS = {
     "outcomes": ("--each", "3", "--total", "60", "test_broken.py", "test_outcomes.py"),
     "time is up": ("--each", "60", "--total", "20", "test_outcomes.py"),
@@ -76,7 +76,7 @@ Run = tuple[Path, "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
-    """The folder and the end of each run; they run at the same time, for they wait a lot."""
+    """The folder and the end of each run; they run at the same time because they wait a lot."""
 
     def run(name: str) -> Run:
         folder = tmp_path_factory.mktemp("report")
@@ -92,7 +92,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
         yield {name: pool.submit(run, name) for name in _RUNS}
 
 
-def test_every_outcome_is_told(runs: dict[str, Future[Run]]) -> None:
+def test_every_outcome_is_reported(runs: dict[str, Future[Run]]) -> None:
     folder, done = runs["outcomes"].result()
     assert done.returncode == 1, done.stderr
     (written,) = folder.glob("*-cpu-tests.json")
@@ -117,7 +117,7 @@ def test_every_outcome_is_told(runs: dict[str, Future[Run]]) -> None:
         assert socket.gethostname() not in whole
 
 
-def test_what_there_was_no_time_for_is_told(runs: dict[str, Future[Run]]) -> None:
+def test_tests_without_time_are_reported(runs: dict[str, Future[Run]]) -> None:
     folder, done = runs["time is up"].result()
     assert done.returncode == 1, done.stderr
     (written,) = folder.glob("*-cpu-tests.json")
@@ -125,7 +125,7 @@ def test_what_there_was_no_time_for_is_told(runs: dict[str, Future[Run]]) -> Non
     assert outcomes == ["passed", "hung", *["not run"] * 4]
 
 
-def test_worlds_are_told(runs: dict[str, Future[Run]]) -> None:
+def test_worlds_are_reported(runs: dict[str, Future[Run]]) -> None:
     folder, done = runs["worlds"].result()
     assert done.returncode == 0, done.stdout + done.stderr
     (written,) = folder.glob("*-cpu-tests.md")

@@ -1,8 +1,8 @@
 """Proves that pynccl.raw has every function of nccl.h by its name and its C types, by calling them
-on hostnccl, and that what a library lacks is said with the version that brought it.
+on hostnccl, and that the error for a missing function names the version that added it.
 
 The names are read from a real nccl.h where the nvidia-nccl wheel is installed, else from our own
-list, which `make abi` holds against real headers.
+list, which `make abi` checks against real headers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_hostnccl_has_all() -> None:
     assert all(present for _, present in raw.load("host").functions().values())
 
 
-def test_what_a_library_lacks_is_said(tmp_path: Path) -> None:
+def test_a_missing_function_is_named(tmp_path: Path) -> None:
     lib = raw.load(compile_nccl(tmp_path, 21805, ""))
     missing = {name for name, (_, present) in lib.functions().items() if not present}
     assert missing == lib.functions().keys() - {"ncclGetVersion"}
@@ -198,7 +198,8 @@ def _call_everything(lib: raw.Library, rank: int, unique_id: raw.UniqueId) -> No
 
 
 def test_every_function_of_a_communicator_works() -> None:
-    lib, failures = raw.load("host"), []
+    lib = raw.load("host")
+    failures: list[str] = []
     unique_id = lib.ncclGetUniqueId()
     threads = [threading.Thread(target=_rank, args=(rank, unique_id, failures)) for rank in (0, 1)]
     for thread in threads:
@@ -281,7 +282,7 @@ def test_structs_begin_as_nccl_initialises_them() -> None:
     config.netName, config.minCTAs = "Socket", 4
     assert (config.netName, config.minCTAs) == ("Socket", 4)
     with pytest.raises(TypeError):
-        config.minCTAs = "4"
+        config.minCTAs = "4"  # type: ignore[assignment]
     coll = raw.ncclCollConfig_t()
     assert (coll.magic, coll.ext, coll.userProfilerTag) == (0xCAFEBEEF, 0, 0)
     coll.algSelection = "ring"

@@ -1,1 +1,1 @@
-"""Runs the tests that need a GPU, and writes down what they gave: see run.py."""
+"""Runs the tests that need a GPU and writes a report: see run.py."""

@@ -1,6 +1,6 @@
-"""A pytest plugin that writes down what happens as it happens: a line of JSON for each event.
+"""A pytest plugin that records events as they happen: a line of JSON for each.
 
-The process that reads them (run.py) knows at any moment which test runs since when, and loses
+The process that reads them (run.py) knows at any moment which test runs and since when, and loses
 nothing when it has to end this one.
 """
 

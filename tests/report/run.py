@@ -3,9 +3,9 @@
     python -m tests.report.run                 # on GPUs, to docs/results
     python -m tests.report.run --device cpu    # the same tests over hostnccl, to build/results
 
-Each test has a deadline and all together have one. A test that hangs is ended with its processes
-and told, and the others go on; what there was no time for is told too. The exit status is 0 when
-every test passed or was skipped for a reason.
+Each test has a deadline, and all together have one. A test that hangs is ended with its processes
+and reported, and the others still run; tests without time are reported too. The exit status is 0
+when every test passed or was skipped for a reason.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import IO, Any
 from benchmarks import machine
 from tests.report.write import Outcome, write_report
 
-_PATIENCE = 120.0  # seconds for the first look at the machine, which loads torch from the disk
+_INSPECTION = 120.0  # seconds to inspect the machine, which loads torch from the disk
 _INIT = 60.0  # seconds for pytest to collect
 
 
 @dataclass
 class Progress:
-    """What the events of all runs of pytest say so far."""
+    """The state after the events so far, of all runs of pytest."""
 
     order: list[str] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -87,13 +87,13 @@ class Supervisor:
                 before = len(self.progress.outcomes)
                 self._once(events)
                 if len(self.progress.outcomes) == before and not self.progress.finished:
-                    break  # it ends without a test: there is something wrong with all of them
+                    break  # it ended without a test: all of them fail
         for test in self.progress.order:
             if test not in self.progress.outcomes:
                 self.progress.end(test, "not run", "the time was up")
 
     def _once(self, events: IO[str]) -> None:
-        """One run of pytest over what has no outcome yet."""
+        """One run of pytest over the tests without an outcome."""
         progress = self.progress
         past = self._folder / "past"
         past.write_text("\n".join(progress.outcomes))
@@ -129,7 +129,7 @@ class Supervisor:
                 return f"the {self._options.total:g} s for all tests were over"
             limit = self._options.each if self.progress.running else _INIT
             if time.time() - self.progress.since > limit:
-                os.kill(pytest.pid, signal.SIGABRT)  # faulthandler tells where all threads are
+                os.kill(pytest.pid, signal.SIGABRT)  # faulthandler prints where all threads are
                 time.sleep(0.5)
                 return f"not done within {limit:g} s"
             time.sleep(0.05)
@@ -141,7 +141,7 @@ class Supervisor:
 
     @staticmethod
     def _kill(pytest: subprocess.Popen[bytes]) -> None:
-        """End pytest and whatever it started; ranks end with their parent anyway."""
+        """End pytest and all that it started; ranks end with their parent anyway."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pytest.pid, signal.SIGKILL)
         pytest.wait()
@@ -175,10 +175,10 @@ def _tail(output: Path) -> str:
 
 
 def _look(device: str) -> machine.Machine:
-    """The facts of the machine, asked in a process of its own."""
+    """The facts of the machine, from a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.machine", "--device", device],
-        cwd=machine.ROOT, capture_output=True, text=True, timeout=_PATIENCE, check=False,
+        cwd=machine.ROOT, capture_output=True, text=True, timeout=_INSPECTION, check=False,
     )  # fmt: skip
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

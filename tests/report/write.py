@@ -1,4 +1,4 @@
-"""Writes what tests gave as Markdown for people and as JSON."""
+"""Writes the outcomes of tests as Markdown and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tools for tests of calls that block: windows, calls in their own threads, meetings of ranks."""
+"""Tools for tests of calls that block: windows, calls in their own threads, synchronization of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +51,6 @@ class Blocked:
         assert reason in str(self._error), str(self._error)
 
 
-def meet(rank: Rank) -> None:
-    """All ranks, by a communicator that no case touches."""
+def synchronize(rank: Rank) -> None:
+    """Wait for all ranks, by a communicator that no case uses."""
     rank.comm.all_reduce(np.ones(1, np.float32))

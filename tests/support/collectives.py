@@ -1,4 +1,4 @@
-"""What each collective takes and must give, for every test that calls one."""
+"""The arguments and expected results of each collective, for every test that calls one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SENDS_ALL = ("reduce_scatter", "all_to_all", "scatter")  # a block for every ran
 
 @dataclass(frozen=True)
 class Case:
-    """One call of one collective; every rank makes the same."""
+    """One call of one collective, the same on every rank."""
 
     collective: str
     dtype: str
@@ -42,7 +42,7 @@ class Case:
 
 
 class Runner:
-    """Makes the calls of one rank and checks what they leave behind."""
+    """Makes the calls of one rank and checks their results."""
 
     def __init__(self, rank: Rank, config: nccl.CollConfig | None = None) -> None:
         self.rank = rank
@@ -218,7 +218,7 @@ def product(
 
 def thin(cases: Iterator[Case], step: int) -> Iterator[Case]:
     """Every step-th case. Where step and the number of forms have no common divisor, every form
-    still comes.
+    is still tested.
     """
     for number, case in enumerate(cases):
         if number % step == 0:
@@ -226,8 +226,8 @@ def thin(cases: Iterator[Case], step: int) -> Iterator[Case]:
 
 
 def few(cases: Iterator[Case], rank: Rank) -> Iterator[Case]:
-    """As many of the cases as there is time for with this rank's provider, spread over all of them
-    so that every form still comes.
+    """As many of the cases as this rank's provider has time for, spread over all of them so that
+    every form is still tested.
     """
     listed = list(cases)
     most = gpu.most_cases(rank.provider, rank.nranks) or len(listed)

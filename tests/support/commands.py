@@ -1,4 +1,4 @@
-"""Runs commands with all that they start, each with a deadline."""
+"""Runs commands with a deadline, and ends all processes that they start."""
 
 from __future__ import annotations
 

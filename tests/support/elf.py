@@ -1,6 +1,4 @@
-"""Reads what the tests want to know of a shared library: its SONAME and the functions that it
-exports.
-"""
+"""Reads the SONAME of a shared library and the functions that it exports."""
 
 from __future__ import annotations
 

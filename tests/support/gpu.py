@@ -10,7 +10,7 @@ import pytest
 from pynccl import libraries, nccl
 from pynccl.errors import DriverError, LibraryNotFoundError
 
-_CROWD = 4  # processes that take turns on one GPU within the time that a test has
+_MOST_ON_ONE = 4  # processes on one GPU, which take turns: more exceed the time of a test
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def count() -> int:
 
 @functools.cache
 def missing() -> str:
-    """Why there is no test on GPUs; empty where there is."""
+    """Why tests on GPUs cannot run; "" where they can."""
     try:
         import torch  # first, so that its NCCL is the one
     except ImportError:
@@ -35,10 +35,10 @@ def missing() -> str:
 
 
 def too_many(nranks: int, *, threads: bool) -> str:
-    """Why so many ranks, in processes or in threads of one, find no room; empty where they do."""
+    """Why so many ranks, as processes or threads, do not fit; "" where they do."""
     if nranks <= count():
         return ""
-    if nranks > _CROWD * count():
+    if nranks > _MOST_ON_ONE * count():
         return f"{nranks} ranks are too many for {count()} GPU, which runs one process at a time"
     if threads and nccl.get_version("cuda") < (2, 30, 0):
         return "threads of one process share a GPU from NCCL 2.30 on"
@@ -49,7 +49,7 @@ def most_cases(provider: str, nranks: int) -> int | None:
     """How many of a product of like cases to run; None for all.
 
     Processes that share a GPU take turns of some milliseconds, and an operation between them takes
-    several turns. PYNCCL_TEST_SHORT asks for the same choice on CPUs.
+    several turns. PYNCCL_TEST_SHORT makes the same choice on CPUs.
     """
     if provider == "host" and not os.environ.get("PYNCCL_TEST_SHORT"):
         return None
@@ -79,11 +79,10 @@ def without(provider: str) -> frozenset[str]:
 
 
 def environment(nranks: int, rank: int) -> dict[str, str]:
-    """What a rank's process needs in its environment where ranks have to share a GPU."""
+    """The environment variables of a rank's process where ranks share a GPU."""
     if nranks <= count():
         return {}
     if nccl.get_version("cuda") >= (2, 30, 0):
         return {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    # An older NCCL refuses two ranks on one GPU of one host: each rank says that it is a host of
-    # its own.
+    # An older NCCL refuses two ranks on one GPU of one host: each rank gets its own host id.
     return {"NCCL_HOSTID": f"pynccl-{rank}", "NCCL_SOCKET_IFNAME": "lo"}

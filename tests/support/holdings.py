@@ -1,4 +1,4 @@
-"""What this process holds that could leak: descriptors, threads and mappings."""
+"""The resources of this process that could leak: descriptors, threads and mappings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import os
 import time
 
-_PATIENCE = 5.0  # seconds for threads that are on their way out
+_END = 5.0  # seconds for threads to end
 
 
 def count() -> dict[str, int]:
@@ -22,8 +22,8 @@ def count() -> dict[str, int]:
 
 
 def check(before: dict[str, int]) -> None:
-    """Fail where more is held than before, when the threads that are on their way out are gone."""
-    deadline = time.monotonic() + _PATIENCE
+    """Fail where there is more than before, after threads had time to end."""
+    deadline = time.monotonic() + _END
     gc.collect()
     while any(count()[name] > held for name, held in before.items()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What the tests of the mirror run in each rank's process."""
+"""Runs a function of the mirror's tests in each rank's process, with pynccl initialized."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.support import dtypes
 if TYPE_CHECKING:
     import torch
 
-GUARD = 64  # bytes on either side of a buffer, which nobody may touch
+GUARD = 64  # bytes on either side of a buffer, which must not be written
 _FILL = 0xA5
 
 

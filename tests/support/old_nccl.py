@@ -1,4 +1,4 @@
-"""Compiles libraries that say they are an older NCCL, to see what pynccl asks of them."""
+"""Compiles libraries with the version of an older NCCL, to test what pynccl calls in them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _DRIVER = Path(__file__).parents[2] / "csrc" / "abi" / "driver_functions.inc"
 
 
 def compile_nccl(folder: Path, version: int, source: str, *, with_streams: bool = False) -> str:
-    """The path of a library with an ncclGetVersion that gives version, and what source has.
+    """Compile a library whose ncclGetVersion gives version, with the functions of source; its path.
 
     Args:
         folder: where to put it.
         version: as NCCL_VERSION_CODE.
         source: C.
-        with_streams: stream calls of its own, which do nothing: its communicators work on CPUs.
+        with_streams: add stream calls that do nothing, so that its communicators work on CPUs.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
     if compiler is None:

@@ -1,8 +1,8 @@
-"""What a reduction must give, by NumPy.
+"""The expected results of reductions, by NumPy.
 
-``reduce`` is the definition that hostnccl promises, bit for bit: elements are combined in the order
+``reduce`` is hostnccl's definition, bit for bit: elements are combined in the order
 of ranks, half-width floats in float32 and rounded once, integers wrap. ``check`` compares; where
-the order is the library's own (NCCL on GPUs), within the bounds that any order keeps.
+the library chooses the order (NCCL on GPUs), within the bounds that every order keeps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def kind(op: str) -> str:
 
 
 def scalar_of(name: str, rank: int) -> float | int:
-    """The scalar that a rank gives to PRE_MUL_SUM; every dtype can hold it."""
+    """The scalar that a rank gives to PRE_MUL_SUM; every dtype can represent it."""
     return (2, 3, 1, 5)[rank % 4] if name in dtypes.INTEGERS else (0.5, 1.25, 2.0, 0.75)[rank % 4]
 
 
@@ -97,10 +97,10 @@ def _epsilon(dtype: np.dtype) -> float:
 
 
 def check_near(got: np.ndarray, inputs: list[np.ndarray], op: str) -> None:
-    """Within what any order of rounded operations keeps, against 80-bit floats.
+    """Check the bounds that every order of rounded operations keeps, against 80-bit floats.
 
     Raises:
-        AssertionError: it is not.
+        AssertionError: a value is outside.
     """
     dtype, op = got.dtype, kind(op)
     wide = [_wide(array) for array in inputs]

@@ -1,4 +1,4 @@
-"""What is in /dev/shm, and what of it nobody has any more."""
+"""The entries of /dev/shm, and those that no process uses any more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
-_PATIENCE = 5.0  # seconds for other programs that are just making or removing theirs
+_OTHERS = 5.0  # seconds for other programs that make or remove theirs now
 
 
 def entries() -> set[str]:
@@ -27,7 +27,7 @@ def _in_use(name: str) -> bool:
 
 def left_behind(before: set[str]) -> set[str]:
     """The entries that are new since then and that no living process uses."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _OTHERS
     while True:
         left = {name for name in entries() - before if not _in_use(name)}
         if not left or time.monotonic() > deadline:
