@@ -6,7 +6,7 @@ CPUs, over hostnccl. ``pynccl.nccl`` has the objects (communicators, streams, gr
 with the first of torch.distributed's names.
 """
 
-# ruff: noqa: F403, F405 - for type checkers only; pynccl.mirror.public checks __all__
+# ruff: noqa: F403, F405 - for type checkers only; pynccl.mirror.api.public checks __all__
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
             "pynccl.nccl and pynccl.raw work without it"
         )
     # The names become attributes of this module: later look-ups do not come here.
-    globals().update(importlib.import_module("pynccl.mirror.public").names())
+    globals().update(importlib.import_module("pynccl.mirror.api.public").names())
     return globals()[name]
 
 

@@ -7,6 +7,5 @@ The folders, each using only those before it:
 * world: the groups of this process;
 * lifecycle: how groups are made and destroyed;
 * api: the public functions on tensors and objects, which resolve the group and the ranks and call
-  the group's operations;
-* public: every public name, for ``pynccl.__getattr__``.
+  the group's operations; its module public has every public name, for ``pynccl.__getattr__``.
 """

@@ -368,3 +368,118 @@ def _watched(dist: Any, rank: int, size: int) -> None:
 
 def test_the_watchdog_sees_the_call(world: World) -> None:
     world(2, _watched)
+
+
+def _no_fallback(dist: Any, rank: int, size: int) -> None:
+    """The common calls never reach the functions in Python."""
+    import torch
+
+    from pynccl import _C
+
+    peer = 1 - rank
+    tensor, wide = torch.ones(4), torch.ones(4 * size)
+    dist.isend(tensor, peer)
+    dist.recv(wide[:4], peer)  # the first ones connect the two ranks
+    before = _C.fallbacks()
+    for _ in range(10):
+        for options in ({}, {"async_op": True}, {"group": dist.group.WORLD}):
+            works = [
+                dist.all_reduce(tensor, **options),
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, **options),
+                dist.broadcast(tensor, 0, **options),
+                dist.broadcast(tensor, group_src=1, **options),
+                dist.reduce(tensor, dst=1, op=dist.ReduceOp.AVG, **options),
+                dist.all_gather_single(wide, tensor, **options),
+                dist.reduce_scatter_single(tensor, wide, **options),
+            ]
+            for work in filter(None, works):
+                work.wait()
+        sending = dist.isend(tensor, peer)
+        dist.irecv(wide[:4], group_src=peer).wait()
+        sending.wait()
+        sending = dist.isend(tensor, dst=peer, group=dist.group.WORLD)
+        dist.recv(wide[:4], peer)
+        sending.wait()
+        operations = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, tensor, peer)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+    assert _C.fallbacks() == before
+    with pytest.raises(TypeError, match="Expected parameter `tensor`"):
+        dist.all_reduce(None)
+    grown = {name: count - before[name] for name, count in _C.fallbacks().items()}
+    assert grown.pop("all_reduce") == 1
+    assert not any(grown.values())
+
+
+def test_common_calls_do_not_fall_back(world: World) -> None:
+    world(2, _no_fallback)
+
+
+def _orders(dist: Any, rank: int, size: int) -> None:
+    """Arguments are bound by the parameters of the function in Python, whatever their order."""
+    import torch
+
+    from pynccl import _C
+
+    def all_reduce(tensor, async_op=False, group=None, op=dist.ReduceOp.SUM):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        raise AssertionError("the fast function falls back")
+
+    function = _C.fast(all_reduce)
+    tensor = torch.full((2,), rank + 1.0)
+    assert function(tensor, False, None, dist.ReduceOp.MAX) is None
+    assert tensor.tolist() == [size] * 2
+    assert function(tensor, True).wait()
+    assert tensor.tolist() == [size * size] * 2
+
+
+def test_parameters_in_another_order(world: World) -> None:
+    world(2, _orders)
+
+
+def test_functions_that_do_not_fit_are_refused() -> None:
+    from pynccl import _C
+
+    assert pynccl.all_reduce  # the module of the fast functions
+    some = pynccl.ReduceOp.SUM
+    other = pynccl.ReduceOp.MAX
+
+    def attached(name: str, function: Callable[..., Any]) -> Any:
+        function.__name__ = name
+        return _C.fast(function)
+
+    with pytest.raises(ValueError, match=r"there is no fast function for scatter\(\)"):
+        attached("scatter", lambda tensor: None)
+    with pytest.raises(TypeError, match=r"all_reduce.* knows no parameter 'root'"):
+        attached("all_reduce", lambda tensor, root, op=some, group=None, async_op=False: None)
+    with pytest.raises(TypeError, match=r"all_reduce.*it has no parameter 'async_op'"):
+        attached("all_reduce", lambda tensor, op=some, group=None: None)
+    with pytest.raises(TypeError, match="the default of 'op' must be"):
+        attached("all_reduce", lambda tensor, op=other, group=None, async_op=False: None)
+    with pytest.raises(TypeError, match="the default of 'async_op' must be False"):
+        attached("all_reduce", lambda tensor, op=some, group=None, async_op=True: None)
+    with pytest.raises(TypeError, match="'tensor' must have no default"):
+        attached("all_reduce", lambda tensor=1, op=some, group=None, async_op=False: None)
+    with pytest.raises(TypeError, match="'op' must be a parameter for position and keyword"):
+        attached("all_reduce", lambda tensor, *, op=some, group=None, async_op=False: None)
+    with pytest.raises(TypeError, match="it has no parameter 'tag'"):
+        _C.complete_p2p_ops(lambda op, tensor, peer=None, group=None, group_peer=None: None)
+
+
+def test_other_exceptions_than_those_of_checks_are_not_swallowed() -> None:
+    """A MemoryError in a check is raised, and no fallback hides it."""
+    import torch
+
+    from pynccl import _C
+
+    class Root:
+        def __index__(self) -> int:
+            raise MemoryError("in a check")
+
+    pynccl.init_process_group("host", store=pynccl.HashStore(), rank=0, world_size=1)
+    try:
+        before = _C.fallbacks()["broadcast"]
+        with pytest.raises(MemoryError, match="in a check"):
+            pynccl.broadcast(torch.ones(1), Root())
+        assert _C.fallbacks()["broadcast"] == before
+    finally:
+        pynccl.destroy_process_group()

@@ -137,3 +137,52 @@ def test_without_torch() -> None:
     )
     assert "needs torch, which is not installed" in printed
     assert "pynccl.nccl and pynccl.raw work without it" in printed
+
+
+def test_the_one_list_of_names() -> None:
+    """pynccl.__all__ is the list; the mirror has each of them, and its modules no others."""
+    from pynccl.mirror.api import public
+
+    names = public.names()
+    assert set(names) == set(pynccl.__all__) - OWN == set(MIRRORED)
+    assert all(getattr(pynccl, name) is value for name, value in names.items())
+    exported = {
+        name
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("pynccl.mirror.api.")
+        for name in getattr(module, "__all__", ())
+    }
+    assert exported
+    assert exported <= set(names)
+
+
+FUNCTIONS = [
+    name
+    for name in MIRRORED
+    if name != "reduce_op"  # warns when it is looked at
+    and inspect.isroutine(getattr(pynccl, name))
+    and getattr(pynccl, name).__module__.startswith("pynccl.")
+    and not name.startswith("_")
+]
+
+
+NEVER_FAILS = {
+    *("get_pg_count", "is_available", "is_backend_available", "is_gloo_available"),
+    *("is_initialized", "is_mpi_available", "is_nccl_available", "is_torchelastic_launched"),
+    *("is_ucc_available", "is_xccl_available", "record_comm"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstring(name: str) -> None:
+    """Each function documents its parameters, result and errors, and the function it stands for."""
+    function = getattr(pynccl, name)
+    text = inspect.getdoc(function) or ""
+    signature = inspect.signature(function)
+    for parameter in signature.parameters:
+        if not parameter.startswith("_"):
+            assert re.search(rf"^    {parameter}: ", text, re.MULTILINE), parameter
+    no_result = name in ("breakpoint", "destroy_process_group", "init_process_group")
+    assert no_result or "Returns:" in text or "Yields:" in text
+    assert name in NEVER_FAILS or "Raises:" in text
+    assert f"torch.distributed.{name}" in text or not hasattr(torch_dist, name)
