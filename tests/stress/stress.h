@@ -14,7 +14,7 @@ using namespace pynccl::abi;
 
 #include "abi/c_params.inc"
 #define FUNCTION(since, result, name, ...) \
-  HOSTNCCL_IF_HERE(name, extern "C" result name(__VA_ARGS__);)
+  HOSTNCCL_IF_SUPPORTED(name, extern "C" result name(__VA_ARGS__);)
 #include "abi/nccl_functions.inc"
 #undef FUNCTION
 #define FUNCTION(symbol, result, name, ...) extern "C" result host##name(__VA_ARGS__);
