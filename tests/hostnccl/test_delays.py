@@ -24,8 +24,9 @@ from pynccl import nccl
 from pynccl.mirror.channel import Channel
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
-SEEDS = 200
+SEEDS = 200 if FULL else 60
 STEPS = 14
 COUNT = 301
 BUFFERS = 5
