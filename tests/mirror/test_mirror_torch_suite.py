@@ -21,7 +21,7 @@ ENOUGH = 30  # that pass, also when there is no time left
 
 def test_torch_suite(launch: Launcher) -> None:
     until = time.monotonic() + SECONDS
-    outcomes = []
+    outcomes: list[str] = []
     for name in torch_suite.test_names():
         if time.monotonic() > until and outcomes.count("passed") > ENOUGH:
             break
