@@ -24,7 +24,8 @@ TO_TEST := $(VENV)/.installed $(VENV)/.group-test
 TO_BENCH := $(VENV)/.installed $(VENV)/.group-bench
 endif
 
-.PHONY: help bench bench-calls bench-gpu bench-host test test-gpu test-torch-suite wheels abi sanitize lint format clean
+.PHONY: help check test test-all test-gpu test-torch-suite sanitize abi lint lint-fast format hooks \
+  bench bench-calls bench-gpu bench-host wheels clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -41,8 +42,15 @@ bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## tim
 bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl beside gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)
 
+check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt: under a minute
+	$(PY) -m pytest -q -m "not gpu" @tests/quick.txt $(PYTEST_ARGS)
+
 test: $(TO_TEST) ## run the tests that need no GPU
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-all: $(TO_TEST) ## all tests without a GPU: more seeds, callgrind, PyTorch's suite, sanitizers
+	PYNCCL_TEST_FULL=1 $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(MAKE) test-torch-suite sanitize
 
 test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
 	$(PY) -m tests.report.run $(ARGS)
@@ -53,18 +61,23 @@ test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests 
 wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
 	$(PYTHON) -m tools.wheels --python $(FOR_PYTHON) --out $(WHEELS)
 
-abi: $(VENV)/.group-abi ## hold csrc/abi against real nccl.h files and libraries
+abi: $(VENV)/.group-abi ## check csrc/abi against real nccl.h files and libraries
 	$(PY) -m tests.abi.run --cache $(VENV)/abi
 
 sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer and AddressSanitizer
 	$(PY) -m tests.stress.run
 
-lint: $(VENV)/.installed $(VENV)/.group-lint $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
+lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
+	$(VENV)/bin/mypy
+	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/package/stubtest_allowlist.txt
+
+lint-fast: $(VENV)/.group-lint ## check style
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
-	$(VENV)/bin/mypy
-	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/package/stubtest_allowlist.txt
+
+hooks: $(VENV)/.group-lint ## have git run the linters before each commit
+	$(VENV)/bin/pre-commit install
 
 format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/ruff format .

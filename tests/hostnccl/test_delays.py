@@ -25,8 +25,9 @@ from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.record import Call, OperationRecord
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
-SEEDS = 200
+SEEDS = 200 if FULL else 60
 STEPS = 14
 COUNT = 301
 BUFFERS = 5

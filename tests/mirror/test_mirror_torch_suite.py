@@ -1,5 +1,5 @@
-"""Proves that PyTorch's own tests pass: those that are not excepted at two ranks, within a time;
-`make test-torch-suite` runs them at four as well.
+"""Proves that PyTorch's own tests pass: the first ones without an exception, at two ranks, as many
+as there is time for; `make test-torch-suite` runs all of them, at two and at four ranks.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ pytest.importorskip("expecttest", reason="torch.testing needs it")
 
 from tests.mirror import torch_suite
 
-SECONDS = 90
+SECONDS = 45
+ENOUGH = 30  # that pass, also when there is no time left
 
 
 def test_torch_suite(launch: Launcher) -> None:
     until = time.monotonic() + SECONDS
-    outcomes = []
+    outcomes: list[str] = []
     for name in torch_suite.test_names():
-        if time.monotonic() > until:
+        if time.monotonic() > until and outcomes.count("passed") > ENOUGH:
             break
         if torch_suite.reason_of_exception(name, 2):
             continue
         result = torch_suite.run(launch, name, 2, of_torch=False)
         assert result.outcome != "failed", f"{name}: {result.why}"
         outcomes.append(result.outcome)
-    assert outcomes.count("passed") > 30
+    assert outcomes.count("passed") > ENOUGH

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from benchmarks import callgrind
+from tests.support.tier import FULL
 
 # Instructions of one call, by Python version, as docs/performance.md explains them. A change that
 # makes calls cheaper lowers these figures; one that makes them more expensive for a reason raises
@@ -27,6 +28,7 @@ _RECORDED = {
 _ALLOWED = 1.15  # another build of the same Python or torch
 
 
+@pytest.mark.skipif(not FULL, reason="callgrind takes a minute: in `make test-all`")
 def test_instructions_of_calls() -> None:
     version = sys.version_info[:2]
     if version not in _RECORDED:
