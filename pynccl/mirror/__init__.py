@@ -9,3 +9,5 @@ The folders, each using only those before it:
 * api: the public functions on tensors and objects, which resolve the group and the ranks and call
   the group's operations; its module public has every public name, for ``pynccl.__getattr__``.
 """
+
+__all__: list[str] = []

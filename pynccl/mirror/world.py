@@ -196,7 +196,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
 
 def group_rank_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """The rank in a group from an argument (``src``) and its twin (``group_src``).
+    """The rank in a group that ``src`` (a global rank) or ``group_src`` (a group rank) names.
 
     Raises:
         ValueError: both or neither is given, or the group has no such rank.

@@ -30,7 +30,7 @@ void Hooks::remove(std::size_t number) {
                                   [&](const auto& hook) { return hook->number == number; });
   if (found == hooks_.end()) return;
   const std::shared_ptr<Hook> removed =
-      *found;  // its destruction may run code that comes back here
+      *found;  // its destruction may run code that calls add or remove
   hooks_.erase(found);
   any_ = !hooks_.empty();
 }

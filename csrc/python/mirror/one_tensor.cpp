@@ -12,14 +12,14 @@ namespace {
 
 using Kind = OperationKind;
 
-// What a collective takes besides a tensor, a group and async_op.
+// The parameters of a collective besides a tensor, a group and async_op.
 struct Takes {
   bool out = false;
   bool op = false;
   bool root = false;
 };
 
-// NCCL's operator for torch's: nullptr for SUM. False for one that is not among the five.
+// NCCL's operator for torch's: nullptr for SUM. False for an operator that is not among the five.
 bool find_operator(PyObject* given, PyObject*& op) {
   if (!given || given == classes.operators[0].first) [[likely]]
     return true;

@@ -1,4 +1,4 @@
-// P2POp, and batch_isend_irecv: a list of them as one NCCL group.
+// P2POp, and the fast function batch_isend_irecv: a list of P2POps as one NCCL group.
 #include <vector>
 
 #include "core/issue.h"
@@ -49,7 +49,7 @@ Direction direction_of(PyObject* op) {
   return function ? function->spec().direction : Direction::kNone;
 }
 
-// Fills in the operation where its arguments are simple.
+// Fills in the fields; false where only Python's function can judge the arguments.
 bool fill(P2POp& made, const Parameters::Values& values) {
   static PyObject* const no_tag = PyLong_FromLong(0);
   const ProcessGroup* group = ProcessGroup::given(values[P2POp::kGroup]);
@@ -217,7 +217,7 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
   return true;
 }
 
-// The tensors of a batch in two lists: what is sent, and what receives.
+// The tensors of a batch in two lists: those to send, and those to receive into.
 std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchange) {
   const std::size_t size = exchange.operations.size();
   py::list sent(size - exchange.receives), received(exchange.receives);

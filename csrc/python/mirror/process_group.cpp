@@ -19,7 +19,7 @@ void Pair::connect(const py::object& to, const py::object& from) {
   comm_streams_ = {CommStreamRef(from), CommStreamRef(to)};
 }
 
-// Taken out first: the destruction of a CommStream may run code that comes back here.
+// Moved out first: the destruction of a CommStream may run code that calls this object.
 void Pair::disconnect() { const auto gone = std::exchange(comm_streams_, {}); }
 
 py::object Pair::comm_streams() const {

@@ -28,7 +28,7 @@ struct Work {
 
   CUstream current_stream() const;
 
-  // What NativeType needs.
+  // For Native<Work>.
   template <class F>
   void each(F&& f) {
     f(comm_stream_object), f(name), f(result), f(error);

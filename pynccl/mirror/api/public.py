@@ -26,6 +26,8 @@ from pynccl.mirror.lifecycle.shrink import *
 from pynccl.mirror.lifecycle.split import *
 from pynccl.mirror.world import *
 
+__all__ = ["names"]
+
 
 def names() -> dict[str, object]:
     """The public names of the mirror and their values.

@@ -13,7 +13,7 @@ from pynccl.mirror.base.errors import DistStoreError
 __all__ = ["broadcast_via_store"]
 
 _POLL = timedelta(milliseconds=200)  # between two calls of cancelled()
-_LEAST = timedelta(milliseconds=1)  # a store takes a shorter timeout for no limit
+_LEAST = timedelta(milliseconds=1)  # a store takes a shorter timeout as no limit
 
 
 def broadcast_via_store(

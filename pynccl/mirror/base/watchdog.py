@@ -15,7 +15,7 @@ from typing import Protocol
 
 __all__ = ["Watched", "watch"]
 
-_CHECKS = 8  # in the length of a timeout
+_CHECKS = 8  # per timeout
 
 
 class Watched(Protocol):

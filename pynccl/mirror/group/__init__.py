@@ -1,1 +1,3 @@
 """A process group: its communicators and streams, and the operations on it."""
+
+__all__: list[str] = []

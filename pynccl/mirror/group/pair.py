@@ -79,7 +79,7 @@ class Pair(_C.Pair):
             return DeferredWork(record.kind, made)
 
     def close(self) -> list[CommStream]:
-        """Give up the CommStreams, for the caller to close.
+        """Remove the CommStreams and return them, for the caller to close.
 
         A connection that is being made is waited for, so that the last sends arrive.
         """

@@ -1,1 +1,3 @@
 """How groups are made and destroyed."""
+
+__all__: list[str] = []

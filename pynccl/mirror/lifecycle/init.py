@@ -81,7 +81,7 @@ def init_process_group(
             rendezvous(init_method or "env://", rank, world_size, timeout=limit)
         )
         store.set_timeout(limit)
-    # Apart from torch.distributed, which may use the same store in the same process.
+    # torch.distributed may use the same store in the same process; the prefix keeps them apart.
     store = PrefixStore("pynccl", store)
     pg = ProcessGroup(
         store,
