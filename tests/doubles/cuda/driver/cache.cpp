@@ -42,7 +42,7 @@ void launch(Stream& stream, CUhostFn function, RangeRef range) {
 
 void poison_freed(void* data) {
   const std::unique_ptr<RangeRef> range(static_cast<RangeRef*>(data));
-  (*range)->generation.fetch_add(1);
+  (*range)->reached.fetch_add(1);
   poison(**range);
 }
 
@@ -66,6 +66,7 @@ void make_free(Block block) {
   Stream& stream = *block.stream;
   // A graph goes on using what its capture freed.
   if (capturing(stream)) return;
+  block.range->generation.fetch_add(1);
   launch(stream, poison_freed, block.range);
   block.users.clear();
   cache().free[&stream].push_front(std::move(block));

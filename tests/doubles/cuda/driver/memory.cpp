@@ -79,6 +79,7 @@ void poison(Range& range) { std::memset(range.base, kPoison, range.bytes); }
 
 void free_range(const RangeRef& range, const char* function) {
   range->generation.fetch_add(1);
+  range->reached.fetch_add(1);
   if (range->in_flight.load() == 0) return release(range);
   report_violation(std::string(function) + " of " + describe(*range) +
                    " that an operation in flight uses");
@@ -120,9 +121,14 @@ void Use::add(const void* address, size_t bytes) {
 
 void Use::end() {
   for (const Part& part : parts_) {
-    if (part.range->generation.load() != part.generation)
+    const uint64_t reached = part.range->reached.load();
+    if (reached > part.generation)
       report_violation(operation_ + " used " + describe(*part.range) +
                        " after it was freed: nothing ordered the free after the operation");
+    if (reached < part.generation)
+      report_violation(operation_ + " used " + describe(*part.range) +
+                       " before it was free: nothing ordered the operation after the work of the "
+                       "stream that it was allocated for");
   }
   cancel();
 }

@@ -1,7 +1,7 @@
 // Device memory: ranges of host memory that belong to a device, and the operations in flight that
-// use them. An operation must find the memory as it was when it was enqueued: each free gives a
-// range a new generation, in stream order, and an operation that ends in another generation than it
-// was enqueued in is a violation.
+// use them. Each free begins a new generation of a range: for the caller when it frees, for the
+// operations when the stream comes to the free. An operation that ends in another generation than
+// it was enqueued for is a violation.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,8 @@ struct Range {
   int device = 0;
   const char* origin = "";  // the function that allocates such memory
   std::function<void()> release;  // gives the memory back to where it came from
-  std::atomic<uint64_t> generation{0};
+  std::atomic<uint64_t> generation{0};  // for who enqueues
+  std::atomic<uint64_t> reached{0};     // by the streams
   std::atomic<int> in_flight{0};
   std::atomic<bool> freed{false};
   std::atomic<bool> released{false};
