@@ -35,6 +35,7 @@ def native() -> ctypes.PyDLL:
     loaded.cuda_double_storage.argtypes = [ctypes.c_int, ctypes.c_size_t]
     loaded.cuda_double_storage.restype = ctypes.py_object
     loaded.cuda_double_show_as_cpu.argtypes = [ctypes.py_object]
+    loaded.cuda_double_show_as_cuda.argtypes = [ctypes.py_object, ctypes.c_int]
     loaded.cuda_double_set_current_stream.argtypes = [ctypes.c_int, ctypes.c_uint64]
     loaded.cuda_double_set_current_stream.restype = None
     loaded.cuda_double_current_stream.argtypes = [ctypes.c_int]
@@ -91,7 +92,7 @@ class CudaTensor(torch.Tensor):
     def __cuda_array_interface__(self) -> dict[str, Any]:  # type: ignore[override]
         with _NO_DISPATCH():
             strides = tuple(s * self.element_size() for s in self.stride())
-        kind = torch.empty(0, dtype=self.dtype).numpy().dtype.str
+        kind = _blank(self.dtype).numpy().dtype.str
         return {
             "version": 2,
             "shape": tuple(self.shape),
@@ -102,6 +103,16 @@ class CudaTensor(torch.Tensor):
 
     def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
         return 2, self._ordinal
+
+    def __dlpack__(self, *, stream: int | None = None, **_: object) -> Any:  # noqa: ANN401
+        if stream not in (None, -1):  # what the consumer does there comes after the current stream
+            torch.cuda.ExternalStream(stream, self.device).wait_stream(
+                torch.cuda.current_stream(self.device)
+            )
+        with _NO_DISPATCH():
+            capsule = torch._C._to_dlpack(self.detach())
+        native().cuda_double_show_as_cuda(capsule, self._ordinal)
+        return capsule
 
     def cpu(self, *_: object, **__: object) -> torch.Tensor:  # type: ignore[override]
         synchronize(self._ordinal)
@@ -160,6 +171,10 @@ def _wrap(tensor: torch.Tensor, ordinal: int) -> CudaTensor:
     return made
 
 
+def _blank(dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device="cpu")
+
+
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, ordinal: int
 ) -> CudaTensor:
@@ -167,10 +182,9 @@ def empty_strided(
     with _NO_DISPATCH():
         last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         count = 0 if 0 in size else last + 1
-        itemsize = torch.empty(0, dtype=dtype).element_size()
-        capsule = native().cuda_double_storage(ordinal, max(count * itemsize, 1))
+        capsule = native().cuda_double_storage(ordinal, max(count * dtype.itemsize, 1))
         bytes_ = torch.utils.dlpack.from_dlpack(capsule)
-        flat = torch.empty(0, dtype=dtype).set_(bytes_.untyped_storage(), 0, size, stride)
+        flat = _blank(dtype).set_(bytes_.untyped_storage(), 0, size, stride)
     return _wrap(flat, ordinal)
 
 
@@ -253,11 +267,11 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     with _NO_DISPATCH():
         storage = tensor.untyped_storage()
         if not storage.nbytes():
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         place = tensor.storage_offset(), tensor.shape, tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype).set_(flat.untyped_storage(), *place)
+        return _blank(tensor.dtype).set_(flat.untyped_storage(), *place)
 
 
 def _tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401

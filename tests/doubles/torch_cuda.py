@@ -254,10 +254,17 @@ def _is_cuda(device: Any) -> bool:  # noqa: ANN401
     return device is not None and torch.device(device).type == "cuda"
 
 
+_COPIES = {"as_tensor", "asarray", "tensor"}  # of a tensor that they are given
+
+
 def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         device = kwargs.get("device")
+        if args and isinstance(args[0], CudaTensor) and function.__name__ in _COPIES:
+            device = args[0].device if device is None else torch.device(device)
+            copy = function.__name__ == "tensor"
+            return args[0].to(device, kwargs.get("dtype"), copy=copy)
         if device is None and _state.default is not None and _takes_default(function, args):
             device = _state.default
         if not _is_cuda(device):

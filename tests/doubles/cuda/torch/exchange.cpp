@@ -94,6 +94,14 @@ int cuda_double_show_as_cpu(PyObject* capsule) {
   return device;
 }
 
+// The other way round, for a capsule of a CPU tensor.
+int cuda_double_show_as_cuda(PyObject* capsule, int device) {
+  auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  if (managed == nullptr) return -1;
+  managed->dl_tensor.device = {kDLCUDA, device};
+  return 0;
+}
+
 void cuda_double_set_current_stream(int device, CUstream stream) {
   current_streams[static_cast<std::size_t>(device)] = stream;
 }
