@@ -7,6 +7,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +24,12 @@ from pynccl import nccl
 pytestmark = pytest.mark.violations
 
 SECONDS = 0.5
+_LOOK = """
+import ctypes, sys
+library, number = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
+assert library.ncclGetVersion(ctypes.byref(number)) == 0
+print(number.value, *(hasattr(library, name) for name in sys.argv[2:]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -34,12 +42,12 @@ SECONDS = 0.5
     ],
 )
 def test_versions(version: str, code: int, has: str, lacks: str) -> None:
-    loaded = ctypes.CDLL(str(build.nccl(library.folder(), version)))
-    number = ctypes.c_int()
-    assert loaded.ncclGetVersion(ctypes.byref(number)) == 0
-    assert number.value == code
-    assert hasattr(loaded, has)
-    assert not lacks or not hasattr(loaded, lacks)
+    path = str(build.nccl(library.folder(), version))
+    seen = subprocess.run(
+        [sys.executable, "-c", _LOOK, path, has, lacks or "ncclNothing"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert seen.stdout.split() == [str(code), "True", "False"]
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ def test_a_stream_of_another_device_is_refused(comm: nccl.Communicator) -> None:
     import torch
 
     stream = nccl.Stream("cuda", device=1)
-    with pytest.raises(nccl.NcclError, match="unhandled cuda error"):
+    with pytest.raises(nccl.NcclError, match="ncclAllReduce failed"):
         comm.all_reduce(torch.ones(4, device="cuda:0"), stream=stream)
 
 
@@ -200,10 +208,7 @@ def test_a_kernel_whose_peer_has_died_spins(launch: Launcher, tmp_path: Path) ->
 
 
 def test_abort_under_a_call_is_reported(no_violations: None) -> None:
-    ids = nccl.get_unique_id("cuda")
-    comms: list[nccl.Communicator] = []
     pair = nccl.Communicator.init_all([0, 1], provider="cuda")
-    del ids
     functions = ctypes.CDLL(str(build.nccl(library.folder(), os.environ["PYNCCL_DOUBLE"])))
     # Destroying waits for the graphs that have its operations: a call that lasts.
     import torch
@@ -229,4 +234,3 @@ def test_abort_under_a_call_is_reported(no_violations: None) -> None:
     assert not aborting.is_alive()
     assert "ncclCommAbort frees a communicator" in library.violations(clear=True)[0]
     pair[1].abort()
-    assert comms == []
