@@ -22,6 +22,7 @@ from doubles import library
 __all__ = ["CudaTensor", "adopt", "ordinal_of", "to_device"]
 
 _aten = torch.ops.aten
+plain_from_dlpack = torch.utils.dlpack.from_dlpack
 _NO_DISPATCH = torch._C._DisableTorchDispatch
 
 
@@ -183,7 +184,7 @@ def empty_strided(
         last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         count = 0 if 0 in size else last + 1
         capsule = native().cuda_double_storage(ordinal, max(count * dtype.itemsize, 1))
-        bytes_ = torch.utils.dlpack.from_dlpack(capsule)
+        bytes_ = plain_from_dlpack(capsule)
         flat = _blank(dtype).set_(bytes_.untyped_storage(), 0, size, stride)
     return _wrap(flat, ordinal)
 
@@ -202,7 +203,7 @@ def to_device(tensor: torch.Tensor, ordinal: int) -> CudaTensor:
 def adopt(capsule: Any) -> CudaTensor:  # noqa: ANN401
     """A tensor on the device memory that a DLPack capsule stands for."""
     ordinal = native().cuda_double_show_as_cpu(capsule)
-    return _wrap(torch.utils.dlpack.from_dlpack(capsule), ordinal)
+    return _wrap(plain_from_dlpack(capsule), ordinal)
 
 
 def _parse_to(

@@ -330,7 +330,7 @@ def _patch_default_device() -> None:
 
 
 def _patch_dlpack() -> None:
-    plain = torch.from_dlpack
+    plain = tensor.plain_from_dlpack
 
     def from_dlpack(ext_tensor: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
         if isinstance(ext_tensor, torch.Tensor) or not hasattr(ext_tensor, "__dlpack_device__"):
@@ -342,6 +342,7 @@ def _patch_dlpack() -> None:
         return tensor.adopt(ext_tensor.__dlpack__(stream=current or 1))
 
     torch.from_dlpack = from_dlpack
+    torch.utils.dlpack.from_dlpack = from_dlpack
 
 
 _STAND_INS: dict[str, Any] = {

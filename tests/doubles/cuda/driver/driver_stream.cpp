@@ -12,6 +12,12 @@ CUresult on_event(CUevent handle, Body&& body) {
   return event ? body(event->event) : CUDA_ERROR_INVALID_HANDLE;
 }
 
+// The engine's stream reports, once, that an operation of NCCL in it failed. On a GPU its kernel
+// ends when the communicator is aborted, and the stream has no error.
+CUresult without_failed_operations(CUresult result) {
+  return result == CUDA_ERROR_UNKNOWN ? CUDA_SUCCESS : result;
+}
+
 }  // namespace
 
 CUresult CtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
@@ -53,11 +59,15 @@ CUresult StreamDestroy(CUstream handle) {
 }
 
 CUresult StreamSynchronize(CUstream handle) {
-  return on_stream(handle, [](Stream& s) { return engine().StreamSynchronize(s.queue()); });
+  return on_stream(handle, [](Stream& s) {
+    return without_failed_operations(engine().StreamSynchronize(s.queue()));
+  });
 }
 
 CUresult StreamQuery(CUstream handle) {
-  return on_stream(handle, [](Stream& s) { return engine().StreamQuery(s.queue()); });
+  return on_stream(handle, [](Stream& s) {
+    return without_failed_operations(engine().StreamQuery(s.queue()));
+  });
 }
 
 // The event may be of another device.
