@@ -242,6 +242,17 @@ def _run(number: int) -> None:
         library.driver().library.cuda_double_report(text.encode())
 
 
+def is_capturing(ordinal: int) -> bool:
+    """Whether the current stream of a device is captured."""
+    stream = native().cuda_double_current_stream(ordinal)
+    if stream <= 1:
+        return False
+    status = ctypes.c_int()
+    with torch.cuda.device(ordinal):
+        library.driver()("cuStreamIsCapturing", stream, ctypes.byref(status))
+    return status.value != 0
+
+
 def launch(
     name: str, ordinal: int, tensors: Sequence[torch.Tensor], kernel: Callable[[], None]
 ) -> None:
@@ -249,7 +260,7 @@ def launch(
     stream = native().cuda_double_current_stream(ordinal)
     number = next(_numbers)
     _kernels[number] = kernel
-    if stream > 2 and torch.cuda.is_current_stream_capturing():
+    if is_capturing(ordinal):
         _repeated.add(number)
     used = [t for t in tensors if t.numel()]
     addresses = (ctypes.c_void_p * len(used))(*(t.untyped_storage().data_ptr() for t in used))

@@ -9,9 +9,10 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._device import _device_constructors
@@ -212,11 +213,7 @@ def stream(stream: Stream | None) -> Iterator[None]:
 
 
 def is_current_stream_capturing() -> bool:
-    status = ctypes.c_int()
-    current = current_stream()
-    with torch.cuda.device(current.device):
-        library.driver()("cuStreamIsCapturing", current.cuda_stream, ctypes.byref(status))
-    return status.value != 0
+    return tensor.is_capturing(current_device())
 
 
 class Future(torch.futures.Future):  # type: ignore[type-arg]
@@ -236,6 +233,67 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         for event, ordinal in zip(self._events, self._ordinals, strict=True):
             event.wait(current_stream(ordinal))
         return result
+
+
+# Graphs
+
+
+class CUDAGraph:
+    """A graph of what a stream was given in a capture; its memory is its own for good."""
+
+    _MODES: ClassVar[dict[str, int]] = {"global": 0, "thread_local": 1, "relaxed": 2}
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._stream: Stream | None = None
+        self._executable = 0
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        self._stream = current_stream()
+        mode = self._MODES[capture_error_mode]
+        library.driver()("cuStreamBeginCapture_v2", self._stream.cuda_stream, mode)
+
+    def capture_end(self) -> None:
+        assert self._stream is not None
+        graph, executable = ctypes.c_uint64(), ctypes.c_uint64()
+        library.driver()("cuStreamEndCapture", self._stream.cuda_stream, ctypes.byref(graph))
+        library.driver()(
+            "cuGraphInstantiateWithFlags", ctypes.byref(executable), graph.value, 0
+        )
+        library.driver()("cuGraphDestroy", graph.value)
+        self._executable = executable.value
+
+    def replay(self) -> None:
+        library.driver()("cuGraphLaunch", self._executable, current_stream().cuda_stream)
+
+    def reset(self) -> None:
+        executable, self._executable = self._executable, 0
+        if executable:
+            library.driver()("cuGraphExecDestroy", executable)
+
+    def pool(self) -> tuple[int, int]:
+        return 0, id(self)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.reset()
+
+
+@contextlib.contextmanager
+def graph(
+    cuda_graph: CUDAGraph,
+    pool: object = None,
+    stream: Stream | None = None,
+    capture_error_mode: str = "global",
+) -> Iterator[None]:
+    """Capture a block, as torch does it: on a side stream, after all work of the device."""
+    synchronize()
+    gc.collect()
+    with torch.cuda.stream(stream or Stream()):
+        cuda_graph.capture_begin(pool, capture_error_mode)
+        try:
+            yield
+        finally:
+            cuda_graph.capture_end()
 
 
 # Factories
@@ -346,6 +404,7 @@ def _patch_dlpack() -> None:
 
 
 _STAND_INS: dict[str, Any] = {
+    "CUDAGraph": CUDAGraph,
     "Event": Event,
     "ExternalStream": ExternalStream,
     "Stream": Stream,
@@ -357,6 +416,8 @@ _STAND_INS: dict[str, Any] = {
     "empty_cache": lambda: None,
     "get_device_capability": lambda device=None: (9, 0),
     "get_device_name": lambda device=None: "CUDA test double",
+    "graph": graph,
+    "graph_pool_handle": lambda: (0, 0),
     "init": lambda: None,
     "is_available": lambda: device_count() > 0,
     "is_current_stream_capturing": is_current_stream_capturing,

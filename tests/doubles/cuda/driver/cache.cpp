@@ -19,6 +19,7 @@ struct Block {
   StreamRef stream;
   std::vector<StreamRef> users;   // by cache_record_stream
   std::vector<CUevent> waited;    // the engine's; the users' work when it was freed
+  bool captured = false;          // allocated in a capture: its graph goes on using it
 };
 
 struct Cache {
@@ -64,8 +65,7 @@ void check_poison(void* data) {
 // Under the lock.
 void make_free(Block block) {
   Stream& stream = *block.stream;
-  // A graph goes on using what its capture freed.
-  if (capturing(stream)) return;
+  if (block.captured || capturing(stream)) return;
   block.range->generation.fetch_add(1);
   launch(stream, poison_freed, block.range);
   block.users.clear();
@@ -117,7 +117,7 @@ void* cache_allocate(int device, CUstream handle, size_t bytes) {
   range->bytes = rounded;
   poison(*range);
   void* const base = range->base;
-  cache().used[base] = {std::move(range), stream, {}, {}};
+  cache().used[base] = {std::move(range), stream, {}, {}, capturing(*stream)};
   return base;
 }
 

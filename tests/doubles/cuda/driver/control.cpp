@@ -30,6 +30,17 @@ void run_kernel(void* data) {
   kernel->use.end();
 }
 
+// A graph runs it again and again: it stays, and its memory is its owner's concern.
+struct CapturedKernel {
+  CUhostFn function;
+  void* data;
+};
+
+void run_captured(void* data) {
+  const auto* kernel = static_cast<CapturedKernel*>(data);
+  if (!stopped.load()) kernel->function(kernel->data);
+}
+
 // As a framework's guard: a thread that had no context keeps the device's.
 class DeviceScope {
  public:
@@ -84,8 +95,8 @@ int cuda_double_launch(int device, CUstream handle, const char* name, CUhostFn f
                        int buffers, void* const* addresses, const size_t* sizes) {
   const DeviceScope scope(device);
   return on_stream(handle, [&](Stream& stream) {
-    // A graph runs it again and again.
-    if (capturing(stream)) return engine().LaunchHostFunc(stream.queue(), function, data);
+    if (capturing(stream))
+      return engine().LaunchHostFunc(stream.queue(), run_captured, new CapturedKernel{function, data});
     auto kernel =
         std::make_unique<Kernel>(Kernel{function, data, {name, device}});
     for (int i = 0; i < buffers; ++i) kernel->use.add(addresses[i], sizes[i]);

@@ -1,11 +1,36 @@
 // Operations and groups.
 #include "nccl/calls.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 
 namespace cuda_double {
+namespace {
+
+// Whether a selection, as "ring,tree" or "^nvls", names algorithms of NCCL only.
+bool selects_algorithms(std::string_view selection) {
+  constexpr std::string_view kAlgorithms[] = {"ring", "tree",     "collnetdirect", "collnetchain",
+                                              "nvls", "nvlstree", "pat"};
+  if (selection.starts_with('^')) selection.remove_prefix(1);
+  while (!selection.empty()) {
+    const std::size_t comma = std::min(selection.find(','), selection.size());
+    const std::string_view name = selection.substr(0, comma);
+    if (std::none_of(std::begin(kAlgorithms), std::end(kAlgorithms), [&](std::string_view known) {
+          return known.size() == name.size() &&
+                 strncasecmp(known.data(), name.data(), name.size()) == 0;
+        }))
+      return false;
+    selection.remove_prefix(std::min(comma + 1, selection.size()));
+  }
+  return true;
+}
+
+}  // namespace
 
 ncclComm_t engine_handle(ncclComm_t handle) {
   const CommunicatorRef communicator = find_communicator(handle);
@@ -29,6 +54,9 @@ EngineConfig::EngineConfig(const ncclCollConfig_t* given) : given_(given) {
   if (given == nullptr) return;
   constexpr size_t kField = offsetof(ncclCollConfig_t, launchCompletionEvent);
   std::memcpy(static_cast<void*>(&copy_), given, std::min(given->size, sizeof copy_));
+  // The engine has other algorithms; which one runs makes no difference here.
+  if (copy_.algSelection != nullptr && selects_algorithms(copy_.algSelection))
+    copy_.algSelection = nullptr;
   if (given->size <= kField || copy_.launchCompletionEvent == nullptr) return;
   event_ = find_event(copy_.launchCompletionEvent);
   valid_ = event_ != nullptr;
