@@ -1,7 +1,7 @@
 """Stands in for the part of CuPy that pynccl's tests use: arrays over the double's device memory.
 
 An array is one of NumPy over that memory. Its operations are kernels in the order of the current
-stream; it has ``__cuda_array_interface__`` and nothing of DLPack, so that pynccl takes it as CuPy's.
+stream. It has ``__cuda_array_interface__`` and nothing of DLPack.
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ class MemoryPool:
         self._free: list[tuple[int, MemoryPointer]] = []
 
     def malloc(self, size: int) -> MemoryPointer:
-        for index, (bytes_, segment) in enumerate(self._free):
-            if bytes_ == size:
-                del self._free[index]
-                break
-        else:
+        found = next((kept for kept in self._free if kept[0] == size), None)
+        if found is None:
             segment = self._allocator(size)
+        else:
+            self._free.remove(found)
+            segment = found[1]
         back = lambda: self._free.append((size, segment))  # noqa: E731
         return MemoryPointer(segment.ptr, segment.device, back)
 
@@ -289,9 +289,7 @@ def full(shape: Any, value: Any, dtype: Any = float) -> ndarray:  # noqa: ANN401
 def _elementwise(function: np.ufunc) -> Callable[..., ndarray]:
     def call(a: ndarray, b: Any, out: ndarray) -> ndarray:  # noqa: ANN401
         source, target = a._host, out._host
-        _launch(
-            function.__name__, [a, out], lambda: _ignore(function(source, b, out=target))
-        )
+        _launch(function.__name__, [a, out], lambda: _ignore(function(source, b, out=target)))
         return out
 
     return call

@@ -1,9 +1,8 @@
 """A stand-in for torch's CUDA tensors: a subclass of torch.Tensor over the double's device memory.
 
-What is enqueued on a GPU is enqueued here: an operation on tensors gives its outcome's shape at once
-and is done as a kernel in the order of the current stream. Operations that change no memory (views)
-are done at once; those whose outcome the caller needs (item(), a comparison as a truth value, a copy
-to the host) wait for the stream.
+An operation returns at once with a tensor of the right shape; its work is a kernel in the order of
+the current stream, as on a GPU. Views are made at once. Operations whose result the caller needs
+(item(), a copy to the host, shapes that depend on values) wait for the stream.
 """
 
 from __future__ import annotations
@@ -157,9 +156,7 @@ class CudaTensor(torch.Tensor):
 
     def record_stream(self, stream: Any) -> None:  # type: ignore[override]  # noqa: ANN401
         base = self.untyped_storage().data_ptr()
-        library.driver().library.cuda_double_record_stream(
-            self._ordinal, base, stream.cuda_stream
-        )
+        library.driver().library.cuda_double_record_stream(self._ordinal, base, stream.cuda_stream)
 
 
 def _rebuild(cpu: torch.Tensor, ordinal: int) -> torch.Tensor:

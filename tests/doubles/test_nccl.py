@@ -79,9 +79,7 @@ def test_host_memory_is_reported(comm: nccl.Communicator, no_violations: None) -
     assert "not device memory" in text
 
 
-def test_memory_of_another_device_is_reported(
-    comm: nccl.Communicator, no_violations: None
-) -> None:
+def test_memory_of_another_device_is_reported(comm: nccl.Communicator, no_violations: None) -> None:
     import torch
 
     x = torch.ones(4, device="cuda:1")
@@ -100,9 +98,7 @@ def test_a_stream_of_another_device_is_refused(comm: nccl.Communicator) -> None:
         comm.all_reduce(torch.ones(4, device="cuda:0"), stream=stream)
 
 
-def test_freed_memory_in_flight_is_reported(
-    comm: nccl.Communicator, no_violations: None
-) -> None:
+def test_freed_memory_in_flight_is_reported(comm: nccl.Communicator, no_violations: None) -> None:
     stream = nccl.Stream("cuda", device=0)
     functions = ctypes.CDLL(str(build.nccl(library.folder(), "2.32")))
     address = ctypes.c_void_p()

@@ -256,9 +256,7 @@ class CUDAGraph:
         assert self._stream is not None
         graph, executable = ctypes.c_uint64(), ctypes.c_uint64()
         library.driver()("cuStreamEndCapture", self._stream.cuda_stream, ctypes.byref(graph))
-        library.driver()(
-            "cuGraphInstantiateWithFlags", ctypes.byref(executable), graph.value, 0
-        )
+        library.driver()("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph.value, 0)
         library.driver()("cuGraphDestroy", graph.value)
         self._executable = executable.value
 

@@ -17,15 +17,15 @@ constexpr size_t kMostWaste = 2;  // a block may be this many times as large as 
 struct Block {
   RangeRef range;
   StreamRef stream;
-  std::vector<StreamRef> users;   // by cache_record_stream
-  std::vector<CUevent> waited;    // the engine's; the users' work when it was freed
-  bool captured = false;          // allocated in a capture: its graph goes on using it
+  std::vector<StreamRef> users;  // by cache_record_stream
+  std::vector<CUevent> waited;   // the engine's; the users' work when it was freed
+  bool captured = false;         // allocated in a capture: its graph goes on using it
 };
 
 struct Cache {
   std::mutex mutex;
   std::map<void*, Block> used;
-  std::list<Block> waiting;                         // freed, but a user's work may not be done
+  std::list<Block> waiting;                        // freed, but a user's work may not be done
   std::map<const Stream*, std::list<Block>> free;  // the last that was freed first
 };
 
@@ -52,9 +52,8 @@ void check_poison(void* data) {
   const Range& range = **owned;
   const char* const begin = range.base;
   const char* const end = begin + range.bytes;
-  const char* const bad = std::find_if(begin, end, [](char byte) {
-    return static_cast<unsigned char>(byte) != kPoison;
-  });
+  const char* const bad = std::find_if(
+      begin, end, [](char byte) { return static_cast<unsigned char>(byte) != kPoison; });
   if (bad == end) return;
   report_violation("memory of device " + std::to_string(range.device) +
                    " was written after it was freed, at byte " + std::to_string(bad - begin) +

@@ -96,9 +96,9 @@ int cuda_double_launch(int device, CUstream handle, const char* name, CUhostFn f
   const DeviceScope scope(device);
   return on_stream(handle, [&](Stream& stream) {
     if (capturing(stream))
-      return engine().LaunchHostFunc(stream.queue(), run_captured, new CapturedKernel{function, data});
-    auto kernel =
-        std::make_unique<Kernel>(Kernel{function, data, {name, device}});
+      return engine().LaunchHostFunc(stream.queue(), run_captured,
+                                     new CapturedKernel{function, data});
+    auto kernel = std::make_unique<Kernel>(Kernel{function, data, {name, device}});
     for (int i = 0; i < buffers; ++i) kernel->use.add(addresses[i], sizes[i]);
     return engine().LaunchHostFunc(stream.queue(), run_kernel, kernel.release());
   });

@@ -9,7 +9,9 @@ namespace cuda_double::driver {
 #define FUNCTION(symbol, result, name, ...) result name(__VA_ARGS__);
 #include "abi/c_params.inc"
 #include "abi/driver_functions.inc"
+
 #include "driver/more_functions.inc"
+
 #include "abi/undef.inc"
 
 }  // namespace cuda_double::driver

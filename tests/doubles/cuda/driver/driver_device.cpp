@@ -29,7 +29,8 @@ CUresult DriverGetVersion(int* version) {
 }
 
 CUresult GetErrorName(CUresult error, const char** text) {
-  if (error == CUDA_ERROR_INVALID_CONTEXT) return *text = "CUDA_ERROR_INVALID_CONTEXT", CUDA_SUCCESS;
+  if (error == CUDA_ERROR_INVALID_CONTEXT)
+    return *text = "CUDA_ERROR_INVALID_CONTEXT", CUDA_SUCCESS;
   if (error == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     return *text = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", CUDA_SUCCESS;
   return engine().GetErrorName(error, text);

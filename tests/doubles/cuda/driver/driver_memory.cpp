@@ -62,8 +62,11 @@ CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream ha
     if (dst == 0 || src == 0) return CUDA_ERROR_INVALID_VALUE;
     // A graph copies again and again, and its memory is its owner's concern.
     if (capturing(s)) return engine().MemcpyAsync(dst, src, bytes, s.queue());
-    auto copy = std::make_unique<Copy>(Copy{pointer(dst), pointer(src), bytes,
-                                            {"cuMemcpyAsync", device_of(s, pointer(dst), pointer(src))}});
+    auto copy =
+        std::make_unique<Copy>(Copy{pointer(dst),
+                                    pointer(src),
+                                    bytes,
+                                    {"cuMemcpyAsync", device_of(s, pointer(dst), pointer(src))}});
     const RangeRef to = find_range(copy->to), from = find_range(copy->from);
     add_device_memory(copy->use, copy->to, bytes);
     if (!to || !from || to->device == from->device) add_device_memory(copy->use, copy->from, bytes);

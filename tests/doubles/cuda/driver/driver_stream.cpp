@@ -65,9 +65,8 @@ CUresult StreamSynchronize(CUstream handle) {
 }
 
 CUresult StreamQuery(CUstream handle) {
-  return on_stream(handle, [](Stream& s) {
-    return without_failed_operations(engine().StreamQuery(s.queue()));
-  });
+  return on_stream(
+      handle, [](Stream& s) { return without_failed_operations(engine().StreamQuery(s.queue())); });
 }
 
 // The event may be of another device.

@@ -21,7 +21,7 @@ Engine load() {
   engine.handle = dlopen(engine_path().c_str(), RTLD_NOW | RTLD_LOCAL);
   const char* missing = engine.handle ? nullptr : dlerror();
   if (engine.handle) {
-#define FUNCTION(symbol, result, name, ...)                                                 \
+#define FUNCTION(symbol, result, name, ...)                                                  \
   engine.name = reinterpret_cast<decltype(engine.name)>(dlsym(engine.handle, "host" #name)); \
   if (!engine.name) missing = "no host" #name;
 #include "abi/c_params.inc"

@@ -94,8 +94,8 @@ RangeRef allocate(size_t bytes, int device, const char* origin) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > (size_t{1} << 46)) return nullptr;
   const size_t whole = (bytes + page - 1) / page * page;
-  void* base =
-      mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = mmap(nullptr, whole, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   return add_range(base, bytes, device, origin, [base, whole] { munmap(base, whole); });
 }

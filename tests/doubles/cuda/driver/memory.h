@@ -20,8 +20,8 @@ struct Range {
   char* base = nullptr;
   size_t bytes = 0;
   int device = 0;
-  const char* origin = "";  // the function that allocates such memory
-  std::function<void()> release;  // gives the memory back to where it came from
+  const char* origin = "";              // the function that allocates such memory
+  std::function<void()> release;        // gives the memory back to where it came from
   std::atomic<uint64_t> generation{0};  // for who enqueues
   std::atomic<uint64_t> reached{0};     // by the streams
   std::atomic<int> in_flight{0};

@@ -70,7 +70,7 @@ class Context {
 
   const int device_;
   std::atomic<int> retained_{0};
-  std::mutex mutex_;       // of the streams and their order
+  std::mutex mutex_;  // of the streams and their order
   StreamRef legacy_;
   uint64_t legacy_work_ = 0;
   std::set<Stream*> streams_;

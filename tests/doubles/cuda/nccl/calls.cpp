@@ -14,8 +14,8 @@ namespace {
 
 // Whether a selection, as "ring,tree" or "^nvls", names algorithms of NCCL only.
 bool selects_algorithms(std::string_view selection) {
-  constexpr std::string_view kAlgorithms[] = {"ring", "tree",     "collnetdirect", "collnetchain",
-                                              "nvls", "nvlstree", "pat"};
+  constexpr std::string_view kAlgorithms[] = {
+      "ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"};
   if (selection.starts_with('^')) selection.remove_prefix(1);
   while (!selection.empty()) {
     const std::size_t comma = std::min(selection.find(','), selection.size());

@@ -83,7 +83,7 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
 template <class T, class... All>
 T first_of(T otherwise, const All&... all) {
   bool found = false;
-  const auto look = [&](const auto& value) {
+  [[maybe_unused]] const auto look = [&](const auto& value) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, T>) {
       if (!found) otherwise = value;
       found = true;
@@ -146,9 +146,9 @@ struct Call<Entry> {
   }
 };
 
-#define DOUBLE_OWN_CALL(result, name, ...)            \
-  template <>                                         \
-  struct Call<&Table::name> {                         \
+#define DOUBLE_OWN_CALL(result, name, ...)                     \
+  template <>                                                  \
+  struct Call<&Table::name> {                                  \
     static result run(const char* __VA_OPT__(, ) __VA_ARGS__); \
   }
 

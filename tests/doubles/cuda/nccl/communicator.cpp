@@ -42,7 +42,8 @@ void Communicator::connect(int peer) {
 
 bool Communicator::failed() const {
   ncclResult_t error = ncclSuccess;
-  if (engine == nullptr || nccl().ncclCommGetAsyncError(engine, &error) != ncclSuccess) return false;
+  if (engine == nullptr || nccl().ncclCommGetAsyncError(engine, &error) != ncclSuccess)
+    return false;
   return error != ncclSuccess && error != ncclInProgress;
 }
 

@@ -19,9 +19,9 @@ struct Communicator {
   bool blocking = true;
   std::string key;  // the same on all ranks; empty where peers are not followed
   std::unique_ptr<Peers> peers;
-  int derived = 0;                 // communicators made of it, on each rank in the same order
-  std::atomic<int> calls{0};       // under way
-  std::atomic<int> graphs{0};      // that have its operations, with executables and launches
+  int derived = 0;             // communicators made of it, on each rank in the same order
+  std::atomic<int> calls{0};   // under way
+  std::atomic<int> graphs{0};  // that have its operations, with executables and launches
   std::atomic<bool> aborted{false};
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }

@@ -76,9 +76,8 @@ ncclResult_t Call<&Table::ncclGetVersion>::run(const char*, int* version) {
 
 ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, int nranks,
                                                  ncclUniqueId id, int rank) {
-  return create(comm, current_or_first().device(), true, text_of(id), [&](ncclComm_t* out) {
-    return nccl().ncclCommInitRank(out, nranks, id, rank);
-  });
+  return create(comm, current_or_first().device(), true, text_of(id),
+                [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, nranks, id, rank); });
 }
 
 ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* comm, int nranks,
@@ -229,9 +228,8 @@ ncclResult_t Call<&Table::ncclMemAlloc>::run(const char*, void** ptr, size_t siz
   const ncclResult_t result = nccl().ncclMemAlloc(ptr, size);
   if (result != ncclSuccess) return result;
   void* const memory = *ptr;
-  add_range(memory, size ? size : 1, device, "ncclMemAlloc", [memory] {
-    nccl().ncclMemFree(memory);
-  });
+  add_range(memory, size ? size : 1, device, "ncclMemAlloc",
+            [memory] { nccl().ncclMemFree(memory); });
   return ncclSuccess;
 }
 

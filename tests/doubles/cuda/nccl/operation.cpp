@@ -18,12 +18,12 @@ struct Blocks {
 };
 
 constexpr Blocks kBlocks[] = {
-    {"ncclAllReduce", false, false, false, false}, {"ncclReduce", false, false, false, true},
-    {"ncclBroadcast", false, false, true, false},  {"ncclBcast", false, false, true, false},
+    {"ncclAllReduce", false, false, false, false},    {"ncclReduce", false, false, false, true},
+    {"ncclBroadcast", false, false, true, false},     {"ncclBcast", false, false, true, false},
     {"ncclReduceScatter", true, false, false, false}, {"ncclAllGather", false, true, false, false},
-    {"ncclAlltoAll", true, true, false, false},    {"ncclGather", false, true, false, true},
-    {"ncclScatter", true, false, true, false},     {"ncclSend", false, false, false, false},
-    {"ncclRecv", false, false, false, false},      {"ncclPutSignal", false, false, false, false},
+    {"ncclAlltoAll", true, true, false, false},       {"ncclGather", false, true, false, true},
+    {"ncclScatter", true, false, true, false},        {"ncclSend", false, false, false, false},
+    {"ncclRecv", false, false, false, false},         {"ncclPutSignal", false, false, false, false},
 };
 
 constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclDataType_t
@@ -64,9 +64,8 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
   communicator_->connect(message ? arguments.peer : -1);
   if (capturing(*stream_)) {
     communicator_->graphs.fetch_add(1);
-    hold_in_capture(*stream_, Hold(nullptr, [held = communicator_](void*) {
-                      held->graphs.fetch_sub(1);
-                    }));
+    hold_in_capture(*stream_,
+                    Hold(nullptr, [held = communicator_](void*) { held->graphs.fetch_sub(1); }));
     return;
   }
   use_ = std::make_unique<Use>(std::string(name), communicator_->device);

@@ -22,8 +22,8 @@ inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
 inline constexpr Rule kRefuseMixedGroups{"NCCL_DOUBLE_REFUSE_MIXED_GROUPS", true};
 // A kernel whose peer has died spins until the communicator is aborted, and NCCL does not notice.
 inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
-// Two ranks on one GPU are refused, unless NCCL_MULTI_RANK_GPU_ENABLE (from 2.30) or NCCL_HOSTID
-// says otherwise.
+// ncclCommInitAll refuses two ranks on one GPU, unless NCCL_MULTI_RANK_GPU_ENABLE is set. Ranks of
+// several processes on one GPU are not refused.
 inline constexpr Rule kRefuseSharedGpus{"NCCL_DOUBLE_REFUSE_SHARED_GPUS", true};
 
 bool holds(const Rule& rule);

@@ -53,8 +53,8 @@ extern "C" {
 
 // The exchange API of the stand-in, over torch's own.
 PyObject* cuda_double_exchange_api(PyObject* capsule) {
-  of_torch = static_cast<const DLPackExchangeAPI*>(
-      PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  of_torch =
+      static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (of_torch == nullptr) return nullptr;
   api = *of_torch;
   api.header.prev_api = nullptr;
