@@ -191,7 +191,7 @@ def to_device(tensor: torch.Tensor, ordinal: int) -> CudaTensor:
     if isinstance(tensor, CudaTensor) and tensor._ordinal == ordinal:
         return tensor
     with _NO_DISPATCH():
-        like = torch.empty_like(tensor.detach(), device="meta")
+        like = torch.empty_like(tensor.detach(), device="cpu")
     made = empty_strided(like.size(), like.stride(), like.dtype, ordinal)
     made.copy_(tensor.detach())
     return made.requires_grad_() if tensor.requires_grad else made
@@ -385,11 +385,34 @@ def _cuda(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
 
 
-def _to_meta(value: Any) -> Any:  # noqa: ANN401
+def _zeros(value: Any, *, single: bool) -> Any:  # noqa: ANN401
+    """For a tensor one of the same shape, or of one element in as many dimensions."""
     if not isinstance(value, torch.Tensor) or not (isinstance(value, CudaTensor) or value.dim()):
         return value
     with _NO_DISPATCH():
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if single:
+            return torch.zeros((1,) * value.dim(), dtype=value.dtype, device="cpu")
+        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return like.zero_()
+
+
+def _shape_of_results(func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    """Tensors like those that an operation returns, by the operation on zeros.
+
+    torch's meta device would tell it too; loading what that needs takes seconds in each process.
+    """
+    single = torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1
+    zeros = functools.partial(_zeros, single=single)
+    done = func(*_tree_map(zeros, args), **_tree_map(zeros, kwargs))
+    if not single or not isinstance(done, torch.Tensor):
+        return done
+    tensors = [t for t in _tensors_in((args, kwargs)) if isinstance(t, CudaTensor) or t.dim()]
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    with _NO_DISPATCH():
+        like = next((t for t in tensors if t.shape == shape), None)
+        if like is not None:
+            return torch.empty_like(like, dtype=done.dtype, device="cpu")
+    return torch.empty(shape, dtype=done.dtype, device="cpu")
 
 
 def _functional(
@@ -399,11 +422,8 @@ def _functional(
     ordinal: int,
     tensors: Sequence[torch.Tensor],
 ) -> Any:  # noqa: ANN401
-    """New tensors: their shapes by torch's meta device, their contents by a kernel."""
-    try:
-        shapes = func(*_tree_map(_to_meta, args), **_tree_map(_to_meta, kwargs))
-    except (NotImplementedError, RuntimeError):
-        return _at_once(func, args, kwargs, ordinal)
+    """New tensors, whose contents a kernel computes."""
+    shapes = _shape_of_results(func, args, kwargs)
     made = _tree_map(lambda v: _allocate(v, ordinal), shapes)
     if "empty" in func.name():
         return made

@@ -4,6 +4,7 @@ mark gives, and a fix removes the mark.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,7 +30,11 @@ def known(item: int, text: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(reason=f"issue 10, item {item}: {text}", strict=True)
 
 
-def _destroyed_while_busy(dist: Any, rank: int, size: int) -> list[float]:
+def _destroyed_while_busy(
+    dist: Any,  # noqa: ANN401 - the module
+    rank: int,
+    size: int,
+) -> list[float]:
     import torch
 
     x = torch.full((4,), rank + 1.0)
@@ -48,7 +53,11 @@ def test_work_ends_before_its_group(launch: Launcher, tmp_path: Path) -> None:
     assert values == [[3.0] * 4] * 2
 
 
-def _work_of_a_group(dist: Any, rank: int, size: int) -> list[float]:
+def _work_of_a_group(
+    dist: Any,  # noqa: ANN401 - the module
+    rank: int,
+    size: int,
+) -> list[float]:
     import torch
 
     x = torch.full((4,), rank + 1.0)
@@ -79,8 +88,6 @@ def _freed_in_flight(rank: Rank) -> list[str]:
     torch.cuda.set_device(rank.device)
     x = memory.torch_empty(rank.comm, (4,), torch.float32)
     x.fill_(1)
-    y = x + 1  # torch loads what it needs
-    torch.cuda.synchronize()
     library.busy(0.3, 0, torch.cuda.current_device())
     y = x + 1
     del x
@@ -136,8 +143,13 @@ def test_collectives_go_on_after_a_failed_close(launch: Launcher, tmp_path: Path
 def _aborted_in_a_call(rank: Rank) -> list[str]:
     comm = rank.communicator()
     if rank.rank == 0:
-        thread = threading.Thread(target=lambda: pytest.raises(Exception, comm.split, 0))
-        thread.start()  # waits for the other rank, which never comes
+
+        def split() -> None:
+            with contextlib.suppress(nccl.NcclError):
+                comm.split(0)  # waits for the other rank, which never comes
+
+        thread = threading.Thread(target=split)
+        thread.start()
         time.sleep(0.3)
         comm.abort()
         thread.join(10)
