@@ -15,6 +15,7 @@ __all__ = [
     "driver",
     "folder",
     "record",
+    "slow",
     "violations",
 ]
 
@@ -190,3 +191,13 @@ def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
     result = driver().library.cuda_double_busy(device, stream, seconds)
     if result:
         raise RuntimeError(f"the stream cannot be kept busy: CUDA error {result}")
+
+
+@contextlib.contextmanager
+def slow(seconds: float) -> Iterator[None]:
+    """Make each kernel and each operation of NCCL in this process take so long at least."""
+    os.environ["CUDA_DOUBLE_KERNEL_SECONDS"] = str(seconds)
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_DOUBLE_KERNEL_SECONDS"]

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "driver/cache.h"
+#include "driver/duration.h"
 #include "driver/memory.h"
 #include "driver/stream.h"
 
@@ -26,6 +27,7 @@ std::atomic<bool> stopped{false};
 
 void run_kernel(void* data) {
   const std::unique_ptr<Kernel> kernel(static_cast<Kernel*>(data));
+  take_time();
   if (!stopped.load()) kernel->function(kernel->data);
   kernel->use.end();
 }

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <thread>
 
+#include "driver/duration.h"
 #include "driver/graph.h"
 #include "nccl/rules.h"
 
@@ -51,6 +52,7 @@ struct Finish {
     if (holds(kDeadPeersSpin))
       while (!communicator->aborted.load() && communicator->failed())
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    take_time();
     use->end();
   }
 };
