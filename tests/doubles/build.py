@@ -1,0 +1,81 @@
+"""Builds the double's libraries with CMake and Ninja, where the sources have changed."""
+
+from __future__ import annotations
+
+import fcntl
+import filecmp
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["VERSIONS", "BuildError", "build", "nccl"]
+
+VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.32": 23203}
+
+_SOURCES = Path(__file__).parent / "cuda"
+
+
+class BuildError(RuntimeError):
+    """The double cannot be built here."""
+
+
+def build(folder: Path) -> Path:
+    """Build into a folder, and return it.
+
+    Raises:
+        BuildError: there is no compiler, or it failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        configure = [
+            *("cmake", "-S", str(_SOURCES), "-B", str(folder), "-G", "Ninja"),
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DTORCH_INCLUDE={_torch_include()}",
+        ]
+        if launcher := shutil.which("ccache"):
+            configure.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
+        if not (folder / "build.ninja").exists():
+            _run(configure)
+        _run(["cmake", "--build", str(folder)])
+        _copy(_hostnccl(), folder / "libengine.so")
+    return folder
+
+
+def nccl(folder: Path, version: str) -> Path:
+    """The libnccl.so.2 of a version in the folder of a build."""
+    return folder / str(VERSIONS[version]) / "libnccl.so.2"
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise BuildError(f"{command[0]} is not installed") from error
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def _torch_include() -> str:
+    found = importlib.util.find_spec("torch")
+    return str(Path(found.origin).parent / "include") if found and found.origin else ""
+
+
+def _hostnccl() -> Path:
+    if given := os.environ.get("PYNCCL_HOSTNCCL_LIBRARY"):
+        return Path(given)
+    found = importlib.util.find_spec("pynccl")
+    if found is None or not found.origin:
+        raise BuildError("pynccl is not installed")
+    return Path(found.origin).parent / "lib" / "libhostnccl.so"
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Replace the file where it differs, without a moment in which there is none."""
+    if target.exists() and filecmp.cmp(source, target, shallow=False):
+        return
+    shutil.copyfile(source, target.with_suffix(".new"))
+    target.with_suffix(".new").replace(target)

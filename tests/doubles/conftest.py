@@ -1,0 +1,24 @@
+"""Tests of the double itself; they run where it is active (``-p doubles.plugin``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _active() -> None:
+    if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
+        pytest.skip("the CUDA double is not active: pass -p doubles.plugin")
+
+
+@pytest.fixture
+def no_violations() -> Iterator[None]:
+    """Begin with no reports of the process."""
+    from doubles import library
+
+    library.violations(clear=True)
+    yield
+    library.violations(clear=True)

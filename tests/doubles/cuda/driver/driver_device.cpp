@@ -1,0 +1,151 @@
+// Devices and contexts.
+#include <cstdio>
+#include <vector>
+
+#include "driver/driver.h"
+
+namespace cuda_double::driver {
+namespace {
+
+constexpr int kDriverVersion = 13000;
+constexpr size_t kTotalMemory = size_t{16} << 30;
+constexpr int kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76;  // CUdevice_attribute
+
+bool is_device(CUdevice device) { return device >= 0 && device < device_count(); }
+
+thread_local std::vector<Context*> pushed;
+
+}  // namespace
+
+CUresult Init(unsigned int flags) {
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return device_count() == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult DriverGetVersion(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = kDriverVersion;
+  return CUDA_SUCCESS;
+}
+
+CUresult GetErrorName(CUresult error, const char** text) {
+  if (error == CUDA_ERROR_INVALID_CONTEXT)
+    return *text = "CUDA_ERROR_INVALID_CONTEXT", CUDA_SUCCESS;
+  if (error == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    return *text = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", CUDA_SUCCESS;
+  return engine().GetErrorName(error, text);
+}
+
+CUresult GetErrorString(CUresult error, const char** text) {
+  if (error == CUDA_ERROR_INVALID_CONTEXT) return *text = "invalid device context", CUDA_SUCCESS;
+  if (error == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    return *text = "operation would make the legacy stream depend on a capturing blocking stream",
+           CUDA_SUCCESS;
+  return engine().GetErrorString(error, text);
+}
+
+CUresult DeviceGetCount(int* count) {
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *count = device_count();
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceGet(CUdevice* device, int ordinal) {
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceGetName(char* name, int len, CUdevice device) {
+  if (name == nullptr || len <= 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  std::snprintf(name, static_cast<size_t>(len), "CUDA test double");
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceTotalMem(size_t* bytes, CUdevice device) {
+  if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  *bytes = kTotalMemory;
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceGetAttribute(int* value, int attribute, CUdevice device) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  *value = attribute == kComputeCapabilityMajor ? 9 : 0;
+  if (attribute == kComputeCapabilityMinor) *value = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult DevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  context_of(device).retain();
+  *context = context_of(device).handle();
+  return CUDA_SUCCESS;
+}
+
+CUresult DevicePrimaryCtxRelease(CUdevice device) {
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  return context_of(device).release() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult DevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (flags != nullptr) *flags = 0;
+  if (active != nullptr) *active = context_of(device).active();
+  return CUDA_SUCCESS;
+}
+
+CUresult CtxGetCurrent(CUcontext* context) {
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *context = current() ? current()->handle() : nullptr;
+  return CUDA_SUCCESS;
+}
+
+CUresult CtxSetCurrent(CUcontext context) {
+  if (context == nullptr) return set_current(nullptr), CUDA_SUCCESS;
+  Context* found = find_context(context);
+  if (found == nullptr || !found->active()) return CUDA_ERROR_INVALID_CONTEXT;
+  set_current(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult CtxPushCurrent(CUcontext context) {
+  Context* const before = current();
+  if (const CUresult result = CtxSetCurrent(context); result != CUDA_SUCCESS) return result;
+  pushed.push_back(before);
+  return CUDA_SUCCESS;
+}
+
+CUresult CtxPopCurrent(CUcontext* context) {
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context != nullptr) *context = current()->handle();
+  set_current(pushed.empty() ? nullptr : pushed.back());
+  if (!pushed.empty()) pushed.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult CtxGetDevice(CUdevice* device) {
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = current()->device();
+  return CUDA_SUCCESS;
+}
+
+CUresult CtxSynchronize() {
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  CUresult first = CUDA_SUCCESS;
+  for (const CUstream queue : current()->queues()) {
+    const CUresult result = engine().StreamSynchronize(queue);
+    // A stream may be destroyed meanwhile, with nothing left to wait for; CUDA_ERROR_UNKNOWN is an
+    // operation of NCCL that failed, as in StreamSynchronize.
+    const bool failed = result != CUDA_ERROR_INVALID_HANDLE && result != CUDA_ERROR_UNKNOWN;
+    if (first == CUDA_SUCCESS && failed) first = result;
+  }
+  return first;
+}
+
+}  // namespace cuda_double::driver

@@ -1,0 +1,142 @@
+// Captures and graphs.
+#include <map>
+
+#include "driver/driver.h"
+#include "driver/graph.h"
+
+namespace cuda_double {
+namespace {
+
+using Holds = std::vector<Hold>;
+
+std::mutex mutex;
+
+// By the capture's id; by the engine's handle of a graph or an executable.
+template <class Key>
+std::map<Key, Holds>& holds() {
+  static auto& all = *new std::map<Key, Holds>;
+  return all;
+}
+
+template <class Key>
+Holds take_holds(Key key) {
+  const std::lock_guard lock(mutex);
+  const auto found = holds<Key>().find(key);
+  if (found == holds<Key>().end()) return {};
+  Holds taken = std::move(found->second);
+  holds<Key>().erase(found);
+  return taken;
+}
+
+template <class Key>
+Holds get_holds(Key key) {
+  const std::lock_guard lock(mutex);
+  const auto found = holds<Key>().find(key);
+  return found == holds<Key>().end() ? Holds() : found->second;
+}
+
+template <class Key>
+void set_holds(Key key, Holds kept) {
+  const std::lock_guard lock(mutex);
+  if (!kept.empty()) holds<Key>()[key] = std::move(kept);
+}
+
+cuuint64_t capture_id(const Stream& stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  engine().StreamGetCaptureInfo(stream.queue(), &status, &id, nullptr, nullptr, nullptr);
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
+}
+
+}  // namespace
+
+bool hold_in_capture(const Stream& stream, Hold hold) {
+  const cuuint64_t id = capture_id(stream);
+  if (id == 0) return false;
+  const std::lock_guard lock(mutex);
+  holds<cuuint64_t>()[id].push_back(std::move(hold));
+  return true;
+}
+
+namespace driver {
+
+CUresult ThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  return engine().ThreadExchangeStreamCaptureMode(mode);
+}
+
+CUresult StreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
+  const auto [stream, result] = find_stream(handle);
+  if (!stream) return result;
+  if (stream->kind() == Stream::Kind::Legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return engine().StreamBeginCapture(stream->queue(), mode);
+}
+
+CUresult StreamEndCapture(CUstream handle, CUgraph* graph) {
+  const auto [stream, result] = find_stream(handle);
+  if (!stream) return result;
+  Holds kept = take_holds(capture_id(*stream));
+  const CUresult ended = engine().StreamEndCapture(stream->queue(), graph);
+  if (ended == CUDA_SUCCESS) set_holds(*graph, std::move(kept));
+  return ended;
+}
+
+// Asking the legacy stream is refused while a blocking stream is captured.
+CUresult StreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  const auto [stream, result] = find_stream(handle);
+  if (!stream) return result;
+  if (stream->kind() == Stream::Kind::Legacy) {
+    if (const CUresult refused = stream->before_work(); refused != CUDA_SUCCESS) return refused;
+  }
+  return engine().StreamIsCapturing(stream->queue(), status);
+}
+
+CUresult StreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id,
+                              CUgraph* graph, const CUgraphNode** dependencies,
+                              size_t* numDependencies) {
+  const auto [stream, result] = find_stream(handle);
+  if (!stream) return result;
+  if (stream->kind() == Stream::Kind::Legacy) {
+    if (const CUresult refused = stream->before_work(); refused != CUDA_SUCCESS) return refused;
+  }
+  return engine().StreamGetCaptureInfo(stream->queue(), status, id, graph, dependencies,
+                                       numDependencies);
+}
+
+CUresult GraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* numNodes) {
+  return engine().GraphGetNodes(graph, nodes, numNodes);
+}
+
+CUresult GraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const CUresult made = engine().GraphInstantiateWithFlags(exec, graph, flags);
+  if (made == CUDA_SUCCESS) set_holds(*exec, get_holds(graph));
+  return made;
+}
+
+CUresult GraphUpload(CUgraphExec exec, CUstream handle) {
+  return on_stream(handle, [&](Stream& s) { return engine().GraphUpload(exec, s.queue()); });
+}
+
+CUresult GraphLaunch(CUgraphExec exec, CUstream handle) {
+  return on_stream(handle, [&](Stream& s) {
+    const CUresult launched = engine().GraphLaunch(exec, s.queue());
+    if (Holds kept = get_holds(exec); launched == CUDA_SUCCESS && !kept.empty())
+      engine().LaunchHostFunc(
+          s.queue(), [](void* data) { delete static_cast<Holds*>(data); },
+          new Holds(std::move(kept)));
+    return launched;
+  });
+}
+
+CUresult GraphExecDestroy(CUgraphExec exec) {
+  const Holds released = take_holds(exec);
+  return engine().GraphExecDestroy(exec);
+}
+
+CUresult GraphDestroy(CUgraph graph) {
+  const Holds released = take_holds(graph);
+  return engine().GraphDestroy(graph);
+}
+
+}  // namespace driver
+}  // namespace cuda_double

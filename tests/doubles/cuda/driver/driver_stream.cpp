@@ -1,0 +1,127 @@
+// Streams and events.
+#include "driver/driver.h"
+
+namespace cuda_double::driver {
+namespace {
+
+// Asking an event or waiting for it: of any device, but with a context.
+template <class Body>
+CUresult on_event(CUevent handle, Body&& body) {
+  if (strict() && current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const EventRef event = find_event(handle);
+  return event ? body(event->event) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+// The engine's stream reports, once, that an operation of NCCL in it failed. On a GPU its kernel
+// ends when the communicator is aborted, and the stream has no error.
+CUresult without_failed_operations(CUresult result) {
+  return result == CUDA_ERROR_UNKNOWN ? CUDA_SUCCESS : result;
+}
+
+}  // namespace
+
+CUresult CtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  return engine().CtxGetStreamPriorityRange(leastPriority, greatestPriority);
+}
+
+CUresult StreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  if (stream == nullptr || (flags & ~CU_STREAM_NON_BLOCKING) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const auto kind =
+      flags & CU_STREAM_NON_BLOCKING ? Stream::Kind::NonBlocking : Stream::Kind::Blocking;
+  const StreamRef made = current()->make_stream(kind, priority);
+  publish(made);
+  *stream = handle_of(*made);
+  return CUDA_SUCCESS;
+}
+
+CUresult StreamCreate(CUstream* stream, unsigned int flags) {
+  return StreamCreateWithPriority(stream, flags, 0);
+}
+
+CUresult StreamGetPriority(CUstream handle, int* priority) {
+  const auto [stream, result] = find_stream(handle);
+  return stream ? engine().StreamGetPriority(stream->queue(), priority) : result;
+}
+
+CUresult StreamGetCtx(CUstream handle, CUcontext* context) {
+  const auto [stream, result] = find_stream(handle);
+  if (!stream) return result;
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *context = stream->context().handle();
+  return CUDA_SUCCESS;
+}
+
+// Needs no context: the driver destroys what a thread without one gives back.
+CUresult StreamDestroy(CUstream handle) {
+  return withdraw(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult StreamSynchronize(CUstream handle) {
+  return on_stream(handle, [](Stream& s) {
+    return without_failed_operations(engine().StreamSynchronize(s.queue()));
+  });
+}
+
+CUresult StreamQuery(CUstream handle) {
+  return on_stream(
+      handle, [](Stream& s) { return without_failed_operations(engine().StreamQuery(s.queue())); });
+}
+
+// The event may be of another device.
+CUresult StreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
+  const EventRef waited = find_event(event);
+  if (!waited) return CUDA_ERROR_INVALID_HANDLE;
+  return on_stream(
+      handle, [&](Stream& s) { return engine().StreamWaitEvent(s.queue(), waited->event, flags); });
+}
+
+CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* userData) {
+  return on_stream(
+      handle, [&](Stream& s) { return engine().LaunchHostFunc(s.queue(), function, userData); });
+}
+
+CUresult EventCreate(CUevent* event, unsigned int flags) {
+  if (event == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  CUevent made = nullptr;
+  if (const CUresult result = engine().EventCreate(&made, flags); result != CUDA_SUCCESS)
+    return result;
+  *event = publish(EventRef(new Event{*current(), made}, [](Event* gone) {
+    engine().EventDestroy(gone->event);
+    delete gone;
+  }));
+  return CUDA_SUCCESS;
+}
+
+CUresult EventDestroy(CUevent event) {
+  return withdraw(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+// The stream must be of the event's device.
+CUresult EventRecord(CUevent handle, CUstream stream) {
+  const EventRef event = find_event(handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  return on_stream(stream, [&](Stream& s) {
+    if (&s.context() != &event->context) return CUDA_ERROR_INVALID_HANDLE;
+    return engine().EventRecord(event->event, s.queue());
+  });
+}
+
+CUresult EventQuery(CUevent event) {
+  return on_event(event, [](CUevent e) { return engine().EventQuery(e); });
+}
+
+CUresult EventSynchronize(CUevent event) {
+  return on_event(event, [](CUevent e) { return engine().EventSynchronize(e); });
+}
+
+CUresult EventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  if (strict() && current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const EventRef from = find_event(start), to = find_event(end);
+  if (!from || !to || &from->context != &to->context) return CUDA_ERROR_INVALID_HANDLE;
+  return engine().EventElapsedTime(milliseconds, from->event, to->event);
+}
+
+}  // namespace cuda_double::driver

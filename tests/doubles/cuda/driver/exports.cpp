@@ -1,0 +1,17 @@
+// The exported functions of libcuda.so.1, from the lists: each records its call and does what its
+// function in driver.h does.
+#include "driver/driver.h"
+#include "driver/record.h"
+#include "parameters.h"
+
+using namespace cuda_double;
+
+#define FUNCTION(symbol, result, name, ...)                                   \
+  extern "C" [[gnu::visibility("default")]] result symbol(                    \
+      __VA_OPT__(DOUBLE_EACH(DOUBLE_DECLARE, __VA_ARGS__))) {                 \
+    return recorded(#symbol, [&] {                                            \
+      return driver::name(__VA_OPT__(DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__))); \
+    } __VA_OPT__(, DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__)));                   \
+  }
+#include "abi/driver_functions.inc"
+#include "driver/more_functions.inc"

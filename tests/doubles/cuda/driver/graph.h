@@ -1,0 +1,14 @@
+// What graphs hold: NCCL keeps a communicator while a graph, an executable of it, or a launch in
+// flight has its operations.
+#pragma once
+
+#include "driver/stream.h"
+
+namespace cuda_double {
+
+using Hold = std::shared_ptr<void>;
+
+// Hold is kept by the graph that the stream is being captured into; false: it is not captured.
+bool hold_in_capture(const Stream& stream, Hold hold);
+
+}  // namespace cuda_double

@@ -1,0 +1,68 @@
+// Device memory: ranges of host memory that belong to a device, and the operations in flight that
+// use them. Each free begins a new generation of a range: for the caller when it frees, for the
+// operations when the stream comes to the free. An operation that ends in another generation than
+// it was enqueued for is a violation.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "types.h"
+
+namespace cuda_double {
+
+inline constexpr unsigned char kPoison = 0xDB;  // as float32: -1.2e17; as int32: negative
+
+struct Range {
+  char* base = nullptr;
+  size_t bytes = 0;
+  int device = 0;
+  const char* origin = "";              // the function that allocates such memory
+  std::function<void()> release;        // gives the memory back to where it came from
+  std::atomic<uint64_t> generation{0};  // for who enqueues
+  std::atomic<uint64_t> reached{0};     // by the streams
+  std::atomic<int> in_flight{0};
+  std::atomic<bool> freed{false};
+  std::atomic<bool> released{false};
+};
+using RangeRef = std::shared_ptr<Range>;
+
+RangeRef add_range(void* base, size_t bytes, int device, const char* origin,
+                   std::function<void()> release);
+RangeRef find_range(const void* address);  // null: it is not device memory
+RangeRef take_range(const void* base);     // out of the table; null: no range begins there
+
+void poison(Range& range);
+// Frees a range that is out of the table: at once, or, with a violation, when what uses it ends.
+void free_range(const RangeRef& range, const char* function);
+
+RangeRef allocate(size_t bytes, int device, const char* origin);
+
+// The memory that one enqueued operation uses.
+class Use {
+ public:
+  Use(std::string operation, int device);
+  // Null addresses and lengths of 0 are no use.
+  void add(const void* address, size_t bytes);
+  void end();     // reports what has changed since it was enqueued
+  void cancel();  // it was never enqueued
+
+ private:
+  struct Part {
+    RangeRef range;
+    uint64_t generation;
+  };
+  const std::string operation_;
+  const int device_;
+  std::vector<Part> parts_;
+};
+
+void report_violation(const std::string& text);
+size_t violation_count();
+std::string violation(size_t index);
+void clear_violations();
+
+}  // namespace cuda_double

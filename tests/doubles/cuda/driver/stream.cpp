@@ -1,0 +1,213 @@
+#include "driver/stream.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+
+namespace cuda_double {
+namespace {
+
+int number_of(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atoi(text) : otherwise;
+}
+
+template <class Object>
+struct Handles {
+  std::mutex mutex;
+  std::map<const void*, std::shared_ptr<Object>> objects;
+
+  void add(std::shared_ptr<Object> object) {
+    const std::lock_guard lock(mutex);
+    const void* handle = object.get();
+    objects[handle] = std::move(object);
+  }
+  std::shared_ptr<Object> find(const void* handle) {
+    const std::lock_guard lock(mutex);
+    const auto found = objects.find(handle);
+    return found == objects.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<Object> take(const void* handle) {
+    const std::lock_guard lock(mutex);
+    const auto found = objects.find(handle);
+    if (found == objects.end()) return nullptr;
+    auto object = std::move(found->second);
+    objects.erase(found);
+    return object;
+  }
+};
+
+Handles<Stream>& stream_handles() {
+  static auto& handles = *new Handles<Stream>;
+  return handles;
+}
+
+Handles<Event>& event_handles() {
+  static auto& handles = *new Handles<Event>;
+  return handles;
+}
+
+thread_local Context* current_context = nullptr;
+
+}  // namespace
+
+bool capturing(const Stream& stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  engine().StreamIsCapturing(stream.queue(), &status);
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+Stream::Stream(Context& context, Kind kind, int priority) : context_(context), kind_(kind) {
+  engine().StreamCreateWithPriority(&queue_, CU_STREAM_NON_BLOCKING, priority);
+  engine().EventCreate(&last_, CU_EVENT_DISABLE_TIMING);
+}
+
+Stream::~Stream() {
+  engine().StreamDestroy(queue_);
+  engine().EventDestroy(last_);
+}
+
+CUresult Stream::before_work() {
+  if (kind_ == Kind::NonBlocking) return CUDA_SUCCESS;
+  const std::lock_guard lock(context_.mutex_);
+  if (kind_ == Kind::Blocking) {
+    if (capturing(*this) || legacy_seen_ == context_.legacy_work_) return CUDA_SUCCESS;
+    legacy_seen_ = context_.legacy_work_;
+    return engine().StreamWaitEvent(queue_, context_.legacy_->last_, 0);
+  }
+  for (Stream* other : context_.streams_)
+    if (other->kind_ == Kind::Blocking && capturing(*other))
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  for (Stream* other : context_.streams_) {
+    if (other->kind_ != Kind::Blocking || !other->new_to_legacy_) continue;
+    other->new_to_legacy_ = false;
+    engine().EventRecord(other->last_, other->queue_);
+    engine().StreamWaitEvent(queue_, other->last_, 0);
+  }
+  return CUDA_SUCCESS;
+}
+
+void Stream::after_work() {
+  if (kind_ == Kind::NonBlocking) return;
+  const std::lock_guard lock(context_.mutex_);
+  if (kind_ == Kind::Blocking) {
+    new_to_legacy_ = !capturing(*this);
+    return;
+  }
+  engine().EventRecord(last_, queue_);
+  ++context_.legacy_work_;
+}
+
+bool Context::release() {
+  int before = retained_.load();
+  while (before > 0 && !retained_.compare_exchange_weak(before, before - 1)) {
+  }
+  return before > 0;
+}
+
+StreamRef Context::make_stream(Stream::Kind kind, int priority) {
+  // Removes itself from the context when the last reference goes.
+  StreamRef stream(new Stream(*this, kind, priority), [](Stream* gone) {
+    gone->context().remove(gone);
+    delete gone;
+  });
+  const std::lock_guard lock(mutex_);
+  streams_.insert(stream.get());
+  return stream;
+}
+
+StreamRef Context::legacy() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (legacy_) return legacy_;
+  }
+  StreamRef made = make_stream(Stream::Kind::Legacy, 0);
+  const std::lock_guard lock(mutex_);
+  if (!legacy_) {
+    legacy_ = made;
+    return made;
+  }
+  StreamRef first = legacy_;
+  streams_.erase(made.get());
+  return first;
+}
+
+StreamRef Context::per_thread() {
+  thread_local std::map<Context*, StreamRef> own;
+  StreamRef& stream = own[this];
+  if (!stream) stream = make_stream(Stream::Kind::Blocking, 0);
+  return stream;
+}
+
+void Context::remove(Stream* stream) {
+  const std::lock_guard lock(mutex_);
+  streams_.erase(stream);
+}
+
+std::vector<CUstream> Context::queues() {
+  const std::lock_guard lock(mutex_);
+  std::vector<CUstream> queues;
+  for (const Stream* stream : streams_) queues.push_back(stream->queue_);
+  return queues;
+}
+
+int device_count() {
+  static const int count = std::clamp(number_of("CUDA_DOUBLE_DEVICES", 8), 0, kMostDevices);
+  return count;
+}
+
+Context& context_of(int device) {
+  static auto& contexts = *new std::array<std::unique_ptr<Context>, kMostDevices>;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (int i = 0; i < kMostDevices; ++i) contexts[i] = std::make_unique<Context>(i);
+  });
+  return *contexts[static_cast<size_t>(device)];
+}
+
+Context* find_context(CUcontext handle) {
+  for (int device = 0; device < device_count(); ++device)
+    if (context_of(device).handle() == handle) return &context_of(device);
+  return nullptr;
+}
+
+Context* current() { return current_context; }
+
+void set_current(Context* context) { current_context = context; }
+
+bool strict() {
+  static const bool on = number_of("CUDA_DOUBLE_STRICT", 1) != 0;
+  return on;
+}
+
+Found find_stream(CUstream handle) {
+  const auto value = reinterpret_cast<uintptr_t>(handle);
+  Context* context = current();
+  if (context == nullptr && (strict() || value <= kStreamPerThread))
+    return {nullptr, CUDA_ERROR_INVALID_CONTEXT};
+  if (value == kStreamPerThread) return {context->per_thread()};
+  if (value <= kStreamLegacy) return {context->legacy()};
+  StreamRef stream = stream_handles().find(handle);
+  const CUresult result = stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  return {std::move(stream), result};
+}
+
+CUstream handle_of(const Stream& stream) {
+  return reinterpret_cast<CUstream>(const_cast<Stream*>(&stream));
+}
+
+void publish(const StreamRef& stream) { stream_handles().add(stream); }
+
+StreamRef withdraw(CUstream handle) { return stream_handles().take(handle); }
+
+EventRef find_event(CUevent handle) { return event_handles().find(handle); }
+
+CUevent publish(const EventRef& event) {
+  event_handles().add(event);
+  return reinterpret_cast<CUevent>(event.get());
+}
+
+EventRef withdraw(CUevent handle) { return event_handles().take(handle); }
+
+}  // namespace cuda_double

@@ -1,0 +1,118 @@
+// Contexts, streams and events of the double, each over a stream or an event of the engine. A
+// stream's handle is the address of its object; a handle that is not in the table is refused.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "driver/engine.h"
+
+namespace cuda_double {
+
+inline constexpr int kMostDevices = 16;
+
+class Context;
+
+// A queue with CUDA's implicit order: work on the legacy default stream comes after all work that
+// the context's blocking streams have, and before all that they get later.
+class Stream {
+ public:
+  enum class Kind { Legacy, Blocking, NonBlocking };
+
+  Stream(Context& context, Kind kind, int priority);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Context& context() const { return context_; }
+  Kind kind() const { return kind_; }
+  CUstream queue() const { return queue_; }  // the engine's
+
+  // Around whatever is enqueued or asked on queue().
+  CUresult before_work();
+  void after_work();
+
+ private:
+  friend class Context;
+
+  Context& context_;
+  const Kind kind_;
+  CUstream queue_ = nullptr;
+  CUevent last_ = nullptr;      // the engine's, to order this queue and the legacy one
+  uint64_t legacy_seen_ = 0;    // the legacy work that this queue comes after
+  bool new_to_legacy_ = false;  // has work that the legacy stream has not waited for
+};
+using StreamRef = std::shared_ptr<Stream>;
+
+// The primary context of a device.
+class Context {
+ public:
+  explicit Context(int device) : device_(device) {}
+
+  int device() const { return device_; }
+  CUcontext handle() { return reinterpret_cast<CUcontext>(this); }
+  bool active() const { return retained_.load() > 0; }
+  void retain() { retained_.fetch_add(1); }
+  bool release();
+
+  StreamRef legacy();
+  StreamRef per_thread();
+  StreamRef make_stream(Stream::Kind kind, int priority);
+  void remove(Stream* stream);
+  std::vector<CUstream> queues();  // the engine's, of all streams
+
+ private:
+  friend class Stream;
+
+  const int device_;
+  std::atomic<int> retained_{0};
+  std::mutex mutex_;  // of the streams and their order
+  StreamRef legacy_;
+  uint64_t legacy_work_ = 0;
+  std::set<Stream*> streams_;
+};
+
+struct Event {
+  Context& context;
+  CUevent event;  // the engine's
+};
+using EventRef = std::shared_ptr<Event>;
+
+int device_count();
+Context& context_of(int device);
+Context* find_context(CUcontext handle);  // null: it is not a context
+Context* current();                       // of this thread; null: it has none
+void set_current(Context* context);
+bool strict();  // calls that need a context fail without one
+
+// What a handle stands for; 0, 1 and 2 are the default streams of the current context.
+struct Found {
+  StreamRef stream;
+  CUresult result = CUDA_SUCCESS;
+};
+Found find_stream(CUstream handle);
+bool capturing(const Stream& stream);
+CUstream handle_of(const Stream& stream);
+void publish(const StreamRef& stream);
+StreamRef withdraw(CUstream handle);
+
+EventRef find_event(CUevent handle);
+CUevent publish(const EventRef& event);
+EventRef withdraw(CUevent handle);
+
+// Work for a stream: where work can be enqueued.
+template <class Body>
+CUresult on_stream(CUstream handle, Body&& body) {
+  const auto [stream, result] = find_stream(handle);
+  if (!stream) return result;
+  if (const CUresult refused = stream->before_work(); refused != CUDA_SUCCESS) return refused;
+  const CUresult done = body(*stream);
+  stream->after_work();
+  return done;
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,130 @@
+// Operations and groups.
+#include "nccl/calls.h"
+
+#include <strings.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <string_view>
+
+namespace cuda_double {
+namespace {
+
+// Whether a selection, as "ring,tree" or "^nvls", names algorithms of NCCL only.
+bool selects_algorithms(std::string_view selection) {
+  constexpr std::string_view kAlgorithms[] = {
+      "ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"};
+  if (selection.starts_with('^')) selection.remove_prefix(1);
+  while (!selection.empty()) {
+    const std::size_t comma = std::min(selection.find(','), selection.size());
+    const std::string_view name = selection.substr(0, comma);
+    if (std::none_of(std::begin(kAlgorithms), std::end(kAlgorithms), [&](std::string_view known) {
+          return known.size() == name.size() &&
+                 strncasecmp(known.data(), name.data(), name.size()) == 0;
+        }))
+      return false;
+    selection.remove_prefix(std::min(comma + 1, selection.size()));
+  }
+  return true;
+}
+
+}  // namespace
+
+ncclComm_t engine_handle(ncclComm_t handle) {
+  const CommunicatorRef communicator = find_communicator(handle);
+  return communicator ? communicator->engine : handle;
+}
+
+Context& current_or_first() {
+  if (current() == nullptr) {
+    context_of(0).retain();
+    set_current(&context_of(0));
+  }
+  return *current();
+}
+
+DeviceScope::DeviceScope(int device) : before_(&current_or_first()) {
+  if (!context_of(device).active()) context_of(device).retain();
+  set_current(&context_of(device));
+}
+
+EngineConfig::EngineConfig(const ncclCollConfig_t* given) : given_(given) {
+  if (given == nullptr) return;
+  constexpr size_t kField = offsetof(ncclCollConfig_t, launchCompletionEvent);
+  std::memcpy(static_cast<void*>(&copy_), given, std::min(given->size, sizeof copy_));
+  // The engine has other algorithms; which one runs makes no difference here.
+  if (copy_.algSelection != nullptr && selects_algorithms(copy_.algSelection))
+    copy_.algSelection = nullptr;
+  if (given->size <= kField || copy_.launchCompletionEvent == nullptr) return;
+  event_ = find_event(copy_.launchCompletionEvent);
+  valid_ = event_ != nullptr;
+  if (valid_) copy_.launchCompletionEvent = event_->event;
+}
+
+ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
+                             std::unique_ptr<Operation>& operation) {
+  const CommunicatorRef communicator = find_communicator(handle);
+  Group& group = Group::of_this_thread();
+  if (const ncclResult_t joined = group.join(communicator->blocking); joined != ncclSuccess)
+    return joined;
+  const Found found = find_stream(stream);
+  // A launch on a stream of another device fails.
+  if (!found.stream || found.stream->context().device() != communicator->device)
+    return ncclUnhandledCudaError;
+  operation = std::make_unique<Operation>(communicator, found.stream, arguments);
+  if (group.depth > 0) return ncclSuccess;
+  return found.stream->before_work() == CUDA_SUCCESS ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+void end_operation(std::unique_ptr<Operation> operation, ncclResult_t result) {
+  Group& group = Group::of_this_thread();
+  if (result != ncclSuccess && result != ncclInProgress) return operation->cancel();
+  if (group.depth > 0) {
+    operation->communicator()->calls.fetch_add(1);
+    group.communicators.push_back(operation->communicator());
+    group.operations.push_back(std::move(*operation));
+    return;
+  }
+  operation->finish();
+  operation->stream()->after_work();
+}
+
+ncclResult_t Call<&Table::ncclGroupStart>::run(const char*) {
+  const ncclResult_t result = nccl().ncclGroupStart();
+  if (result == ncclSuccess) ++Group::of_this_thread().depth;
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
+  Group& group = Group::of_this_thread();
+  if (group.depth != 1) {
+    const ncclResult_t result = nccl().ncclGroupEnd();
+    if (group.depth > 0) --group.depth;
+    return result;
+  }
+  std::vector<StreamRef> streams;
+  for (const Operation& operation : group.operations)
+    if (std::find(streams.begin(), streams.end(), operation.stream()) == streams.end())
+      streams.push_back(operation.stream());
+  for (const StreamRef& stream : streams) stream->before_work();
+  group.depth = 0;
+  const ncclResult_t result = nccl().ncclGroupEnd();
+  if (result == ncclSuccess || result == ncclInProgress) {
+    for (Operation& operation : group.operations) operation.finish();
+    group.operations.clear();
+  }
+  for (const StreamRef& stream : streams) stream->after_work();
+  group.clear();
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclGroupSimulateEnd>::run(const char*, ncclSimInfo_t* simInfo) {
+  Group& group = Group::of_this_thread();
+  const ncclResult_t result = nccl().ncclGroupSimulateEnd(simInfo);
+  if (group.depth > 0 && --group.depth == 0) group.clear();
+  return result;
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,180 @@
+// What the exported functions of libnccl.so.2 do: Call<entry> for each entry of the list. In
+// general a call goes to the engine with the engine's handles; the entries that rules concern have
+// their own.
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+
+#include "nccl/operation.h"
+
+namespace cuda_double {
+
+// A call under way on a communicator.
+class Inside {
+ public:
+  explicit Inside(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
+    if (communicator_) communicator_->calls.fetch_add(1);
+  }
+  ~Inside() {
+    if (communicator_) communicator_->calls.fetch_sub(1);
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  const CommunicatorRef communicator_;
+};
+
+// The engine's handle of a communicator; one that is unknown stays what it is, and is refused.
+ncclComm_t engine_handle(ncclComm_t handle);
+
+// The communicator's device is current for a scope, as NCCL makes it, and a thread without a
+// context has that of device 0 afterwards, as the CUDA runtime makes it.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope() { set_current(before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  Context* before_;
+};
+Context& current_or_first();
+
+// The events of a configuration are the double's; the engine gets its own.
+class EngineConfig {
+ public:
+  explicit EngineConfig(const ncclCollConfig_t* given);
+  const ncclCollConfig_t* get() const { return given_ ? &copy_ : nullptr; }
+  bool valid() const { return valid_; }
+
+ private:
+  const ncclCollConfig_t* given_;
+  ncclCollConfig_t copy_;
+  EventRef event_;
+  bool valid_ = true;
+};
+
+// Runs an operation: call takes the engine's communicator and stream.
+template <class EngineCall>
+ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
+                           EngineCall&& call);
+ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
+                             std::unique_ptr<Operation>& operation);
+void end_operation(std::unique_ptr<Operation> operation, ncclResult_t result);
+
+template <class EngineCall>
+ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
+                           EngineCall&& call) {
+  const CommunicatorRef communicator = find_communicator(handle);
+  if (!communicator) return call(handle, cudaStream_t());  // the engine refuses it
+  const Inside inside(communicator);
+  const DeviceScope scope(communicator->device);
+  std::unique_ptr<Operation> operation;
+  ncclResult_t result = begin_operation(arguments, handle, stream, operation);
+  if (result != ncclSuccess) return result;
+  result = call(communicator->engine, operation->stream()->queue());
+  end_operation(std::move(operation), result);
+  return result;
+}
+
+template <class T, class... All>
+T first_of(T otherwise, const All&... all) {
+  bool found = false;
+  [[maybe_unused]] const auto look = [&](const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, T>) {
+      if (!found) otherwise = value;
+      found = true;
+    }
+  };
+  (look(all), ...);
+  return otherwise;
+}
+
+template <class T>
+T translate(const T& value, ncclComm_t, cudaStream_t) {
+  return value;
+}
+inline ncclComm_t translate(ncclComm_t, ncclComm_t comm, cudaStream_t) { return comm; }
+inline cudaStream_t translate(cudaStream_t, ncclComm_t, cudaStream_t stream) { return stream; }
+
+template <class... All>
+Arguments arguments_of(const char* function, const All&... all) {
+  Arguments arguments;
+  arguments.function = function;
+  arguments.send = first_of<const void*>(nullptr, all...);
+  arguments.recv = first_of<void*>(nullptr, all...);
+  arguments.count = first_of<size_t>(0, all...);
+  arguments.dtype = first_of<ncclDataType_t>(ncclInt8, all...);
+  arguments.peer = first_of<int>(-1, all...);
+  return arguments;
+}
+
+template <class Result, class... All>
+Result forward(const char* function, Result (*entry)(All...), All... all) {
+  const auto handle = first_of<ncclComm_t>(nullptr, all...);
+  if constexpr ((std::is_same_v<All, cudaStream_t> || ...)) {
+    const EngineConfig config(first_of<const ncclCollConfig_t*>(nullptr, all...));
+    if (!config.valid()) return ncclInvalidArgument;
+    const auto engine_config = [&](const auto& value) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(value)>, const ncclCollConfig_t*>) {
+        return config.get();
+      } else {
+        return value;
+      }
+    };
+    return run_operation(arguments_of(function, all...), handle,
+                         first_of<cudaStream_t>(nullptr, all...),
+                         [&](ncclComm_t comm, cudaStream_t stream) {
+                           return entry(translate(engine_config(all), comm, stream)...);
+                         });
+  } else {
+    const Inside inside(find_communicator(handle));
+    return entry(translate(all, engine_handle(handle), nullptr)...);
+  }
+}
+
+template <auto Entry>
+struct Call;
+
+template <class Result, class... All, Result (*Table::*Entry)(All...)>
+struct Call<Entry> {
+  static Result run(const char* function, All... all) {
+    return forward<Result, All...>(function, nccl().*Entry, all...);
+  }
+};
+
+#define DOUBLE_OWN_CALL(result, name, ...)                     \
+  template <>                                                  \
+  struct Call<&Table::name> {                                  \
+    static result run(const char* __VA_OPT__(, ) __VA_ARGS__); \
+  }
+
+DOUBLE_OWN_CALL(ncclResult_t, ncclGetVersion, int*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommInitRank, ncclComm_t*, int, ncclUniqueId, int);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommInitRankConfig, ncclComm_t*, int, ncclUniqueId, int,
+                ncclConfig_t*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommInitRankScalable, ncclComm_t*, int, int, int, ncclUniqueId*,
+                ncclConfig_t*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommInitAll, ncclComm_t*, int, const int*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommSplit, ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommShrink, ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*,
+                int);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommGrow, ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*,
+                ncclConfig_t*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommFinalize, ncclComm_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommDestroy, ncclComm_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommAbort, ncclComm_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommGetAsyncError, ncclComm_t, ncclResult_t*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommCuDevice, ncclComm_t, int*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclMemAlloc, void**, size_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclMemFree, void*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclGroupStart);
+DOUBLE_OWN_CALL(ncclResult_t, ncclGroupEnd);
+DOUBLE_OWN_CALL(ncclResult_t, ncclGroupSimulateEnd, ncclSimInfo_t*);
+
+#undef DOUBLE_OWN_CALL
+
+}  // namespace cuda_double

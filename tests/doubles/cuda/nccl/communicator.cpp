@@ -1,0 +1,70 @@
+#include "nccl/communicator.h"
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "nccl/rules.h"
+
+namespace cuda_double {
+namespace {
+
+struct Communicators {
+  std::mutex mutex;
+  std::map<ncclComm_t, CommunicatorRef> open;
+};
+
+Communicators& communicators() {
+  static Communicators& all = *new Communicators;
+  return all;
+}
+
+}  // namespace
+
+bool holds(const Rule& rule) {
+  const char* text = std::getenv(rule.variable);
+  return text && *text ? std::atoi(text) != 0 : rule.otherwise;
+}
+
+void Communicator::learn() {
+  if (engine == nullptr || nranks != 0) return;
+  int count = 0;
+  if (nccl().ncclCommCount(engine, &count) != ncclSuccess) return;
+  nccl().ncclCommUserRank(engine, &rank);
+  nranks = count;
+  if (!key.empty() && holds(kWaitForPeers)) peers = std::make_unique<Peers>(key, nranks, rank);
+}
+
+void Communicator::connect(int peer) {
+  learn();
+  if (peers) peers->connect(peer);
+}
+
+bool Communicator::failed() const {
+  ncclResult_t error = ncclSuccess;
+  if (engine == nullptr || nccl().ncclCommGetAsyncError(engine, &error) != ncclSuccess)
+    return false;
+  return error != ncclSuccess && error != ncclInProgress;
+}
+
+CommunicatorRef find_communicator(ncclComm_t handle) {
+  const std::lock_guard lock(communicators().mutex);
+  const auto found = communicators().open.find(handle);
+  return found == communicators().open.end() ? nullptr : found->second;
+}
+
+void publish(const CommunicatorRef& communicator) {
+  const std::lock_guard lock(communicators().mutex);
+  communicators().open[communicator->handle()] = communicator;
+}
+
+CommunicatorRef withdraw(ncclComm_t handle) {
+  const std::lock_guard lock(communicators().mutex);
+  const auto found = communicators().open.find(handle);
+  if (found == communicators().open.end()) return nullptr;
+  CommunicatorRef communicator = std::move(found->second);
+  communicators().open.erase(found);
+  return communicator;
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,39 @@
+// A communicator of the double: the handle that callers have, over the engine's.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "driver/stream.h"
+#include "nccl/peers.h"
+#include "nccl/table.h"
+
+namespace cuda_double {
+
+struct Communicator {
+  ncclComm_t engine = nullptr;  // the engine writes it; null until then
+  int device = 0;
+  int rank = -1;
+  int nranks = 0;
+  bool blocking = true;
+  std::string key;  // the same on all ranks; empty where peers are not followed
+  std::unique_ptr<Peers> peers;
+  int derived = 0;             // communicators made of it, on each rank in the same order
+  std::atomic<int> calls{0};   // under way
+  std::atomic<int> graphs{0};  // that have its operations, with executables and launches
+  std::atomic<bool> aborted{false};
+
+  ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
+  // Its number and rank from the engine, once that knows them.
+  void learn();
+  void connect(int peer);
+  bool failed() const;  // has an asynchronous error, as the engine sees it
+};
+using CommunicatorRef = std::shared_ptr<Communicator>;
+
+CommunicatorRef find_communicator(ncclComm_t handle);  // null: it is not one
+void publish(const CommunicatorRef& communicator);
+CommunicatorRef withdraw(ncclComm_t handle);
+
+}  // namespace cuda_double

@@ -1,0 +1,16 @@
+// The exported functions of libnccl.so.2, from the list: each records its call and does what
+// calls.h says. The libraries of older versions export fewer of them.
+#include "driver/record.h"
+#include "nccl/calls.h"
+#include "parameters.h"
+
+using namespace cuda_double;
+
+#define FUNCTION(since, result, name, ...)                                                       \
+  extern "C" [[gnu::visibility("default")]] result name(                                         \
+      __VA_OPT__(DOUBLE_EACH(DOUBLE_DECLARE, __VA_ARGS__))) {                                    \
+    return recorded(#name, [&] {                                                                 \
+      return Call<&Table::name>::run(#name __VA_OPT__(, DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__))); \
+    } __VA_OPT__(, DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__)));                                      \
+  }
+#include "abi/nccl_functions.inc"

@@ -1,0 +1,244 @@
+// The life of communicators, and memory.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "nccl/calls.h"
+#include "nccl/rules.h"
+
+namespace cuda_double {
+namespace {
+
+std::string text_of(const ncclUniqueId& id) {
+  std::string text;
+  for (const char byte : id.internal) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[(byte >> 4) & 15];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+bool blocking_of(const ncclConfig_t* config, bool otherwise) {
+  if (config == nullptr || config->blocking == kUndefInt) return otherwise;
+  return config->blocking != 0;
+}
+
+// Creates a communicator: call takes where the engine puts its handle.
+template <class EngineCall>
+ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
+                    EngineCall&& call) {
+  if (out == nullptr) return ncclInvalidArgument;
+  *out = nullptr;
+  Group& group = Group::of_this_thread();
+  if (const ncclResult_t joined = group.join(blocking); joined != ncclSuccess) return joined;
+  const auto made = std::make_shared<Communicator>();
+  made->device = device;
+  made->blocking = blocking;
+  made->key = std::move(key);
+  publish(made);
+  const DeviceScope scope(device);
+  const ncclResult_t result = call(&made->engine);
+  if (result != ncclSuccess && result != ncclInProgress) {
+    withdraw(made->handle());
+    return result;
+  }
+  *out = made->handle();
+  group.creations.push_back({out, made});
+  if (group.depth == 0) group.settle_creations();
+  return result;
+}
+
+std::string derived_key(const CommunicatorRef& parent, const char* how, int number) {
+  if (!parent || parent->key.empty()) return {};
+  return parent->key + how + std::to_string(parent->derived++) + "." + std::to_string(number);
+}
+
+void wait_for_graphs(const Communicator& communicator) {
+  while (holds(kWaitForGraphs) && communicator.graphs.load() > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void wait_for_peers(Communicator& communicator) {
+  if (!communicator.peers) return;
+  communicator.peers->close();
+  if (holds(kWaitForPeers)) communicator.peers->wait();
+}
+
+}  // namespace
+
+ncclResult_t Call<&Table::ncclGetVersion>::run(const char*, int* version) {
+  if (version == nullptr) return ncclInvalidArgument;
+  *version = kNcclVersion;
+  return ncclSuccess;
+}
+
+ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, int nranks,
+                                                 ncclUniqueId id, int rank) {
+  return create(comm, current_or_first().device(), true, text_of(id),
+                [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, nranks, id, rank); });
+}
+
+ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* comm, int nranks,
+                                                       ncclUniqueId id, int rank,
+                                                       ncclConfig_t* config) {
+  return create(comm, current_or_first().device(), blocking_of(config, true), text_of(id),
+                [&](ncclComm_t* out) {
+                  return nccl().ncclCommInitRankConfig(out, nranks, id, rank, config);
+                });
+}
+
+ncclResult_t Call<&Table::ncclCommInitRankScalable>::run(const char*, ncclComm_t* comm, int nranks,
+                                                         int rank, int count, ncclUniqueId* ids,
+                                                         ncclConfig_t* config) {
+  const std::string key = ids && count > 0 ? text_of(*ids) : std::string();
+  return create(comm, current_or_first().device(), blocking_of(config, true), key,
+                [&](ncclComm_t* out) {
+                  return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, config);
+                });
+}
+
+ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, int count,
+                                                const int* devices) {
+  if (comms == nullptr || count < 1) return ncclInvalidArgument;
+  for (int i = 0; i < count; ++i) {
+    const int device = devices ? devices[i] : i;
+    if (device < 0 || device >= device_count()) return ncclUnhandledCudaError;
+    for (int j = 0; j < i && devices; ++j)
+      if (devices[j] == device && holds(kRefuseSharedGpus) &&
+          std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
+        return ncclInvalidUsage;
+  }
+  current_or_first();
+  std::vector<ncclComm_t> made(static_cast<size_t>(count));
+  Group& group = Group::of_this_thread();
+  if (group.depth > 0) return ncclInvalidUsage;
+  const ncclResult_t result = nccl().ncclCommInitAll(made.data(), count, nullptr);
+  for (int i = 0; i < count && result == ncclSuccess; ++i) {
+    const auto communicator = std::make_shared<Communicator>();
+    communicator->engine = made[static_cast<size_t>(i)];
+    communicator->device = devices ? devices[i] : i;
+    communicator->learn();
+    publish(communicator);
+    comms[i] = communicator->handle();
+  }
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int color, int key,
+                                              ncclComm_t* out, ncclConfig_t* config) {
+  const CommunicatorRef parent = find_communicator(comm);
+  const Inside inside(parent);
+  return create(out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
+                derived_key(parent, ":split", color), [&](ncclComm_t* made) {
+                  return nccl().ncclCommSplit(engine_handle(comm), color, key, made, config);
+                });
+}
+
+ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int* excluded,
+                                               int count, ncclComm_t* out, ncclConfig_t* config,
+                                               int flags) {
+  const CommunicatorRef parent = find_communicator(comm);
+  const Inside inside(parent);
+  return create(out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
+                derived_key(parent, ":shrink", count), [&](ncclComm_t* made) {
+                  return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, config,
+                                               flags);
+                });
+}
+
+// Its ranks are not followed: those that were there and those that come have no key in common.
+ncclResult_t Call<&Table::ncclCommGrow>::run(const char*, ncclComm_t comm, int nranks,
+                                             const ncclUniqueId* id, int rank, ncclComm_t* out,
+                                             ncclConfig_t* config) {
+  const CommunicatorRef parent = find_communicator(comm);
+  const Inside inside(parent);
+  const int device = parent ? parent->device : current_or_first().device();
+  return create(out, device, blocking_of(config, !parent || parent->blocking), {},
+                [&](ncclComm_t* made) {
+                  return nccl().ncclCommGrow(engine_handle(comm), nranks, id, rank, made, config);
+                });
+}
+
+ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  if (!communicator) return nccl().ncclCommFinalize(comm);
+  const Inside inside(communicator);
+  wait_for_graphs(*communicator);
+  const ncclResult_t result = nccl().ncclCommFinalize(communicator->engine);
+  const bool done = result == ncclSuccess || result == ncclInProgress;
+  if (done && communicator->peers) communicator->peers->close();
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  if (!communicator) return nccl().ncclCommDestroy(comm);
+  if (kNcclVersion >= 22400 && kNcclVersion < 23100 && holds(kDestroyInGroup) &&
+      communicator->failed()) {
+    ncclResult_t error = ncclSuccess;
+    nccl().ncclCommGetAsyncError(communicator->engine, &error);
+    Call<&Table::ncclGroupStart>::run("ncclGroupStart");
+    return error;
+  }
+  wait_for_graphs(*communicator);
+  wait_for_peers(*communicator);
+  const ncclResult_t result = nccl().ncclCommDestroy(communicator->engine);
+  if (result == ncclSuccess) {
+    communicator->aborted.store(true);
+    withdraw(comm);
+  }
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  if (!communicator) return nccl().ncclCommAbort(comm);
+  if (communicator->calls.load() > 0 && holds(kAbortFrees))
+    report_violation("ncclCommAbort frees a communicator that a call of another thread uses");
+  const ncclResult_t result = nccl().ncclCommAbort(communicator->engine);
+  if (result != ncclSuccess) return result;
+  communicator->aborted.store(true);
+  withdraw(comm);
+  wait_for_graphs(*communicator);
+  wait_for_peers(*communicator);
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t comm,
+                                                      ncclResult_t* error) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  const ncclResult_t result = nccl().ncclCommGetAsyncError(engine_handle(comm), error);
+  if (!communicator || result != ncclSuccess) return result;
+  if (*error == ncclSuccess) communicator->learn();
+  if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclCommCuDevice>::run(const char*, ncclComm_t comm, int* device) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  const ncclResult_t result = nccl().ncclCommCuDevice(engine_handle(comm), device);
+  if (result == ncclSuccess && communicator) *device = communicator->device;
+  return result;
+}
+
+ncclResult_t Call<&Table::ncclMemAlloc>::run(const char*, void** ptr, size_t size) {
+  const int device = current_or_first().device();
+  const ncclResult_t result = nccl().ncclMemAlloc(ptr, size);
+  if (result != ncclSuccess) return result;
+  void* const memory = *ptr;
+  add_range(memory, size ? size : 1, device, "ncclMemAlloc",
+            [memory] { nccl().ncclMemFree(memory); });
+  return ncclSuccess;
+}
+
+// Does not wait for what uses the memory.
+ncclResult_t Call<&Table::ncclMemFree>::run(const char*, void* ptr) {
+  const RangeRef range = ptr ? take_range(ptr) : nullptr;
+  if (!range) return nccl().ncclMemFree(ptr);
+  free_range(range, "ncclMemFree");
+  return ncclSuccess;
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,129 @@
+#include "nccl/operation.h"
+
+#include <chrono>
+#include <string_view>
+#include <thread>
+
+#include "driver/duration.h"
+#include "driver/graph.h"
+#include "nccl/rules.h"
+
+namespace cuda_double {
+namespace {
+
+// How many blocks of count elements a collective reads and writes: 1, or one for each rank, and
+// whether only the root does.
+struct Blocks {
+  std::string_view function;
+  bool send_all, recv_all, only_root_sends, only_root_receives;
+};
+
+constexpr Blocks kBlocks[] = {
+    {"ncclAllReduce", false, false, false, false},    {"ncclReduce", false, false, false, true},
+    {"ncclBroadcast", false, false, true, false},     {"ncclBcast", false, false, true, false},
+    {"ncclReduceScatter", true, false, false, false}, {"ncclAllGather", false, true, false, false},
+    {"ncclAlltoAll", true, true, false, false},       {"ncclGather", false, true, false, true},
+    {"ncclScatter", true, false, true, false},        {"ncclSend", false, false, false, false},
+    {"ncclRecv", false, false, false, false},         {"ncclPutSignal", false, false, false, false},
+};
+
+constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclDataType_t
+
+void add_buffers(Use& use, const Communicator& communicator, const Arguments& arguments) {
+  std::string_view name = arguments.function;
+  if (name.ends_with("Config")) name.remove_suffix(6);
+  for (const Blocks& blocks : kBlocks) {
+    if (blocks.function != name || arguments.dtype >= ncclNumTypes) continue;
+    const size_t block = arguments.count * kSizes[arguments.dtype];
+    const auto all = static_cast<size_t>(communicator.nranks);
+    const bool root = arguments.peer == communicator.rank;
+    if (root || !blocks.only_root_sends)
+      use.add(arguments.send, blocks.send_all ? all * block : block);
+    if (arguments.recv != arguments.send && (root || !blocks.only_root_receives))
+      use.add(arguments.recv, blocks.recv_all ? all * block : block);
+  }
+}
+
+struct Finish {
+  CommunicatorRef communicator;
+  std::unique_ptr<Use> use;
+
+  void run() {
+    if (holds(kDeadPeersSpin))
+      while (!communicator->aborted.load() && communicator->failed())
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    take_time();
+    use->end();
+  }
+};
+
+}  // namespace
+
+Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Arguments& arguments)
+    : communicator_(std::move(communicator)), stream_(std::move(stream)) {
+  const std::string_view name = arguments.function;
+  const bool message = name == "ncclSend" || name == "ncclRecv";
+  communicator_->connect(message ? arguments.peer : -1);
+  if (capturing(*stream_)) {
+    communicator_->graphs.fetch_add(1);
+    hold_in_capture(*stream_,
+                    Hold(nullptr, [held = communicator_](void*) { held->graphs.fetch_sub(1); }));
+    return;
+  }
+  use_ = std::make_unique<Use>(std::string(name), communicator_->device);
+  add_buffers(*use_, *communicator_, arguments);
+}
+
+void Operation::finish() {
+  if (!use_) return;
+  engine().LaunchHostFunc(
+      stream_->queue(),
+      [](void* data) {
+        const std::unique_ptr<Finish> finish(static_cast<Finish*>(data));
+        finish->run();
+      },
+      new Finish{communicator_, std::move(use_)});
+}
+
+void Operation::cancel() {
+  if (use_) use_->cancel();
+}
+
+Group& Group::of_this_thread() {
+  thread_local Group group;
+  return group;
+}
+
+ncclResult_t Group::join(bool comm_blocking) {
+  const int wanted = comm_blocking ? 1 : 0;
+  if (depth > 0 && blocking >= 0 && blocking != wanted && holds(kRefuseMixedGroups)) {
+    // The group has failed, for the engine too: a call without a communicator is a mistake there.
+    nccl().ncclAllReduce(nullptr, nullptr, 0, ncclInt8, ncclSum, nullptr, nullptr);
+    return ncclInvalidArgument;
+  }
+  if (depth > 0) blocking = wanted;
+  return ncclSuccess;
+}
+
+void Group::settle_creations() {
+  for (const Creation& creation : creations) {
+    if (creation.communicator->engine == nullptr) {
+      withdraw(creation.communicator->handle());
+      *creation.out = nullptr;
+    } else if (creation.communicator->blocking) {
+      creation.communicator->learn();
+    }
+  }
+  creations.clear();
+}
+
+void Group::clear() {
+  for (Operation& operation : operations) operation.cancel();
+  operations.clear();
+  for (const CommunicatorRef& communicator : communicators) communicator->calls.fetch_sub(1);
+  communicators.clear();
+  settle_creations();
+  blocking = -1;
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,60 @@
+// Operations on streams: from the caller's stream to the engine's, with what the double watches
+// around them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "driver/memory.h"
+#include "nccl/communicator.h"
+
+namespace cuda_double {
+
+// What an operation is called with.
+struct Arguments {
+  const char* function = "";
+  const void* send = nullptr;
+  void* recv = nullptr;
+  size_t count = 0;
+  ncclDataType_t dtype = ncclInt8;
+  int peer = -1;  // root or peer
+};
+
+// An operation that has its place on a stream. Begin before the engine's call, end after it.
+class Operation {
+ public:
+  Operation(CommunicatorRef communicator, StreamRef stream, const Arguments& arguments);
+
+  const CommunicatorRef& communicator() const { return communicator_; }
+  const StreamRef& stream() const { return stream_; }
+  // What is to run after the operation, on its stream: memory is checked, and the kernel of a dead
+  // peer spins.
+  void finish();
+  void cancel();
+
+ private:
+  CommunicatorRef communicator_;
+  StreamRef stream_;
+  std::unique_ptr<Use> use_;  // none in a capture
+};
+
+// The calling thread's group.
+struct Group {
+  int depth = 0;
+  int blocking = -1;  // of the communicators in it; -1: none yet
+  std::vector<Operation> operations;
+  std::vector<CommunicatorRef> communicators;  // in calls until the group ends
+
+  struct Creation {
+    ncclComm_t* out;
+    CommunicatorRef communicator;
+  };
+  std::vector<Creation> creations;
+
+  static Group& of_this_thread();
+  ncclResult_t join(bool comm_blocking);
+  void settle_creations();
+  void clear();
+};
+
+}  // namespace cuda_double

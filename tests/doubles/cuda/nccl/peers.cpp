@@ -1,0 +1,80 @@
+#include "nccl/peers.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+namespace cuda_double {
+namespace {
+
+std::string folder() {
+  const char* given = std::getenv("CUDA_DOUBLE_FOLDER");
+  return given && *given ? given : "/tmp";
+}
+
+// A process that is dead, or dead but not yet waited for, has no connections.
+bool alive(int pid) {
+  std::FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
+  if (file == nullptr) return false;
+  char state = 'Z';
+  const int read = std::fscanf(file, "%*d (%*[^)]) %c", &state);
+  std::fclose(file);
+  return read == 1 && state != 'Z' && state != 'X';
+}
+
+}  // namespace
+
+Peers::Peers(const std::string& key, int nranks, int rank)
+    : key_(key), nranks_(nranks), rank_(rank) {
+  char name[40];
+  std::snprintf(name, sizeof name, "/nccl-double-%016zx", std::hash<std::string>()(key));
+  path_ = folder() + name;
+  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (nranks + 2));
+  const int file = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
+    std::perror(path_.c_str());
+    std::abort();
+  }
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  ::close(file);
+  words_ = static_cast<std::atomic<int>*>(memory);
+  pid(rank).store(getpid());
+}
+
+Peers::~Peers() {
+  close();
+  bool last = true;
+  for (int peer = 0; peer < nranks_; ++peer) last = last && pid(peer).load() != 0 && !in_use(peer);
+  if (last) unlink(path_.c_str());
+  munmap(words_, bytes_);
+}
+
+void Peers::connect(int peer) {
+  for (int other = 0; other < nranks_; ++other)
+    if (peer < 0 || peer == other) connected(rank_, other).store(1);
+}
+
+void Peers::close() { closed(rank_).store(1); }
+
+bool Peers::in_use(int rank) const {
+  return closed(rank).load() == 0 && pid(rank).load() != 0 && alive(pid(rank).load());
+}
+
+void Peers::wait() const {
+  for (int own = 0; own < nranks_; ++own)
+    if (pid(own).load() == getpid() && closed(own).load() == 0) return;
+  for (int own = 0; own < nranks_; ++own) {
+    if (pid(own).load() != getpid()) continue;
+    for (int peer = 0; peer < nranks_; ++peer)
+      while (connected(peer, own).load() != 0 && in_use(peer))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,43 @@
+// Which ranks of a communicator have connected to which, and which are closed: a file that the
+// ranks' processes map.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+namespace cuda_double {
+
+class Peers {
+ public:
+  // Ranks that give the same key and size share it.
+  Peers(const std::string& key, int nranks, int rank);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  void connect(int peer);  // below 0: all
+  void close();            // this rank's connections
+  // Until no rank of another process that is alive is connected to this process's ranks. Returns at
+  // once while another rank of this process is not closed: the last one waits.
+  void wait() const;
+
+  const std::string& key() const { return key_; }
+
+ private:
+  std::atomic<int>& pid(int rank) const { return words_[rank]; }
+  std::atomic<int>& closed(int rank) const { return words_[nranks_ + rank]; }
+  std::atomic<int>& connected(int from, int to) const {
+    return words_[2 * nranks_ + from * nranks_ + to];
+  }
+  bool in_use(int rank) const;
+
+  const std::string key_;
+  const int nranks_;
+  const int rank_;
+  std::string path_;
+  std::atomic<int>* words_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace cuda_double

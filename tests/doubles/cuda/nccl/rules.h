@@ -1,0 +1,31 @@
+// NCCL's rules that the engine does not have. Each is an environment variable, read at each use: 0
+// turns the rule off, 1 on.
+#pragma once
+
+namespace cuda_double {
+
+struct Rule {
+  const char* variable;
+  bool otherwise;  // where the variable is not set
+};
+
+// ncclCommDestroy and ncclCommAbort wait for the local peers, in other processes, that have
+// connected to this rank: until they finalize, destroy or abort, or end.
+inline constexpr Rule kWaitForPeers{"NCCL_DOUBLE_WAIT_FOR_PEERS", true};
+// They wait for the graphs that have the communicator's operations, too.
+inline constexpr Rule kWaitForGraphs{"NCCL_DOUBLE_WAIT_FOR_GRAPHS", true};
+// From 2.24 to 2.30 ncclCommDestroy after an asynchronous error returns inside of a group.
+inline constexpr Rule kDestroyInGroup{"NCCL_DOUBLE_DESTROY_IN_GROUP", true};
+// ncclCommAbort frees the communicator, also under a call of another thread: a violation.
+inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
+// Blocking and non-blocking communicators in one group are refused.
+inline constexpr Rule kRefuseMixedGroups{"NCCL_DOUBLE_REFUSE_MIXED_GROUPS", true};
+// A kernel whose peer has died spins until the communicator is aborted, and NCCL does not notice.
+inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
+// ncclCommInitAll refuses two ranks on one GPU, unless NCCL_MULTI_RANK_GPU_ENABLE is set. Ranks of
+// several processes on one GPU are not refused.
+inline constexpr Rule kRefuseSharedGpus{"NCCL_DOUBLE_REFUSE_SHARED_GPUS", true};
+
+bool holds(const Rule& rule);
+
+}  // namespace cuda_double

@@ -1,0 +1,18 @@
+// The names that the double's files share: NCCL's and CUDA's own, and result codes that pynccl does
+// not need.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "abi/driver_types.h"
+#include "abi/nccl_types.h"
+
+namespace cuda_double {
+
+using namespace pynccl::abi;
+
+inline constexpr CUresult CUDA_ERROR_INVALID_CONTEXT = static_cast<CUresult>(201);
+inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = static_cast<CUresult>(906);
+
+}  // namespace cuda_double

@@ -1,0 +1,203 @@
+"""The double's libraries from Python: driver calls, the record of calls, violations, busy GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Call",
+    "busy",
+    "driver",
+    "folder",
+    "record",
+    "slow",
+    "violations",
+]
+
+_MOST_ARGUMENTS = 16
+_RUNNING = -1
+
+
+class _Call(ctypes.Structure):  # RecordedCall in cuda/driver/record.h
+    _fields_ = (
+        ("function", ctypes.c_char_p),
+        ("thread", ctypes.c_int64),
+        ("device", ctypes.c_int32),
+        ("result", ctypes.c_int32),
+        ("stream", ctypes.c_uint64),
+        ("event", ctypes.c_uint64),
+        ("comm", ctypes.c_uint64),
+        ("seconds", ctypes.c_double),
+        ("has_stream", ctypes.c_int32),
+        ("arguments", ctypes.c_int32),
+        ("argument", ctypes.c_uint64 * _MOST_ARGUMENTS),
+    )
+
+
+class Call(NamedTuple):
+    """A recorded call of the driver or of NCCL.
+
+    Attributes:
+        function: its name.
+        thread: the caller's thread, as the system numbers it.
+        device: the device of the thread's current context; None without one.
+        result: what it returned; None while it runs.
+        stream: the stream that it was given; None if it takes none.
+        event: the event, or 0.
+        comm: the communicator, or 0.
+        seconds: when it began, of a monotonic clock.
+        arguments: all, as integers; 0 for structs.
+    """
+
+    function: str
+    thread: int
+    device: int | None
+    result: int | None
+    stream: int | None
+    event: int
+    comm: int
+    seconds: float
+    arguments: tuple[int, ...]
+
+
+class Driver:
+    """libcuda.so.1: its functions, each raising where it fails."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def __call__(self, function: str, *arguments: Any) -> None:  # noqa: ANN401 - of ctypes
+        """Call a function; integers are passed as pointers or sizes are, see ctypes for others.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        passed = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
+        result = self.library[function](*passed)
+        if result:
+            name = ctypes.c_char_p()
+            self.library.cuGetErrorName(result, ctypes.byref(name))
+            text = name.value.decode() if name.value else str(result)
+            raise RuntimeError(f"{function} failed: {text}")
+
+    def query(self, function: str, handle: int) -> bool:
+        """Whether what a stream or an event stands for is done."""
+        not_ready = 600
+        result = self.library[function](ctypes.c_uint64(handle))
+        if result not in (0, not_ready):
+            raise RuntimeError(f"{function} failed: {result}")
+        return bool(result == 0)
+
+
+_loaded: Driver | None = None
+
+
+def folder() -> Path:
+    """Where the libraries are."""
+    return Path(os.environ["CUDA_DOUBLE_LIBRARIES"])
+
+
+def driver() -> Driver:
+    """libcuda.so.1, loaded: whoever asks the dynamic linker for that name gets it from here on."""
+    global _loaded  # noqa: PLW0603 - loaded once in a process
+    if _loaded is None:
+        library = ctypes.CDLL(str(folder() / "libcuda.so.1"))
+        library.cuda_double_calls.restype = ctypes.c_size_t
+        library.cuda_double_violations.restype = ctypes.c_size_t
+        library.cuda_double_violation.restype = ctypes.c_size_t
+        library.cuda_double_busy.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_double]
+        library.cuda_double_free.argtypes = [ctypes.c_void_p]
+        library.cuda_double_free.restype = None
+        library.cuda_double_allocate.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t]
+        library.cuda_double_allocate.restype = ctypes.c_void_p
+        library.cuda_double_record_stream.argtypes = [
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
+        ]
+        library.cuda_double_record_stream.restype = None
+        library.cuInit(0)
+        _loaded = Driver(library)
+    return _loaded
+
+
+class Record:
+    """The calls between the beginning and the end of record()."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def named(self, *functions: str) -> list[Call]:
+        """The calls of some functions."""
+        return [call for call in self.calls if call.function in functions]
+
+    def names(self) -> list[str]:
+        """The functions' names, in the order in which they were called."""
+        return [call.function for call in self.calls]
+
+    def read(self) -> None:
+        """Take the calls until now."""
+        library = driver().library
+        count = library.cuda_double_calls(None, ctypes.c_size_t(0))
+        calls = (_Call * count)()
+        count = min(count, library.cuda_double_calls(calls, ctypes.c_size_t(count)))
+        self.calls = [_read(call) for call in calls[:count]]
+
+
+def _read(call: _Call) -> Call:
+    return Call(
+        call.function.decode(),
+        call.thread,
+        None if call.device < 0 else call.device,
+        None if call.result == _RUNNING else call.result,
+        call.stream if call.has_stream else None,
+        call.event,
+        call.comm,
+        call.seconds,
+        tuple(call.argument[: call.arguments]),
+    )
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Record]:
+    """Record the calls of all threads, of the driver and of NCCL."""
+    library, made = driver().library, Record()
+    library.cuda_double_record(1)
+    try:
+        yield made
+    finally:
+        library.cuda_double_record(0)
+        made.read()
+
+
+def violations(*, clear: bool = False) -> list[str]:
+    """What has broken the rules of device memory in this process."""
+    library = driver().library
+    texts = []
+    for index in range(library.cuda_double_violations()):
+        text = ctypes.create_string_buffer(1024)
+        library.cuda_double_violation(ctypes.c_size_t(index), text, ctypes.c_size_t(len(text)))
+        texts.append(text.value.decode())
+    if clear:
+        library.cuda_double_clear_violations()
+    return texts
+
+
+def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
+    """Keep a stream of a device busy: what is enqueued on it later waits so long."""
+    result = driver().library.cuda_double_busy(device, stream, seconds)
+    if result:
+        raise RuntimeError(f"the stream cannot be kept busy: CUDA error {result}")
+
+
+@contextlib.contextmanager
+def slow(seconds: float) -> Iterator[None]:
+    """Make each kernel and each operation of NCCL in this process take so long at least."""
+    os.environ["CUDA_DOUBLE_KERNEL_SECONDS"] = str(seconds)
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_DOUBLE_KERNEL_SECONDS"]

@@ -1,0 +1,71 @@
+"""The double as a pytest plugin: ``-p doubles.plugin``, or its functions from a conftest.
+
+prepare() builds the libraries and sets the environment, in which every Python process activates
+the double (tests/doubles/site/sitecustomize.py).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles import activate, build
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+NEWEST = "2.32"
+
+
+def prepare(version: str = NEWEST) -> None:
+    """Make this process and those that it starts use the double.
+
+    Args:
+        version: of NCCL: 2.18, 2.24, 2.28 or 2.32.
+    """
+    folder = build.build(_ROOT / "build" / "cuda-double")
+    scratch = Path(tempfile.mkdtemp(prefix="cuda-double-"))
+    site = [str(_HERE / "site"), str(_HERE.parent), str(_ROOT)]
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in site]
+    os.environ.update(
+        PYNCCL_DOUBLE=version,
+        PYNCCL_NCCL_LIBRARY=str(build.nccl(folder, version)),
+        CUDA_DOUBLE_LIBRARIES=str(folder),
+        CUDA_DOUBLE_FOLDER=str(scratch),
+        CUDA_DOUBLE_REPORT=str(scratch / "violations"),
+        LD_LIBRARY_PATH=os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]),
+        PYTHONPATH=os.pathsep.join(site + paths),
+    )
+    activate.activate()
+
+
+def take_violations() -> list[str]:
+    """What any process has reported since the last call."""
+    report = Path(os.environ["CUDA_DOUBLE_REPORT"])
+    if not report.exists():
+        return []
+    lines = report.read_text().splitlines()
+    report.unlink()
+    return lines
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
+        prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
+    config.addinivalue_line(
+        "markers", "violations: a test of the double, which breaks rules and asks for the reports"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that broke the rules of device memory, in whatever process."""
+    take_violations()
+    result = yield
+    found = take_violations()
+    if found and item.get_closest_marker("violations") is None:
+        raise AssertionError("the CUDA double reports:\n" + "\n".join(found))
+    return result

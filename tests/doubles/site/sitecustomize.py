@@ -1,0 +1,8 @@
+"""Activates the CUDA double in every Python process that has this folder on its path."""
+
+import os
+
+if os.environ.get("CUDA_DOUBLE_LIBRARIES"):
+    from doubles import activate
+
+    activate.activate()

@@ -1,0 +1,178 @@
+"""Proves that the stand-ins for torch's CUDA tensors and CuPy's arrays behave as those do: order by
+streams, devices, memory that is used again, exchange formats, graphs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from doubles import library
+
+BUSY = 0.3  # seconds
+
+
+@pytest.fixture(autouse=True)
+def _device_0() -> Iterator[None]:
+    torch.cuda.set_device(0)
+    yield
+    torch.cuda.synchronize()
+
+
+def test_factories_and_devices() -> None:
+    for made in (
+        torch.ones(4, device="cuda"),
+        torch.tensor([1.0] * 4, device="cuda:0"),
+        torch.full((4,), 1.0, device=torch.device("cuda", 0)),
+        torch.ones(4).cuda(),
+        torch.ones(4).to("cuda"),
+        torch.empty(4, device="cuda").fill_(1),
+        torch.ones_like(torch.empty(4, device="cuda")),
+    ):
+        assert isinstance(made, torch.Tensor)
+        assert (made.device, made.is_cuda) == (torch.device("cuda", 0), True)
+        assert made.cpu().device.type == "cpu"
+        assert made.tolist() == [1.0] * 4
+    other = torch.ones(4, device="cuda:1")
+    assert other.device.index == 1
+    assert (other + 1).device.index == 1
+    with pytest.raises(RuntimeError, match="on the same device"):
+        other + torch.ones(4, device="cuda:0")
+    with pytest.raises(RuntimeError, match="on the same device"):
+        other + torch.ones(4)
+    with pytest.raises(TypeError, match="can't convert cuda:1 device type tensor to numpy"):
+        other.numpy()
+
+
+def test_the_default_device_is_of_a_thread() -> None:
+    torch.set_default_device("cuda:1")
+    try:
+        assert torch.ones(1).device == torch.get_default_device() == torch.device("cuda", 1)
+        assert torch.ones(1, device="cpu").device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_operations_wait_for_their_stream_and_the_caller_does_not() -> None:
+    x = torch.ones(4, device="cuda")
+    torch.cuda.synchronize()
+    library.busy(BUSY)
+    started = time.monotonic()
+    y = x + 1
+    y[1:3].mul_(2)
+    x.copy_(y)
+    assert time.monotonic() - started < BUSY / 2
+    assert x.tolist() == [2.0, 4.0, 4.0, 2.0]
+    assert time.monotonic() - started > BUSY / 2
+
+
+def test_streams_are_not_ordered_without_events() -> None:
+    side = torch.cuda.Stream()
+    x = torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    library.busy(BUSY)
+    x.fill_(1)
+    with torch.cuda.stream(side):
+        early = x.tolist()
+        side.wait_stream(torch.cuda.default_stream())
+        late = x.tolist()
+    assert (early, late) == ([0.0] * 4, [1.0] * 4)
+
+
+def test_events() -> None:
+    first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    assert first.query()
+    first.record()
+    library.busy(BUSY)
+    second.record()
+    assert not second.query()
+    second.synchronize()
+    assert first.elapsed_time(second) > 1000 * BUSY / 2
+
+
+def test_memory_is_used_again_in_stream_order(no_violations: None) -> None:
+    library.busy(BUSY)
+    x = torch.full((1000,), 7.0, device="cuda")
+    y = x + 1
+    address = x.data_ptr()
+    del x
+    z = torch.empty(1000, device="cuda")
+    assert z.data_ptr() == address
+    z.fill_(0)
+    assert y.tolist() == [8.0] * 1000
+    assert library.violations() == []
+
+
+@pytest.mark.violations
+def test_memory_that_another_stream_uses_needs_record_stream(no_violations: None) -> None:
+    for record in (True, False):
+        side = torch.cuda.Stream()
+        x = torch.full((1000,), 7.0, device="cuda")
+        torch.cuda.synchronize()
+        library.busy(BUSY, side.cuda_stream)
+        with torch.cuda.stream(side):
+            y = x + 1
+        if record:
+            x.record_stream(side)
+        del x
+        torch.empty(1000, device="cuda").fill_(0)
+        torch.cuda.synchronize()
+        assert (y.tolist() == [8.0] * 1000) == record
+        assert (library.violations(clear=True) == []) == record
+
+
+def test_exchange_formats() -> None:
+    x = torch.arange(6, dtype=torch.float32, device="cuda:1").reshape(2, 3)
+    interface = x.__cuda_array_interface__
+    assert (interface["shape"], interface["typestr"]) == ((2, 3), "<f4")
+    assert interface["data"] == (x.data_ptr(), False)
+    assert x.__dlpack_device__() == (2, 1)
+
+    class Other:
+        __dlpack__, __dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+    y = torch.from_dlpack(Other())
+    assert (y.data_ptr(), y.device) == (x.data_ptr(), x.device)
+
+
+def test_graphs_replay_with_new_inputs() -> None:
+    x, y = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y.copy_(x * 2)
+    assert y.tolist() == [0.0] * 4
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        graph.replay()
+        assert y.tolist() == [2 * value] * 4
+    graph.reset()
+
+
+def test_cupy() -> None:
+    import cupy
+
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x = cupy.full(4, 3.0, "float32")
+            cupy.multiply(x, 2, out=x)
+            assert cupy.cuda.get_current_stream() is stream
+            np.testing.assert_array_equal((x == 6).get(), True)
+    assert x.get().tolist() == [6.0] * 4
+    assert x.data.device == 1
+    assert cupy.zeros(0).__cuda_array_interface__["data"] == (0, False)
+
+
+def test_slow_kernels() -> None:
+    x = torch.ones(1, device="cuda")
+    torch.cuda.synchronize()
+    with library.slow(BUSY):
+        x.add_(1)
+        started = time.monotonic()
+        torch.cuda.synchronize()
+    assert time.monotonic() - started > BUSY / 2

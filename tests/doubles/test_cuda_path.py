@@ -1,0 +1,270 @@
+"""Shows what is wrong in pynccl's CUDA path, on the double: each test fails for the reason that its
+mark gives, and a fix removes the mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_world import run_in_world
+from launcher import Launcher
+from worker import Rank, wait_for
+
+from doubles import build, library
+from pynccl import nccl
+
+BUSY = 4.0  # seconds, more than the 2 that a group's end has
+
+
+def known(item: int, text: str) -> pytest.MarkDecorator:
+    """A failure that issue 10 lists in its section 2."""
+    return pytest.mark.xfail(reason=f"issue 10, item {item}: {text}", strict=True)
+
+
+def _destroyed_while_busy(
+    dist: Any,  # noqa: ANN401 - the module
+    rank: int,
+    size: int,
+) -> list[float]:
+    import torch
+
+    x = torch.full((4,), rank + 1.0)
+    dist.all_reduce(torch.ones(1))  # connects
+    torch.cuda.synchronize()
+    library.busy(BUSY, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
+    dist.all_reduce(x, async_op=True).wait()
+    dist.destroy_process_group()
+    return x.tolist()
+
+
+@known(1, "destroy_process_group aborts what runs for more than 2 seconds")
+def test_work_ends_before_its_group(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    values = launch(2, run_in_world, _destroyed_while_busy, url, {}, (), provider="cuda")
+    assert values == [[3.0] * 4] * 2
+
+
+def _work_of_a_group(
+    dist: Any,  # noqa: ANN401 - the module
+    rank: int,
+    size: int,
+) -> list[float]:
+    import torch
+
+    x = torch.full((4,), rank + 1.0)
+    dist.all_reduce(torch.ones(1))
+    torch.cuda.synchronize()
+    if rank == 1:
+        time.sleep(0.5)
+    with nccl.group():
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    values: list[float] = x.tolist()
+    torch.cuda.synchronize()
+    return values
+
+
+@known(2, "wait() returns before an operation of a group")
+def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    values = launch(2, run_in_world, _work_of_a_group, url, {}, (), provider="cuda")
+    assert values == [[3.0] * 4] * 2
+
+
+def _freed_in_flight(rank: Rank) -> list[str]:
+    import torch
+
+    from pynccl import memory
+
+    torch.cuda.set_device(rank.device)
+    x = memory.torch_empty(rank.comm, (4,), torch.float32)
+    x.fill_(1)
+    library.busy(0.3, 0, torch.cuda.current_device())
+    y = x + 1
+    del x
+    assert y.tolist() == [2.0] * 4
+    return library.violations()
+
+
+@pytest.mark.violations
+@known(3, "ncclMemFree does not wait for what uses the memory")
+def test_memory_of_nccl_is_freed_in_order(launch: Launcher) -> None:
+    assert launch(1, _freed_in_flight, provider="cuda", fresh=True) == [[]]
+
+
+def _closes_after_an_error(rank: Rank, seen: str) -> list[float]:
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    comm = rank.communicator()
+    x = torch.ones(4, device="cuda")
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank.rank == 1:
+        wait_for(seen)
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(seen).touch()
+    stream = rank.stream()
+    comm.all_reduce(x, stream=stream)
+    while comm.async_error() is None:
+        time.sleep(0.01)
+    with pytest.raises(nccl.NcclError):
+        comm.close()
+    other = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+    y = torch.ones(4, device="cuda")
+    z = torch.zeros(4, device="cuda")
+    other.all_reduce(y, out=z)
+    values: list[float] = z.tolist()
+    other.abort()
+    return values
+
+
+@known(4, "after a failed ncclCommDestroy the thread is inside of a group")
+def test_collectives_go_on_after_a_failed_close(launch: Launcher, tmp_path: Path) -> None:
+    env = {
+        "NCCL_DOUBLE_DEAD_PEERS_SPIN": "0",
+        "PYNCCL_NCCL_LIBRARY": str(build.nccl(library.folder(), "2.28")),
+    }
+    seen = str(tmp_path / "seen")
+    first, _ = launch.outcomes(2, _closes_after_an_error, seen, provider="cuda", env=env)
+    assert first.ok, first.trace
+    assert first.value == [1.0] * 4
+
+
+def _aborted_in_a_call(rank: Rank) -> list[str]:
+    comm = rank.communicator()
+    if rank.rank == 0:
+
+        def split() -> None:
+            with contextlib.suppress(nccl.NcclError):
+                comm.split(0)  # waits for the other rank, which never comes
+
+        thread = threading.Thread(target=split)
+        thread.start()
+        time.sleep(0.3)
+        comm.abort()
+        thread.join(10)
+    else:
+        time.sleep(0.6)
+        comm.abort()
+    return library.violations()
+
+
+@pytest.mark.violations
+@known(5, "abort() frees a communicator under a call of another thread")
+def test_abort_waits_for_calls(launch: Launcher) -> None:
+    assert launch(2, _aborted_in_a_call, provider="cuda", fresh=True) == [[], []]
+
+
+_GRAPH_THEN_CLOSE = """
+import torch
+from pynccl import nccl
+comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+stream, x = nccl.Stream("cuda", device=0), torch.ones(4, device="cuda")
+comm.all_reduce(x, stream=stream)
+stream.synchronize()
+with nccl.capture(stream) as graph:
+    comm.all_reduce(x)
+from doubles import library
+library.busy(0.3, stream.handle)
+graph.launch()
+graph.close()
+comm.close()
+print("closed")
+"""
+
+
+def _runs(program: str) -> str:
+    """What a program prints within a quarter of a minute."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=15, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@known(8, "the executable of a launch in flight is kept until another graph is closed")
+def test_a_graph_in_flight_lets_its_communicator_go() -> None:
+    assert _runs(_GRAPH_THEN_CLOSE) == "closed"
+
+
+_GRAPH_AT_EXIT = """
+import torch
+from pynccl import nccl
+comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+x = torch.ones(4, device="cuda")
+comm.all_reduce(x)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    comm.all_reduce(x)
+comm.abort()
+print("ended")
+"""
+
+
+@known(9, "abort() waits for the graphs of others")
+def test_abort_does_not_wait_for_graphs_of_others() -> None:
+    assert _runs(_GRAPH_AT_EXIT) == "ended"
+
+
+@known(10, "events and streams are used without a context")
+def test_streams_in_a_thread_without_a_context() -> None:
+    stream, event = nccl.Stream("cuda", device=0), nccl.Event("cuda", device=0)
+    errors: list[BaseException] = []
+
+    def use() -> None:
+        for call in (
+            lambda: event.record(stream),
+            lambda: stream.wait(event),
+            event.query,
+            stream.query,
+            event.synchronize,
+            stream.synchronize,
+        ):
+            try:
+                call()
+            except nccl.DriverError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(30)
+    assert errors == []
+
+
+@known(10, "the current stream of the wrong device is taken")
+def test_the_current_stream_of_an_arrays_device() -> None:
+    import cupy
+
+    comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=1)
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x = cupy.ones(4, "float32")
+            stream.synchronize()
+            with cupy.cuda.Device(0), library.record() as record:
+                comm.all_reduce(x)
+    comm.close()
+    (call,) = record.named("ncclAllReduce")
+    assert call.stream == stream.ptr
+
+
+@known(10, "an array of no elements has no address to ask for its device")
+def test_empty_arrays() -> None:
+    import cupy
+
+    comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+    try:
+        with cupy.cuda.Device(0):
+            comm.all_reduce(cupy.zeros(0, "float32"))
+    finally:
+        comm.close()

@@ -1,0 +1,288 @@
+"""Proves that the double of libcuda.so.1 follows the driver's rules: contexts, devices, streams and
+their implicit order, events, captures, memory, and the record of calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from doubles import library
+
+pytestmark = pytest.mark.violations
+
+POISON = 0xDB
+BUSY = 0.2  # seconds
+
+
+def in_thread(function: Callable[[], None]) -> None:
+    """Run a function in a thread of its own, which has no context, and raise what it raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def use(device: int) -> None:
+    """Make a device's primary context current."""
+    context = ctypes.c_uint64()
+    library.driver()("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    library.driver()("cuCtxSetCurrent", context.value)
+
+
+def new(function: str, *arguments: object) -> int:
+    """What a function gives through its first parameter."""
+    made = ctypes.c_uint64()
+    library.driver()(function, ctypes.byref(made), *arguments)
+    return made.value
+
+
+def stream(*, blocking: bool = False) -> int:
+    return new("cuStreamCreate", 0 if blocking else 1)
+
+
+@pytest.fixture
+def cuda() -> Iterator[library.Driver]:
+    """The driver, with device 0 current."""
+    driver = library.driver()
+    before = ctypes.c_uint64()
+    driver("cuCtxGetCurrent", ctypes.byref(before))
+    use(0)
+    yield driver
+    driver("cuCtxSetCurrent", before.value)
+
+
+def test_calls_that_need_a_context_fail_without_one() -> None:
+    use(0)
+    made, event = stream(), new("cuEventCreate", 2)
+
+    def body() -> None:
+        driver = library.driver()
+        for call in (
+            ("cuStreamSynchronize", made),
+            ("cuStreamQuery", made),
+            ("cuStreamWaitEvent", made, event, 0),
+            ("cuEventRecord", event, made),
+            ("cuEventQuery", event),
+            ("cuEventSynchronize", event),
+            ("cuStreamCreate", ctypes.byref(ctypes.c_uint64()), 1),
+            ("cuEventCreate", ctypes.byref(ctypes.c_uint64()), 0),
+            ("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), 8),
+            ("cuCtxGetDevice", ctypes.byref(ctypes.c_int())),
+            ("cuStreamSynchronize", 0),
+        ):
+            with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_CONTEXT"):
+                driver(*call)
+        use(1)  # any context will do for an explicit stream
+        driver("cuStreamSynchronize", made)
+        driver("cuEventQuery", event)
+
+    in_thread(body)
+
+
+def test_a_context_is_valid_while_it_is_retained(cuda: library.Driver) -> None:
+    context = new("cuDevicePrimaryCtxRetain", 7)
+    active = ctypes.c_int()
+    cuda("cuDevicePrimaryCtxGetState", 7, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+    assert active.value
+    cuda("cuDevicePrimaryCtxRelease_v2", 7)
+    cuda("cuDevicePrimaryCtxGetState", 7, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+    if not active.value:  # nobody else in this process has retained it
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_CONTEXT"):
+            cuda("cuCtxSetCurrent", context)
+
+
+def test_push_and_pop(cuda: library.Driver) -> None:
+    context, device = new("cuDevicePrimaryCtxRetain", 1), ctypes.c_int()
+    cuda("cuCtxPushCurrent_v2", context)
+    cuda("cuCtxGetDevice", ctypes.byref(device))
+    assert device.value == 1
+    assert new("cuCtxPopCurrent_v2") == context
+    cuda("cuCtxGetDevice", ctypes.byref(device))
+    assert device.value == 0
+
+
+def test_events_and_streams_belong_to_a_device(cuda: library.Driver) -> None:
+    first, event = stream(), new("cuEventCreate", 2)
+    use(1)
+    second = stream()
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_HANDLE"):
+        cuda("cuEventRecord", event, second)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_HANDLE"):
+        cuda("cuEventRecord", event, 0)  # the default stream of device 1
+    cuda("cuEventRecord", event, first)  # whatever is current
+    cuda("cuStreamWaitEvent", second, event, 0)  # a stream waits for any device's events
+    cuda("cuStreamSynchronize", second)
+    for handle in (first, second):
+        cuda("cuStreamDestroy_v2", handle)
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_HANDLE"):
+            cuda("cuStreamQuery", handle)
+    cuda("cuEventDestroy_v2", event)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_HANDLE"):
+        cuda("cuEventQuery", event)
+
+
+@pytest.mark.parametrize("default", [0, 1])
+def test_the_legacy_stream_waits_for_blocking_streams(cuda: library.Driver, default: int) -> None:
+    blocking, free = stream(blocking=True), stream()
+    library.busy(BUSY, blocking)
+    cuda("cuStreamSynchronize", free)
+    started = time.monotonic()
+    cuda("cuStreamSynchronize", default)
+    assert time.monotonic() - started > BUSY / 2
+    library.busy(BUSY, free)
+    started = time.monotonic()
+    cuda("cuStreamSynchronize", default)
+    assert time.monotonic() - started < BUSY / 2
+    cuda("cuStreamSynchronize", free)
+
+
+def test_blocking_streams_wait_for_the_legacy_stream(cuda: library.Driver) -> None:
+    blocking, free = stream(blocking=True), stream()
+    library.busy(BUSY, 0)
+    assert cuda.query("cuStreamQuery", free)
+    started = time.monotonic()
+    cuda("cuStreamSynchronize", blocking)
+    assert time.monotonic() - started > BUSY / 2
+
+
+def test_per_thread_streams_are_apart(cuda: library.Driver) -> None:
+    library.busy(BUSY, 2)
+    started = time.monotonic()
+
+    def other() -> None:
+        use(0)
+        library.driver()("cuStreamSynchronize", 2)
+
+    in_thread(other)
+    assert time.monotonic() - started < BUSY / 2
+    cuda("cuStreamSynchronize", 0)  # but the legacy stream waits for them
+    assert time.monotonic() - started > BUSY / 2
+
+
+def test_devices_have_their_own_default_streams(cuda: library.Driver) -> None:
+    library.busy(BUSY, 0, device=0)
+    use(1)
+    assert cuda.query("cuStreamQuery", 0)
+    use(0)
+    assert not cuda.query("cuStreamQuery", 0)
+    cuda("cuCtxSynchronize")
+    assert cuda.query("cuStreamQuery", 0)
+
+
+def test_the_legacy_stream_is_not_captured(cuda: library.Driver) -> None:
+    with pytest.raises(RuntimeError, match="STREAM_CAPTURE_UNSUPPORTED"):
+        cuda("cuStreamBeginCapture_v2", 0, 0)
+    blocking = stream(blocking=True)
+    cuda("cuStreamBeginCapture_v2", blocking, 2)
+    with pytest.raises(RuntimeError, match="STREAM_CAPTURE_IMPLICIT"):
+        library.driver()("cuMemsetD8Async", 8, ctypes.c_ubyte(0), 0, 0)
+    graph = ctypes.c_uint64()
+    cuda("cuStreamEndCapture", blocking, ctypes.byref(graph))
+    cuda("cuGraphDestroy", graph.value)
+
+
+def test_memory_is_poisoned_when_it_is_freed(cuda: library.Driver) -> None:
+    address, seen = new("cuMemAlloc_v2", 16), []
+    device = ctypes.c_int()
+    cuda("cuPointerGetAttribute", ctypes.byref(device), 9, address)
+    assert device.value == 0
+    other = stream()
+    cuda("cuMemsetD8Async", address, ctypes.c_ubyte(7), 16, other)
+    cuda("cuStreamSynchronize", other)
+    seen.append(ctypes.string_at(address, 16))
+    # In a stream's order: it is there before, and not after.
+    library.busy(BUSY, other)
+    cuda("cuMemFreeAsync", address, other)
+    assert ctypes.string_at(address, 16) == b"\7" * 16
+    cuda("cuStreamSynchronize", other)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
+        cuda("cuMemFreeAsync", address, other)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
+        cuda("cuPointerGetAttribute", ctypes.byref(device), 9, address)
+
+
+def test_memory_that_is_used_after_its_free_is_reported(
+    cuda: library.Driver, no_violations: None
+) -> None:
+    address, first, second = new("cuMemAlloc_v2", 16), stream(), stream()
+    library.busy(BUSY, first)
+    cuda("cuMemsetD8Async", address, ctypes.c_ubyte(7), 16, first)
+    cuda("cuMemFreeAsync", address, second)  # does not wait for the first stream
+    cuda("cuCtxSynchronize")
+    (text, *rest) = library.violations()
+    assert "cuMemFreeAsync of 16 bytes" in text or "cuMemFreeAsync of 4096 bytes" in text
+    assert any("after it was freed" in line for line in rest)
+
+
+def test_the_cache_gives_memory_back_in_stream_order(
+    cuda: library.Driver, no_violations: None
+) -> None:
+    double, own, other = cuda.library, stream(), stream()
+    address = double.cuda_double_allocate(0, own, 64)
+    library.busy(BUSY, own)
+    cuda("cuMemsetD8Async", address, ctypes.c_ubyte(1), 64, own)
+    double.cuda_double_free(address)
+    assert double.cuda_double_allocate(0, other, 64) != address  # not of another stream
+    assert double.cuda_double_allocate(0, own, 64) == address  # at once
+    cuda("cuCtxSynchronize")
+    assert ctypes.string_at(address, 64) == bytes([POISON]) * 64
+    assert library.violations() == []
+    # Another stream still writes to it when it is free.
+    library.busy(BUSY, other)
+    cuda("cuMemsetD8Async", address, ctypes.c_ubyte(1), 64, other)
+    double.cuda_double_free(address)
+    cuda("cuStreamSynchronize", other)
+    double.cuda_double_allocate(0, own, 64)
+    cuda("cuCtxSynchronize")
+    first, second = library.violations(clear=True)
+    assert "cuMemsetD8Async used 512 bytes" in first
+    assert "was written after it was freed" in second
+
+
+def test_a_stream_that_the_cache_knows_keeps_the_memory(
+    cuda: library.Driver, no_violations: None
+) -> None:
+    double, own, other = cuda.library, stream(), stream()
+    address = double.cuda_double_allocate(0, own, 64)
+    library.busy(BUSY, other)
+    cuda("cuMemsetD8Async", address, ctypes.c_ubyte(1), 64, other)
+    double.cuda_double_record_stream(0, address, other)
+    double.cuda_double_free(address)
+    assert double.cuda_double_allocate(0, own, 64) != address
+    cuda("cuCtxSynchronize")
+    double.cuda_double_allocate(0, own, 4096)  # looks at what is waiting
+    assert double.cuda_double_allocate(0, own, 64) == address
+    cuda("cuCtxSynchronize")
+    assert library.violations() == []
+
+
+def test_the_record_has_device_stream_event_and_result(cuda: library.Driver) -> None:
+    made, event = stream(), new("cuEventCreate", 2)
+    with library.record() as record:
+        cuda("cuEventRecord", event, made)
+        use(1)
+        with pytest.raises(RuntimeError):
+            cuda("cuEventRecord", event, 0)
+        cuda("cuEventDestroy_v2", event)
+    first, second = record.named("cuEventRecord")
+    assert (first.device, first.stream, first.event, first.result) == (0, made, event, 0)
+    assert (second.device, second.stream, second.result) == (1, 0, 400)
+    assert first.thread == threading.get_native_id()
+    names = record.names()
+    assert names.index("cuEventRecord") < names.index("cuEventDestroy_v2")
+    assert "cuCtxSetCurrent" in names

@@ -1,0 +1,232 @@
+"""Proves that the double of libnccl.so.2 has NCCL's own rules, each of which can be turned off, and
+that its versions lack what they lacked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launcher import Launcher
+from worker import Rank, wait_for
+
+from doubles import build, library
+from pynccl import nccl
+
+pytestmark = pytest.mark.violations
+
+SECONDS = 0.5
+_LOOK = """
+import ctypes, sys
+library, number = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
+assert library.ncclGetVersion(ctypes.byref(number)) == 0
+print(number.value, *(hasattr(library, name) for name in sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "has", "lacks"),
+    [
+        ("2.18", 21805, "ncclCommSplit", "ncclMemAlloc"),
+        ("2.24", 22403, "ncclResetDebugInit", "ncclCommShrink"),
+        ("2.28", 22809, "ncclCommRevoke", "ncclPutSignal"),
+        ("2.32", 23203, "ncclSetEncryption", ""),
+    ],
+)
+def test_versions(version: str, code: int, has: str, lacks: str) -> None:
+    path = str(build.nccl(library.folder(), version))
+    seen = subprocess.run(
+        [sys.executable, "-c", _LOOK, path, has, lacks or "ncclNothing"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert seen.stdout.split() == [str(code), "True", "False"]
+
+
+@pytest.fixture
+def comm() -> Iterator[nccl.Communicator]:
+    made = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+    yield made
+    made.abort()
+
+
+def test_operations_are_recorded_with_their_streams(comm: nccl.Communicator) -> None:
+    import torch
+
+    stream = nccl.Stream("cuda", device=0)
+    x = torch.ones(4, device="cuda")
+    torch.cuda.synchronize()
+    with library.record() as record:
+        comm.all_reduce(x, stream=stream)
+    (call,) = record.named("ncclAllReduce")
+    assert call.stream == stream.handle
+    assert x.data_ptr() in call.arguments
+    stream.synchronize()
+
+
+def test_host_memory_is_reported(comm: nccl.Communicator, no_violations: None) -> None:
+    memory = (ctypes.c_float * 4)()
+    comm.all_reduce(ctypes.addressof(memory), count=4, dtype="float32", stream=0)
+    (text,) = library.violations(clear=True)
+    assert "ncclAllReduce takes 16 bytes" in text
+    assert "not device memory" in text
+
+
+def test_memory_of_another_device_is_reported(comm: nccl.Communicator, no_violations: None) -> None:
+    import torch
+
+    x = torch.ones(4, device="cuda:1")
+    torch.cuda.synchronize(1)
+    comm.all_reduce(x.data_ptr(), count=4, dtype="float32", stream=0)
+    (text,) = library.violations(clear=True)
+    assert "ncclAllReduce on device 0 takes 16 bytes" in text
+    torch.cuda.synchronize(0)
+
+
+def test_a_stream_of_another_device_is_refused(comm: nccl.Communicator) -> None:
+    import torch
+
+    stream = nccl.Stream("cuda", device=1)
+    with pytest.raises(nccl.NcclError, match="ncclAllReduce failed"):
+        comm.all_reduce(torch.ones(4, device="cuda:0"), stream=stream)
+
+
+def test_freed_memory_in_flight_is_reported(comm: nccl.Communicator, no_violations: None) -> None:
+    stream = nccl.Stream("cuda", device=0)
+    functions = ctypes.CDLL(str(build.nccl(library.folder(), "2.32")))
+    address = ctypes.c_void_p()
+    assert functions.ncclMemAlloc(ctypes.byref(address), ctypes.c_size_t(4096)) == 0
+    library.busy(SECONDS, stream.handle)
+    comm.all_reduce(address.value, count=4, dtype="float32", stream=stream)
+    assert functions.ncclMemFree(address) == 0
+    stream.synchronize()
+    first, second = library.violations(clear=True)
+    assert "ncclMemFree of 4096 bytes" in first
+    assert "ncclAllReduce used 4096 bytes" in second
+
+
+def test_blocking_and_non_blocking_do_not_mix(
+    comm: nccl.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    config = nccl.Config(blocking=False)
+    other = nccl.Communicator(
+        1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0, config=config
+    )
+    other.wait_ready(30)
+    x = torch.ones(4, device="cuda")
+    for allowed in (True, False):
+        monkeypatch.setenv("NCCL_DOUBLE_REFUSE_MIXED_GROUPS", "0" if allowed else "1")
+        nccl_calls = ctypes.CDLL(str(build.nccl(library.folder(), os.environ["PYNCCL_DOUBLE"])))
+        assert nccl_calls.ncclGroupStart() == 0
+        results = [
+            nccl_calls.ncclAllReduce(
+                *(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(4)),
+                *(7, 0, ctypes.c_void_p(c.handle), ctypes.c_void_p(0)),
+            )
+            for c in (comm, other)
+        ]
+        end = nccl_calls.ncclGroupEnd()
+        assert (results, end == 0) == ([0, 0 if allowed else 4], allowed)
+    torch.cuda.synchronize()
+    other.abort()
+
+
+def _closes_late(rank: Rank, seen: str, rule: str) -> float:
+    import torch
+
+    os.environ["NCCL_DOUBLE_WAIT_FOR_PEERS"] = rule
+    comm = rank.communicator()
+    comm.all_reduce(torch.ones(4, device=f"cuda:{rank.device}"))
+    torch.cuda.synchronize(rank.device)
+    if rank.rank == 1:
+        time.sleep(SECONDS)
+    started = time.monotonic()
+    comm.close()
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("rule", ["1", "0"])
+def test_destroy_waits_for_connected_peers(launch: Launcher, tmp_path: Path, rule: str) -> None:
+    first, _ = launch(
+        2, _closes_late, str(tmp_path), rule, provider="cuda", fresh=True,
+        env={"NCCL_DOUBLE_WAIT_FOR_PEERS": rule},
+    )  # fmt: skip
+    assert (first > SECONDS / 2) == (rule == "1")
+
+
+def _closes_without_operations(rank: Rank) -> float:
+    comm = rank.communicator()
+    if rank.rank == 1:
+        time.sleep(SECONDS)
+    started = time.monotonic()
+    comm.close()
+    return time.monotonic() - started
+
+
+def test_destroy_does_not_wait_for_peers_that_never_connected(launch: Launcher) -> None:
+    first, _ = launch(2, _closes_without_operations, provider="cuda", fresh=True)
+    assert first < SECONDS / 2
+
+
+def _peer_dies(rank: Rank, seen: str) -> tuple[bool, str]:
+    import torch
+
+    comm = rank.communicator()
+    x = torch.ones(4, device=f"cuda:{rank.device}")
+    comm.all_reduce(x)
+    torch.cuda.synchronize(rank.device)
+    if rank.rank == 1:
+        wait_for(seen)
+        os.kill(os.getpid(), signal.SIGKILL)
+    stream = rank.stream()
+    Path(seen).touch()
+    comm.all_reduce(x, stream=stream)
+    time.sleep(3 * SECONDS)
+    done, error = stream.query(), str(comm.async_error())
+    comm.abort()
+    return done, error
+
+
+def test_a_kernel_whose_peer_has_died_spins(launch: Launcher, tmp_path: Path) -> None:
+    first, second = launch.outcomes(2, _peer_dies, str(tmp_path / "seen"), provider="cuda")
+    assert first.ok, first.trace
+    assert first.value == (False, "None")
+    assert second.died == "killed by SIGKILL"
+
+
+def test_abort_under_a_call_is_reported(no_violations: None) -> None:
+    pair = nccl.Communicator.init_all([0, 1], provider="cuda")
+    functions = ctypes.CDLL(str(build.nccl(library.folder(), os.environ["PYNCCL_DOUBLE"])))
+    # Destroying waits for the graphs that have its operations: a call that lasts.
+    import torch
+
+    x = torch.ones(4, device="cuda:0")
+    torch.cuda.synchronize(0)
+    stream = nccl.Stream("cuda", device=0)
+    with nccl.capture(stream) as graph, nccl.group():
+        pair[0].all_reduce(x)
+    finalizing = threading.Thread(
+        target=lambda: functions.ncclCommFinalize(ctypes.c_void_p(pair[0].handle))
+    )
+    finalizing.start()
+    time.sleep(0.1)
+    aborting = threading.Thread(
+        target=lambda: functions.ncclCommAbort(ctypes.c_void_p(pair[0].handle))
+    )
+    aborting.start()
+    time.sleep(0.1)
+    graph.close()
+    aborting.join(10)
+    finalizing.join(10)
+    assert not aborting.is_alive()
+    assert "ncclCommAbort frees a communicator" in library.violations(clear=True)[0]
+    pair[1].abort()
