@@ -58,6 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "violations: a test of the double, which breaks rules and asks for the reports"
     )
+    config.addinivalue_line(
+        "markers", "needs_gpu(reason): what the CUDA double cannot show; skips on it"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what a double cannot show, with the reason that its mark gives."""
+    for mark in item.iter_markers("needs_gpu"):
+        pytest.skip(f"needs a real GPU: {mark.args[0]}")
 
 
 @pytest.hookimpl(wrapper=True)
