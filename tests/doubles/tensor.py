@@ -60,7 +60,8 @@ def synchronize(ordinal: int) -> None:
 class CudaTensor(torch.Tensor):
     """A tensor whose memory belongs to a device of the double.
 
-    To torch's C++ code it is a CPU tensor; its device, and when its operations run, are told here.
+    To torch's C++ code it is a CPU tensor. This class defines its device and when its operations
+    run.
     """
 
     _ordinal: int
@@ -348,7 +349,7 @@ def _bare(value: Any) -> Any:  # noqa: ANN401
 
 
 def _at_once(func: Any, args: Any, kwargs: Any, ordinal: int) -> Any:  # noqa: ANN401
-    """What the caller needs the outcome of: the stream is waited for."""
+    """Run an operation whose result the caller needs: wait for the stream first."""
     synchronize(ordinal)
     done = func(*_tree_map(_bare, args), **_tree_map(_bare, kwargs))
     return _tree_map(lambda v: to_device(v, ordinal) if isinstance(v, torch.Tensor) else v, done)

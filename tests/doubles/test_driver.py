@@ -101,7 +101,7 @@ def test_a_context_is_valid_while_it_is_retained(cuda: library.Driver) -> None:
     assert active.value
     cuda("cuDevicePrimaryCtxRelease_v2", 3)
     cuda("cuDevicePrimaryCtxGetState", 3, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
-    if not active.value:  # nobody else in this process has retained it
+    if not active.value:  # it is retained nowhere else in this process
         with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_CONTEXT"):
             cuda("cuCtxSetCurrent", context)
 

@@ -33,7 +33,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """As the CUDA runtime has it: a thread without a context is on device 0."""
+    """The device of the current context; 0 in a thread without one, as in the CUDA runtime."""
     context, device = ctypes.c_void_p(), ctypes.c_int()
     library.driver()("cuCtxGetCurrent", ctypes.byref(context))
     if not context.value:
@@ -73,7 +73,7 @@ def synchronize(device_: Any = None) -> None:  # noqa: ANN401
 
 
 class Stream:
-    """A stream; with a handle, one that somebody else made."""
+    """A new stream, or with cuda_stream= an existing one."""
 
     def __init__(
         self,
