@@ -80,17 +80,17 @@ class CudaTensor(torch.Tensor):
         return _dispatch(func, args, kwargs or {})
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return torch.device("cuda", self._ordinal)
 
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
 
     def get_device(self) -> int:
         return self._ordinal
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:  # type: ignore[override]
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         with _NO_DISPATCH():
             strides = tuple(s * self.element_size() for s in self.stride())
         kind = _blank(self.dtype).numpy().dtype.str
@@ -102,7 +102,7 @@ class CudaTensor(torch.Tensor):
             "strides": None if self.is_contiguous() else strides,
         }
 
-    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
+    def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self._ordinal
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> Any:  # noqa: ANN401
@@ -115,7 +115,7 @@ class CudaTensor(torch.Tensor):
         native().cuda_double_show_as_cuda(capsule, self._ordinal)
         return capsule
 
-    def cpu(self, *_: object, **__: object) -> torch.Tensor:  # type: ignore[override]
+    def cpu(self, *_: object, **__: object) -> torch.Tensor:
         synchronize(self._ordinal)
         return _raw(self).clone()
 
@@ -133,29 +133,29 @@ class CudaTensor(torch.Tensor):
             return _aten._to_copy.default(tensor, dtype=dtype)
         return tensor.clone() if copy and tensor is self else tensor
 
-    def numpy(self, *_: object, **__: object) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def numpy(self, *_: object, **__: object) -> Any:  # noqa: ANN401
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
         )
 
-    def __array__(self, *_: object) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def __array__(self, *_: object) -> Any:  # noqa: ANN401
         return self.numpy()
 
     def tolist(self) -> Any:  # noqa: ANN401
         return self.cpu().tolist()
 
-    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+    def __repr__(self, **_: object) -> str:
         text = repr(self.cpu())
         return f"{text[:-1]}, device='{self.device}')"
 
-    def __reduce_ex__(self, _: object) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def __reduce_ex__(self, _: object) -> Any:  # noqa: ANN401
         return _rebuild, (self.cpu(), self._ordinal)
 
-    def __deepcopy__(self, _: object) -> torch.Tensor:  # type: ignore[override]
+    def __deepcopy__(self, _: object) -> torch.Tensor:
         return self.clone()
 
-    def record_stream(self, stream: Any) -> None:  # type: ignore[override]  # noqa: ANN401
+    def record_stream(self, stream: Any) -> None:  # noqa: ANN401
         base = self.untyped_storage().data_ptr()
         library.driver().library.cuda_double_record_stream(self._ordinal, base, stream.cuda_stream)
 
@@ -465,6 +465,6 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 def install_exchange_api() -> None:
     """Give the class its DLPack exchange API."""
-    capsule = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
     api = native().cuda_double_exchange_api(capsule)
-    CudaTensor.__dlpack_c_exchange_api__ = api  # type: ignore[attr-defined]
+    CudaTensor.__dlpack_c_exchange_api__ = api
