@@ -53,10 +53,10 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType, execute: object = execute) -> None:
-            execute(module)  # type: ignore[operator]
+            execute(module)
             _stand_in()
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec.loader.exec_module = exec_module
         return spec
     return None
 

@@ -238,13 +238,13 @@ class ndarray:  # noqa: N801 - CuPy's name
     def all(self) -> np.bool_:
         return self.get().all()
 
-    def __eq__(self, other: object) -> ndarray:  # type: ignore[override]
+    def __eq__(self, other: object) -> ndarray:
         made, host = ndarray(self.shape, np.bool_), self._host
         target = made._host
         _launch("equal", [self, made], lambda: _ignore(np.equal(host, other, out=target)))
         return made
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __getitem__(self, index: Any) -> np.generic:  # noqa: ANN401
         return self.get()[index]
@@ -312,8 +312,8 @@ def activate() -> None:
     }
     of_cuda = (Device, Graph, MemoryPointer, MemoryPool, PythonFunctionAllocator, Stream)
     members_of_cuda = {member.__name__: member for member in of_cuda}
-    members_of_cuda["get_current_stream"] = get_current_stream  # type: ignore[assignment]
-    members_of_cuda["using_allocator"] = using_allocator  # type: ignore[assignment]
+    members_of_cuda["get_current_stream"] = get_current_stream
+    members_of_cuda["using_allocator"] = using_allocator
     for module, contents in ((cupy, members), (cuda, members_of_cuda)):
         for name, member in contents.items():
             setattr(module, name, member)

@@ -86,7 +86,7 @@ class Driver:
             raise RuntimeError(f"{function} failed: {text}")
 
     def query(self, function: str, handle: int) -> bool:
-        """Whether what a stream or an event stands for is done."""
+        """Whether the work of a stream, or that before an event, is done."""
         not_ready = 600
         result = self.library[function](ctypes.c_uint64(handle))
         if result not in (0, not_ready):
@@ -103,7 +103,7 @@ def folder() -> Path:
 
 
 def driver() -> Driver:
-    """libcuda.so.1, loaded: whoever asks the dynamic linker for that name gets it from here on."""
+    """libcuda.so.1. Once it is loaded, the dynamic linker gives it for that name."""
     global _loaded  # noqa: PLW0603 - loaded once in a process
     if _loaded is None:
         library = ctypes.CDLL(str(folder() / "libcuda.so.1"))

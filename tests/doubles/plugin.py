@@ -6,7 +6,9 @@ the double (tests/doubles/site/sitecustomize.py).
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ def prepare(version: str = NEWEST) -> None:
     """
     folder = build.build(_ROOT / "build" / "cuda-double")
     scratch = Path(tempfile.mkdtemp(prefix="cuda-double-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     site = [str(_HERE / "site"), str(_HERE.parent), str(_ROOT)]
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in site]
     os.environ.update(
@@ -54,10 +57,22 @@ def take_violations() -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
-        prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
+        try:
+            prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
+        except build.BuildError as error:
+            raise pytest.UsageError(f"the CUDA double cannot be built: {error}") from error
     config.addinivalue_line(
         "markers", "violations: a test of the double, which breaks rules and asks for the reports"
     )
+    config.addinivalue_line(
+        "markers", "needs_gpu(reason): what the CUDA double cannot show; skips on it"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what a double cannot show, with the reason that its mark gives."""
+    for mark in item.iter_markers("needs_gpu"):
+        pytest.skip(f"needs a real GPU: {mark.args[0]}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -60,7 +60,8 @@ def synchronize(ordinal: int) -> None:
 class CudaTensor(torch.Tensor):
     """A tensor whose memory belongs to a device of the double.
 
-    To torch's C++ code it is a CPU tensor; its device, and when its operations run, are told here.
+    To torch's C++ code it is a CPU tensor. This class defines its device and when its operations
+    run.
     """
 
     _ordinal: int
@@ -79,17 +80,17 @@ class CudaTensor(torch.Tensor):
         return _dispatch(func, args, kwargs or {})
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return torch.device("cuda", self._ordinal)
 
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
 
     def get_device(self) -> int:
         return self._ordinal
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:  # type: ignore[override]
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         with _NO_DISPATCH():
             strides = tuple(s * self.element_size() for s in self.stride())
         kind = _blank(self.dtype).numpy().dtype.str
@@ -101,7 +102,7 @@ class CudaTensor(torch.Tensor):
             "strides": None if self.is_contiguous() else strides,
         }
 
-    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
+    def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self._ordinal
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> Any:  # noqa: ANN401
@@ -114,7 +115,7 @@ class CudaTensor(torch.Tensor):
         native().cuda_double_show_as_cuda(capsule, self._ordinal)
         return capsule
 
-    def cpu(self, *_: object, **__: object) -> torch.Tensor:  # type: ignore[override]
+    def cpu(self, *_: object, **__: object) -> torch.Tensor:
         synchronize(self._ordinal)
         return _raw(self).clone()
 
@@ -132,29 +133,29 @@ class CudaTensor(torch.Tensor):
             return _aten._to_copy.default(tensor, dtype=dtype)
         return tensor.clone() if copy and tensor is self else tensor
 
-    def numpy(self, *_: object, **__: object) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def numpy(self, *_: object, **__: object) -> Any:  # noqa: ANN401
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
         )
 
-    def __array__(self, *_: object) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def __array__(self, *_: object) -> Any:  # noqa: ANN401
         return self.numpy()
 
     def tolist(self) -> Any:  # noqa: ANN401
         return self.cpu().tolist()
 
-    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+    def __repr__(self, **_: object) -> str:
         text = repr(self.cpu())
         return f"{text[:-1]}, device='{self.device}')"
 
-    def __reduce_ex__(self, _: object) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def __reduce_ex__(self, _: object) -> Any:  # noqa: ANN401
         return _rebuild, (self.cpu(), self._ordinal)
 
-    def __deepcopy__(self, _: object) -> torch.Tensor:  # type: ignore[override]
+    def __deepcopy__(self, _: object) -> torch.Tensor:
         return self.clone()
 
-    def record_stream(self, stream: Any) -> None:  # type: ignore[override]  # noqa: ANN401
+    def record_stream(self, stream: Any) -> None:  # noqa: ANN401
         base = self.untyped_storage().data_ptr()
         library.driver().library.cuda_double_record_stream(self._ordinal, base, stream.cuda_stream)
 
@@ -348,7 +349,7 @@ def _bare(value: Any) -> Any:  # noqa: ANN401
 
 
 def _at_once(func: Any, args: Any, kwargs: Any, ordinal: int) -> Any:  # noqa: ANN401
-    """What the caller needs the outcome of: the stream is waited for."""
+    """Run an operation whose result the caller needs: wait for the stream first."""
     synchronize(ordinal)
     done = func(*_tree_map(_bare, args), **_tree_map(_bare, kwargs))
     return _tree_map(lambda v: to_device(v, ordinal) if isinstance(v, torch.Tensor) else v, done)
@@ -464,6 +465,6 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 def install_exchange_api() -> None:
     """Give the class its DLPack exchange API."""
-    capsule = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
     api = native().cuda_double_exchange_api(capsule)
-    CudaTensor.__dlpack_c_exchange_api__ = api  # type: ignore[attr-defined]
+    CudaTensor.__dlpack_c_exchange_api__ = api

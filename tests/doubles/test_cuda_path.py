@@ -12,10 +12,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
-from in_world import run_in_world
 from launcher import Launcher
 from worker import Rank, wait_for
 
@@ -30,15 +29,26 @@ def known(item: int, text: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(reason=f"issue 10, item {item}: {text}", strict=True)
 
 
-def _destroyed_while_busy(
-    dist: Any,  # noqa: ANN401 - the module
-    rank: int,
-    size: int,
-) -> list[float]:
+def _init(rank: Rank, folder: str) -> ModuleType:
+    """The mirror, initialised for this rank, whose device is current."""
     import torch
 
-    x = torch.full((4,), rank + 1.0)
-    dist.all_reduce(torch.ones(1))  # connects
+    import pynccl
+
+    torch.cuda.set_device(rank.device)
+    pynccl.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", world_size=rank.nranks, rank=rank.rank
+    )
+    pynccl.all_reduce(torch.ones(1, device="cuda"))  # connects
+    torch.cuda.synchronize()
+    return pynccl
+
+
+def _destroyed_while_busy(rank: Rank, folder: str) -> list[float]:
+    import torch
+
+    dist = _init(rank, folder)
+    x = torch.full((4,), rank.rank + 1.0, device="cuda")
     torch.cuda.synchronize()
     library.busy(BUSY, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
     dist.all_reduce(x, async_op=True).wait()
@@ -48,35 +58,30 @@ def _destroyed_while_busy(
 
 @known(1, "destroy_process_group aborts what runs for more than 2 seconds")
 def test_work_ends_before_its_group(launch: Launcher, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    values = launch(2, run_in_world, _destroyed_while_busy, url, {}, (), provider="cuda")
+    values = launch(2, _destroyed_while_busy, str(tmp_path), provider="cuda", fresh=True)
     assert values == [[3.0] * 4] * 2
 
 
-def _work_of_a_group(
-    dist: Any,  # noqa: ANN401 - the module
-    rank: int,
-    size: int,
-) -> list[float]:
+def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
     import torch
 
-    x = torch.full((4,), rank + 1.0)
-    dist.all_reduce(torch.ones(1))
+    dist = _init(rank, folder)
+    x = torch.full((4,), rank.rank + 1.0, device="cuda")
     torch.cuda.synchronize()
-    if rank == 1:
+    if rank.rank == 1:
         time.sleep(0.5)
     with nccl.group():
         work = dist.all_reduce(x, async_op=True)
     work.wait()
     values: list[float] = x.tolist()
     torch.cuda.synchronize()
+    dist.destroy_process_group()
     return values
 
 
 @known(2, "wait() returns before an operation of a group")
 def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    values = launch(2, run_in_world, _work_of_a_group, url, {}, (), provider="cuda")
+    values = launch(2, _work_of_a_group, str(tmp_path), provider="cuda", fresh=True)
     assert values == [[3.0] * 4] * 2
 
 

@@ -95,13 +95,13 @@ def test_calls_that_need_a_context_fail_without_one() -> None:
 
 
 def test_a_context_is_valid_while_it_is_retained(cuda: library.Driver) -> None:
-    context = new("cuDevicePrimaryCtxRetain", 7)
+    context = new("cuDevicePrimaryCtxRetain", 3)
     active = ctypes.c_int()
-    cuda("cuDevicePrimaryCtxGetState", 7, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+    cuda("cuDevicePrimaryCtxGetState", 3, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
     assert active.value
-    cuda("cuDevicePrimaryCtxRelease_v2", 7)
-    cuda("cuDevicePrimaryCtxGetState", 7, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
-    if not active.value:  # nobody else in this process has retained it
+    cuda("cuDevicePrimaryCtxRelease_v2", 3)
+    cuda("cuDevicePrimaryCtxGetState", 3, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+    if not active.value:  # it is retained nowhere else in this process
         with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_CONTEXT"):
             cuda("cuCtxSetCurrent", context)
 

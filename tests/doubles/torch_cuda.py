@@ -33,7 +33,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """As the CUDA runtime has it: a thread without a context is on device 0."""
+    """The device of the current context; 0 in a thread without one, as in the CUDA runtime."""
     context, device = ctypes.c_void_p(), ctypes.c_int()
     library.driver()("cuCtxGetCurrent", ctypes.byref(context))
     if not context.value:
@@ -73,7 +73,7 @@ def synchronize(device_: Any = None) -> None:  # noqa: ANN401
 
 
 class Stream:
-    """A stream; with a handle, one that somebody else made."""
+    """A new stream, or with cuda_stream= an existing one."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ def is_current_stream_capturing() -> bool:
     return tensor.is_capturing(current_device())
 
 
-class Future(torch.futures.Future):  # type: ignore[type-arg]
+class Future(torch.futures.Future):
     """torch.futures.Future with CUDA devices: waiting makes the current streams wait."""
 
     def __init__(self, *, devices: Any = None) -> None:  # noqa: ANN401
@@ -336,7 +336,7 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
             return empty.requires_grad_(made.requires_grad)
         return to_device(made, ordinal)
 
-    call._double_of = function  # type: ignore[attr-defined]
+    call._double_of = function
     return call
 
 
@@ -366,8 +366,8 @@ def _patch_tensor() -> None:
     def cuda(self: torch.Tensor, device: Any = None, *_: object, **__: object) -> torch.Tensor:  # noqa: ANN401
         return to_device(self, ordinal_of(device))
 
-    torch.Tensor.to = to  # type: ignore[method-assign,assignment]
-    torch.Tensor.cuda = cuda  # type: ignore[method-assign,assignment]
+    torch.Tensor.to = to
+    torch.Tensor.cuda = cuda
 
 
 def _patch_default_device() -> None:
@@ -439,7 +439,7 @@ def activate() -> None:
     tensor.install_exchange_api()
     for name, stand_in in _STAND_INS.items():
         setattr(torch.cuda, name, stand_in)
-    torch.futures.Future = Future  # type: ignore[misc]
+    torch.futures.Future = Future
     _patch_factories()
     _patch_tensor()
     _patch_default_device()

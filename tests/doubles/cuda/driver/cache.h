@@ -1,7 +1,7 @@
 // A caching allocator as PyTorch's: freed memory is used again by the stream that it was allocated
 // for, at once, because that stream's work is in order. A freed block is poisoned when its stream
-// comes to the free; where the poison is no longer whole when the block is used again, somebody has
-// written to it without order, which is a violation.
+// comes to the free. Where the poison is no longer intact when the block is used again, an
+// operation without order has written to it, which is a violation.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,7 @@ namespace {
 struct Kernel {
   CUhostFn function;
   void* data;
-  Use use;
+  MemoryUse use;
 };
 
 std::atomic<bool> stopped{false};

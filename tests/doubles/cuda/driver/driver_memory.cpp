@@ -15,17 +15,17 @@ struct Copy {
   char* to;
   const char* from;
   size_t bytes;
-  Use use;
+  MemoryUse use;
 };
 
 struct Fill {
   char* to;
   int value;
   size_t bytes;
-  Use use;
+  MemoryUse use;
 };
 
-void add_device_memory(Use& use, const char* address, size_t bytes) {
+void add_device_memory(MemoryUse& use, const char* address, size_t bytes) {
   if (find_range(address)) use.add(address, bytes);
 }
 

@@ -100,9 +100,10 @@ RangeRef allocate(size_t bytes, int device, const char* origin) {
   return add_range(base, bytes, device, origin, [base, whole] { munmap(base, whole); });
 }
 
-Use::Use(std::string operation, int device) : operation_(std::move(operation)), device_(device) {}
+MemoryUse::MemoryUse(std::string operation, int device)
+    : operation_(std::move(operation)), device_(device) {}
 
-void Use::add(const void* address, size_t bytes) {
+void MemoryUse::add(const void* address, size_t bytes) {
   if (address == nullptr || bytes == 0) return;
   const RangeRef range = find_range(address);
   char where[64];
@@ -119,7 +120,7 @@ void Use::add(const void* address, size_t bytes) {
   parts_.push_back({range, range->generation.load()});
 }
 
-void Use::end() {
+void MemoryUse::end() {
   for (const Part& part : parts_) {
     const uint64_t reached = part.range->reached.load();
     if (reached > part.generation)
@@ -133,7 +134,7 @@ void Use::end() {
   cancel();
 }
 
-void Use::cancel() {
+void MemoryUse::cancel() {
   for (const Part& part : parts_)
     if (part.range->in_flight.fetch_sub(1) == 1 && part.range->freed.load()) release(part.range);
   parts_.clear();

@@ -1,7 +1,7 @@
 // Device memory: ranges of host memory that belong to a device, and the operations in flight that
-// use them. Each free begins a new generation of a range: for the caller when it frees, for the
-// operations when the stream comes to the free. An operation that ends in another generation than
-// it was enqueued for is a violation.
+// use them. Each free begins a new generation of a range: in the order of calls at the call, in the
+// order of the streams when the stream comes to the free. An operation that was enqueued in one
+// generation and ends in another is a violation.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ struct Range {
   int device = 0;
   const char* origin = "";              // the function that allocates such memory
   std::function<void()> release;        // gives the memory back to where it came from
-  std::atomic<uint64_t> generation{0};  // for who enqueues
-  std::atomic<uint64_t> reached{0};     // by the streams
+  std::atomic<uint64_t> generation{0};  // in the order of calls
+  std::atomic<uint64_t> reached{0};     // in the order of the streams
   std::atomic<int> in_flight{0};
   std::atomic<bool> freed{false};
   std::atomic<bool> released{false};
@@ -42,9 +42,9 @@ void free_range(const RangeRef& range, const char* function);
 RangeRef allocate(size_t bytes, int device, const char* origin);
 
 // The memory that one enqueued operation uses.
-class Use {
+class MemoryUse {
  public:
-  Use(std::string operation, int device);
+  MemoryUse(std::string operation, int device);
   // Null addresses and lengths of 0 are no use.
   void add(const void* address, size_t bytes);
   void end();     // reports what has changed since it was enqueued

@@ -153,7 +153,7 @@ std::vector<CUstream> Context::queues() {
 }
 
 int device_count() {
-  static const int count = std::clamp(number_of("CUDA_DOUBLE_DEVICES", 8), 0, kMostDevices);
+  static const int count = std::clamp(number_of("CUDA_DOUBLE_DEVICES", 4), 0, kMostDevices);
   return count;
 }
 

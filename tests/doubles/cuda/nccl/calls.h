@@ -1,6 +1,5 @@
-// What the exported functions of libnccl.so.2 do: Call<entry> for each entry of the list. In
-// general a call goes to the engine with the engine's handles; the entries that rules concern have
-// their own.
+// What the exported functions of libnccl.so.2 do: Call<entry> for each entry of the list. A call
+// goes to the engine with the engine's handles; entries that a rule concerns have their own Call.
 #pragma once
 
 #include <tuple>
@@ -10,27 +9,28 @@
 
 namespace cuda_double {
 
-// A call under way on a communicator.
-class Inside {
+// Counts a call that is under way on a communicator.
+class CallGuard {
  public:
-  explicit Inside(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
+  explicit CallGuard(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
     if (communicator_) communicator_->calls.fetch_add(1);
   }
-  ~Inside() {
+  ~CallGuard() {
     if (communicator_) communicator_->calls.fetch_sub(1);
   }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
+  CallGuard(const CallGuard&) = delete;
+  CallGuard& operator=(const CallGuard&) = delete;
 
  private:
   const CommunicatorRef communicator_;
 };
 
-// The engine's handle of a communicator; one that is unknown stays what it is, and is refused.
+// The engine's handle of a communicator; an unknown handle is returned as it is: the engine refuses
+// it.
 ncclComm_t engine_handle(ncclComm_t handle);
 
-// The communicator's device is current for a scope, as NCCL makes it, and a thread without a
-// context has that of device 0 afterwards, as the CUDA runtime makes it.
+// Makes the communicator's device current for a scope, as NCCL does. A thread without a context has
+// that of device 0 afterwards, as after a call of the CUDA runtime.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -70,7 +70,7 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
                            EngineCall&& call) {
   const CommunicatorRef communicator = find_communicator(handle);
   if (!communicator) return call(handle, cudaStream_t());  // the engine refuses it
-  const Inside inside(communicator);
+  const CallGuard guard(communicator);
   const DeviceScope scope(communicator->device);
   std::unique_ptr<Operation> operation;
   ncclResult_t result = begin_operation(arguments, handle, stream, operation);
@@ -131,7 +131,7 @@ Result forward(const char* function, Result (*entry)(All...), All... all) {
                            return entry(translate(engine_config(all), comm, stream)...);
                          });
   } else {
-    const Inside inside(find_communicator(handle));
+    const CallGuard guard(find_communicator(handle));
     return entry(translate(all, engine_handle(handle), nullptr)...);
   }
 }

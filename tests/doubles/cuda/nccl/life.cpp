@@ -129,7 +129,7 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
 ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int color, int key,
                                               ncclComm_t* out, ncclConfig_t* config) {
   const CommunicatorRef parent = find_communicator(comm);
-  const Inside inside(parent);
+  const CallGuard guard(parent);
   return create(out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
                 derived_key(parent, ":split", color), [&](ncclComm_t* made) {
                   return nccl().ncclCommSplit(engine_handle(comm), color, key, made, config);
@@ -140,7 +140,7 @@ ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int
                                                int count, ncclComm_t* out, ncclConfig_t* config,
                                                int flags) {
   const CommunicatorRef parent = find_communicator(comm);
-  const Inside inside(parent);
+  const CallGuard guard(parent);
   return create(out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
                 derived_key(parent, ":shrink", count), [&](ncclComm_t* made) {
                   return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, config,
@@ -153,7 +153,7 @@ ncclResult_t Call<&Table::ncclCommGrow>::run(const char*, ncclComm_t comm, int n
                                              const ncclUniqueId* id, int rank, ncclComm_t* out,
                                              ncclConfig_t* config) {
   const CommunicatorRef parent = find_communicator(comm);
-  const Inside inside(parent);
+  const CallGuard guard(parent);
   const int device = parent ? parent->device : current_or_first().device();
   return create(out, device, blocking_of(config, !parent || parent->blocking), {},
                 [&](ncclComm_t* made) {
@@ -164,7 +164,7 @@ ncclResult_t Call<&Table::ncclCommGrow>::run(const char*, ncclComm_t comm, int n
 ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommFinalize(comm);
-  const Inside inside(communicator);
+  const CallGuard guard(communicator);
   wait_for_graphs(*communicator);
   const ncclResult_t result = nccl().ncclCommFinalize(communicator->engine);
   const bool done = result == ncclSuccess || result == ncclInProgress;

@@ -29,7 +29,7 @@ constexpr Blocks kBlocks[] = {
 
 constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclDataType_t
 
-void add_buffers(Use& use, const Communicator& communicator, const Arguments& arguments) {
+void add_buffers(MemoryUse& use, const Communicator& communicator, const Arguments& arguments) {
   std::string_view name = arguments.function;
   if (name.ends_with("Config")) name.remove_suffix(6);
   for (const Blocks& blocks : kBlocks) {
@@ -46,7 +46,7 @@ void add_buffers(Use& use, const Communicator& communicator, const Arguments& ar
 
 struct Finish {
   CommunicatorRef communicator;
-  std::unique_ptr<Use> use;
+  std::unique_ptr<MemoryUse> use;
 
   void run() {
     if (holds(kDeadPeersSpin))
@@ -70,7 +70,7 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
                     Hold(nullptr, [held = communicator_](void*) { held->graphs.fetch_sub(1); }));
     return;
   }
-  use_ = std::make_unique<Use>(std::string(name), communicator_->device);
+  use_ = std::make_unique<MemoryUse>(std::string(name), communicator_->device);
   add_buffers(*use_, *communicator_, arguments);
 }
 

@@ -35,7 +35,7 @@ class Operation {
  private:
   CommunicatorRef communicator_;
   StreamRef stream_;
-  std::unique_ptr<Use> use_;  // none in a capture
+  std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 
 // The calling thread's group.
