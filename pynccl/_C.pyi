@@ -10,7 +10,12 @@ from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, fi
 import torch
 from typing_extensions import CapsuleType, Self, disjoint_base
 
-from pynccl.errors import NcclError
+from pynccl.errors import (
+    DriverError,
+    LibraryNotFoundError,
+    MissingFunctionError,
+    NcclError,
+)
 from pynccl.mirror.base.errors import BackendError
 from pynccl.mirror.group import comm_stream as mirror_comm_stream
 from pynccl.mirror.group import pair as mirror_pair
@@ -449,6 +454,20 @@ class Library:
     def ncclParamDumpAll(self) -> None: ...
     # End of that.
 
+def set_exceptions(
+    from_result: Callable[[str, int, str, int], NcclError],
+    nccl: type[NcclError],
+    driver: type[DriverError],
+    missing_function: type[MissingFunctionError],
+    library_not_found: type[LibraryNotFoundError],
+) -> None: ...
+def set_resolvers(
+    resolve: Callable[[str | None, object], tuple[Library, int]],
+    resolve_all: Callable[
+        [str | None, SupportsIndex | Sequence[object]], tuple[Library, list[int]]
+    ],
+) -> None: ...
+def set_register_pool(function: Callable[[Communicator, object], PoolRegistration]) -> None: ...
 def open_library(path: str) -> Library: ...
 def loaded_path(soname: str) -> str: ...
 def version_text(version: int) -> str: ...

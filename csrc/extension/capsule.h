@@ -1,9 +1,9 @@
-// The binary interface between pynccl and C++ extensions: the struct that the capsule of
-// Communicator.__pynccl_communicator__() points to. pynccl.h wraps it for C++.
+// PyncclCommunicator: the struct behind the capsule of Communicator.__pynccl_communicator__(), the
+// complete binary interface between pynccl and an extension. pynccl.h wraps it in C++.
 //
-// New members are only added at the end; size gives the bytes that are present. An incompatible
-// change gets a new capsule name. Functions are looked up by name, so no layout of a function table
-// is part of the interface.
+// New fields are only added at the end; size is the size in bytes of the struct that pynccl filled
+// in. An incompatible change gets another capsule name. Functions are looked up by name, so that
+// the two sides need not agree on a table.
 #pragma once
 
 #include <stddef.h>
@@ -13,30 +13,30 @@
 extern "C" {
 
 struct PyncclCommunicator {
-  size_t size;  // bytes, in the version of pynccl that filled it
+  size_t size;  // bytes
 
-  // Reference counting. The capsule holds one reference; code that keeps the pointer after the
-  // capsule is destroyed needs its own. Any thread may call these, with or without the GIL.
+  // Reference counting. The capsule holds one reference; code that keeps the pointer longer takes
+  // its own. Any thread can call them, with or without the GIL.
   void (*retain)(struct PyncclCommunicator* self);
   void (*release)(struct PyncclCommunicator* self);
 
-  // The ncclComm_t; null after the communicator was closed or aborted.
+  // The ncclComm_t; null once the communicator is closed or aborted.
   void* (*handle)(const struct PyncclCommunicator* self);
 
-  // The address of a function of nccl.h ("ncclAllReduce") in the library of the communicator; null
-  // if the library does not have it.
+  // The address of a function of nccl.h ("ncclAllReduce") in the communicator's library; null where
+  // the library does not have it.
   void* (*function)(const struct PyncclCommunicator* self, const char* name);
 
-  // The same for the driver calls that pynccl uses, by their names in cuda.h ("cuLaunchHostFunc").
-  // With hostnccl these are its own functions, for its own streams.
+  // The same for the stream calls of abi/driver_functions.inc, by their names in cuda.h
+  // ("cuLaunchHostFunc"). On hostnccl they are hostnccl's functions for its streams.
   void* (*driver_function)(const struct PyncclCommunicator* self, const char* name);
 
   int rank;
   int nranks;
-  int device;        // ordinal
-  int version;       // of ncclGetVersion: 23203 is 2.32.3
+  int device;        // the device's ordinal
+  int version;       // as ncclGetVersion gives it: 23203 is 2.32.3
   int on_device;     // 1: buffers are in GPU memory; 0: in host memory
-  const char* path;  // of the library's file
+  const char* path;  // the path of the library
 };
 
 }  // extern "C"

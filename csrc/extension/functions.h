@@ -1,9 +1,9 @@
-// Function types of nccl.h and of the driver calls, for pynccl.h: pynccl::abi::functions::ncclX is
-// the type of ncclX.
+// The types of the functions of nccl.h and of the stream calls under their own names, in
+// pynccl::abi::functions; for pynccl.h.
 #pragma once
 
-// The lists have functions without parameters, and before C++20 a variadic macro needs at least one
-// argument. Compilers accept it with a warning, which this turns off.
+// The lists contain variadic macro calls without arguments, which C++17 lacks and compilers
+// support.
 #if defined(__GNUC__)
 #pragma GCC system_header
 #endif
@@ -16,7 +16,7 @@ namespace pynccl::abi::functions {
 #include "abi/c_params.inc"
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
-#ifndef CUDA_VERSION  // cuda.h defines macros with some of these names
+#ifndef CUDA_VERSION  // cuda.h defines some of these names as macros
 #define FUNCTION(symbol, result, name, ...) using cu##name = result(__VA_ARGS__);
 #include "abi/c_params.inc"
 #include "abi/driver_functions.inc"

@@ -1,5 +1,5 @@
-// pynccl for C++ and CUDA extensions: gives the ncclComm_t of a Python Communicator and NCCL's
-// functions, without linking NCCL. C++17; pynccl.get_include() is the include path.
+// The C++ header of pynccl: the ncclComm_t of a Python Communicator and the functions of its NCCL,
+// without linking NCCL. C++17; the include path is pynccl.get_include().
 //
 //     void run(pynccl::CommunicatorRef comm, ...) {
 //       const auto all_reduce = PYNCCL_GET(comm, ncclAllReduce);
@@ -7,18 +7,18 @@
 //                  "ncclAllReduce");
 //     }
 //
-// Types: those of nccl.h if it is included before this file, else pynccl's declarations of the same
-// ABI. pynccl::types has the common ones in both cases. The same holds for cuda.h and
-// PYNCCL_GET_DRIVER.
+// Types. Where nccl.h is included before this file, they are nccl.h's, otherwise pynccl's
+// declarations of the same ABI. pynccl::types has the common ones in both cases. The same holds for
+// cuda.h and PYNCCL_GET_DRIVER.
 //
-// Lifetime: a CommunicatorRef keeps the Python object alive but not open. After close() or abort()
-// handle() throws. NCCL's own rules apply to calls with a handle: one thread at a time uses a
+// Lifetime. A CommunicatorRef keeps the Python object alive but not open: after close() or abort(),
+// handle() throws. The rules of NCCL apply to calls with a handle: one thread at a time uses a
 // communicator, and it must not be closed during a call. Destroy all references before the
-// interpreter is finalized.
+// interpreter ends.
 //
-// Order: work enqueued on a stream through this header and work that pynccl enqueues there run in
-// the order of the calls. Inside Python's group() pynccl collects its own operations until the end;
-// a call through this header reaches NCCL at once.
+// Order. Work that is enqueued on a stream through this header is ordered with pynccl's work on
+// that stream. Inside Python's group() pynccl collects its operations and calls NCCL at the end; a
+// call through this header goes to NCCL at once.
 #pragma once
 
 #include <Python.h>
@@ -45,15 +45,15 @@
 #define PYNCCL_DRIVER_FUNCTION(name) ::pynccl::abi::functions::name
 #endif
 
-// A function of nccl.h, with its own type. A look-up takes longer than a call: store the pointer,
-// which is valid as long as the CommunicatorRef.
+// The function of nccl.h with this name and its type. A look-up takes longer than the call: keep
+// the pointer; it is valid as long as the CommunicatorRef.
 #define PYNCCL_GET(comm, name) ((comm).get<PYNCCL_NCCL_FUNCTION(name)>(#name))
-// The same for a function of cuda.h.
+// The same for a stream call of cuda.h.
 #define PYNCCL_GET_DRIVER(comm, name) ((comm).get_driver<PYNCCL_DRIVER_FUNCTION(name)>(#name))
 
 namespace pynccl {
 
-// The common types and values, from nccl.h or from pynccl.
+// NCCL's common types and values, from nccl.h or from pynccl.
 namespace types {
 using PYNCCL_NCCL_SCOPE::cudaStream_t;
 using PYNCCL_NCCL_SCOPE::ncclComm_t;
@@ -82,7 +82,7 @@ using PYNCCL_NCCL_SCOPE::ncclUint64;
 using PYNCCL_NCCL_SCOPE::ncclUint8;
 }  // namespace types
 
-// The error of an NCCL function that returned neither ncclSuccess nor ncclInProgress.
+// An NCCL function that returned neither ncclSuccess nor ncclInProgress.
 class NcclError : public std::runtime_error {
  public:
   NcclError(int result, std::string name, int own_rank, const std::string& message)
@@ -117,13 +117,13 @@ inline std::string take_python_error() {
 
 }  // namespace detail
 
-// A reference to a pynccl.nccl.Communicator. Copying and destroying it need no GIL.
+// A reference to a pynccl.nccl.Communicator. Copying it needs no GIL.
 class CommunicatorRef {
  public:
-  CommunicatorRef() = default;  // empty: using it throws
+  CommunicatorRef() = default;  // empty: all functions throw
 
-  // The GIL must be held. Throws std::invalid_argument if the object is not a Communicator, or if
-  // it is closed or not initialized yet.
+  // Needs the GIL. Throws std::invalid_argument where the object is not a Communicator, or is
+  // closed or not ready.
   explicit CommunicatorRef(PyObject* communicator) {
     PyObject* capsule = PyObject_CallMethod(communicator, "__pynccl_communicator__", nullptr);
     void* pointer = capsule ? PyCapsule_GetPointer(capsule, PYNCCL_CAPSULE_NAME) : nullptr;
@@ -148,7 +148,7 @@ class CommunicatorRef {
     if (target_) target_->release(target_);
   }
 
-  // Throws std::invalid_argument once the communicator is closed.
+  // Throws std::invalid_argument where the communicator is closed.
   types::ncclComm_t handle() const {
     void* handle = target().handle(target_);
     if (!handle) throw std::invalid_argument("communicator: it is closed");
@@ -162,7 +162,7 @@ class CommunicatorRef {
   bool on_device() const { return target().on_device != 0; }
   const char* library_path() const { return target().path; }
 
-  // A function by type and name; PYNCCL_GET gives both. Throws std::runtime_error if the loaded
+  // A function by name and type; PYNCCL_GET fills in both. Throws std::runtime_error where the
   // library does not have it.
   template <class Function>
   Function* get(const char* name) const {
@@ -173,8 +173,7 @@ class CommunicatorRef {
     return found<Function>(target().driver_function(target_, name), name);
   }
 
-  // Throws NcclError with the library's error text, unless the result is ncclSuccess or
-  // ncclInProgress.
+  // Throws NcclError with the library's text, unless the result is ncclSuccess or ncclInProgress.
   void check(types::ncclResult_t result, const char* function) const {
     if (result == types::ncclSuccess || result == types::ncclInProgress) return;
     std::string text = std::string(function) + " on rank " + std::to_string(rank()) + ": " +
@@ -187,7 +186,7 @@ class CommunicatorRef {
 
  private:
   const PyncclCommunicator& target() const {
-    if (!target_) throw std::invalid_argument("communicator: the reference is empty");
+    if (!target_) throw std::invalid_argument("communicator: the CommunicatorRef is empty");
     return *target_;
   }
 
@@ -204,7 +203,7 @@ class CommunicatorRef {
 
 }  // namespace pynccl
 
-#ifdef PYBIND11_VERSION_MAJOR  // pybind11 is included before: bound functions take CommunicatorRef
+#ifdef PYBIND11_VERSION_MAJOR  // pybind11 is included: its functions can take a CommunicatorRef
 namespace pybind11::detail {
 template <>
 struct type_caster<pynccl::CommunicatorRef> {
@@ -219,7 +218,7 @@ struct type_caster<pynccl::CommunicatorRef> {
 }  // namespace pybind11::detail
 
 namespace pynccl {
-// For the body of a module: turns NcclError into the exception that pynccl raises for its result.
+// For the body of a module: translates NcclError into pynccl's exception for that result.
 inline void translate_exceptions() {
   namespace py = pybind11;
   py::register_local_exception_translator([](std::exception_ptr raised) {

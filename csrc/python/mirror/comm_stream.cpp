@@ -13,26 +13,17 @@ const std::shared_ptr<Stream>& CommStream::stream() {
   return stream_;
 }
 
-WorkQueue& CommStream::queue() {
+AsyncQueue& CommStream::queue() {
   if (!queue_) [[unlikely]]
     queue_.emplace(communicator_->shared_library(), stream());
   return *queue_;
 }
 
-namespace {
-
-void set_raised(const py::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-}
-
-}  // namespace
-
 void explain(const py::object& comm_stream, PyObject* kind) {
   py::error_already_set raised;
   try {
-    const py::module_ errors = py::module_::import("pynccl.errors");
-    if (raised.matches(errors.attr("NcclError")) || raised.matches(errors.attr("DriverError")))
-      set_raised(comm_stream.attr("explain")(py::handle(kind), raised.value()));
+    if (is_library_error(raised))
+      raise(comm_stream.attr("explain")(py::handle(kind), raised.value()));
     else
       raised.restore();
   } catch (py::error_already_set& failed) {
@@ -47,7 +38,7 @@ py::object issue(const py::object& self, const py::object& record) {
   auto& comm_stream = py::cast<CommStream&>(self);
   const py::object kind = record.attr("kind");
   if (!comm_stream.usable()) {
-    set_raised(self.attr("timed_out")(kind));
+    raise(self.attr("timed_out")(kind));
     throw py::error_already_set();
   }
   const auto enqueue = [&](const py::object& stream) {

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "core/communicator.h"
-#include "core/work.h"
+#include "core/async_operation.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/mirror/hooks.h"
@@ -53,7 +53,7 @@ class CommStream {
       const GilReleased released;
       order.lock();
     }
-    WorkQueue& queue = this->queue();
+    AsyncQueue& queue = this->queue();
     queue.begin(work.current_stream());
     enqueue(queue.handle());
     work.operation = queue.end(hold(std::move(held)));
@@ -63,7 +63,7 @@ class CommStream {
 
   // The communication stream and its queue, made at the first use.
   const std::shared_ptr<Stream>& stream();
-  WorkQueue& queue();
+  AsyncQueue& queue();
 
   // The number of the synchronous call that is under way, 0 for none.
   std::size_t call_under_way() const {
@@ -80,7 +80,7 @@ class CommStream {
   std::atomic<std::size_t> calls_ = 0;
   std::mutex order_;
   std::shared_ptr<Stream> stream_;
-  std::optional<WorkQueue> queue_;
+  std::optional<AsyncQueue> queue_;
 };
 
 // A CommStream: Python's object, and its part in C++.

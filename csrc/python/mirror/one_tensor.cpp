@@ -64,7 +64,7 @@ constexpr const char* method_name() {
 template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
   communicator.issue(K, operation);
-  communicator.settle();
+  communicator.wait_accepted();
 }
 
 // A list of one object, or of none.

@@ -242,7 +242,7 @@ void issue_together(Communicator& communicator, const std::vector<Operation>& op
       communicator.issue(Kind::kRecv, operation);
   }
   group.end();
-  communicator.settle();
+  communicator.wait_accepted();
 }
 
 // The record for the hooks.
