@@ -11,7 +11,12 @@ import torch
 from typing_extensions import CapsuleType, Self, disjoint_base
 
 from pynccl import mirror
-from pynccl.errors import NcclError
+from pynccl.errors import (
+    DriverError,
+    LibraryNotFoundError,
+    MissingFunctionError,
+    NcclError,
+)
 from pynccl.mirror import channel as mirror_channel
 from pynccl.mirror.errors import BackendError
 
@@ -444,6 +449,20 @@ class Library:
     def ncclParamDumpAll(self) -> None: ...
     # End of that.
 
+def set_exceptions(
+    from_result: Callable[[str, int, str, int], NcclError],
+    nccl: type[NcclError],
+    driver: type[DriverError],
+    missing_function: type[MissingFunctionError],
+    library_not_found: type[LibraryNotFoundError],
+) -> None: ...
+def set_resolvers(
+    resolve: Callable[[str | None, object], tuple[Library, int]],
+    resolve_all: Callable[
+        [str | None, SupportsIndex | Sequence[object]], tuple[Library, list[int]]
+    ],
+) -> None: ...
+def set_register_pool(function: Callable[[Communicator, object], PoolRegistration]) -> None: ...
 def open_library(path: str) -> Library: ...
 def loaded_path(soname: str) -> str: ...
 def version_text(version: int) -> str: ...

@@ -1,7 +1,7 @@
-"""The operators behind pynccl.ops: ``torch.ops.pynccl.*``, their fake forms, their gradients.
+"""The operators of pynccl.ops: ``torch.ops.pynccl.*``, their fake forms and their gradients.
 
-A group is named by a string in their arguments, "" being the default one: it is what stays in a
-compiled graph.
+In their arguments a group is represented by its name, a string that a compiled graph can hold; ""
+is the default group.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _OPERATORS = {
 def _operator(op: str) -> Any:  # noqa: ANN401 - torch's enum has no type
     found = _OPERATORS.get(op)
     if found is None:
-        raise ValueError(f"op: {op!r} is none of {', '.join(_OPERATORS)}")
+        raise ValueError(f"op: {op!r} is not one of {', '.join(_OPERATORS)}")
     return found
 
 
 def name_of(group: Group) -> str:
-    """What stands for a group in an operator's arguments: "" is the default one."""
+    """The name of a group for an operator's arguments; "" is the default group."""
     if group is None:
         return ""
     if isinstance(group, str):
         return group
     name = getattr(group, "group_name", None)
     if name is None:
-        raise ValueError(f"group: {group!r} is no group that this rank is in")
+        raise ValueError(f"group: {group!r} is not a group of this rank")
     return str(name)
 
 
@@ -67,7 +67,7 @@ def _group(name: str) -> mirror.ProcessGroup:
     """The group of a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such group.
     """
     if not name:
         return mirror._get_default_group()
@@ -78,7 +78,7 @@ def _group(name: str) -> mirror.ProcessGroup:
 
 
 def _like(tensor: Tensor, rows: int) -> Tensor:
-    """A new contiguous tensor with another first dimension."""
+    """A new contiguous tensor with rows as its first dimension."""
     return tensor.new_empty((rows, *tensor.shape[1:]))
 
 
@@ -99,7 +99,7 @@ def _block(tensor: Tensor, group: str) -> Tensor:
 
 
 def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str) -> list[int]:
-    """How many rows go to (or come from) each rank."""
+    """The rows for (or from) each rank; sizes, or equal parts where it is None."""
     size = _group(group).size()
     if sizes is None:
         _block(tensor, group)
@@ -109,7 +109,8 @@ def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str)
     return sizes
 
 
-# The operators. Their schemas come from the annotations; their fake forms say what comes out.
+# The operators. Their schemas come from the annotations, the shapes of their results from the fake
+# forms.
 
 
 @torch.library.custom_op("pynccl::all_reduce_", mutates_args=("tensor",))
@@ -189,8 +190,8 @@ def all_to_all(
     return result
 
 
-# Of the rooted ones every rank gets a result of the same shape, so that all ranks compile the same
-# graph; where there is no result it is zeros.
+# The rooted operators return a tensor of the same shape on every rank, so that all ranks compile
+# the same graph; it is zeros on the ranks without a result.
 
 
 @torch.library.custom_op("pynccl::reduce", mutates_args=())
@@ -277,7 +278,7 @@ def _(tensor: Tensor, src: int, group: str) -> Tensor:
 
 
 def _keep(*names: str) -> Any:  # noqa: ANN401 - torch's type for it is private
-    """Keep the arguments after the tensor for the backward pass."""
+    """A setup_context that keeps the arguments after the tensor for the backward pass."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
         for name, value in zip(names, inputs[1:], strict=True):

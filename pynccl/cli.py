@@ -1,4 +1,4 @@
-"""The command ``pynccl``: what NCCL there is on this machine, and how to run clients on CPUs."""
+"""The command ``pynccl``: the NCCL libraries of this machine, and hostnccl for other clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def _describe(provider: str) -> Iterator[tuple[str, str]]:
-    """Lines (label, text) about one provider, from what it answers itself."""
+    """Lines (label, text) that describe one provider."""
     try:
         location = locate(provider)
         yield "library", f"{location.path} ({location.reason})"
@@ -49,14 +49,20 @@ def _info() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command with these arguments, by default the process's."""
+    """Run the command.
+
+    Args:
+        argv: the arguments; None is those of the process.
+
+    Returns:
+        The exit status.
+    """
     parser = argparse.ArgumentParser(prog="pynccl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="print providers, libraries, versions and devices")
     commands.add_parser(
         "hostnccl",
-        help="print the path of the libnccl.so.2 to put into LD_PRELOAD, so that any NCCL client "
-        "runs on CPUs",
+        help="print the path of a libnccl.so.2 for LD_PRELOAD that runs any NCCL client on CPUs",
     )
     arguments = parser.parse_args(argv)
     if arguments.command == "info":

@@ -1,10 +1,12 @@
-"""The exceptions that pynccl raises for what NCCL, the driver or the loader answered.
+"""The exceptions for failures of NCCL, the driver and the loader.
 
-Mistakes in arguments are :class:`ValueError` and :class:`TypeError`, raised before anything is
-sent. Every class here can be pickled, so that a spawned rank can report what happened to it.
+Wrong arguments are :class:`ValueError` and :class:`TypeError`, raised before anything is issued.
+The classes can be pickled, so that a spawned rank can report its error.
 """
 
 from __future__ import annotations
+
+from pynccl import _C
 
 __all__ = [
     "DriverError",
@@ -24,12 +26,12 @@ __all__ = [
 
 
 class NcclError(RuntimeError):
-    """An NCCL function returned something else than ``ncclSuccess``.
+    """An NCCL function returned another result than ``ncclSuccess``.
 
     Attributes:
         code: the ``ncclResult_t`` as an integer.
         function: the nccl.h function that returned it.
-        rank: this process's rank in the communicator, -1 where there is none.
+        rank: this rank in the communicator, -1 where there is no communicator.
     """
 
     def __init__(self, message: str, code: int = 0, function: str = "", rank: int = -1) -> None:
@@ -51,7 +53,7 @@ class NcclSystemError(NcclError):
 
 
 class NcclInternalError(NcclError):
-    """``ncclInternalError``: a bug in NCCL, or memory corruption."""
+    """``ncclInternalError``: a bug in NCCL or memory corruption."""
 
 
 class NcclInvalidArgumentError(NcclError):
@@ -59,7 +61,7 @@ class NcclInvalidArgumentError(NcclError):
 
 
 class NcclInvalidUsageError(NcclError):
-    """``ncclInvalidUsage``: the call breaks a rule of NCCL's API."""
+    """``ncclInvalidUsage``: the call violates a rule of NCCL's API."""
 
 
 class NcclRemoteError(NcclError):
@@ -71,7 +73,7 @@ class NcclInProgressError(NcclError):
 
 
 class NcclTimeoutError(NcclError):
-    """``ncclTimeout``: a deadline passed before all ranks had done their part."""
+    """``ncclTimeout``: a time limit expired before all ranks had taken part."""
 
 
 class DriverError(RuntimeError):
@@ -112,5 +114,19 @@ _BY_CODE: dict[int, type[NcclError]] = {
 
 
 def from_result(message: str, code: int, function: str, rank: int) -> NcclError:
-    """Make the exception of the class that belongs to an ``ncclResult_t``."""
+    """Make the exception for an ``ncclResult_t``.
+
+    Args:
+        message: the text.
+        code: the ``ncclResult_t`` as an integer.
+        function: the nccl.h function that returned it.
+        rank: this rank in the communicator, or -1.
+
+    Returns:
+        An instance of the subclass of :class:`NcclError` for the code; of :class:`NcclError` itself
+        for an unknown code.
+    """
     return _BY_CODE.get(code, NcclError)(message, code, function, rank)
+
+
+_C.set_exceptions(from_result, NcclError, DriverError, MissingFunctionError, LibraryNotFoundError)

@@ -1,13 +1,12 @@
-"""Which NCCL to load: the providers, where their libraries are looked for, and why one was taken.
+"""The search for libraries: which file a provider is loaded from, and why.
 
-A provider is a library with NCCL's C ABI and the stream calls that go with it: ``cuda`` is
-libnccl.so.2 with libcuda.so.1, ``host`` is hostnccl, which comes with pynccl. Both can be in use in
-one process.
+A provider is a library with NCCL's C ABI and its stream calls: ``cuda`` is libnccl.so.2 with
+libcuda.so.1, ``host`` is hostnccl, which is part of pynccl. A process can use both.
 
 Environment:
-    PYNCCL_PROVIDER: the provider where nothing else decides, ``cuda`` or ``host``.
-    PYNCCL_NCCL_LIBRARY: the file to load as libnccl.so.2.
-    PYNCCL_HOSTNCCL_LIBRARY: the file to load as hostnccl.
+    PYNCCL_PROVIDER: the default provider, ``cuda`` or ``host``.
+    PYNCCL_NCCL_LIBRARY: the path of libnccl.so.2.
+    PYNCCL_HOSTNCCL_LIBRARY: the path of hostnccl.
 """
 
 from __future__ import annotations
@@ -40,17 +39,20 @@ _NCCL_SONAME = "libnccl.so.2"
 
 
 class Location(NamedTuple):
-    """A library file and why it is the one."""
+    """The path of a library and the reason for its choice."""
 
     path: str
     reason: str
 
 
 def locate(provider: str) -> Location:
-    """Say which file a provider is loaded from, without loading it.
+    """The file that a provider is loaded from; it is not loaded.
 
     Args:
         provider: ``"cuda"`` or ``"host"``.
+
+    Returns:
+        A Location: the path, and the reason for the choice.
 
     Raises:
         ValueError: there is no such provider.
@@ -61,12 +63,12 @@ def locate(provider: str) -> Location:
     if provider == "host":
         if path := os.environ.get("PYNCCL_HOSTNCCL_LIBRARY"):
             return Location(path, "PYNCCL_HOSTNCCL_LIBRARY")
-        return Location(str(_FOLDER / "libhostnccl.so"), "comes with pynccl")
-    raise ValueError(f"provider: {provider!r} is none of {', '.join(map(repr, PROVIDERS))}")
+        return Location(str(_FOLDER / "libhostnccl.so"), "part of pynccl")
+    raise ValueError(f"provider: {provider!r} is not one of {', '.join(map(repr, PROVIDERS))}")
 
 
 def hostnccl_preload() -> Path:
-    """The file that stands in for libnccl.so.2 in any NCCL client, for LD_PRELOAD."""
+    """The path of hostnccl under the name libnccl.so.2, for LD_PRELOAD with any NCCL client."""
     return _FOLDER / "preload" / _NCCL_SONAME
 
 
@@ -75,18 +77,18 @@ def _locate_nccl() -> Location:
     if path := os.environ.get("PYNCCL_NCCL_LIBRARY"):
         if loaded and os.path.realpath(path) != os.path.realpath(loaded):
             raise LibraryNotFoundError(
-                f"PYNCCL_NCCL_LIBRARY is {path}, but {loaded} is loaded in this process already; "
-                "two NCCLs in one process do not work together"
+                f"PYNCCL_NCCL_LIBRARY is {path}, but {loaded} is already loaded in this process; "
+                "a process cannot use two NCCLs"
             )
         return Location(path, "PYNCCL_NCCL_LIBRARY")
     if loaded:
         return Location(loaded, "already loaded in this process")
-    # Imported here: finding costs milliseconds, and the host provider never needs it.
+    # Imported here: the import takes milliseconds, and the host provider does not need it.
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as error:
         raise LibraryNotFoundError(
-            f"{_NCCL_SONAME} is looked for with cuda-pathfinder, which is not installed"
+            f"{_NCCL_SONAME} was not found: cuda-pathfinder, which searches it, is not installed"
         ) from error
     try:
         found = load_nvidia_dynamic_lib("nccl")
@@ -105,21 +107,25 @@ def _load_provider(provider: str) -> _C.Library:
     memory = "device" if provider == "cuda" else "host"
     if library.memory != memory:
         raise LibraryNotFoundError(
-            f"provider {provider!r}: {location.path} ({location.reason}) works on "
+            f"provider {provider!r}: {location.path} ({location.reason}) is a library for "
             f"{library.memory} memory"
         )
     return library
 
 
 def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
-    """Load a library and give its table of functions.
+    """Load a library.
 
     Args:
         provider: ``"cuda"``, ``"host"``, the path of a library with NCCL's C ABI, or None for
             :func:`default_provider`.
 
+    Returns:
+        The Library; the same file always gives the same object.
+
     Raises:
-        LibraryNotFoundError: it cannot be loaded, or is older than NCCL 2.18.
+        ValueError: provider is neither a provider nor a path.
+        LibraryNotFoundError: it was not found, cannot be loaded, or is older than NCCL 2.18.
     """
     if provider is None:
         provider = default_provider()
@@ -135,11 +141,19 @@ def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
 
 @functools.cache
 def default_provider() -> str:
-    """``PYNCCL_PROVIDER`` where set, else ``"cuda"`` where a GPU can be used, else ``"host"``."""
+    """The provider where the caller names none.
+
+    Returns:
+        ``PYNCCL_PROVIDER`` where it is set, otherwise ``"cuda"`` where there is a usable GPU,
+        otherwise ``"host"``.
+
+    Raises:
+        ValueError: ``PYNCCL_PROVIDER`` is not a provider.
+    """
     if provider := os.environ.get("PYNCCL_PROVIDER"):
         if provider not in PROVIDERS:
             raise ValueError(
-                f"PYNCCL_PROVIDER: {provider!r} is none of {', '.join(map(repr, PROVIDERS))}"
+                f"PYNCCL_PROVIDER: {provider!r} is not one of {', '.join(map(repr, PROVIDERS))}"
             )
         return provider
     try:
@@ -149,14 +163,14 @@ def default_provider() -> str:
 
 
 def _parse_device(device: object) -> tuple[str | None, int]:
-    """Split a device into the provider it implies and its ordinal; -1 is the current device."""
+    """The provider that a device implies, or None, and its ordinal; -1 is the current device."""
     if device is None:
         return None, -1
     kind, ordinal = getattr(device, "type", None), getattr(device, "index", None)
     if isinstance(device, str):
         kind, _, index = device.partition(":")
         if index and not index.isdecimal():
-            raise ValueError(f"device: {device!r} has no ordinal after the colon")
+            raise ValueError(f"device: {device!r} has no number after the colon")
         ordinal = int(index) if index else None
     elif kind is None:
         try:
@@ -176,14 +190,18 @@ def _parse_device(device: object) -> tuple[str | None, int]:
 
 
 def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
-    """Find the library and the device ordinal (-1: the current one) of a new communicator.
+    """Find the library and the device of a new communicator.
 
     Args:
         provider: ``"cuda"``, ``"host"``, a path, or None.
         device: an integer, ``"cpu"``, ``"cuda:1"``, a ``torch.device``, or None.
 
+    Returns:
+        The Library and the device's ordinal; -1 is the current device.
+
     Raises:
-        TypeError, ValueError: an argument makes no sense, or the two contradict each other.
+        TypeError, ValueError: a wrong argument, or a device of another provider.
+        LibraryNotFoundError: the provider's library was not found.
     """
     implied, ordinal = _parse_device(device)
     if implied is not None and provider in PROVIDERS and provider != implied:
@@ -198,7 +216,15 @@ def resolve_all(
 
     Args:
         provider: as for :func:`resolve`.
-        devices: how many ranks, spread over the devices that there are, or one device for each.
+        devices: the number of ranks, which are distributed over the devices; or a sequence of one
+            device per rank.
+
+    Returns:
+        The Library and the ordinal of each rank's device.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or devices of different providers.
+        LibraryNotFoundError: the provider's library was not found.
     """
     if isinstance(devices, SupportsIndex):
         count = operator.index(devices)
@@ -208,8 +234,11 @@ def resolve_all(
         available = len(library.device_names())
         return library, [rank % available for rank in range(count)]
     if not devices:
-        raise ValueError("devices: is empty")
+        raise ValueError("devices: the sequence is empty")
     libraries, ordinals = zip(*(resolve(provider, device) for device in devices), strict=True)
     if any(library is not libraries[0] for library in libraries):
         raise ValueError(f"devices: {devices!r} belong to different providers")
     return libraries[0], [max(ordinal, 0) for ordinal in ordinals]
+
+
+_C.set_resolvers(resolve, resolve_all)

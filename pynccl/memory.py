@@ -1,7 +1,7 @@
-"""Memory from ncclMemAlloc where a framework allocates: pools for torch and CuPy, tensors on CPUs.
+"""Memory from ncclMemAlloc for frameworks: pools for torch and CuPy, and single tensors.
 
-NCCL moves such memory without copying it to buffers of its own once it is registered with a
-communicator.
+Once such memory is registered with a communicator, NCCL transfers it without a copy to its own
+buffers.
 
     pool = memory.torch_pool()
     comm.register_pool(pool)
@@ -9,15 +9,15 @@ communicator.
         tensor = torch.empty(2**20, device="cuda")
     comm.all_reduce(tensor)
 
-What is promised: every segment that the pools of this module hold on the communicator's device is
-registered from :func:`register_pool` on, and every later one with its allocation, until the
-communicator or the registration is closed; a segment is deregistered before it is freed. All pools
-for GPUs draw on one allocator of the process, so that registering one of them registers them all.
-An allocation that needs a new segment is a call on each communicator that follows: like every call
-on it, it must not run beside another one in another thread. Nobody waits for other ranks in it.
+:func:`register_pool` registers every segment that the pools of this module have on the
+communicator's device, and from then on every new segment when it is allocated, until the
+communicator or the registration is closed. A segment is deregistered before it is freed. All pools
+for GPUs share one allocator of the process, so registering one pool registers all of them. An
+allocation of a new segment calls ncclCommRegister on each registered communicator: no other thread
+may be using the communicator at that time. It does not wait for other ranks.
 
-On CPUs frameworks have no such pools. There :func:`torch_empty` and :func:`numpy_empty` give
-tensors over memory from ncclMemAlloc, one at a time; they work on GPUs as well.
+On CPUs frameworks have no pools. :func:`torch_empty` and :func:`numpy_empty` make single tensors on
+memory from ncclMemAlloc; they work on GPUs as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cupy_pool", "numpy_empty", "register_pool", "torch_empty", "torch_pool"]
 
-# The arena behind each pool, and the registrations of each communicator that were not closed.
+# The arena of each pool, and the registrations of each communicator by arena.
 _arenas: weakref.WeakKeyDictionary[object, _C.Arena] = weakref.WeakKeyDictionary()
 _registrations: weakref.WeakKeyDictionary[Communicator, dict[_C.Arena, PoolRegistration]]
 _registrations = weakref.WeakKeyDictionary()
@@ -48,10 +48,13 @@ _registrations = weakref.WeakKeyDictionary()
 def torch_pool() -> torch.cuda.MemPool:
     """Make a pool whose segments come from ncclMemAlloc, for ``torch.cuda.use_mem_pool``.
 
+    Returns:
+        A ``torch.cuda.MemPool``.
+
     Raises:
-        RuntimeError: this torch has no CUDA.
-        LibraryNotFoundError: there is no libnccl.so.2.
-        MissingFunctionError: it is older than NCCL 2.19.
+        RuntimeError: this torch is built without CUDA.
+        LibraryNotFoundError: libnccl.so.2 was not found.
+        MissingFunctionError: the library is older than NCCL 2.19.
     """
     import torch
 
@@ -68,9 +71,12 @@ def cupy_pool() -> cupy.cuda.MemoryPool:
 
     Use it as ``with cupy.cuda.using_allocator(pool.malloc): ...``.
 
+    Returns:
+        A ``cupy.cuda.MemoryPool``.
+
     Raises:
-        LibraryNotFoundError: there is no libnccl.so.2.
-        MissingFunctionError: it is older than NCCL 2.19.
+        LibraryNotFoundError: libnccl.so.2 was not found.
+        MissingFunctionError: the library is older than NCCL 2.19.
     """
     import cupy
 
@@ -78,14 +84,14 @@ def cupy_pool() -> cupy.cuda.MemoryPool:
     allocator = cupy.cuda.PythonFunctionAllocator(arena.allocate, arena.deallocate)
 
     class Pool(cupy.cuda.MemoryPool):  # type: ignore[misc]
-        """CuPy's own class takes no weak references."""
+        """A MemoryPool with weak references, which CuPy's class does not support."""
 
     pool = Pool(allocator.malloc)
     _arenas[pool] = arena
     return pool
 
 
-@functools.cache  # kept to the end: pools give their memory back through it
+@functools.cache  # kept until the process ends: pools free their memory through it
 def _torch_allocator(arena: _C.Arena) -> torch.cuda.memory.CUDAPluggableAllocator:
     import torch
 
@@ -102,20 +108,20 @@ def _device_arena() -> _C.Arena:
 def register_pool(comm: Communicator, pool: object) -> PoolRegistration:
     """Register the memory of a pool with a communicator (ncclCommRegister).
 
-    The same as ``comm.register_pool(pool)``. No other rank takes part.
+    The same as ``comm.register_pool(pool)``. It is not collective.
 
     Args:
         comm: an open communicator.
-        pool: from :func:`torch_pool` or :func:`cupy_pool`.
+        pool: a pool of :func:`torch_pool` or :func:`cupy_pool`.
 
     Returns:
         A PoolRegistration, whose ``close()`` deregisters. It need not be kept: it lasts until it
-        or the communicator is closed. A second call gives the same one.
+        or the communicator is closed. A second call returns the same one.
 
     Raises:
-        ValueError: the pool is not one of this module, or of another library than the
-            communicator, or the communicator is closed.
-        NcclError: NCCL refused a segment; nothing is registered then.
+        ValueError: the pool is not of this module or belongs to another library, or the
+            communicator is closed.
+        NcclError: a segment cannot be registered; then none is.
         MissingFunctionError: the library is older than NCCL 2.19.
     """
     try:
@@ -124,7 +130,7 @@ def register_pool(comm: Communicator, pool: object) -> PoolRegistration:
         raise ValueError(f"pool: {pool!r} is not from pynccl.memory") from None
     if arena.library is not comm.library:
         raise ValueError(
-            f"pool: its memory is of {arena.library.path}, the communicator of {comm.library.path}"
+            f"pool: belongs to {arena.library.path}, the communicator to {comm.library.path}"
         )
     return _follow(comm, arena)
 
@@ -140,14 +146,22 @@ def _follow(comm: Communicator, arena: _C.Arena) -> PoolRegistration:
 def torch_empty(
     comm: Communicator, shape: int | Sequence[int], dtype: torch.dtype | str = "float32"
 ) -> torch.Tensor:
-    """Make a torch tensor over memory from ncclMemAlloc, not initialised, on either provider.
+    """Make a torch tensor on memory from ncclMemAlloc, not initialised, on either provider.
 
-    The memory is freed with the last tensor over it.
+    The memory is freed with the last tensor on it.
 
     Args:
-        comm: its device is the tensor's.
-        shape: elements, an integer or a sequence.
-        dtype: a torch dtype or a name.
+        comm: the tensor is on its device.
+        shape: the shape in elements, an integer or a sequence of integers.
+        dtype: a torch dtype or a name, one that NCCL has.
+
+    Returns:
+        A contiguous ``torch.Tensor``.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or the communicator is closed.
+        MissingFunctionError: the library is older than NCCL 2.19.
+        NcclError: the memory cannot be allocated.
     """
     from torch.utils.dlpack import from_dlpack
 
@@ -159,18 +173,26 @@ def numpy_empty(
     shape: int | Sequence[int],
     dtype: Any = "float32",  # noqa: ANN401
 ) -> np.ndarray[Any, Any]:
-    """Make a NumPy array over memory from ncclMemAlloc, not initialised; on hostnccl.
+    """Make a NumPy array on memory from ncclMemAlloc, not initialised; for hostnccl only.
 
-    The memory is freed with the last array over it.
+    The memory is freed with the last array on it.
 
     Args:
         comm: a communicator of hostnccl.
-        shape: elements, an integer or a sequence.
-        dtype: a NumPy dtype or a name; one that NumPy itself has.
+        shape: the shape in elements, an integer or a sequence of integers.
+        dtype: a NumPy dtype or a name, one that NumPy and NCCL have.
+
+    Returns:
+        A contiguous ``numpy.ndarray``.
 
     Raises:
-        BufferError: the communicator works on GPUs, or NumPy has no such dtype.
+        TypeError, ValueError: a wrong argument, or the communicator is closed.
+        BufferError: the communicator is on a GPU, or NumPy does not have the dtype.
+        NcclError: the memory cannot be allocated.
     """
     import numpy as np
 
     return np.from_dlpack(comm.mem_alloc(shape, dtype))
+
+
+_C.set_register_pool(register_pool)

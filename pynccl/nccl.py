@@ -1,13 +1,13 @@
-"""NCCL as objects: communicators, groups, streams, over GPUs and over CPUs.
+"""NCCL as objects: communicators, groups, streams, on GPUs and on CPUs.
 
     from pynccl import nccl
 
     comm = nccl.Communicator(nranks, unique_id, rank)
     comm.all_reduce(tensor)
 
-Tensors are anything that holds a contiguous buffer: torch, CuPy and NumPy arrays, a
-:class:`Buffer`, an integer address with ``count=`` and ``dtype=``. They are used in place, never
-copied. torch is not needed.
+A tensor argument is any object with a contiguous buffer: torch, CuPy and NumPy arrays, a
+:class:`Buffer`, or an integer address with ``count=`` and ``dtype=``. Buffers are never copied.
+torch is not required.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+import pynccl.memory  # noqa: F401 - it implements Communicator.register_pool
 from pynccl import _C
 from pynccl._C import (
     Buffer,
@@ -106,24 +107,51 @@ AVG = RedOp.AVG
 def get_unique_id(provider: str | os.PathLike[str] | None = None) -> UniqueId:
     """Make the id of a new communicator (ncclGetUniqueId).
 
-    One rank makes it and carries it to the others, which must use the same provider.
+    One rank makes it and sends it to the others, which must use the same provider.
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
+
+    Returns:
+        A UniqueId of 128 bytes.
+
+    Raises:
+        ValueError: there is no such provider.
+        LibraryNotFoundError: its library was not found.
+        NcclError: NCCL failed.
     """
     return _C.get_unique_id(load(provider))
 
 
 def get_version(provider: str | os.PathLike[str] | None = None) -> tuple[int, int, int]:
-    """The version of the loaded NCCL as (major, minor, patch) (ncclGetVersion)."""
+    """The version of the loaded NCCL (ncclGetVersion).
+
+    Args:
+        provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
+
+    Returns:
+        (major, minor, patch).
+
+    Raises:
+        ValueError: there is no such provider.
+        LibraryNotFoundError: its library was not found.
+    """
     major, minor, patch = map(int, _C.version_text(load(provider).version).split("."))
     return major, minor, patch
 
 
 def reset_debug(provider: str | os.PathLike[str] | None = None) -> None:
-    """Let NCCL read NCCL_DEBUG and what belongs to it again (ncclResetDebugInit, NCCL 2.24).
+    """Make NCCL read NCCL_DEBUG and its related variables again (ncclResetDebugInit, NCCL 2.24).
 
-    NCCL means to drop this function. hostnccl prints nothing and so has nothing to read.
+    NCCL has deprecated this function. hostnccl has no debug output; there it does nothing.
+
+    Args:
+        provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
+
+    Raises:
+        ValueError: there is no such provider.
+        LibraryNotFoundError: its library was not found.
+        MissingFunctionError: the library is older than NCCL 2.24.
     """
     load(provider).ncclResetDebugInit()
 
@@ -134,7 +162,7 @@ def capture(
     *,
     mode: Literal["global", "thread_local", "relaxed"] = "thread_local",
 ) -> Graph:
-    """Capture what the with block enqueues on a stream, to launch it as one call.
+    """Capture the work that a with block enqueues on a stream, to launch it as one call.
 
         with nccl.capture(stream) as graph:
             stream.launch(produce)
@@ -142,44 +170,55 @@ def capture(
             stream.launch(consume)
         graph.launch(stream)
 
-    Nothing runs while it is captured: collectives, sends, receives, groups and plans, functions,
-    and the work of others on that stream (kernels, copies) become nodes of a CUDA graph
-    (cuStreamBeginCapture), on CPUs of a graph of hostnccl's with the same rules. Other streams join
-    the capture by waiting for an event that was recorded in it, and must be joined in the same way
-    before the block ends; asynchronous operations whose work was waited for do that by themselves.
+    Nothing runs during the capture. Collectives, sends, receives, groups, plans, functions, and
+    work of other libraries on that stream (kernels, copies) become nodes of a CUDA graph
+    (cuStreamBeginCapture); on CPUs of a graph of hostnccl with the same rules. Other streams join
+    the capture by waiting for an event that was recorded in it, and must be joined back in the same
+    way before the block ends. For asynchronous operations ``wait()`` does both.
 
-    In the capturing thread, ``stream=None`` of a collective means the captured stream, unless the
-    current stream of the tensor's framework is captured too. An exception in the block drops the
-    graph. All ranks have to launch their graphs in the same order, as with any other operations.
+    In the capturing thread ``stream=None`` of a collective is the captured stream, unless the
+    current stream of the tensor's framework is captured too. An exception in the block discards the
+    graph. All ranks must launch their graphs in the same order, as with other operations.
 
     Args:
-        stream: what to capture: a Stream, a torch or CuPy stream, an object with
-            ``__cuda_stream__``, or an integer. Not the default streams, of which CPUs have none.
-        provider: for a stream that is none of pynccl's, ``"cuda"``, ``"host"`` or None, as for
+        stream: the stream to capture: a Stream, a torch or CuPy stream, an object with
+            ``__cuda_stream__``, or an integer. Default streams cannot be captured.
+        provider: where the stream is not a pynccl Stream: ``"cuda"``, ``"host"`` or None, as for
             :class:`Communicator`.
-        mode: which calls of other threads the capture forbids (CUstreamCaptureMode). The default
-            concerns this thread only; ``"global"`` is what torch.cuda.graph begins with.
+        mode: which calls of other threads invalidate the capture (CUstreamCaptureMode). The default
+            restricts this thread only; ``"global"`` is the default of torch.cuda.graph.
+
+    Returns:
+        A Graph, a context manager that captures.
 
     Raises:
-        TypeError: stream is no stream.
-        ValueError: mode is none of these.
-        DriverError: the capture could not begin, or at the end of the block, broke a rule of
-            capturing: its text has the name of CUDA's error.
+        TypeError: stream is not a stream.
+        ValueError: mode is not one of the three, or there is no such provider.
+        LibraryNotFoundError: the provider's library was not found.
+        DriverError: the capture cannot begin, or at the end of the block, it was invalidated. The
+            text has the name of CUDA's error.
     """
     library = stream.library if isinstance(stream, _C.Stream) else load(provider)
     return Graph(library, stream, mode)
 
 
 class Stream(_C.Stream):
-    """A queue of work, in order: a CUDA stream, or a queue with a worker thread on CPUs.
+    """A stream that runs work in order: a CUDA stream, on CPUs a queue with a worker thread.
+
+    It stands for cuStreamCreateWithPriority, without synchronisation with the default stream.
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
-        device: the GPU; None is the thread's current device.
-        priority: as CUDA counts it, lower numbers first; 0 is the default. A number that the device
-            does not have becomes the nearest one, which the attribute ``priority`` tells. On CPUs
-            -1 to -5 are the nice value of the queue's thread, if the kernel allows it to this
-            process.
+        device: the GPU as for :class:`Communicator`; None is the thread's current device.
+        priority: CUDA's priority, lower numbers first; 0 is the default. A number that the device
+            does not have becomes the nearest one; the attribute ``priority`` has the result. On
+            CPUs -1 to -5 are nice values of the worker thread, where the kernel allows the process
+            to set them.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or a device of another provider.
+        LibraryNotFoundError: the provider's library was not found.
+        DriverError: the driver failed.
     """
 
     def __init__(
@@ -190,12 +229,17 @@ class Stream(_C.Stream):
 
 
 class Event(_C.Event):
-    """A point in a stream that streams and the caller can wait for.
+    """A point in a stream that streams and threads can wait for (cuEventCreate).
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
-        device: the GPU; None is the thread's current device.
-        timing: whether elapsed_time() can be asked.
+        device: the GPU as for :class:`Communicator`; None is the thread's current device.
+        timing: True makes elapsed_time() available.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or a device of another provider.
+        LibraryNotFoundError: the provider's library was not found.
+        DriverError: the driver failed.
     """
 
     def __init__(

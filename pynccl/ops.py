@@ -1,27 +1,33 @@
-"""Collectives as operators of torch: for torch.compile, and with gradients.
+"""Collectives as operators of torch, for torch.compile and with gradients.
 
-A function that calls them compiles without a graph break. There are functional forms, which
-return a new tensor and have a gradient, and forms with ``_`` at their end, which write into the
-tensor or the output that they are given and have none. The operators themselves are
-``torch.ops.pynccl.all_reduce`` and so on; they name the group by a string, which is what stays in a
-compiled graph.
+Compiled functions call them without a graph break. A functional form returns a new tensor and has a
+gradient. A form whose name ends in ``_`` writes into the tensor or output that it gets and has no
+gradient. The operators are ``torch.ops.pynccl.all_reduce`` and so on; in a compiled graph a group
+is represented by its name.
 
     @torch.compile(fullgraph=True)
     def step(x, w):
         return ops.all_reduce(x @ w).relu()
 
 Groups are those of pynccl (``pynccl.init_process_group``, ``pynccl.new_group``) or their names.
-Calls run on the current stream, or on CPUs in the calling thread, in the order of the graph, which
-is the same on all ranks that compile the same function. A call whose result nobody uses may be left
-out of a compiled graph, then on every rank.
+Operations run on the current stream, on CPUs in the calling thread, in the order of the graph. That
+order is the same on all ranks that compile the same function. A compiled graph may omit an
+operation whose result is unused, then on every rank.
 
-The gradients are those of torch.distributed.nn: what is differentiated is the sum of all ranks'
-losses, so that every rank must run its backward pass. They exist for ``"sum"`` and ``"avg"``. For
-another operator torch.distributed.nn gives something that is not the derivative; here it is an
-error, as in torch's functional collectives.
+The gradients are those of torch.distributed.nn: the gradient of the sum of all ranks' losses, so
+every rank must run its backward pass. They exist for ``"sum"`` and ``"avg"``. For other operators
+torch.distributed.nn returns a value that is not the derivative; here it is an error, as in torch's
+functional collectives.
 
-The functions of the mirror itself (``pynccl.all_reduce`` ...) can be called in a compiled function
-as well; each is a graph break.
+Compiled functions can also call the functions of torch.distributed's names (``pynccl.all_reduce``
+...); each is a graph break.
+
+Every function raises:
+    ValueError: a wrong argument: an unknown operator or group, a rank out of range, or a tensor
+        whose first dimension does not fit.
+    pynccl.DistBackendError: NCCL failed, or a rank died.
+    RuntimeError: in an in-place form, a tensor requires a gradient; in a backward pass, the
+        operator has no gradient.
 """
 
 from __future__ import annotations
@@ -50,107 +56,172 @@ __all__ = [
 
 
 def _refuse_gradients(*tensors: Tensor) -> None:
-    """Raise where autograd would take an operation in place for the identity."""
+    """Raise where a tensor requires a gradient, which an in-place operation would ignore."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise RuntimeError(
-            "a tensor requires a gradient, which the form in place does not have; use the "
+            "a tensor requires a gradient, which the in-place form does not support; use the "
             "functional form, or torch.no_grad()"
         )
 
 
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
-    """Combine the tensors of all ranks element by element, on every rank (ncclAllReduce).
+    """Reduce the tensors of all ranks element by element, on every rank (ncclAllReduce).
 
     Args:
-        tensor: this rank's contribution.
+        tensor: this rank's input, of the same shape and dtype on every rank.
         op: ``"sum"``, ``"avg"``, ``"product"``, ``"min"`` or ``"max"``.
-        group: a group or its name; None is the default one.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor of the same shape.
+        A new tensor of the same shape and dtype.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.all_reduce(tensor, op, _ops.name_of(group))
 
 
 def all_reduce_(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
-    """Do :func:`all_reduce` in place; gives the tensor back."""
+    """The in-place form of :func:`all_reduce` (ncclAllReduce).
+
+    Args:
+        tensor: this rank's input and the result.
+        op: ``"sum"``, ``"avg"``, ``"product"``, ``"min"`` or ``"max"``.
+        group: a group or its name; None is the default group.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
+    """
     _refuse_gradients(tensor)
     _ops.all_reduce_(tensor, op, _ops.name_of(group))
     return tensor
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
-    """Copy one rank's tensor to every rank (ncclBroadcast).
+    """Copy the tensor of one rank to every rank (ncclBroadcast).
 
     Args:
-        tensor: the data on the source; on the others a tensor of the same shape.
-        src: the source's rank in the group.
-        group: a group or its name; None is the default one.
+        tensor: the data on the source rank; on the others a tensor of the same shape and dtype.
+        src: the source, a rank in the group.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor of the same shape.
+        A new tensor of the same shape and dtype.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.broadcast(tensor, src, _ops.name_of(group))
 
 
 def broadcast_(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
-    """Do :func:`broadcast` in place; gives the tensor back."""
+    """The in-place form of :func:`broadcast` (ncclBroadcast).
+
+    Args:
+        tensor: the data on the source rank; the destination on the others.
+        src: the source, a rank in the group.
+        group: a group or its name; None is the default group.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
+    """
     _refuse_gradients(tensor)
     _ops.broadcast_(tensor, src, _ops.name_of(group))
     return tensor
 
 
 def reduce(tensor: Tensor, dst: int = 0, op: str = "sum", group: Group = None) -> Tensor:
-    """Combine the tensors of all ranks element by element, on one rank (ncclReduce).
+    """Reduce the tensors of all ranks element by element, on one rank (ncclReduce).
 
     Args:
-        tensor: this rank's contribution.
-        dst: the rank in the group that gets the result.
+        tensor: this rank's input, of the same shape and dtype on every rank.
+        dst: the destination, a rank in the group.
         op: as for :func:`all_reduce`.
-        group: a group or its name; None is the default one.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor of the same shape: the result, or zeros on the other ranks.
+        A new tensor of the same shape and dtype: the result on the destination, zeros on the
+        others.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.reduce(tensor, dst, op, _ops.name_of(group))
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> Tensor:
-    """Join the tensors of all ranks along the first dimension, on every rank (ncclAllGather).
+    """Concatenate the tensors of all ranks along dimension 0, on every rank (ncclAllGather).
 
     Args:
-        tensor: this rank's block, of the same shape on every rank.
-        group: a group or its name; None is the default one.
+        tensor: this rank's block, of the same shape and dtype on every rank.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor, ``(n * tensor.shape[0], *tensor.shape[1:])`` for n ranks.
+        A new tensor of shape ``(n * tensor.shape[0], *tensor.shape[1:])`` for n ranks.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.all_gather(tensor, _ops.name_of(group))
 
 
 def all_gather_(output: Tensor, tensor: Tensor, group: Group = None) -> Tensor:
-    """Do :func:`all_gather` into output, which it gives back."""
+    """:func:`all_gather` into a given tensor (ncclAllGather).
+
+    Args:
+        output: the result, contiguous, of shape ``(n * tensor.shape[0], *tensor.shape[1:])``.
+        tensor: this rank's block.
+        group: a group or its name; None is the default group.
+
+    Returns:
+        The output.
+
+    Raises:
+        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
+    """
     _refuse_gradients(output, tensor)
     _ops.all_gather_(output, tensor, _ops.name_of(group))
     return output
 
 
 def reduce_scatter(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
-    """Combine the tensors of all ranks; each rank gets its block (ncclReduceScatter).
+    """Reduce the tensors of all ranks; rank i gets block i of the result (ncclReduceScatter).
 
     Args:
-        tensor: a block for each rank along the first dimension.
+        tensor: one block per rank along the first dimension.
         op: as for :func:`all_reduce`.
-        group: a group or its name; None is the default one.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor, ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
+        A new tensor of shape ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.reduce_scatter(tensor, op, _ops.name_of(group))
 
 
 def reduce_scatter_(output: Tensor, tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
-    """Do :func:`reduce_scatter` into output, which it gives back."""
+    """:func:`reduce_scatter` into a given tensor (ncclReduceScatter).
+
+    Args:
+        output: the result, contiguous, of shape ``(tensor.shape[0] / n, *tensor.shape[1:])``.
+        tensor: one block per rank along the first dimension.
+        op: as for :func:`all_reduce`.
+        group: a group or its name; None is the default group.
+
+    Returns:
+        The output.
+
+    Raises:
+        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
+    """
     _refuse_gradients(output, tensor)
     _ops.reduce_scatter_(output, tensor, op, _ops.name_of(group))
     return output
@@ -162,16 +233,21 @@ def all_to_all(
     input_split_sizes: list[int] | None = None,
     group: Group = None,
 ) -> Tensor:
-    """Send each rank a block along the first dimension and receive one from each (ncclAlltoAll).
+    """Send a block along the first dimension to each rank, receive one from each (ncclAlltoAll).
+
+    With split sizes it is a group of ncclSend and ncclRecv.
 
     Args:
-        tensor: the blocks for the ranks, in their order.
-        output_split_sizes: rows that come from each rank; None: all blocks are of one size.
-        input_split_sizes: rows that go to each rank; None: all blocks are of one size.
-        group: a group or its name; None is the default one.
+        tensor: the blocks for the ranks, in the order of ranks.
+        output_split_sizes: the rows from each rank; None for blocks of equal size.
+        input_split_sizes: the rows for each rank; None for blocks of equal size.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor: the blocks of the ranks, in their order.
+        A new tensor: the blocks from the ranks, in the order of ranks.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.all_to_all(tensor, output_split_sizes, input_split_sizes, _ops.name_of(group))
 
@@ -183,35 +259,57 @@ def all_to_all_(
     input_split_sizes: list[int] | None = None,
     group: Group = None,
 ) -> Tensor:
-    """Do :func:`all_to_all` into output, which it gives back."""
+    """:func:`all_to_all` into a given tensor (ncclAlltoAll).
+
+    Args:
+        output: the result, contiguous.
+        tensor: the blocks for the ranks, in the order of ranks.
+        output_split_sizes: the rows from each rank; None for blocks of equal size.
+        input_split_sizes: the rows for each rank; None for blocks of equal size.
+        group: a group or its name; None is the default group.
+
+    Returns:
+        The output.
+
+    Raises:
+        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
+    """
     _refuse_gradients(output, tensor)
     _ops.all_to_all_(output, tensor, output_split_sizes, input_split_sizes, _ops.name_of(group))
     return output
 
 
 def gather(tensor: Tensor, dst: int = 0, group: Group = None) -> Tensor:
-    """Join the tensors of all ranks along the first dimension, on one rank (ncclGather).
+    """Concatenate the tensors of all ranks along dimension 0, on one rank (ncclGather).
 
     Args:
-        tensor: this rank's block, of the same shape on every rank.
-        dst: the rank in the group that gets them.
-        group: a group or its name; None is the default one.
+        tensor: this rank's block, of the same shape and dtype on every rank.
+        dst: the destination, a rank in the group.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor, ``(n * tensor.shape[0], *tensor.shape[1:])``; zeros on the other ranks.
+        A new tensor of shape ``(n * tensor.shape[0], *tensor.shape[1:])`` for n ranks: the result
+        on the destination, zeros on the others.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.gather(tensor, dst, _ops.name_of(group))
 
 
 def scatter(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
-    """Give each rank its block of one rank's tensor (ncclScatter).
+    """Send block i of the tensor of one rank to rank i (ncclScatter).
 
     Args:
-        tensor: a block for each rank along the first dimension; on the others of the same shape.
-        src: the rank in the group whose blocks they are.
-        group: a group or its name; None is the default one.
+        tensor: on the source one block per rank along the first dimension; on the others a tensor
+            of the same shape and dtype.
+        src: the source, a rank in the group.
+        group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor, ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
+        A new tensor of shape ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
+
+    Raises:
+        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
     return _ops.scatter(tensor, src, _ops.name_of(group))

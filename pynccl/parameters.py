@@ -1,4 +1,4 @@
-"""The settings of a loaded NCCL, as its parameter API shows them: keys, values and types."""
+"""The parameters of a loaded NCCL: keys, values and types, by NCCL's parameter API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pynccl.libraries import load
 
 __all__ = ["Param", "Params", "params"]
 
-# C types that nccl.h has a getter for, by the getter's suffix.
+# The C types with a getter in nccl.h, and the getter's suffix.
 _GETTERS: Final = {
     "int8_t": "I8",
     "int16_t": "I16",
@@ -24,15 +24,22 @@ _GETTERS: Final = {
     "uint64_t": "U64",
     "const char*": "Str",
 }
-_MOST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 
 
 class Param:
-    """One parameter, looked up once (ncclParamBind). The library owns what it refers to.
+    """One parameter of a library (ncclParamBind); :meth:`Params.param` makes one.
+
+    Args:
+        library: the library.
+        key: the name of the parameter, such as ``"NCCL_DEBUG"``.
 
     Attributes:
-        key: its name, such as ``"NCCL_DEBUG"``.
+        key: the name of the parameter.
         c_type: its type in C, None where nccl.h has no getter for it (booleans, enumerations).
+
+    Raises:
+        NcclInvalidArgumentError: the library has no such parameter.
     """
 
     def __init__(self, library: _C.Library, key: str) -> None:
@@ -54,20 +61,23 @@ class Param:
         return "" if value is None else value
 
     def get(self, c_type: str | None = None) -> int | str:
-        """Read the value as what it is in C (ncclParamGetI8 to ncclParamGetU64, ncclParamGetStr).
+        """Read the value with its C type (ncclParamGetI8 to ncclParamGetU64, ncclParamGetStr).
 
         Args:
-            c_type: the type that it must have, such as ``"int64_t"`` or ``"const char*"``; None
-                takes its own. What has no getter is given as text.
+            c_type: the expected type, such as ``"int64_t"`` or ``"const char*"``; None is the
+                parameter's type.
+
+        Returns:
+            An integer, or a str for ``"const char*"`` and for a type without a getter.
 
         Raises:
-            ValueError: there is no such C type.
-            TypeError: the parameter has another one; NCCL converts none into another.
+            ValueError: nccl.h has no getter for such a type.
+            TypeError: the parameter has another type; NCCL does not convert.
         """
         if c_type is None:
             return self.text if self.c_type is None else self._get(self.c_type)
         if c_type not in _GETTERS:
-            raise ValueError(f"c_type: {c_type!r} is none of {', '.join(_GETTERS)}")
+            raise ValueError(f"c_type: {c_type!r} is not one of {', '.join(_GETTERS)}")
         if c_type != self.c_type:
             has = self.c_type or "a type without a getter"
             raise TypeError(f"c_type: {self.key} has {has}, not {c_type}")
@@ -80,19 +90,25 @@ class Param:
 
     @property
     def raw(self) -> bytes:
-        """The bytes of the value in memory, a text with its zero (ncclParamGet)."""
-        return self._library.ncclParamGet(self._handle, _MOST_BYTES)[0]
+        """The bytes of the value in memory, a string with its terminating zero (ncclParamGet)."""
+        return self._library.ncclParamGet(self._handle, _MAX_BYTES)[0]
 
     def __repr__(self) -> str:
         return f"<pynccl.nccl.Param {self.key}={self.text}>"
 
 
 class Params(Mapping[str, str]):
-    """The parameters of one library, read-only: their values as text, by key.
+    """The parameters of a library: a read-only mapping from keys to values as text.
 
-    A value is what the library uses: from its configuration file, the environment, or its default.
-    ``NCCL_PARAM_DUMP_ALL=true`` in the environment makes NCCL show those too that its documentation
-    leaves out. NCCL 2.30.4 or newer.
+    A value is the one in effect: from NCCL's configuration file, the environment, or the default.
+    ``NCCL_PARAM_DUMP_ALL=true`` in the environment adds undocumented parameters. It stands for
+    ncclParamGetAllParameterKeys and ncclParamGetParameter, NCCL 2.30.4.
+
+    Args:
+        library: the library.
+
+    Raises:
+        MissingFunctionError: the library is older than NCCL 2.30.4.
     """
 
     def __init__(self, library: _C.Library) -> None:
@@ -117,7 +133,13 @@ class Params(Mapping[str, str]):
         return len(self._keys)
 
     def param(self, key: str) -> Param:
-        """Look one up, with its type.
+        """Look up a parameter with its type (ncclParamBind).
+
+        Args:
+            key: the name of the parameter.
+
+        Returns:
+            A Param.
 
         Raises:
             TypeError: the key is not a str.
@@ -131,7 +153,7 @@ class Params(Mapping[str, str]):
             raise KeyError(key) from None
 
     def dump(self) -> None:
-        """Print all of them to NCCL's log, standard output by default (ncclParamDumpAll)."""
+        """Print all parameters to NCCL's log, by default standard output (ncclParamDumpAll)."""
         self._library.ncclParamDumpAll()
 
     def __repr__(self) -> str:
@@ -139,12 +161,17 @@ class Params(Mapping[str, str]):
 
 
 def params(provider: str | os.PathLike[str] | None = None) -> Params:
-    """Show the settings of a provider (ncclParamGetAllParameterKeys).
+    """The parameters of a provider's library (ncclParamGetAllParameterKeys, NCCL 2.30.4).
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`pynccl.nccl.Communicator`.
 
+    Returns:
+        A Params, a mapping from keys to values.
+
     Raises:
+        ValueError: there is no such provider.
+        LibraryNotFoundError: its library was not found.
         MissingFunctionError: the library is older than NCCL 2.30.4.
     """
     return Params(load(provider))

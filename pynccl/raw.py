@@ -1,8 +1,8 @@
-"""nccl.h from Python, one to one.
+"""The functions of nccl.h, one to one.
 
-``load()`` gives a library whose methods are NCCL's functions under their own names, with nccl.h's
+``load()`` returns a library whose methods are NCCL's functions under their own names, with nccl.h's
 parameters: addresses and handles are integers, NULL is None, structs are the classes of this
-module. What a C function returns through a pointer its method returns; a result other than
+module. A method returns the values that C returns through pointers. A result other than
 ``ncclSuccess`` and ``ncclInProgress`` is raised as :class:`pynccl.errors.NcclError`. The GIL is
 released during every call.
 
@@ -11,9 +11,9 @@ released during every call.
     comm = lib.ncclCommInitRank(1, uid, 0)
     lib.ncclAllReduce(send, recv, count, raw.ncclFloat32, raw.ncclSum, comm, 0)
 
-No argument is checked beyond its type: a wrong address ends the process, as in C. A function that
-the loaded library does not have raises :class:`pynccl.errors.MissingFunctionError`, which names the
-version that brought it.
+Only the types of arguments are checked: a wrong address crashes the process, as in C. A function
+that the loaded library does not have raises :class:`pynccl.errors.MissingFunctionError`, which
+names the first NCCL version that has it.
 """
 
 from __future__ import annotations

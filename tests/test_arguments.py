@@ -55,16 +55,16 @@ def _tensors(rank: Rank) -> int:
             (TypeError, "got None", None),
             (TypeError, "got 'text' (str)", "text"),
             (TypeError, "got [1.0, 2.0] (list)", [1.0, 2.0]),
-            (TypeError, "an address needs count= and dtype=", good.ctypes.data),
+            (TypeError, "an integer address needs count= and dtype=", good.ctypes.data),
             (ValueError, "must be contiguous, has shape (4, 4) and strides (1, 4)", two.T),
             (ValueError, "must be contiguous", good[::2]),
             (ValueError, "must be contiguous", good[::-1]),
-            (ValueError, "is none of NCCL's types", np.zeros(8, np.int16)),
-            (ValueError, "is none of NCCL's types", np.zeros(8, np.longdouble)),
-            (ValueError, "is none of NCCL's types", np.zeros(8, "datetime64[s]")),
-            (ValueError, "is none of NCCL's types", np.zeros(8, ">f4")),
-            (ValueError, "is none of NCCL's types", np.zeros(8, "U4")),
-            (ValueError, "is none of NCCL's types", np.zeros(8, [("x", "f4")])),
+            (ValueError, "is not a dtype of NCCL", np.zeros(8, np.int16)),
+            (ValueError, "is not a dtype of NCCL", np.zeros(8, np.longdouble)),
+            (ValueError, "is not a dtype of NCCL", np.zeros(8, "datetime64[s]")),
+            (ValueError, "is not a dtype of NCCL", np.zeros(8, ">f4")),
+            (ValueError, "is not a dtype of NCCL", np.zeros(8, "U4")),
+            (ValueError, "is not a dtype of NCCL", np.zeros(8, [("x", "f4")])),
         ]
         for error, text, value in wrong:
             calls.refuse(error, "tensor: ", method, value)
@@ -154,8 +154,8 @@ def _streams_counts_and_dtypes(rank: Rank) -> int:
     for method in _METHODS:
         calls.refuse(TypeError, "stream: expected a stream", method, good, stream="x")
         calls.refuse(ValueError, "stream: -1 does not fit", method, good, stream=-1)
-        calls.refuse(TypeError, "go with an integer address only", method, good, count=8)
-        calls.refuse(TypeError, "go with an integer address only", method, good, dtype="float32")
+        calls.refuse(TypeError, "are for an integer address only", method, good, count=8)
+        calls.refuse(TypeError, "are for an integer address only", method, good, dtype="float32")
         out = {"out": address + 64} if method == "all_to_all" else {}
         numbered = {"count": 8, "dtype": "float32", **out}
         for value in (-1, 2**64):
@@ -175,7 +175,7 @@ def _streams_counts_and_dtypes(rank: Rank) -> int:
         )
         calls.refuse(
             ValueError,
-            "dtype: 'float33' is none of NCCL's types",
+            "dtype: 'float33' is not a dtype of NCCL",
             method,
             address,
             **{**numbered, "dtype": "float33"},
@@ -199,7 +199,7 @@ def _torch_tensors(rank: Rank) -> int:
         calls.refuse(ValueError, "tensor: ", method, torch.eye(4).to_sparse(), **out)
         calls.refuse(ValueError, "must be contiguous", method, torch.zeros(4, 4).T, **out)
         calls.refuse(
-            ValueError, "torch.int16 is none of", method, torch.zeros(8, dtype=torch.int16), **out
+            ValueError, "torch.int16 is not a dtype of", method, torch.zeros(8, dtype=torch.int16), **out
         )
     rank.comm.all_reduce(torch.zeros(3))
     return calls.count
@@ -227,8 +227,8 @@ def _operators(rank: Rank) -> int:
         (TypeError, "scalar", None, "float32"),
         (ValueError, "scalar: must be one element of float32", np.zeros(2, np.float32), "float32"),
         (ValueError, "scalar: must be one element of float32", np.zeros(1, np.float64), "float32"),
-        (ValueError, "dtype: 'float33' is none of NCCL's types", 2.0, "float33"),
-        (ValueError, "dtype: None is none of NCCL's types", 2.0, None),
+        (ValueError, "dtype: 'float33' is not a dtype of NCCL", 2.0, "float33"),
+        (ValueError, "dtype: None is not a dtype of NCCL", 2.0, None),
     ):
         calls.count += 1
         with pytest.raises(error) as caught:
@@ -291,8 +291,8 @@ _ID = bytes(128)  # refused before anybody looks into it
         (ValueError, "nranks: 0 is below 1", (0, _ID, 0), {}),
         (ValueError, "nranks: -3 is below 1", (-3, _ID, 0), {}),
         (TypeError, "nranks: expected an integer, got '2'", ("2", _ID, 0), {}),
-        (ValueError, "rank: 2 is not below nranks 2", (2, _ID, 2), {}),
-        (ValueError, "rank: -1 is not", (2, _ID, -1), {}),
+        (ValueError, "rank: rank 2 is out of range for a communicator of size 2", (2, _ID, 2), {}),
+        (ValueError, "rank -1 is out of range", (2, _ID, -1), {}),
         (TypeError, "rank: expected an integer, got None", (2, _ID, None), {}),
         (TypeError, "unique_id: expected a UniqueId or 128 bytes, got 'x'", (2, "x", 0), {}),
         (ValueError, "unique_id: has 3 bytes, a UniqueId has 128", (2, b"abc", 0), {}),
@@ -300,7 +300,7 @@ _ID = bytes(128)  # refused before anybody looks into it
         (ValueError, "provider: 'gpu' is neither", (1, _ID, 0), {"provider": "gpu"}),
         (ValueError, "device: 'tpu' is neither", (1, _ID, 0), {"device": "tpu"}),
         (ValueError, "device: -1 is negative", (1, _ID, 0), {"device": -1}),
-        (ValueError, "has no ordinal", (1, _ID, 0), {"device": "cuda:x"}),
+        (ValueError, "has no number after the colon", (1, _ID, 0), {"device": "cuda:x"}),
         (TypeError, "device: expected an integer", (1, _ID, 0), {"device": 1.5}),
         (ValueError, "does not belong to provider", (1, _ID, 0), {"device": "cuda:0"}),
         (TypeError, "colour", (1, _ID, 0), {"colour": 1}),
@@ -320,7 +320,7 @@ def test_wrong_arguments_of_a_communicator(
     ("error", "text", "devices"),
     [
         (ValueError, "devices: 0 is below 1", 0),
-        (ValueError, "devices: is empty", []),
+        (ValueError, "devices: the sequence is empty", []),
         (ValueError, "does not belong to provider", ["cpu", "cuda:0"]),
         (ValueError, "device: 'tpu' is neither", ["tpu"]),
         (TypeError, "device", [0.5]),

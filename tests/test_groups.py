@@ -259,7 +259,7 @@ def _ranks_of_one_thread(rank: Rank, nranks: int) -> None:
             )
             for number in range(nranks)
         ]
-        assert all("being made" in repr(comm) for comm in comms)
+        assert all("not ready" in repr(comm) for comm in comms)
         with pytest.raises(ValueError, match="leave the group first"):
             comms[0].all_reduce(np.zeros(1))
     assert [comm.rank for comm in comms] == list(range(nranks))

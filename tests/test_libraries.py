@@ -39,7 +39,7 @@ def test_host_comes_with_the_package() -> None:
     found = _python(
         "from pynccl import libraries as l; print(*l.locate('host'), l.__file__, sep='\\n')"
     ).splitlines()
-    assert found[1] == "comes with pynccl"
+    assert found[1] == "part of pynccl"
     assert Path(found[0]) == Path(found[2]).parent / "lib" / "libhostnccl.so"
     assert Path(found[0]).is_file()
 
@@ -75,11 +75,11 @@ def test_a_provider_has_its_own_memory() -> None:
         "except errors.LibraryNotFoundError as error: print(error)"
     )
     text = _python(code, PYNCCL_NCCL_LIBRARY=_HOST)
-    assert f"provider 'cuda': {_HOST} (PYNCCL_NCCL_LIBRARY) works on host memory" in text
+    assert f"provider 'cuda': {_HOST} (PYNCCL_NCCL_LIBRARY) is a library for host memory" in text
 
 
 def test_unknown_providers() -> None:
-    with pytest.raises(ValueError, match="provider: 'gpu' is none of 'cuda', 'host'"):
+    with pytest.raises(ValueError, match="provider: 'gpu' is not one of 'cuda', 'host'"):
         libraries.locate("gpu")
     for function in (libraries.load, nccl.get_unique_id, nccl.get_version):
         with pytest.raises(ValueError, match="provider: 'gpu'"):
@@ -97,7 +97,7 @@ def test_default_provider_by_the_environment() -> None:
         "try: l.default_provider()\n"
         "except ValueError as error: print(error)"
     )
-    assert "PYNCCL_PROVIDER: 'gloo' is none of" in _python(code, PYNCCL_PROVIDER="gloo")
+    assert "PYNCCL_PROVIDER: 'gloo' is not one of" in _python(code, PYNCCL_PROVIDER="gloo")
 
 
 def test_resolve() -> None:
@@ -221,7 +221,7 @@ def test_the_command_prints_the_preload_file() -> None:
 
 def test_the_command_tells_what_there_is() -> None:
     printed = _python("from pynccl.cli import main; main(['info'])")
-    assert "libhostnccl.so (comes with pynccl)" in printed
+    assert "libhostnccl.so (part of pynccl)" in printed
     assert "2.32." in printed
     assert re.search(r"provider cuda\n +library ", printed)
 
@@ -237,7 +237,7 @@ def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
     first, second = _python(code, LD_PRELOAD=str(libraries.hostnccl_preload())).splitlines()
     assert first.startswith("already loaded in this process ")
     assert first.endswith("libhostnccl.so")
-    assert "works on host memory" in second
+    assert "is a library for host memory" in second
 
 
 def test_symbols_stay_local() -> None:

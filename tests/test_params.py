@@ -97,7 +97,7 @@ def test_every_type_is_kept(library: raw.Library) -> None:
                 param.get(c_type)
         if param.c_type is None:
             assert param.get() == param.text
-        with pytest.raises(ValueError, match="c_type: 'int' is none of"):
+        with pytest.raises(ValueError, match="c_type: 'int' is not one of"):
             param.get("int")
         _check_bytes(library, param, handle)
     assert None in seen

@@ -121,7 +121,7 @@ def _two_communicators(rank: Rank) -> None:
     plan()
     assert (np.array(buffers) == rank.nranks).all()
     second.close()
-    with pytest.raises(ValueError, match="closed, operation 2 of 2 needs it; nothing was sent"):
+    with pytest.raises(ValueError, match="closed, and operation 2 of 2 uses it; nothing was issued"):
         plan()
     assert (np.array(buffers) == rank.nranks).all()
     first.all_reduce(buffers[0])
@@ -146,7 +146,7 @@ def _failed_recording(rank: Rank) -> None:
     comm, buffer = rank.comm, np.ones(3)
     plan = nccl.plan()
     assert repr(plan) == "<pynccl.nccl.Plan new>"
-    with pytest.raises(ValueError, match="nothing was recorded"):
+    with pytest.raises(ValueError, match="it has no recording"):
         plan()
     with pytest.raises(KeyError):
         _record_and_fail(comm, buffer, plan)
@@ -174,9 +174,9 @@ def test_an_exception_in_the_block(launch: Launcher) -> None:
 def _refused(rank: Rank) -> None:
     comm, buffer = rank.comm, np.ones(4)
     plan = nccl.plan()
-    with nccl.group(), pytest.raises(RuntimeError, match="inside a group or another plan"):
+    with nccl.group(), pytest.raises(RuntimeError, match="inside a group, a plan or a simulation"):
         plan.__enter__()
-    with nccl.plan(), pytest.raises(RuntimeError, match="inside a group or another plan"):
+    with nccl.plan(), pytest.raises(RuntimeError, match="inside a group, a plan or a simulation"):
         plan.__enter__()
     with plan, pytest.raises(RuntimeError, match="a communicator cannot be made or changed inside"):
         comm.split(0)

@@ -71,7 +71,7 @@ def test_parameters_have_the_names_of_nccl_h() -> None:
         "self", "nranks", "commId", "rank",
     ]  # fmt: skip
     for name in raw.load("host").functions():
-        assert "In NCCL since" in (getattr(raw.Library, name).__doc__ or ""), name
+        assert "and newer." in (getattr(raw.Library, name).__doc__ or ""), name
 
 
 def test_hostnccl_has_all() -> None:
@@ -251,7 +251,7 @@ def test_wrong_types_are_refused() -> None:
         lib.ncclCommInitRank(2**31, lib.ncclGetUniqueId(), 0)
     with pytest.raises(TypeError, match="config"):
         lib.ncclCommInitRankConfig(1, lib.ncclGetUniqueId(), 0, "config")
-    with pytest.raises(ValueError, match="devlist: has 1 items, ndev says 2"):
+    with pytest.raises(ValueError, match="devlist: has 1 items, ndev is 2"):
         lib.ncclCommInitAll(2, [0])
     with pytest.raises(ValueError, match="ndev: -1"):
         lib.ncclCommInitAll(-1, None)
@@ -317,7 +317,7 @@ def test_load(tmp_path: Path) -> None:
     text.write_text("no library")
     with pytest.raises(LibraryNotFoundError, match=str(text)):
         raw.load(text)
-    with pytest.raises(LibraryNotFoundError, match="no working ncclGetVersion"):
+    with pytest.raises(LibraryNotFoundError, match="ncclGetVersion is missing"):
         raw.load(_some_library())
     with pytest.raises(TypeError):
         raw.load(3)  # type: ignore[arg-type]

@@ -94,9 +94,9 @@ def _refused(rank: Rank) -> None:
     closed.close()
     wrong: list[tuple[str, Callable[[], object]]] = [
         ("buffer: .*None", lambda: comm.register_window(None)),  # type: ignore[arg-type]
-        ("buffer: it is empty", lambda: comm.register_window(comm.mem_alloc(0))),
+        ("buffer: has no elements", lambda: comm.register_window(comm.mem_alloc(0))),
         (
-            "buffer: its address is not a multiple of 4096",
+            "buffer: the address must be a multiple of 4096",
             lambda: comm.register_window(buffer.ptr + 8, count=8, dtype="uint8"),
         ),
         (

@@ -1,5 +1,5 @@
-// The types of the CUDA driver API that we use, as facts: csrc/abi/driver_functions.inc lists the
-// functions.
+// The types of the CUDA driver API that pynccl uses, declared here so that the build needs no CUDA.
+// driver_functions.inc lists the functions.
 #pragma once
 
 #include "nccl_types.h"  // beside this file, in the sources and where they are installed
@@ -66,7 +66,7 @@ inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 inline constexpr unsigned CU_EVENT_DEFAULT = 0;
 inline constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
 
-// Stream handles that are no pointers. On hostnccl all three mean the calling thread itself.
+// The special stream handles, which are not pointers. On hostnccl all three are the calling thread.
 inline constexpr std::uintptr_t kStreamDefault = 0;
 inline constexpr std::uintptr_t kStreamLegacy = 1;
 inline constexpr std::uintptr_t kStreamPerThread = 2;

@@ -1,8 +1,8 @@
-// The types of NCCL's C ABI, version 2.32, as facts: names, values and layouts of nccl.h, declared
-// here so that building needs no NCCL. tests/abi holds every one of them against a real nccl.h.
+// The types of NCCL's C ABI, version 2.32: the names, values and layouts of nccl.h, declared here so
+// that the build needs no NCCL. tests/abi checks each of them against a real nccl.h.
 //
-// They live in a namespace of their own: a translation unit may include the real nccl.h beside this
-// file.
+// They are in their own namespace, pynccl::abi, so that a translation unit can include the real nccl.h
+// as well.
 #pragma once
 
 #include <climits>
@@ -11,7 +11,7 @@
 
 namespace pynccl::abi {
 
-inline constexpr int kVersion = 23203;  // the nccl.h that this file declares
+inline constexpr int kVersion = 23203;  // the version of nccl.h that this file declares
 inline constexpr int kOldestVersion = 21800;
 
 inline constexpr int kUniqueIdBytes = 128;
@@ -105,8 +105,8 @@ enum ncclNvlsHostMode_t : int {
   ncclNvlsHostModeDisable = INT_MAX,
 };
 
-// The versioned structs only ever grow at the end. What is handed to an older library must carry
-// that library's size and version: config_fields.inc says since when each field exists.
+// NCCL only appends fields to the versioned structs. A struct for an older library must have the size
+// and version of that library; config_fields.inc has the first version of each field.
 struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned magic = kApiMagic;

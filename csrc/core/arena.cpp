@@ -19,18 +19,18 @@ Arena& Arena::of(const std::shared_ptr<Library>& library) {
 }
 
 void* Arena::allocate(std::size_t bytes, int device) {
-  if (bytes == 0) throw std::invalid_argument("size: 0 bytes are no segment");
+  if (bytes == 0) throw std::invalid_argument("size: must be above 0 bytes");
   const DeviceScope scope(*library_, device);
   void* data = nullptr;
   NCCL_CHECK(*library_, nullptr, -1, ncclMemAlloc, (&data, bytes));
   const std::lock_guard lock(mutex_);
   segments_[data] = {bytes, scope.device()};
-  for (Follower* follower : followers_) {
-    if (!follower->follows(scope.device())) continue;
+  for (Registration* registration : registrations_) {
+    if (!registration->covers(scope.device())) continue;
     try {
-      follower->add(data, bytes);
-    } catch (...) {  // the memory is good without; close() tells
-      if (!follower->failure_) follower->failure_ = std::current_exception();
+      registration->add(data, bytes);
+    } catch (...) {  // the memory is usable without; close() throws the error
+      if (!registration->failure_) registration->failure_ = std::current_exception();
     }
   }
   return data;
@@ -42,18 +42,18 @@ void Arena::deallocate(void* data) {
     const std::lock_guard lock(mutex_);
     const auto segment = segments_.find(data);
     if (segment == segments_.end())
-      throw std::invalid_argument("data: it is no segment of this arena");
+      throw std::invalid_argument("data: it is not the address of a segment of this arena");
     device = segment->second.device;
     segments_.erase(segment);
-    for (Follower* follower : followers_) follower->drop(data);
+    for (Registration* registration : registrations_) registration->drop(data);
   }
   const DeviceScope scope(*library_, device);
   NCCL_CHECK(*library_, nullptr, -1, ncclMemFree, (data));
 }
 
-Arena::Follower::Follower(Arena& arena, const std::shared_ptr<Communicator>& communicator)
+Arena::Registration::Registration(Arena& arena, const std::shared_ptr<Communicator>& communicator)
     : arena_(arena), communicator_(communicator), device_(communicator->device()) {
-  communicator->handle();  // throws unless it is open
+  communicator->handle();  // throws unless the communicator is open
   communicator->library().nccl<&NcclTable::ncclCommRegister>();
   const std::lock_guard lock(arena_.mutex_);
   try {
@@ -63,41 +63,41 @@ Arena::Follower::Follower(Arena& arena, const std::shared_ptr<Communicator>& com
     while (!handles_.empty()) drop(handles_.begin()->first);
     throw;
   }
-  arena_.followers_.push_back(this);
+  arena_.registrations_.push_back(this);
   open_ = true;
 }
 
-Arena::Follower::~Follower() {
+Arena::Registration::~Registration() {
   try {
     close();
-  } catch (...) {  // there is nobody to tell
+  } catch (...) {  // a destructor must not throw
   }
 }
 
-void Arena::Follower::close() {
+void Arena::Registration::close() {
   const std::lock_guard lock(arena_.mutex_);
   if (!open_) return;
   open_ = false;
-  std::erase(arena_.followers_, this);
+  std::erase(arena_.registrations_, this);
   while (!handles_.empty()) drop(handles_.begin()->first);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-std::size_t Arena::Follower::segments() const {
+std::size_t Arena::Registration::segments() const {
   const std::lock_guard lock(arena_.mutex_);
   return communicator_->closed() ? 0 : handles_.size();
 }
 
-bool Arena::Follower::closed() const {
+bool Arena::Registration::closed() const {
   const std::lock_guard lock(arena_.mutex_);
   return !open_ || communicator_->closed();
 }
 
-bool Arena::Follower::follows(int device) const {
+bool Arena::Registration::covers(int device) const {
   return device == device_ && !communicator_->closed();
 }
 
-void Arena::Follower::add(void* data, std::size_t bytes) {
+void Arena::Registration::add(void* data, std::size_t bytes) {
   const ncclComm_t comm = communicator_->handle();
   void* handle = nullptr;
   NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommRegister,
@@ -105,12 +105,12 @@ void Arena::Follower::add(void* data, std::size_t bytes) {
   handles_[data] = handle;
 }
 
-// Silently: a communicator that failed takes its registrations along.
-void Arena::Follower::drop(void* data) {
+// Never throws: a failed communicator frees its registrations itself.
+void Arena::Registration::drop(void* data) {
   const auto found = handles_.find(data);
   if (found == handles_.end()) return;
   const ncclComm_t comm = communicator_->handle_or_null();
-  if (comm) NCCL_RECORD(communicator_->library(), ncclCommDeregister, (comm, found->second));
+  if (comm) NCCL_CALL_NOTHROW(communicator_->library(), ncclCommDeregister, (comm, found->second));
   handles_.erase(found);
 }
 

@@ -1,9 +1,8 @@
-// Memory from ncclMemAlloc for the pools of frameworks (torch.cuda.MemPool, cupy.cuda.MemoryPool),
-// which cut it up themselves; what an arena sees is their segments. A communicator that follows the
-// arena has each segment of its device registered for as long as it lives.
+// Arena: memory from ncclMemAlloc for the pools of frameworks (torch.cuda.MemPool,
+// cupy.cuda.MemoryPool). A pool allocates segments and divides them itself. Arena::Registration
+// registers the segments of one device with a communicator.
 //
-// There is one arena for each library and it is never destroyed: pools give memory back until the
-// end of the process.
+// There is one arena per library. It is never destroyed: pools free memory until the process ends.
 #pragma once
 
 #include <cstddef>
@@ -28,33 +27,34 @@ class Arena {
 
   const std::shared_ptr<Library>& shared_library() const { return library_; }
 
-  // A segment on a device (below 0: the current one), registered with all that follow there.
+  // Allocates a segment on a device (below 0: the current one) and registers it with every
+  // communicator of that device that has a Registration.
   void* allocate(std::size_t bytes, int device);
-  // Deregisters a segment and frees it. Throws std::invalid_argument where there is none.
+  // Deregisters a segment and frees it. Throws std::invalid_argument for another address.
   void deallocate(void* data);
 
-  // A communicator that follows, from its construction until close(). What there is is registered
-  // at once, what is allocated later with its allocation. A closed communicator follows no more:
-  // NCCL has dropped its registrations.
-  class Follower {
+  // The registration of an arena's segments with a communicator, until close(). Present segments
+  // are registered at once, later ones when they are allocated. Closing the communicator ends it:
+  // NCCL frees the registrations.
+  class Registration {
    public:
-    Follower(Arena& arena, const std::shared_ptr<Communicator>& communicator);
-    ~Follower();  // close(), silently
-    Follower(const Follower&) = delete;
-    Follower& operator=(const Follower&) = delete;
+    Registration(Arena& arena, const std::shared_ptr<Communicator>& communicator);
+    ~Registration();  // close(), without exceptions
+    Registration(const Registration&) = delete;
+    Registration& operator=(const Registration&) = delete;
 
-    // Deregisters everything. Throws what NCCL answered when a segment could not be registered
-    // with its allocation: an allocator has no way to say it.
+    // Deregisters all segments. Throws the error of a segment that could not be registered when it
+    // was allocated: an allocator cannot report it.
     void close();
     std::size_t segments() const;  // how many are registered
-    bool closed() const;           // by itself or with the communicator
+    bool closed() const;           // itself or the communicator
 
    private:
     friend class Arena;
 
     void add(void* data, std::size_t bytes);
     void drop(void* data);
-    bool follows(int device) const;
+    bool covers(int device) const;
 
     Arena& arena_;
     std::shared_ptr<Communicator> communicator_;
@@ -67,15 +67,15 @@ class Arena {
  private:
   explicit Arena(std::shared_ptr<Library> library) : library_(std::move(library)) {}
 
-  struct Segment {
+  struct PoolSegment {
     std::size_t bytes;
     int device;
   };
 
   std::shared_ptr<Library> library_;
   mutable std::mutex mutex_;
-  std::map<void*, Segment> segments_;
-  std::vector<Follower*> followers_;
+  std::map<void*, PoolSegment> segments_;
+  std::vector<Registration*> registrations_;
 };
 
 }  // namespace pynccl

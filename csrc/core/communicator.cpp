@@ -6,8 +6,8 @@
 
 #include "abi/constants.h"
 #include "core/device.h"
-#include "core/graph.h"
 #include "core/issue.h"
+#include "core/observer.h"
 #include "core/window.h"
 
 namespace pynccl {
@@ -15,8 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The non-blocking mode is for the library what a deadline is for us; a user who asked for it polls
-// alone.
+// init_timeout is implemented by NCCL's non-blocking mode plus polling. A user who asked for the
+// non-blocking mode polls with ready and wait_ready().
 bool needs_polling(const Communicator::Options& options) {
   return options.init_timeout && options.config.blocking != 0;
 }
@@ -31,7 +31,7 @@ Communicator::Communicator(std::shared_ptr<Library> library, const Options& opti
 
 Communicator::~Communicator() {
   const ncclComm_t comm = comm_.exchange(nullptr);
-  if (comm) NCCL_RECORD(*library_, ncclCommAbort, (comm));
+  if (comm) NCCL_CALL_NOTHROW(*library_, ncclCommAbort, (comm));
 }
 
 void Communicator::throw_not_open() const {
@@ -43,7 +43,7 @@ void Communicator::throw_not_open() const {
 }
 
 void Communicator::throw_failed(ncclResult_t result, const char* function, int line) {
-  // An abort from another thread frees the handle under the call that it interrupts.
+  // Loaded here: an abort on another thread frees the handle during the call that it interrupts.
   throw_nccl(*library_, result, function, comm_.load(), rank_, __FILE__, line);
 }
 
@@ -74,7 +74,7 @@ void Communicator::begin_child(Communicator& parent, const char* creator) {
 void Communicator::begin_split(Communicator& parent, int color, int key) {
   const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
   const ncclComm_t comm = parent.handle();
-  leaves_ = color == kSplitNoColor;
+  no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit");
   parent.check(split(comm, color, key, created_.get(), child_config()), creator_, __LINE__);
 }
@@ -117,9 +117,9 @@ Communicator::Options Communicator::inherited() const {
 }
 
 void Communicator::finish() {
-  if (leaves_) {
+  if (no_color_) {
     state_.store(State::kClosed, std::memory_order_release);
-    parent_->settle();
+    parent_->wait_accepted();
     parent_.reset();
     return;
   }
@@ -128,18 +128,18 @@ void Communicator::finish() {
   if (polled_) {
     poll(options_.init_timeout, creator_);
   } else if (!made && options_.config.blocking != 0) {
-    wait_ready(std::nullopt);  // the parent is non-blocking, this one is not
+    wait_ready(std::nullopt);  // the parent is non-blocking, this communicator is not
   }
   if (options_.config.blocking != 0 || polled_) read_identity();
 }
 
-// The handle, as soon as NCCL has written it.
+// Takes over the handle where NCCL has written it.
 bool Communicator::take_handle() {
   if (state_.load(std::memory_order_acquire) != State::kMaking) return true;
   const ncclComm_t made = std::atomic_ref(*created_).load(std::memory_order_acquire);
   if (!made) return false;
   comm_.store(made, std::memory_order_release);
-  State making = State::kMaking;  // unless an abort was faster
+  State making = State::kMaking;  // another thread may have aborted meanwhile
   state_.compare_exchange_strong(making, State::kOpen);
   parent_.reset();
   return true;
@@ -154,7 +154,7 @@ void Communicator::read_identity() {
 
 ncclResult_t Communicator::async_error() {
   if (!take_handle()) {
-    // A child that NCCL has not given yet: the parent tells.
+    // A child without a handle: the parent has the state.
     const ncclResult_t state = parent_ ? parent_->async_error() : ncclInternalError;
     if (state != ncclSuccess) return state;
     if (!take_handle()) return ncclInternalError;
@@ -167,20 +167,20 @@ ncclResult_t Communicator::async_error() {
 
 bool Communicator::ready() {
   const ncclResult_t state = async_error();
-  if (!good(state))
+  if (!succeeded(state))
     throw_nccl(*library_, state, "ncclCommGetAsyncError", comm_.load(), rank_, __FILE__, __LINE__);
   return state == ncclSuccess;
 }
 
 void Communicator::wait_ready(std::optional<double> seconds) {
-  poll(seconds, "ncclCommGetAsyncError", Late::kLeave);
+  poll(seconds, "ncclCommGetAsyncError", OnTimeout::kKeep);
 }
 
 void Communicator::poll(std::optional<double> seconds, const char* function) {
-  poll(seconds, function, Late::kAbort);
+  poll(seconds, function, OnTimeout::kAbort);
 }
 
-void Communicator::poll(std::optional<double> seconds, const char* function, Late late) {
+void Communicator::poll(std::optional<double> seconds, const char* function, OnTimeout on_timeout) {
   const auto start = Clock::now();
   auto pause = std::chrono::microseconds(1);
   for (;;) {
@@ -196,7 +196,7 @@ void Communicator::poll(std::optional<double> seconds, const char* function, Lat
       std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
                          " did not complete within " + limit;
       if (last && *last) text += std::string(": ") + last;
-      if (late == Late::kAbort) abort();
+      if (on_timeout == OnTimeout::kAbort) abort();
       throw NcclFailure(ncclTimeout, function, rank_, text);
     }
     std::this_thread::sleep_for(pause);
@@ -222,9 +222,8 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
 
 void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
 
-// all_to_all, gather and scatter on a library before 2.28: a group of the sends and receives that
-// they consist of.
-void Communicator::exchange_blocks(const Operation& o, int nranks) {
+// all_to_all, gather and scatter on a library before 2.28: a group of sends and receives.
+void Communicator::issue_as_messages(const Operation& o, int nranks) {
   const std::size_t block = o.count * element_size(o.dtype);
   const auto* sends = static_cast<const char*>(o.sendbuff);
   auto* receives = static_cast<char*>(o.recvbuff);
@@ -269,23 +268,23 @@ void Communicator::finalize() {
 }
 
 void Communicator::close() {
-  Graph::let_go(*this, false);
-  // NCCL frees a non-blocking communicator only when it is quiescent.
+  CommunicatorObservers::before_close(*this, false);
+  // NCCL destroys a non-blocking communicator only after it is finalized.
   if (polled_ && !revoked_ && state_.load() == State::kOpen) finalize();
   if (state_.exchange(State::kClosed) != State::kOpen) return;
   const ncclComm_t comm = comm_.exchange(nullptr);
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
-  if (!good(result))
+  if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
 }
 
 void Communicator::abort() {
-  Graph::let_go(*this, true);
+  CommunicatorObservers::before_close(*this, true);
   state_.store(State::kClosed, std::memory_order_release);
   const ncclComm_t comm = comm_.exchange(nullptr);
   if (!comm) return;
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommAbort>()(comm);
-  if (!good(result))
+  if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
 
@@ -300,7 +299,7 @@ void Communicator::revoke() {
   const ncclComm_t comm = handle();
   NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
   revoked_ = true;
-  settle();
+  wait_accepted();
 }
 
 void Communicator::begin_suspend() {
@@ -325,7 +324,7 @@ GroupScope::GroupScope(Library& library) : library_(library) {
 }
 
 GroupScope::~GroupScope() {
-  if (open_) NCCL_RECORD(library_, ncclGroupEnd, ());
+  if (open_) NCCL_CALL_NOTHROW(library_, ncclGroupEnd, ());
 }
 
 void GroupScope::end() {

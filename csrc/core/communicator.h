@@ -1,5 +1,5 @@
-// One rank of a communicator: owns the ncclComm_t, issues operations on it, and closes it.
-// Arguments are checked above; what is checked here is the communicator itself.
+// One rank of a communicator: owns the ncclComm_t, issues operations on it, and closes it. The
+// bindings check the arguments of an operation; this class checks the state of the communicator.
 #pragma once
 
 #include <atomic>
@@ -19,23 +19,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   struct Options {
     ncclConfig_t config;                 // strings in it must outlive the creation
-    std::optional<double> init_timeout;  // seconds; none: as long as the library waits
+    std::optional<double> init_timeout;  // seconds; none: the library's own limit
     int device = -1;                     // below 0: the thread's current device
-    bool inherits = false;               // of a split: NCCL copies the parent's configuration
+    bool inherits = false;               // of a child: NCCL copies the parent's configuration
   };
 
-  // A communicator that is yet to be made: create() or a group's end makes it.
+  // A pending communicator, without an ncclComm_t: begin_...() and finish() make it.
   Communicator(std::shared_ptr<Library> library, const Options& options);
-  virtual ~Communicator();  // aborts what was not closed, silently
+  virtual ~Communicator();  // aborts where it was not closed; never throws
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // For one that is made of this communicator and is to behave as it does.
+  // The options of a child that inherits this communicator's configuration.
   Options inherited() const;
 
-  // The ways to make one, each in two steps so that a group can make several in one thread: begin
-  // calls NCCL, finish waits (unless the user asked for a non-blocking communicator) and reads rank
-  // and size. Several ids: ncclCommInitRankScalable. A parent is one that the new one is made of.
+  // The ways to make a communicator, each in two steps so that a group can make several on one
+  // thread: begin_...() calls NCCL; finish() waits (unless the user asked for a non-blocking
+  // communicator) and reads rank and size. Several ids use ncclCommInitRankScalable. A child is
+  // made from its parent.
   void begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank);
   void begin_split(Communicator& parent, int color, int key);
   void begin_shrink(Communicator& parent, std::vector<int> excluded, int flags);
@@ -43,38 +44,38 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void begin_join(int nranks, const ncclUniqueId& id, int rank);
   void finish();
 
-  // All ranks of one communicator in this process, each from the factory.
+  // All ranks of one communicator in this process (ncclCommInitAll), each made by the factory.
   using Factory = std::shared_ptr<Communicator> (*)(std::shared_ptr<Library>, const Options&);
   static std::vector<std::shared_ptr<Communicator>> init_all(std::shared_ptr<Library> library,
                                                              const std::vector<int>& devices,
                                                              Factory make);
 
   void issue(const Operation& operation);
-  // For a caller that knows the kind, which gets the call of its function alone: in core/issue.h.
+  // The same for a kind known at compile time, inlined to the call of its function: core/issue.h.
   void issue(OperationKind kind, const Operation& operation);
-  // Whether the library has what an operation with a configuration needs: throws MissingFunction,
-  // or std::invalid_argument for a field that it does not know.
+  // Checks that the library supports an operation with a configuration. Throws MissingFunction, or
+  // std::invalid_argument for a field that the library is too old for.
   void check_configured(const Operation& operation) const;
-  // Waits until a communicator that NCCL runs in the background (one with init_timeout) has taken
-  // what was issued.
-  void settle(const char* function = "ncclGroupEnd") {
+  // Waits until NCCL has accepted what was issued. Only a communicator with init_timeout has to
+  // wait: it uses NCCL's non-blocking mode.
+  void wait_accepted(const char* function = "ncclGroupEnd") {
     if (polled_) [[unlikely]]
       poll(std::nullopt, function);
   }
 
   void finalize();
-  void close();  // finalizes and destroys; does nothing when closed already
-  void abort();  // from any thread; does nothing when closed already
+  void close();  // finalizes and destroys; closing twice is allowed
+  void abort();  // from any thread; does nothing where it is closed
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
-  // In a group NCCL suspends and resumes when it ends; settle() waits for it.
+  // Inside a group NCCL suspends and resumes at its end; wait_accepted() waits for it.
   void begin_suspend();
   void begin_resume();
   std::uint64_t memory_stat(ncclCommMemStat_t stat);
 
-  // What NCCL does in the background: how far it is, and until it is done. wait_ready throws
-  // ncclTimeout when it is not done in time, and the communicator stays as it is.
+  // The state of NCCL's background work (ncclCommGetAsyncError). wait_ready throws ncclTimeout
+  // where the work takes longer and leaves the communicator as it is.
   ncclResult_t async_error();
   bool ready();
   void wait_ready(std::optional<double> seconds);
@@ -87,31 +88,31 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return comm_.load(std::memory_order_relaxed);
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
-  ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // for NCCL to fill
+  ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // NCCL writes it
   bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
-  bool pending() const {  // not made yet
+  bool pending() const {  // it has no ncclComm_t yet
     const State state = state_.load(std::memory_order_acquire);
     return state == State::kPending || state == State::kMaking;
   }
-  // Asked of NCCL once. A communicator that the user polls may not know before it is ready.
+  // Read from NCCL once. A non-blocking communicator has no answer before it is ready.
   int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
   int nranks() { return nranks_ < 1 ? identified().nranks_ : nranks_; }
   int device() { return identified().device_; }
-  int known_rank() const { return rank_; }  // -1 where NCCL has not been asked yet
+  int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
-  // Making: NCCL has been asked for it, and has not given its handle yet.
+  // kMaking: NCCL was called and has not written the handle yet.
   enum class State { kPending, kMaking, kOpen, kClosed };
 
   [[noreturn]] void throw_not_open() const;
   void check(ncclResult_t result, const char* function, int line) {
-    if (!good(result)) [[unlikely]]
+    if (!succeeded(result)) [[unlikely]]
       throw_failed(result, function, line);
   }
   [[noreturn]] void throw_failed(ncclResult_t result, const char* function, int line);
   void poll(std::optional<double> seconds, const char* function);
-  enum class Late { kAbort, kLeave };
-  void poll(std::optional<double> seconds, const char* function, Late late);
+  enum class OnTimeout { kAbort, kKeep };
+  void poll(std::optional<double> seconds, const char* function, OnTimeout on_timeout);
   void begin_child(Communicator& parent, const char* creator);
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
@@ -122,19 +123,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   void read_identity();
   void issue_configured(const Operation& operation);
-  void exchange_blocks(const Operation& operation, int nranks);
+  void issue_as_messages(const Operation& operation, int nranks);
 
   std::shared_ptr<Library> library_;
   Options options_;
   std::atomic<State> state_ = State::kPending;
   std::atomic<ncclComm_t> comm_ = nullptr;
-  // Where NCCL writes the handle, of a child of a non-blocking communicator later and from a thread
-  // of its own: so the parent holds on to it as well.
+  // Where NCCL writes the handle. For a child of a non-blocking parent a thread of NCCL writes it
+  // later, so the parent keeps this memory alive too.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
   std::vector<std::shared_ptr<ncclComm_t>> children_;
   std::shared_ptr<Communicator> parent_;  // until there is a handle
-  bool leaves_ = false;                   // a rank that split() leaves without a communicator
-  bool polled_ = false;                   // NCCL's non-blocking mode, used by us to keep a deadline
+  bool no_color_ = false;                 // split() with NCCL_SPLIT_NOCOLOR: no communicator
+  bool polled_ = false;                   // non-blocking mode that implements init_timeout
   std::atomic<bool> revoked_ = false;
   std::deque<ncclWindow_t> windows_;
   int rank_ = -1;
@@ -143,9 +144,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const char* creator_ = "ncclCommInitRankConfig";
 };
 
-// A group of NCCL calls on one library: open from construction to end(). A group that is left
-// without end() is closed as well, and what its calls answered is lost: it exists for exceptions on
-// the way.
+// A group of NCCL calls on one library (ncclGroupStart, ncclGroupEnd), open from construction to
+// end(). The destructor ends a group that an exception left open and ignores the result.
 class GroupScope {
  public:
   explicit GroupScope(Library& library);
@@ -153,8 +153,8 @@ class GroupScope {
   GroupScope(const GroupScope&) = delete;
   GroupScope& operator=(const GroupScope&) = delete;
   void end();
-  // Ends it without running anything: the seconds that the library thinks it would take, if it has
-  // an idea.
+  // Ends the group without running it (ncclGroupSimulateEnd): the estimated seconds, none where the
+  // library has no estimate.
   std::optional<double> end_simulated();
 
  private:

@@ -1,10 +1,10 @@
-// Collectives with a configuration of their own: the second row of entry points, from NCCL 2.31 on.
+// Collectives with a ncclCollConfig_t: the nccl...Config functions, NCCL 2.31 and newer.
 #include "core/communicator.h"
 
 namespace pynccl {
 namespace {
 
-// visit.operator()<entry>(name, what stands between dtype and comm): of the function for an
+// Calls visit.operator()<entry>(name, arguments between dtype and comm) for the function of an
 // operation's kind.
 template <class Visit>
 void visit_entry(const Operation& o, Visit&& visit) {
@@ -28,7 +28,7 @@ void visit_entry(const Operation& o, Visit&& visit) {
     case OperationKind::kScatter:
       return ENTRY(ncclScatterConfig, o.root_or_peer);
     default:
-      throw std::invalid_argument("config: sends and receives have none");
+      throw std::invalid_argument("config: send and recv take none");
   }
 #undef ENTRY
 }

@@ -16,15 +16,15 @@ DeviceScope::DeviceScope(const Library& library, int device) : library_(library)
   CUdevice ordinal = 0;
   CUcontext context = nullptr;
   DRIVER_CHECK(library, DeviceGet, (&ordinal, device_));
-  // Retained for the life of the process, as the CUDA runtime does: releasing it would reset the
-  // device under whoever else uses it.
+  // Retained until the process ends, as the CUDA runtime does: releasing the last reference would
+  // reset the device for its other users.
   DRIVER_CHECK(library, DevicePrimaryCtxRetain, (&context, ordinal));
   DRIVER_CHECK(library, CtxSetCurrent, (context));
   changed_ = true;
 }
 
 DeviceScope::~DeviceScope() {
-  // A thread that had no context keeps the one it was given: NCCL's own threads find it there.
+  // A thread that had no context keeps the new one: NCCL expects a current context.
   if (changed_ && previous_) library_.driver().CtxSetCurrent(previous_);
 }
 

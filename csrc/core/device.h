@@ -1,6 +1,6 @@
-// Makes a device the current one of this thread for the length of a scope, as communicator
-// creation, streams and allocations need it. The device's primary context is the one that torch and
-// CuPy use.
+// DeviceScope: makes a device current on this thread for the length of a scope, for the creation of
+// communicators, streams and allocations. It uses the device's primary context, as torch and CuPy
+// do.
 #pragma once
 
 #include "core/library.h"
@@ -9,7 +9,7 @@ namespace pynccl {
 
 class DeviceScope {
  public:
-  // A device below 0 leaves the thread's current device as it is; without any, device 0 becomes
+  // A device below 0 keeps the thread's current device; where there is none, device 0 becomes
   // current.
   DeviceScope(const Library& library, int device);
   ~DeviceScope();

@@ -7,7 +7,7 @@
 namespace pynccl {
 namespace {
 
-// The last path component: a message names the source file, not where it was built.
+// The last path component: a message names the source file, not the build folder.
 const char* basename(const char* path) {
   const char* slash = std::strrchr(path, '/');
   return slash ? slash + 1 : path;

@@ -1,5 +1,5 @@
-// What can go wrong below Python, as C++ exceptions, and the two ways to look at a result:
-// NCCL_CHECK throws, and NCCL_RECORD only tells, for destructors. Mistakes in arguments are
+// The exceptions of the layers below Python. NCCL_CHECK and DRIVER_CHECK throw them.
+// NCCL_CALL_NOTHROW returns the result and never throws; for destructors. Wrong arguments are
 // std::invalid_argument, thrown before any call.
 #pragma once
 
@@ -39,14 +39,16 @@ class MissingFunction : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A library that cannot be loaded, or not beside what is loaded already.
+// A library that cannot be loaded, or that conflicts with one that is loaded.
 class LibraryNotFound : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A communicator that works in the background answers ncclInProgress.
-inline bool good(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+// A non-blocking communicator returns ncclInProgress.
+inline bool succeeded(ncclResult_t result) {
+  return result == ncclSuccess || result == ncclInProgress;
+}
 
 [[noreturn]] void throw_nccl(const Library& library, ncclResult_t result, const char* function,
                              ncclComm_t comm, int rank, const char* file, int line);
@@ -55,18 +57,18 @@ inline bool good(ncclResult_t result) { return result == ncclSuccess || result =
 
 }  // namespace pynccl
 
-// NCCL_CHECK(library, comm, rank, ncclSend, (arguments...)): calls and throws unless the result is
-// a success.
+// NCCL_CHECK(library, comm, rank, ncclSend, (arguments...)): calls, and throws NcclFailure unless
+// the call succeeded.
 #define NCCL_CHECK(library, comm, rank, function, args)                              \
   do {                                                                               \
     const ncclResult_t result_ = (library).nccl<&NcclTable::function>() args;        \
-    if (!pynccl::good(result_)) [[unlikely]]                                         \
+    if (!pynccl::succeeded(result_)) [[unlikely]]                                    \
       throw_nccl((library), result_, #function, (comm), (rank), __FILE__, __LINE__); \
   } while (false)
 
-// NCCL_RECORD(library, ncclCommAbort, (comm)): calls and gives the result back; where the function
-// is missing, nothing is called and the result is ncclInvalidUsage. For destructors.
-#define NCCL_RECORD(library, function, args) \
+// NCCL_CALL_NOTHROW(library, ncclCommAbort, (comm)): calls, returns the result and never throws;
+// for destructors. The result is ncclInvalidUsage where the library does not have the function.
+#define NCCL_CALL_NOTHROW(library, function, args) \
   ((library).nccl_table().function ? (library).nccl_table().function args : ncclInvalidUsage)
 
 #define DRIVER_CHECK(library, function, args)                               \

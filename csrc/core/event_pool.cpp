@@ -28,7 +28,7 @@ void EventPool::give_back(std::unique_ptr<Event> event) noexcept {
   const std::lock_guard lock(mutex_);
   try {
     free_.push_back(std::move(event));
-  } catch (const std::bad_alloc&) {  // then it is destroyed instead
+  } catch (const std::bad_alloc&) {  // the event is destroyed
   }
 }
 

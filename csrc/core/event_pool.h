@@ -1,4 +1,4 @@
-// Events that are used again: one is taken for an operation and comes back when that is over.
+// A pool of events: an operation takes one and returns it when the operation is done.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace pynccl {
 
 class EventPool;
 
-// An event of a pool, which lives as long as it; the event goes back when this is destroyed.
+// An event of a pool. The destructor returns it; the pool lives as long as its events.
 class PooledEvent {
  public:
   PooledEvent(std::shared_ptr<EventPool> pool, std::unique_ptr<Event> event)
@@ -34,7 +34,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
-  // An event that was perhaps recorded before.
+  // The event may have been recorded before.
   PooledEvent take();
   void give_back(std::unique_ptr<Event> event) noexcept;
 

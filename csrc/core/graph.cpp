@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/device.h"
+#include "core/observer.h"
 
 namespace pynccl {
 namespace {
@@ -22,7 +23,7 @@ std::string name_of(const Communicator& communicator) {
   return rank < 0 ? "a communicator" : "the communicator of rank " + std::to_string(rank);
 }
 
-// Of the capture that the stream takes part in. One that has been invalidated goes nowhere.
+// The id of the capture that the stream takes part in; none where the capture was invalidated.
 std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
@@ -33,6 +34,33 @@ std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream) {
 }
 
 }  // namespace
+
+// Connects the graphs to the communicators that they use.
+class Graph::Observer final : public CommunicatorObserver {
+ public:
+  void before_operation(const std::shared_ptr<Communicator>& communicator,
+                        CUstream stream) override {
+    add_use(communicator, stream);
+  }
+  void before_close(const Communicator& communicator, bool aborted) override {
+    invalidate_for(communicator, aborted);
+  }
+};
+
+void Graph::observe_communicators() {
+  static Observer& observer = []() -> Observer& {
+    Observer& made = *new Observer;
+    CommunicatorObservers::add(made);
+    return made;
+  }();
+  static_cast<void>(observer);
+}
+
+// Operations are watched while there are captures.
+void Graph::count_capture(int change) {
+  captures_.fetch_add(change, std::memory_order_relaxed);
+  change > 0 ? CommunicatorObservers::watch_operations() : CommunicatorObservers::stop_watching();
+}
 
 class Graph::Exec {
  public:
@@ -54,17 +82,18 @@ class Graph::Exec {
 Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
              CUstreamCaptureMode mode)
     : library_(std::move(library)), stream_(stream), device_(device), mode_(mode) {
-  sweep();
+  free_retired();
+  observe_communicators();
   const std::lock_guard lock(graphs_mutex);
   all_graphs().push_back(this);
 }
 
 Graph::~Graph() {
-  if (state_ == State::kCapturing) {  // left behind: its thread never came to end it
-    captures_.fetch_sub(1, std::memory_order_relaxed);
-    take_captured();
+  if (state_ == State::kCapturing) {  // destroyed before its capture has ended
+    count_capture(-1);
+    end_capture();
   }
-  drop();
+  retire();
   const std::lock_guard lock(graphs_mutex);
   std::erase(all_graphs(), this);
 }
@@ -84,7 +113,7 @@ void Graph::begin() {
   id_ = id;
   thread_ = std::this_thread::get_id();
   state_ = State::kCapturing;
-  captures_.fetch_add(1, std::memory_order_relaxed);
+  count_capture(+1);
 }
 
 void Graph::end(bool failed) {
@@ -92,15 +121,15 @@ void Graph::end(bool failed) {
     const std::lock_guard lock(graphs_mutex);
     if (state_ != State::kCapturing) throw std::invalid_argument("graph: it is not being captured");
     if (thread_ != std::this_thread::get_id())
-      throw std::runtime_error("graph: another thread has begun its capture");
+      throw std::runtime_error("graph: its capture began on another thread");
     state_ = State::kFailed;
-    captures_.fetch_sub(1, std::memory_order_relaxed);
+    count_capture(-1);
   }
   const DeviceScope scope(*library_, device_);
-  const Captured captured = take_captured();
-  if (failed) return drop();
+  const Captured captured = end_capture();
+  if (failed) return retire();
   if (captured.result != CUDA_SUCCESS) {
-    drop();
+    retire();
     throw_driver(*library_, captured.result, "cuStreamEndCapture", __FILE__, __LINE__);
   }
   try {
@@ -108,12 +137,12 @@ void Graph::end(bool failed) {
     DRIVER_CHECK(*library_, GraphGetNodes, (captured.graph.get(), nullptr, &size));
     finish(std::make_shared<const Exec>(library_, captured.graph.get()), size);
   } catch (...) {
-    drop();
+    retire();
     throw;
   }
 }
 
-Graph::Captured Graph::take_captured() {
+Graph::Captured Graph::end_capture() {
   CUgraph graph = nullptr;
   const CUresult result = library_->driver().StreamEndCapture(stream_, &graph);
   return {result, std::unique_ptr<CUgraph_st, Destroy>(graph, Destroy{library_.get()})};
@@ -124,41 +153,41 @@ void Graph::Destroy::operator()(CUgraph graph) const { library->driver().GraphDe
 void Graph::finish(std::shared_ptr<const Exec> made, std::size_t size) {
   const std::lock_guard lock(graphs_mutex);
   size_ = size;
-  state_ = lost_.empty() ? State::kReady : State::kBroken;
+  state_ = closed_communicator_.empty() ? State::kReady : State::kInvalidated;
   if (state_ == State::kReady) exec_ = std::move(made);
 }
 
-bool Graph::Kept::in_use() const noexcept {
+bool Graph::Retired::in_use() const noexcept {
   try {
     return launched && !launched->query();
-  } catch (const DriverFailure&) {  // a device that has failed runs nothing any more
+  } catch (const DriverFailure&) {  // a failed device runs nothing
     return false;
   }
 }
 
-std::vector<Graph::Kept>& Graph::left_behind() {
-  static std::vector<Kept>& kept = *new std::vector<Kept>;
-  return kept;
+std::vector<Graph::Retired>& Graph::retired() {
+  static std::vector<Retired>& all = *new std::vector<Retired>;
+  return all;
 }
 
-// What is let go of goes after the lock: that may run Python code.
-void Graph::sweep() noexcept {
-  std::vector<Kept> over;
+// The resources are freed after the lock is released: that may run Python code.
+void Graph::free_retired() noexcept {
+  std::vector<Retired> unused;
   const std::lock_guard lock(graphs_mutex);
-  const auto first = std::partition(left_behind().begin(), left_behind().end(),
-                                    [](const Kept& kept) { return kept.in_use(); });
-  std::move(first, left_behind().end(), std::back_inserter(over));
-  left_behind().erase(first, left_behind().end());
+  const auto first = std::partition(retired().begin(), retired().end(),
+                                    [](const Retired& one) { return one.in_use(); });
+  std::move(first, retired().end(), std::back_inserter(unused));
+  retired().erase(first, retired().end());
 }
 
-void Graph::drop() noexcept {
-  const std::lock_guard turn(launching_);
+void Graph::retire() noexcept {
+  const std::lock_guard launch_lock(launching_);
   {
     const std::lock_guard lock(graphs_mutex);
-    left_behind().push_back({std::move(launched_), std::exchange(exec_, {}),
-                             std::exchange(communicators_, {}), std::exchange(held_, {})});
+    retired().push_back({std::move(launched_), std::exchange(exec_, {}),
+                         std::exchange(communicators_, {}), std::exchange(held_, {})});
   }
-  sweep();
+  free_retired();
 }
 
 void Graph::close() {
@@ -168,17 +197,17 @@ void Graph::close() {
       throw std::invalid_argument("graph: it is being captured; leave its with block first");
     state_ = State::kClosed;
   }
-  drop();
+  retire();
 }
 
 std::shared_ptr<const Graph::Exec> Graph::exec() const {
   const std::lock_guard lock(graphs_mutex);
-  if (state_ != State::kReady) throw std::invalid_argument("graph: " + why_not());
+  if (state_ != State::kReady) throw std::invalid_argument("graph: " + why_not_ready());
   return exec_;
 }
 
 void Graph::launch(CUstream stream) const {
-  const std::lock_guard turn(launching_);
+  const std::lock_guard launch_lock(launching_);
   const std::shared_ptr<const Exec> running = exec();
   const DeviceScope scope(*library_, device_);
   if (!launched_) launched_ = std::make_shared<Event>(library_, device_, false);
@@ -192,7 +221,7 @@ void Graph::upload(CUstream stream) const {
   DRIVER_CHECK(*library_, GraphUpload, (ready->handle(), stream));
 }
 
-std::string Graph::why_not() const {
+std::string Graph::why_not_ready() const {
   switch (state_) {
     case State::kNew:
       return "nothing was captured; use it in a with statement first";
@@ -200,8 +229,8 @@ std::string Graph::why_not() const {
       return "it is being captured; leave its with block first";
     case State::kFailed:
       return "an error ended its capture; make another one";
-    case State::kBroken:
-      return lost_ + " was closed, which it needs; capture it again with an open one";
+    case State::kInvalidated:
+      return closed_communicator_ + " was closed; capture the graph again";
     default:
       return "it is closed";
   }
@@ -218,8 +247,8 @@ std::string Graph::text() const {
       return "of " + std::to_string(size_) + (size_ == 1 ? " node" : " nodes");
     case State::kFailed:
       return "failed";
-    case State::kBroken:
-      return "broken: " + lost_ + " was closed";
+    case State::kInvalidated:
+      return "invalidated: " + closed_communicator_ + " was closed";
     default:
       return "closed";
   }
@@ -232,7 +261,7 @@ Graph* Graph::captured_into(const Library& library, cuuint64_t id) {
   return nullptr;
 }
 
-void Graph::note(const std::shared_ptr<Communicator>& communicator, CUstream stream) {
+void Graph::add_use(const std::shared_ptr<Communicator>& communicator, CUstream stream) {
   const Library& library = communicator->library();
   const std::optional<cuuint64_t> id = capture_id(library, stream);
   if (!id) return;
@@ -265,18 +294,18 @@ bool Graph::uses(const Communicator& communicator) const {
                      [&](const auto& used) { return used.get() == &communicator; });
 }
 
-void Graph::let_go(const Communicator& communicator, bool forced) {
-  std::vector<std::shared_ptr<const Exec>> freed;  // after the lock
+void Graph::invalidate_for(const Communicator& communicator, bool aborted) {
+  std::vector<std::shared_ptr<const Exec>> freed;  // after the lock is released
   const std::lock_guard lock(graphs_mutex);
   for (Graph* graph : all_graphs())
-    if (!forced && graph->state_ == State::kCapturing && graph->uses(communicator))
+    if (!aborted && graph->state_ == State::kCapturing && graph->uses(communicator))
       throw std::invalid_argument(
-          "communicator: a graph is capturing it; leave its with block first");
+          "communicator: a capture in progress uses it; leave the with block first");
   for (Graph* graph : all_graphs()) {
     if (!graph->uses(communicator)) continue;
-    if (graph->lost_.empty()) graph->lost_ = name_of(communicator);
+    if (graph->closed_communicator_.empty()) graph->closed_communicator_ = name_of(communicator);
     if (graph->state_ != State::kReady) continue;
-    graph->state_ = State::kBroken;
+    graph->state_ = State::kInvalidated;
     freed.push_back(std::move(graph->exec_));
   }
 }

@@ -1,7 +1,7 @@
-// A CUDA graph (or hostnccl's): the work that a stream was given while it was captured, launched as
-// one call any number of times. It knows which communicators it needs: NCCL would wait without end
-// for the graphs of a communicator that is destroyed, so closing one makes its graphs unusable
-// first, and launching such a graph is an error that says so.
+// A CUDA graph, or hostnccl's: the work enqueued on a stream during a capture, launched as one call
+// any number of times. A graph records which communicators it uses. ncclCommDestroy waits for the
+// graphs of a communicator without limit, so closing a communicator invalidates its graphs first;
+// launching an invalidated graph is an error that names the communicator.
 #pragma once
 
 #include <atomic>
@@ -24,43 +24,40 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // The capture, by one thread. A graph is captured once; end(true) drops what was captured.
+  // Begins and ends the capture, on one thread. A graph is captured once; end(true) discards it.
   void begin();
   void end(bool failed);
 
   // Throws std::invalid_argument where there is nothing to launch.
   void launch(CUstream stream) const;
   void upload(CUstream stream) const;
-  void close();  // what was launched still runs; does nothing when closed already
+  void close();  // launches in progress complete; closing twice is allowed
 
   const Library& library() const { return *library_; }
   CUstream stream() const { return stream_; }
   std::size_t size() const { return size_; }  // nodes
   std::string text() const;                   // its state
 
-  // What follows concerns the captures that are under way, in all threads.
+  // The functions below concern all captures in progress, of all threads.
 
-  // One load where there are none.
+  // Whether there is one: a single load.
   static bool any_capture() { return captures_.load(std::memory_order_relaxed) != 0; }
-  // The communicator's next operation on the stream belongs to its graph, if there is one.
-  static void note(const std::shared_ptr<Communicator>& communicator, CUstream stream);
-  // Keeps an object as long as the graph that the stream is captured into; false if that is none of
-  // ours.
+  // Keeps an object alive as long as the graph that the stream is captured into. False where the
+  // stream is not captured by a Graph.
   static bool hold(const Library& library, CUstream stream, std::shared_ptr<void> object);
-  // In a thread that is capturing, the stream instead of one that is not.
+  // The stream that this thread captures, where it captures one and current is not captured;
+  // otherwise current.
   static CUstream redirect(const Library& library, CUstream current);
 
-  // The communicator is about to be freed. A capture that uses it is told to end first, unless it
-  // must be (by an abort).
-  static void let_go(const Communicator& communicator, bool forced);
-
  private:
-  enum class State { kNew, kCapturing, kReady, kFailed, kBroken, kClosed };
+  enum class State { kNew, kCapturing, kReady, kFailed, kInvalidated, kClosed };
+
+  class Observer;
 
   // Owns the CUgraphExec; launches in progress share it.
   class Exec;
-  // What a graph keeps, until its launches are over.
-  struct Kept {
+  // The resources of a closed graph, kept until its launches have completed.
+  struct Retired {
     std::shared_ptr<Event> launched;
     std::shared_ptr<const Exec> exec;
     std::vector<std::shared_ptr<Communicator>> communicators;
@@ -78,15 +75,22 @@ class Graph {
     std::unique_ptr<CUgraph_st, Destroy> graph;
   };
 
-  Captured take_captured();  // ends the stream's capture
+  Captured end_capture();
   void finish(std::shared_ptr<const Exec> made, std::size_t size);
-  void drop() noexcept;
+  void retire() noexcept;
   std::shared_ptr<const Exec> exec() const;
   bool uses(const Communicator& communicator) const;
-  std::string why_not() const;
-  static void sweep() noexcept;  // forgets what is no longer in use
-  static std::vector<Kept>& left_behind();
+  std::string why_not_ready() const;
+  static void free_retired() noexcept;  // frees what is no longer in use
+  static std::vector<Retired>& retired();
+  static void observe_communicators();  // once
+  static void count_capture(int change);
   static Graph* captured_into(const Library& library, cuuint64_t id);
+  // The graph that the stream is captured into now uses the communicator.
+  static void add_use(const std::shared_ptr<Communicator>& communicator, CUstream stream);
+  // The communicator is about to be freed. Throws std::invalid_argument where a capture in progress
+  // uses it, unless it is an abort.
+  static void invalidate_for(const Communicator& communicator, bool aborted);
 
   inline static std::atomic<int> captures_ = 0;
 
@@ -94,9 +98,10 @@ class Graph {
   const CUstream stream_;
   const int device_;
   const CUstreamCaptureMode mode_;
-  mutable std::mutex launching_;  // one launch at a time, which is their order on the device too
-  mutable std::shared_ptr<Event> launched_;  // recorded after the last launch; none: there was none
-  // Under the lock of all graphs:
+  mutable std::mutex launching_;  // one launch at a time: their order on the device
+  mutable std::shared_ptr<Event>
+      launched_;  // recorded after the last launch; null before the first
+  // Guarded by the lock of all graphs:
   State state_ = State::kNew;
   std::thread::id thread_;
   cuuint64_t id_ = 0;  // of the capture
@@ -104,7 +109,7 @@ class Graph {
   std::shared_ptr<const Exec> exec_;
   std::vector<std::shared_ptr<Communicator>> communicators_;
   std::vector<std::shared_ptr<void>> held_;
-  std::string lost_;  // the communicator that is gone
+  std::string closed_communicator_;  // the one that invalidated the graph
 };
 
 }  // namespace pynccl

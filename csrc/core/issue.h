@@ -1,23 +1,24 @@
-// The call of NCCL's function for an operation.
+// Communicator::issue(): the call of the nccl.h function for an operation.
 #pragma once
 
 #include "core/communicator.h"
-#include "core/graph.h"
+#include "core/observer.h"
 #include "core/window.h"
 
 namespace pynccl {
 
 [[gnu::always_inline]] inline void Communicator::issue(OperationKind kind, const Operation& o) {
   const ncclComm_t comm = handle();
-  if (Graph::any_capture()) [[unlikely]]
-    Graph::note(shared_from_this(), o.stream);
+  if (CommunicatorObservers::watched()) [[unlikely]]
+    CommunicatorObservers::before_operation(shared_from_this(), o.stream);
   const NcclTable& nccl = library_->nccl_table();
 #define CALL(entry, function, ...)                                  \
   check((entry)(__VA_ARGS__, comm, o.stream), #function, __LINE__); \
   return
 #define OLD(function, ...) CALL(nccl.function, function, __VA_ARGS__)
 #define NEW(function, ...) CALL(library_->nccl<&NcclTable::function>(), function, __VA_ARGS__)
-  // Every library from 2.18 on has the OLD ones; three of them fall back to sends and receives.
+  // OLD: every library from 2.18 on has the function, or sends and receives replace it. NEW: a
+  // library without the function is an error.
   switch (kind) {
     case OperationKind::kAllReduce:
       OLD(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
@@ -30,13 +31,13 @@ namespace pynccl {
     case OperationKind::kReduceScatter:
       OLD(ncclReduceScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
     case OperationKind::kAllToAll:
-      if (!nccl.ncclAlltoAll) return exchange_blocks(o, nranks());
+      if (!nccl.ncclAlltoAll) return issue_as_messages(o, nranks());
       OLD(ncclAlltoAll, o.sendbuff, o.recvbuff, o.count, o.dtype);
     case OperationKind::kGather:
-      if (!nccl.ncclGather) return exchange_blocks(o, nranks());
+      if (!nccl.ncclGather) return issue_as_messages(o, nranks());
       OLD(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kScatter:
-      if (!nccl.ncclScatter) return exchange_blocks(o, nranks());
+      if (!nccl.ncclScatter) return issue_as_messages(o, nranks());
       OLD(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kSend:
       OLD(ncclSend, o.sendbuff, o.count, o.dtype, o.root_or_peer);

@@ -29,7 +29,7 @@ void resolve(Function& entry, void* handle, const char* symbol) {
 }
 
 void* open_or_throw(const char* path) {
-  // RTLD_LOCAL: two NCCLs can be loaded side by side and neither answers for the other's symbols.
+  // RTLD_LOCAL: the symbols of two loaded NCCLs do not mix.
   void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!handle) throw LibraryNotFound(dlerror());
   return handle;
@@ -41,7 +41,8 @@ std::string path_of(void* handle) {
   return {};
 }
 
-// Cuts a versioned struct to what a library knows: its fields in order, then the result.
+// Truncates a versioned struct to the fields that a library has: call field() for each field in
+// order, then result().
 template <class Config>
 class Fit {
  public:
@@ -89,7 +90,7 @@ Library::Library(std::string path, void* handle) : path_(std::move(path)), handl
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
   if (!nccl_.ncclGetVersion || nccl_.ncclGetVersion(&version_) != ncclSuccess)
-    throw LibraryNotFound(path_ + " is not NCCL: it has no working ncclGetVersion");
+    throw LibraryNotFound(path_ + " is not NCCL: ncclGetVersion is missing or fails");
   if (version_ < kOldestVersion)
     throw LibraryNotFound(path_ + " is NCCL " + version_text(version_) + "; pynccl needs " +
                           version_text(kOldestVersion) + " or newer");

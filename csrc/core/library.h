@@ -1,6 +1,7 @@
-// A loaded NCCL: its table of functions, and the table of stream calls that goes with its memory.
-// libnccl.so.2 brings libcuda.so.1 along; a library that exports its own stream calls
-// (libhostnccl.so does) is its own driver. Nothing above this class asks which of the two it is.
+// A loaded NCCL: its table of functions, and the table of stream calls of its memory. For
+// libnccl.so.2 the stream calls are those of libcuda.so.1; a library that exports stream calls
+// itself (libhostnccl.so) is its own driver. Nothing above this class depends on which of the two
+// it is.
 #pragma once
 
 #include <atomic>
@@ -33,7 +34,7 @@ class Library {
 
   const NcclTable& nccl_table() const { return nccl_; }
 
-  // One entry of the table; throws MissingFunction where this library does not have it.
+  // One entry of the table. Throws MissingFunction where this library does not have it.
   template <auto Member>
   auto nccl() const {
     const auto function = nccl_.*Member;
@@ -42,9 +43,9 @@ class Library {
     return function;
   }
 
-  // By name, for code that is not ours: any function that the file exports, and the stream calls of
-  // the driver's list under their names in cuda.h; null where there is none. driver_symbol throws
-  // as driver() does.
+  // By name, for extensions: any function that the file exports, and the stream calls of
+  // driver_functions.inc by their names in cuda.h; null for others. driver_symbol throws as
+  // driver() does.
   void* symbol(const char* name) const;
   void* driver_symbol(std::string_view name) const;
 
@@ -60,8 +61,8 @@ class Library {
     return driver_path_;
   }
 
-  // A copy of a struct as this library's nccl.h declares it: its size, its version. Throws
-  // std::invalid_argument where a field is set that this library does not have yet.
+  // A copy of a struct with the size and version of this library's nccl.h. Throws
+  // std::invalid_argument where a field is set that this library is too old for.
   ncclConfig_t fit(const ncclConfig_t& config) const;
   ncclCollConfig_t fit(const ncclCollConfig_t& config) const;
   ncclSimInfo_t fit(const ncclSimInfo_t& info) const;
@@ -83,11 +84,10 @@ class Library {
   mutable std::string driver_path_;
 };
 
-// "2.32.3" for 23203 (and "2.8.4" for 2804, as NCCL counted before 2.9).
+// "2.32.3" for 23203; "2.8.4" for 2804, the form before NCCL 2.9.
 std::string version_text(int version);
 
-// The file of a library that is already loaded in this process under the given SONAME prefix, or
-// "".
+// The file of a library loaded in this process whose name begins with soname, or "".
 std::string loaded_path(std::string_view soname);
 
 }  // namespace pynccl

@@ -1,5 +1,5 @@
-// One collective, point-to-point or one-sided operation with all its arguments, checked and ready
-// to be issued: what a direct call, a group and a recorded sequence have in common.
+// Operation: one collective, message or one-sided operation with all its arguments, checked and
+// ready to be issued. Direct calls, groups and plans use it.
 #pragma once
 
 #include "core/table.h"
@@ -20,7 +20,7 @@ enum class OperationKind : unsigned char {
   kPutSignal,
   kSignal,
   kWaitSignal,
-  kConfigured = 0x80,  // added to a collective's kind where it has a configuration
+  kConfigured = 0x80,  // flag: the collective has a ncclCollConfig_t
 };
 
 constexpr OperationKind configured(OperationKind kind) {
@@ -28,7 +28,7 @@ constexpr OperationKind configured(OperationKind kind) {
                                     static_cast<unsigned char>(OperationKind::kConfigured));
 }
 
-// The kind itself.
+// The kind without the flag.
 constexpr OperationKind plain(OperationKind kind) {
   return static_cast<OperationKind>(static_cast<unsigned char>(kind) &
                                     ~static_cast<unsigned char>(OperationKind::kConfigured));
@@ -42,12 +42,12 @@ struct Operation {
   ncclDataType_t dtype;
   ncclRedOp_t op;        // of the reductions
   int root_or_peer;      // the root of a rooted collective, the peer of a message or signal
-  const void* sendbuff;  // of a wait: its array of ncclWaitSignalDesc_t
+  const void* sendbuff;  // of kWaitSignal: an array of ncclWaitSignalDesc_t
   void* recvbuff;
   std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
   cudaStream_t stream;
-  const ncclCollConfig_t* config = nullptr;  // of a configured one; its owner keeps it unchanged
-  // Of the one-sided operations.
+  const ncclCollConfig_t* config = nullptr;  // with kConfigured; the CollConfig owns it
+  // One-sided operations only:
   const Window* window = nullptr;
   std::size_t offset = 0;  // bytes
   int signal = 0;

@@ -5,8 +5,8 @@
 namespace pynccl {
 namespace {
 
-// Asking a stream or an event, for the length of a scope, without a risk for the captures of other
-// threads: outside of the relaxed mode that is a call that a global capture does not survive.
+// The relaxed capture mode for the length of a scope. A query of a stream or event in another mode
+// invalidates a global capture of another thread.
 class RelaxedMode {
  public:
   explicit RelaxedMode(const Library& library) : library_(library) { exchange(); }

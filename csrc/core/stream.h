@@ -1,5 +1,5 @@
-// A stream of our own and the events between streams, on either provider. Handles that came from
-// elsewhere (torch, CuPy) are plain cudaStream_t and never pass through here.
+// Stream and Event: owners of a CUstream and a CUevent of either provider. Streams of torch and
+// CuPy are plain cudaStream_t handles and do not use these classes.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@ class Event;
 
 class Stream {
  public:
-  // priority: as CUDA counts it, lower numbers first; 0 is the default. What the device does not
-  // have becomes the nearest that it has. device below 0: the current one.
+  // priority: CUDA's, lower numbers first; 0 is the default, and a number that the device does not
+  // have becomes the nearest one. device below 0: the current one.
   Stream(std::shared_ptr<Library> library, int device, int priority);
   ~Stream();
   Stream(const Stream&) = delete;
@@ -28,10 +28,10 @@ class Stream {
   CUstreamCaptureStatus capture_status() const;
 
   void synchronize() const;
-  bool query() const;  // whether all that was enqueued is done
+  bool query() const;  // whether all enqueued work is done
   void wait(const Event& event) const;
   void launch_host_function(CUhostFn function, void* data) const;
-  void close();  // what is enqueued still runs
+  void close();  // enqueued work still runs
 
  private:
   std::shared_ptr<Library> library_;
@@ -52,7 +52,7 @@ class Event {
   void record(CUstream stream) const;
   void synchronize() const;
   bool query() const;                              // whether the recorded work is done
-  double elapsed_seconds(const Event& end) const;  // both made with timing, both recorded
+  double elapsed_seconds(const Event& end) const;  // both with timing, both recorded
   void close();
 
  private:

@@ -1,6 +1,5 @@
-// The tables of function pointers that everything above is built on: one for NCCL, one for the CUDA
-// driver calls. Both are made from the lists in abi/; a null entry is a function that the loaded
-// library does not have.
+// The tables of function pointers: NcclTable and DriverTable, generated from the lists in abi/. A
+// null entry is a function that the loaded library does not have.
 #pragma once
 
 #include "abi/driver_types.h"
@@ -8,7 +7,7 @@
 
 namespace pynccl {
 
-using namespace abi;  // NCCL's and CUDA's own names, for everything in this namespace
+using namespace abi;  // NCCL's and CUDA's names, in all of this namespace
 
 struct NcclTable {
 #define FUNCTION(since, result, name, ...) result (*name)(__VA_ARGS__) = nullptr;

@@ -1,6 +1,6 @@
-// The two C functions that torch.cuda.memory.CUDAPluggableAllocator finds in this module by name.
-// They have no context argument, so that there is one arena behind them, which
-// set_torch_arena() chooses.
+// pynccl_torch_malloc and pynccl_torch_free: the C functions that
+// torch.cuda.memory.CUDAPluggableAllocator looks up in this module by name. They have no context
+// argument, so there is one arena for the process; set_torch_arena() sets it.
 #include "core/torch_allocator.h"
 
 #include <sys/types.h>
@@ -17,9 +17,9 @@ std::atomic<Arena*> current_arena = nullptr;
 
 void set_torch_arena(Arena& arena) {
   Arena* expected = nullptr;
-  // Memory goes back to where it came from, so that the choice is made once.
+  // Set once: memory must be freed by the arena that allocated it.
   if (!current_arena.compare_exchange_strong(expected, &arena) && expected != &arena)
-    throw std::invalid_argument("library: torch's pools already take their memory from " +
+    throw std::invalid_argument("library: torch's pools already use the memory of " +
                                 expected->shared_library()->path());
 }
 
@@ -27,7 +27,7 @@ void set_torch_arena(Arena& arena) {
 
 extern "C" {
 
-// Null is what torch takes for "out of memory".
+// torch reports a null result as out of memory.
 [[gnu::visibility("default")]] void* pynccl_torch_malloc(ssize_t bytes, int device, void*) {
   pynccl::Arena* arena = pynccl::current_arena.load(std::memory_order_acquire);
   if (!arena || bytes <= 0) return nullptr;
@@ -43,7 +43,7 @@ extern "C" {
   if (!arena || !data) return;
   try {
     arena->deallocate(data);
-  } catch (...) {  // the process ends, and the driver is gone already
+  } catch (...) {  // at the end of the process the driver may be unloaded
   }
 }
 

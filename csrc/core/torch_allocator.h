@@ -1,11 +1,11 @@
-// The arena behind pynccl_torch_malloc and pynccl_torch_free, torch's way to an arena.
+// The arena of pynccl_torch_malloc and pynccl_torch_free, the allocator functions for torch.
 #pragma once
 
 #include "core/arena.h"
 
 namespace pynccl {
 
-// Chooses it, once in a process. Throws std::invalid_argument where another one was chosen before.
+// Sets the arena, once in a process. Throws std::invalid_argument where another one is set.
 void set_torch_arena(Arena& arena);
 
 }  // namespace pynccl

@@ -13,7 +13,7 @@ Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::s
 Window::~Window() {
   try {
     if (state_ == State::kOpen) close();
-  } catch (...) {  // the communicator failed meanwhile, and its windows with it
+  } catch (...) {  // a failed communicator frees its windows itself
   }
 }
 
@@ -24,7 +24,7 @@ void Window::begin() {
 }
 
 void Window::finish() {
-  communicator_->settle("ncclCommWindowRegister");
+  communicator_->wait_accepted("ncclCommWindowRegister");
   state_ = State::kOpen;
 }
 

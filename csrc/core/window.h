@@ -1,5 +1,5 @@
-// Memory that the ranks of a communicator have registered together, so that each can write into the
-// others': owns the ncclWindow_t. Registering takes all ranks; giving it up does not.
+// Window: owns an ncclWindow_t, memory that all ranks of a communicator have registered so that
+// each can write into the memory of the others. Registration is collective; deregistration is not.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,19 @@ namespace pynccl {
 
 class Window {
  public:
-  // One that is yet to be registered: begin() calls NCCL, finish() waits (unless the user asked for
-  // a non-blocking communicator), so that a group can register several in one thread.
+  // A pending window. begin() calls NCCL; finish() waits, unless the user asked for a non-blocking
+  // communicator. Two steps, so that a group can register several on one thread.
   Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes, int flags);
-  ~Window();  // silent; on a communicator that is open the memory is no longer a window
+  ~Window();  // deregisters where the communicator is open; never throws
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
   void begin();
   void finish();
-  void give_up() { state_ = State::kClosed; }  // it will not be registered
-  void close();                                // does nothing when closed already
+  void cancel() { state_ = State::kClosed; }  // it will not be registered
+  void close();                               // closing twice is allowed
 
-  // Throws std::invalid_argument when it is closed, or not registered yet. Null where NCCL cannot
+  // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot
   // share the memory between these ranks.
   ncclWindow_t handle() const;
   void* user_pointer() const;
@@ -40,8 +40,8 @@ class Window {
   std::size_t nbytes_;
   int flags_;
   State state_ = State::kPending;
-  // NCCL writes it, of a communicator that the user polls when it likes to: the communicator has
-  // it, which outlives that moment.
+  // NCCL writes it, for a non-blocking communicator after begin() has returned. The communicator
+  // owns the memory and outlives that write.
   ncclWindow_t* handle_;
 };
 

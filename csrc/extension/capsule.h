@@ -1,8 +1,9 @@
-// What the capsule of Communicator.__pynccl_communicator__() points to: the whole of the binary
-// interface between pynccl and an extension of its user. pynccl.h makes C++ of it.
+// PyncclCommunicator: the struct behind the capsule of Communicator.__pynccl_communicator__(), the
+// complete binary interface between pynccl and an extension. pynccl.h wraps it in C++.
 //
-// It only ever grows at the end, and size says how much of it there is. What would break it gets
-// another name. Functions are found by name, so that neither side knows the other's table.
+// New fields are only added at the end; size is the size in bytes of the struct that pynccl filled
+// in. An incompatible change gets another capsule name. Functions are looked up by name, so that
+// the two sides need not agree on a table.
 #pragma once
 
 #include <stddef.h>
@@ -12,30 +13,30 @@
 extern "C" {
 
 struct PyncclCommunicator {
-  size_t size;  // in bytes, as the pynccl that filled it knows it
+  size_t size;  // bytes
 
-  // References. The capsule holds one; whoever keeps the pointer beyond the capsule's life takes
-  // one of his own. Any thread may call them, with or without the GIL.
+  // Reference counting. The capsule holds one reference; code that keeps the pointer longer takes
+  // its own. Any thread can call them, with or without the GIL.
   void (*retain)(struct PyncclCommunicator* self);
   void (*release)(struct PyncclCommunicator* self);
 
-  // The ncclComm_t; null from the moment in which the communicator is closed or aborted.
+  // The ncclComm_t; null once the communicator is closed or aborted.
   void* (*handle)(const struct PyncclCommunicator* self);
 
-  // The address of a function of nccl.h in the library that the communicator belongs to
-  // ("ncclAllReduce"), null where that library has none.
+  // The address of a function of nccl.h ("ncclAllReduce") in the communicator's library; null where
+  // the library does not have it.
   void* (*function)(const struct PyncclCommunicator* self, const char* name);
 
-  // The same for the stream calls that pynccl uses, by their names in cuda.h ("cuLaunchHostFunc").
-  // On hostnccl they are hostnccl's own, for its own streams.
+  // The same for the stream calls of abi/driver_functions.inc, by their names in cuda.h
+  // ("cuLaunchHostFunc"). On hostnccl they are hostnccl's functions for its streams.
   void* (*driver_function)(const struct PyncclCommunicator* self, const char* name);
 
   int rank;
   int nranks;
-  int device;        // ordinal
+  int device;        // the device's ordinal
   int version;       // as ncclGetVersion gives it: 23203 is 2.32.3
-  int on_device;     // 1: buffers are in GPU memory; 0: in the host's
-  const char* path;  // the library's file
+  int on_device;     // 1: buffers are in GPU memory; 0: in host memory
+  const char* path;  // the path of the library
 };
 
 }  // extern "C"

@@ -1,8 +1,9 @@
-// The types of NCCL's functions and of the stream calls, each under its own name, in
+// The types of the functions of nccl.h and of the stream calls under their own names, in
 // pynccl::abi::functions; for pynccl.h.
 #pragma once
 
-// C++17 has no macro of functions without parameters, which the lists contain; every compiler has.
+// The lists contain variadic macro calls without arguments, which C++17 lacks and compilers
+// support.
 #if defined(__GNUC__)
 #pragma GCC system_header
 #endif

@@ -1,4 +1,4 @@
-// pynccl for C++ and CUDA: from a Python Communicator to its ncclComm_t and to NCCL's functions,
+// The C++ header of pynccl: the ncclComm_t of a Python Communicator and the functions of its NCCL,
 // without linking NCCL. C++17; the include path is pynccl.get_include().
 //
 //     void run(pynccl::CommunicatorRef comm, ...) {
@@ -7,18 +7,18 @@
 //                  "ncclAllReduce");
 //     }
 //
-// Types. Where nccl.h is included before this file, they are nccl.h's; where not, they are
-// pynccl's own declarations of the same ABI. pynccl::types has the usual ones in either case.
-// The same holds for cuda.h and PYNCCL_GET_DRIVER.
+// Types. Where nccl.h is included before this file, they are nccl.h's, otherwise pynccl's
+// declarations of the same ABI. pynccl::types has the common ones in both cases. The same holds for
+// cuda.h and PYNCCL_GET_DRIVER.
 //
-// Life. A CommunicatorRef keeps the Python object alive, not open: after close() or abort(),
-// handle() throws. What is called with a handle is up to the caller, as in NCCL itself: one thread
-// at a time uses a communicator, and nobody closes it under a call. References must be gone when
-// the interpreter ends.
+// Lifetime. A CommunicatorRef keeps the Python object alive but not open: after close() or abort(),
+// handle() throws. The rules of NCCL apply to calls with a handle: one thread at a time uses a
+// communicator, and it must not be closed during a call. Destroy all references before the
+// interpreter ends.
 //
-// Order. What is enqueued on a stream through this header is ordered with what pynccl enqueues
-// there. Inside Python's group() pynccl collects its own operations and calls NCCL at the end;
-// a call through this header goes to NCCL at once.
+// Order. Work that is enqueued on a stream through this header is ordered with pynccl's work on
+// that stream. Inside Python's group() pynccl collects its operations and calls NCCL at the end; a
+// call through this header goes to NCCL at once.
 #pragma once
 
 #include <Python.h>
@@ -45,15 +45,15 @@
 #define PYNCCL_DRIVER_FUNCTION(name) ::pynccl::abi::functions::name
 #endif
 
-// The function of nccl.h with that name, of its own type. A look-up takes longer than the call:
-// keep what it gives for as long as the CommunicatorRef.
+// The function of nccl.h with this name and its type. A look-up takes longer than the call: keep
+// the pointer; it is valid as long as the CommunicatorRef.
 #define PYNCCL_GET(comm, name) ((comm).get<PYNCCL_NCCL_FUNCTION(name)>(#name))
 // The same for a stream call of cuda.h.
 #define PYNCCL_GET_DRIVER(comm, name) ((comm).get_driver<PYNCCL_DRIVER_FUNCTION(name)>(#name))
 
 namespace pynccl {
 
-// NCCL's usual names, from nccl.h or from pynccl.
+// NCCL's common types and values, from nccl.h or from pynccl.
 namespace types {
 using PYNCCL_NCCL_SCOPE::cudaStream_t;
 using PYNCCL_NCCL_SCOPE::ncclComm_t;
@@ -95,7 +95,7 @@ class NcclError : public std::runtime_error {
 
 namespace detail {
 
-// Takes the Python exception that is set, and gives its text.
+// Clears the current Python exception and returns its text.
 inline std::string take_python_error() {
 #if PY_VERSION_HEX >= 0x030c0000
   PyObject* value = PyErr_GetRaisedException();
@@ -120,10 +120,10 @@ inline std::string take_python_error() {
 // A reference to a pynccl.nccl.Communicator. Copying it needs no GIL.
 class CommunicatorRef {
  public:
-  CommunicatorRef() = default;  // refers to nothing; everything but assigning to it throws
+  CommunicatorRef() = default;  // empty: all functions throw
 
-  // The GIL must be held. Throws std::invalid_argument where the object is no Communicator, or one
-  // that is closed or still being made.
+  // Needs the GIL. Throws std::invalid_argument where the object is not a Communicator, or is
+  // closed or not ready.
   explicit CommunicatorRef(PyObject* communicator) {
     PyObject* capsule = PyObject_CallMethod(communicator, "__pynccl_communicator__", nullptr);
     void* pointer = capsule ? PyCapsule_GetPointer(capsule, PYNCCL_CAPSULE_NAME) : nullptr;
@@ -148,7 +148,7 @@ class CommunicatorRef {
     if (target_) target_->release(target_);
   }
 
-  // Throws std::invalid_argument once the communicator is closed.
+  // Throws std::invalid_argument where the communicator is closed.
   types::ncclComm_t handle() const {
     void* handle = target().handle(target_);
     if (!handle) throw std::invalid_argument("communicator: it is closed");
@@ -162,8 +162,8 @@ class CommunicatorRef {
   bool on_device() const { return target().on_device != 0; }
   const char* library_path() const { return target().path; }
 
-  // A function by its name and type; PYNCCL_GET writes both. Throws std::runtime_error where the
-  // loaded library does not have it.
+  // A function by name and type; PYNCCL_GET fills in both. Throws std::runtime_error where the
+  // library does not have it.
   template <class Function>
   Function* get(const char* name) const {
     return found<Function>(target().function(target_, name), name);
@@ -173,7 +173,7 @@ class CommunicatorRef {
     return found<Function>(target().driver_function(target_, name), name);
   }
 
-  // Throws NcclError, with the library's own text, unless the result is a success.
+  // Throws NcclError with the library's text, unless the result is ncclSuccess or ncclInProgress.
   void check(types::ncclResult_t result, const char* function) const {
     if (result == types::ncclSuccess || result == types::ncclInProgress) return;
     std::string text = std::string(function) + " on rank " + std::to_string(rank()) + ": " +
@@ -186,7 +186,7 @@ class CommunicatorRef {
 
  private:
   const PyncclCommunicator& target() const {
-    if (!target_) throw std::invalid_argument("communicator: there is none");
+    if (!target_) throw std::invalid_argument("communicator: the CommunicatorRef is empty");
     return *target_;
   }
 
@@ -203,7 +203,7 @@ class CommunicatorRef {
 
 }  // namespace pynccl
 
-#ifdef PYBIND11_VERSION_MAJOR  // pybind11 is included before: functions may take a CommunicatorRef
+#ifdef PYBIND11_VERSION_MAJOR  // pybind11 is included: its functions can take a CommunicatorRef
 namespace pybind11::detail {
 template <>
 struct type_caster<pynccl::CommunicatorRef> {
@@ -218,7 +218,7 @@ struct type_caster<pynccl::CommunicatorRef> {
 }  // namespace pybind11::detail
 
 namespace pynccl {
-// In a module's body: an NcclError becomes the exception that pynccl raises for that result.
+// For the body of a module: translates NcclError into pynccl's exception for that result.
 inline void translate_exceptions() {
   namespace py = pybind11;
   py::register_local_exception_translator([](std::exception_ptr raised) {

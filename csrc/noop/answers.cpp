@@ -1,5 +1,5 @@
-// The functions of the no-op library whose answer a caller relies on. A communicator is no object:
-// its handle is the number of its ranks and its own rank.
+// The functions of the no-op library whose results callers depend on. A communicator has no object:
+// its handle encodes the number of ranks and the rank.
 #include <cstdint>
 #include <cstdlib>
 
@@ -55,7 +55,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int*) {
   return ncclSuccess;
 }
 
-// Who else has which colour is not known here: the new communicator is like the old one.
+// The colors of the other ranks are unknown here: the new communicator has the size and rank of the
+// parent.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int, ncclComm_t* newcomm, ncclConfig_t*) {
   *newcomm = color == kSplitNoColor ? nullptr : comm;
   return ncclSuccess;
@@ -69,7 +70,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
   return ncclSuccess;
 }
 
-// A rank that is in the old communicator keeps its number and gives -1.
+// A rank of the old communicator passes -1 and keeps its number.
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId*, int rank,
                           ncclComm_t* newcomm, ncclConfig_t*) {
   *newcomm = makeComm(nRanks, rank < 0 ? rankOf(comm) : rank);
@@ -86,13 +87,13 @@ ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
   return ncclSuccess;
 }
 
-// What does nothing takes no time.
+// No operation takes any time.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
   if (simInfo) simInfo->estimatedTime = 0;
   return ncclSuccess;
 }
 
-// Whoever asks for memory writes into it.
+// Callers write into the memory, so it is real.
 ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
   *ptr = std::malloc(size == 0 ? 1 : size);
   return *ptr == nullptr ? ncclSystemError : ncclSuccess;
@@ -120,7 +121,7 @@ CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUde
   return CUDA_SUCCESS;
 }
 
-// All work before it is done already, and a function that is never called may hold what it frees.
+// Calls at once: all earlier work is done, and the function may own memory that it frees.
 CUresult hostLaunchHostFunc(CUstream, CUhostFn function, void* userData) {
   function(userData);
   return CUDA_SUCCESS;

@@ -1,6 +1,6 @@
-// Every entry point as a function that does nothing, generated from the lists: it succeeds at
-// once, and what it returns through a pointer is harmless. All are weak: answers.cpp overrides
-// those whose answer matters.
+// Every entry point as a function that does nothing, generated from the lists: it returns success
+// and writes a harmless value through its output pointers. All are weak; answers.cpp overrides
+// those whose results matter.
 #include <cstddef>
 #include <type_traits>
 
@@ -9,7 +9,7 @@
 namespace pynccl::abi {
 namespace {
 
-// What handles point to that stand for nothing.
+// The target of all handles without an object.
 alignas(std::max_align_t) char handleTarget[64];
 
 template <class Result>
@@ -41,9 +41,9 @@ void fillArray(T* out, int count) {
 
 }  // namespace
 
-// Each parameter of a function is needed twice, as a declaration and to be filled, so the names IN,
-// OUT and so on are no macros here: they are pasted to DECLARE_ and FILL_. Both uses want commas
-// between; the scans are enough for 27 parameters.
+// Each parameter is used twice: in the declaration and in the statement that writes its output. So
+// IN, OUT and the others are not macros here but are pasted to DECLARE_ and FILL_. The number of
+// SCAN levels suffices for 27 parameters.
 #define PARENTHESES ()
 #define SCAN(...) SCAN2(SCAN2(SCAN2(__VA_ARGS__)))
 #define SCAN2(...) SCAN1(SCAN1(SCAN1(__VA_ARGS__)))

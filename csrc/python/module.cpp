@@ -1,14 +1,17 @@
-// The extension module pynccl._C.
+// The extension module pynccl._C. Each folder uses only the folders bound before it.
 #include "python/call/errors.h"
+#include "python/call/fastcall.h"
 #include "python/collectives/bind.h"
+#include "python/convert/red_op.h"
 #include "python/mirror/bind.h"
 #include "python/objects/bind.h"
+#include "python/objects/plan.h"
 #include "python/raw/bind.h"
 
 PYBIND11_MODULE(_C, m) {
   using namespace pynccl::python;
   m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
-  register_exceptions(m);
+  bind_errors(m);
   bind_enums(m);
   bind_structs(m);
   bind_unique_id(m);
@@ -29,4 +32,6 @@ PYBIND11_MODULE(_C, m) {
   bind_collectives(m);
   bind_one_sided(m);
   mirror::bind(m);
+  check_instance_layout<RedOp>(m.attr("RedOp").attr("SUM"));  // held by a shared_ptr
+  check_instance_layout<Plan>(py::cast(Plan()));              // held by a unique_ptr
 }

@@ -251,7 +251,7 @@ def _mistakes(dist: Any, rank: int, size: int) -> None:
     from pynccl import ops
 
     x = torch.ones(2 * size + 1, 3)
-    with pytest.raises(ValueError, match="op: 'mean' is none of sum, avg"):
+    with pytest.raises(ValueError, match="op: 'mean' is not one of sum, avg"):
         ops.all_reduce(x, "mean")
     with pytest.raises(ValueError, match="no group 'nobody'"):
         ops.all_reduce(x, group="nobody")

@@ -3,10 +3,21 @@
 namespace pynccl::python {
 namespace {
 
-py::object classes() { return py::module_::import("pynccl.errors"); }
+// The classes of pynccl.errors, which set_exceptions() passes in. References for the life of the
+// process.
+struct Exceptions {
+  PyObject* from_result = nullptr;  // makes the NcclError of a result
+  PyObject* nccl = nullptr;
+  PyObject* driver = nullptr;
+  PyObject* missing_function = nullptr;
+  PyObject* library_not_found = nullptr;
+};
 
-void raise(const py::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+Exceptions exceptions;
+
+// Before pynccl.errors is imported there are no classes.
+py::handle class_or_runtime_error(PyObject* injected) {
+  return injected ? injected : PyExc_RuntimeError;
 }
 
 void raise_python(const std::exception_ptr& pointer) {
@@ -15,11 +26,12 @@ void raise_python(const std::exception_ptr& pointer) {
   } catch (const NcclFailure& e) {
     raise(error_object(e.code, e.function.c_str(), e.rank, e.what()));
   } catch (const DriverFailure& e) {
-    raise(classes().attr("DriverError")(e.what(), static_cast<int>(e.code), e.function));
+    raise(
+        class_or_runtime_error(exceptions.driver)(e.what(), static_cast<int>(e.code), e.function));
   } catch (const MissingFunction& e) {
-    raise(classes().attr("MissingFunctionError")(e.what()));
+    raise(class_or_runtime_error(exceptions.missing_function)(e.what()));
   } catch (const LibraryNotFound& e) {
-    raise(classes().attr("LibraryNotFoundError")(e.what()));
+    raise(class_or_runtime_error(exceptions.library_not_found)(e.what()));
   }
 }
 
@@ -28,8 +40,15 @@ void translate(std::exception_ptr pointer) {
   try {
     raise_python(pointer);
   } catch (py::error_already_set& e) {
-    e.restore();  // such as a KeyboardInterrupt that waited for Python code to run
+    e.restore();  // making the exception failed, for example by a KeyboardInterrupt
   }
+}
+
+void set_exceptions(const py::object& from_result, const py::object& nccl, const py::object& driver,
+                    const py::object& missing_function, const py::object& library_not_found) {
+  exceptions = {py::object(from_result).release().ptr(), py::object(nccl).release().ptr(),
+                py::object(driver).release().ptr(), py::object(missing_function).release().ptr(),
+                py::object(library_not_found).release().ptr()};
 }
 
 }  // namespace
@@ -39,12 +58,34 @@ void throw_type_error(const char* argument, const char* expected, PyObject* valu
                        std::string(py::repr(value)) + " (" + Py_TYPE(value)->tp_name + ")");
 }
 
+void raise(const py::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
 py::object error_object(ncclResult_t code, const char* function, int rank,
                         const std::string& text) {
   if (code == ncclSuccess) return py::none();
-  return classes().attr("from_result")(text, static_cast<int>(code), function, rank);
+  return class_or_runtime_error(exceptions.from_result)(text, static_cast<int>(code), function,
+                                                        rank);
 }
 
-void register_exceptions(py::module_&) { py::register_local_exception_translator(&translate); }
+bool is_library_error(const py::error_already_set& error) {
+  return (exceptions.nccl && error.matches(exceptions.nccl)) ||
+         (exceptions.driver && error.matches(exceptions.driver));
+}
+
+void bind_errors(py::module_& m) {
+  py::register_local_exception_translator(&translate);
+  m.def("set_exceptions", &set_exceptions, py::arg("from_result"), py::arg("nccl"),
+        py::arg("driver"), py::arg("missing_function"), py::arg("library_not_found"),
+        R"(Set the exceptions that this module raises; pynccl.errors calls it when it is imported.
+
+Args:
+    from_result: a function (text, code, function, rank) that makes the NcclError of a result.
+    nccl: NcclError, the base class of what from_result makes.
+    driver: DriverError, made of (text, code, function).
+    missing_function: MissingFunctionError, made of (text).
+    library_not_found: LibraryNotFoundError, made of (text).)");
+}
 
 }  // namespace pynccl::python

@@ -1,5 +1,5 @@
-// From C++ exceptions to Python's: the tree in pynccl/errors.py for what NCCL and the driver
-// answer, ValueError and TypeError for mistakes in arguments.
+// The translation of C++ exceptions into Python's: the classes of pynccl/errors.py for failures of
+// NCCL, the driver and the loader; ValueError and TypeError for wrong arguments.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,18 +10,23 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// Throws the TypeError that names the argument, what it must be, and what was passed.
+// Throws a TypeError that names the argument, the expected type and the value passed.
 [[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
                                               PyObject* value);
 
-// The Python exception, not raised, for a state that ncclCommGetAsyncError gave; None for
-// ncclSuccess.
+// Raises an exception object: sets it as Python's current error.
+void raise(const py::object& error);
+
+// The Python exception for a result, not raised; None for ncclSuccess.
 py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text);
 
-void register_exceptions(py::module_& m);
+// Whether a raised exception is an NcclError or a DriverError.
+bool is_library_error(const py::error_already_set& error);
 
-// Runs body, which gives a new reference, and turns what it throws into a raised Python exception:
-// the edge of every function that Python calls without pybind11's dispatcher.
+void bind_errors(py::module_& m);
+
+// Runs body, which returns a new reference, and translates what it throws into a raised Python
+// exception. Every function that Python calls without pybind11's dispatcher runs inside it.
 template <class Body>
 [[gnu::always_inline]] inline PyObject* guarded(Body&& body) noexcept {
   try {

@@ -1,6 +1,6 @@
-// Functions on the vectorcall path: a table of parameter names, arguments taken from the C array
-// that Python hands over, no tuple, no dictionary. pybind11 makes the classes; these methods are
-// added to them.
+// Methods with Python's METH_FASTCALL convention, added to classes that pybind11 has made: a table
+// of parameter names, and arguments read from the C array that Python passes, without a tuple or a
+// dictionary.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,27 +12,44 @@
 
 namespace pynccl::python {
 
-// The C++ object inside a pybind11 instance of a class bound with one type and no multiple
-// inheritance. The method descriptor has checked the type of self.
+// unwrap() reads pybind11's internal struct instance. The versions below have the layout that it
+// expects, and check_instance_layout() compares it with pybind11's own cast when the module is
+// imported.
+static_assert(PYBIND11_VERSION_HEX >= 0x03000000 && PYBIND11_VERSION_HEX < 0x04000000,
+              "fastcall.h is written for pybind11 3: check the layout of detail::instance");
+
+// The C++ object inside a pybind11 instance of a class with one bound base. The method descriptor
+// has checked the type of self.
 template <class T>
 [[gnu::always_inline]] inline T& unwrap(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
   void* value = instance->simple_layout ? instance->simple_value_holder[0]
                                         : instance->nonsimple.values_and_holders[0];
   if (!value) [[unlikely]]
-    throw py::value_error("the object was never initialised");
+    throw py::value_error("the object is not initialised: __init__ was not called");
   return *static_cast<T*>(value);
 }
 
-// The parameters of one function: the first Required must be given, the first Positional may be
-// given by position, all by name.
+// Throws ImportError where unwrap() and pybind11's cast give different addresses for an instance of
+// T. module.cpp calls it, so that a wrong layout fails the import.
+template <class T>
+void check_instance_layout(const py::object& instance) {
+  if (&unwrap<T>(instance.ptr()) != py::cast<T*>(instance))
+    throw py::import_error(
+        "pynccl._C: the instance layout of pybind11 " PYBIND11_TOSTRING(
+            PYBIND11_VERSION_MAJOR) "." PYBIND11_TOSTRING(PYBIND11_VERSION_MINOR) " is not the one "
+        "that csrc/python/call/fastcall.h reads; build pynccl with another release of pybind11 3");
+}
+
+// The parameters of one function: the first Required are required, the first Positional can be
+// passed by position, all by name.
 template <std::size_t Count, std::size_t Positional = Count, std::size_t Required = Positional>
 class Signature {
  public:
   using Names = std::array<const char*, Count>;
   using Values = std::array<PyObject*, Count>;
 
-  // The names must live as long as the process. Needs the GIL.
+  // The names must stay valid until the process ends. Needs the GIL.
   Signature(const char* function, const Names& names) : function_(function), names_(names) {
     for (std::size_t i = 0; i < Count; ++i) {
       interned_[i] = PyUnicode_InternFromString(names[i]);
@@ -40,8 +57,8 @@ class Signature {
     }
   }
 
-  // The arguments in the order of the names, nullptr for one that was not given. They are the
-  // caller's array where that is in order already, else they stand in values.
+  // The arguments in the order of the names, nullptr for one that was not passed. The result is the
+  // caller's array where that is in order already, otherwise values.
   PyObject* const* parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
                          Values& values) const {
     const auto given = static_cast<std::size_t>(nargs);
@@ -73,7 +90,8 @@ class Signature {
     }
   }
 
-  // Names at a call site are interned, as ours are; those out of a dictionary need not be.
+  // Names at a call site are interned, so that addresses suffice; names from a dictionary may not
+  // be.
   std::size_t find(PyObject* keyword) const {
     for (std::size_t i = 0; i < Count; ++i)
       if (interned_[i] == keyword) [[likely]]
@@ -102,7 +120,7 @@ class Signature {
 using FastMethod = PyObject* (*)(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                  PyObject* kwnames);
 
-// Adds methods to a class that pybind11 made. The table must live as long as the class.
+// Adds a method to a class that pybind11 has made. The definition must live as long as the class.
 inline void add_method(const py::handle& type, PyMethodDef& definition) {
   auto descriptor = py::reinterpret_steal<py::object>(
       PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));

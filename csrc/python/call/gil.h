@@ -1,6 +1,6 @@
-// Lets other Python threads run while this one is in a call that can block. pybind11's
-// gil_scoped_release does the same after a look at its own thread states, which costs as much as
-// all that a call checks.
+// GilReleased: releases the GIL for the length of a scope, around a call that can block.
+// pybind11::gil_scoped_release does the same and costs as much as all checks of a call, since it
+// also looks up pybind11's thread state.
 #pragma once
 
 #include <pybind11/pybind11.h>

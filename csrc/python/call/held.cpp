@@ -5,22 +5,22 @@
 namespace pynccl::python {
 
 std::shared_ptr<void> hold(py::object object) {
-  const auto let_go = [](void* reference) {
+  const auto release = [](void* reference) {
     if (PyGILState_Check()) [[likely]]
       return Py_DECREF(static_cast<PyObject*>(reference));
     const PyGILState_STATE state = PyGILState_Ensure();
     Py_DECREF(static_cast<PyObject*>(reference));
     PyGILState_Release(state);
   };
-  return {object.release().ptr(), let_go};
+  return {object.release().ptr(), release};
 }
 
 std::shared_ptr<void> hold(std::vector<py::object> objects) {
-  const auto let_go = [](std::vector<py::object>* held) {
+  const auto release = [](std::vector<py::object>* held) {
     const py::gil_scoped_acquire gil;
     delete held;
   };
-  return std::shared_ptr<std::vector<py::object>>(new std::vector(std::move(objects)), let_go);
+  return std::shared_ptr<std::vector<py::object>>(new std::vector(std::move(objects)), release);
 }
 
 void hold_in_capture(const Library& library, CUstream stream,

@@ -1,4 +1,4 @@
-// Python objects that outlive a call, kept by code that does not hold the GIL.
+// References to Python objects that code without the GIL keeps and releases.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,12 +12,13 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// Whoever lets go of the last reference need not hold the GIL; whoever calls these must.
+// A shared reference that any thread can release, with or without the GIL. Calling hold() needs the
+// GIL.
 std::shared_ptr<void> hold(py::object object);
 std::shared_ptr<void> hold(std::vector<py::object> objects);
 
-// Keeps objects (null: nothing) as long as the graph that the stream is captured into by capture(),
-// if it is.
+// Keeps objects (nullptr is skipped) alive as long as the graph that the stream is captured into;
+// does nothing where capture() does not capture the stream.
 void hold_in_capture(const Library& library, CUstream stream,
                      std::initializer_list<PyObject*> objects);
 

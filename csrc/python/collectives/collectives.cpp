@@ -73,7 +73,7 @@ template <Kind K>
       communicator.issue(operation);
     else
       communicator.issue(K, operation);
-    communicator.settle();
+    communicator.wait_accepted();
   }
   return Py_NewRef(Py_None);
 }

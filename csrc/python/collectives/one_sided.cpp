@@ -1,3 +1,5 @@
+// put_signal(), signal() and wait_signal() as methods of Communicator: validate the arguments,
+// build the Operation, and issue it or add it to the group of the thread.
 #include <vector>
 
 #include "core/communicator.h"
@@ -27,15 +29,15 @@ int index_from_python(const char* name, PyObject* value) {
   return index;
 }
 
-// Where there is no tensor there is no framework whose current stream it could be; but in a thread
-// that captures by capture() it is the captured one.
+// The stream of an operation without a tensor. There is no framework to ask for its current stream;
+// in a thread that captures by capture() it is the captured stream.
 cudaStream_t stream_without_tensor(const char* method, PyObject* stream, const Library& library) {
   if (stream) return stream_from_python(stream, library);
   if (Graph::any_capture())
     if (const cudaStream_t captured = Graph::redirect(library, nullptr)) return captured;
   if (library.memory() == Memory::kHost) return nullptr;
   throw py::type_error(std::string("stream: ") + method +
-                       "() has no tensor to take the current stream from; pass one");
+                       "() has no tensor whose framework has a current stream; pass a stream");
 }
 
 const Window& window_from_python(PyObject* value, const Communicator& communicator) {
@@ -43,13 +45,13 @@ const Window& window_from_python(PyObject* value, const Communicator& communicat
   if (!caster.load(value, false)) throw_type_error("window", "a Window", value);
   const auto& window = py::detail::cast_op<const Window&>(caster);
   if (window.communicator().get() != &communicator)
-    throw py::value_error("window: it is one of another communicator");
+    throw py::value_error("window: belongs to another communicator");
   if (!window.handle())
-    throw py::value_error("window: NCCL cannot share this memory between the ranks, it gave none");
+    throw py::value_error("window: NCCL cannot share this memory between the ranks");
   return window;
 }
 
-// needed: the objects whose memory the operation uses, which a graph keeps where it is captured.
+// needed: the objects whose memory the operation uses; the graph of a capture keeps them.
 void issue(PyObject* self, Communicator& communicator, const Operation& operation, PyObject* stream,
            std::initializer_list<PyObject*> needed) {
   if (Group* group = Group::active()) {
@@ -62,7 +64,7 @@ void issue(PyObject* self, Communicator& communicator, const Operation& operatio
     hold_in_capture(communicator.library(), operation.stream, needed);
   const GilReleased released;
   communicator.issue(operation);
-  communicator.settle();
+  communicator.wait_accepted();
 }
 
 PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -117,10 +119,10 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   });
 }
 
-// What wait_signal waits for: one rank, several, how many of each, or NCCL's own descriptors.
-class Awaited {
+// The descriptors of wait_signal(), from a rank, ranks, a dict of ranks and counts, or descriptors.
+class SignalDescriptors {
  public:
-  Awaited(Communicator& communicator, int count, int signal, int context)
+  SignalDescriptors(Communicator& communicator, int count, int signal, int context)
       : communicator_(communicator), count_(count), signal_(signal), context_(context) {}
 
   void add(PyObject* peers) {
@@ -143,12 +145,12 @@ class Awaited {
   static int count_from_python(const char* name, PyObject* value) {
     const int count = integer_from_python<int>(name, value);
     if (count < 1)
-      throw py::value_error(std::string(name) + ": cannot wait for " + std::to_string(count) +
-                            " signals");
+      throw py::value_error(std::string(name) + ": " + std::to_string(count) +
+                            " signals, must be at least 1");
     return count;
   }
 
-  // As bytes, which a group or a plan can hold.
+  // As a bytes object, which a group or a plan can hold.
   py::bytes bytes() const {
     return {reinterpret_cast<const char*>(all_.data()), all_.size() * sizeof all_[0]};
   }
@@ -185,18 +187,18 @@ PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     auto& communicator = unwrap<Communicator>(self);
     communicator.handle();
     communicator.library().nccl<&NcclTable::ncclWaitSignal>();
-    Awaited awaited(communicator, values[1] ? Awaited::count_from_python("count", values[1]) : 1,
-                    index_from_python("signal", values[2]),
-                    index_from_python("context", values[3]));
-    awaited.add(values[0]);
+    SignalDescriptors descriptors(
+        communicator, values[1] ? SignalDescriptors::count_from_python("count", values[1]) : 1,
+        index_from_python("signal", values[2]), index_from_python("context", values[3]));
+    descriptors.add(values[0]);
     PyObject* stream = given(values[4]);
     Operation operation{};
     operation.kind = OperationKind::kWaitSignal;
     operation.stream = stream_without_tensor("wait_signal", stream, communicator.library());
-    if (awaited.size() == 0) return Py_NewRef(Py_None);  // a rank without neighbours
-    const py::bytes signals = awaited.bytes();
+    if (descriptors.size() == 0) return Py_NewRef(Py_None);  // a rank without peers
+    const py::bytes signals = descriptors.bytes();
     operation.sendbuff = PyBytes_AS_STRING(signals.ptr());
-    operation.count = awaited.size();
+    operation.count = descriptors.size();
     issue(self, communicator, operation, stream, {signals.ptr()});
     return Py_NewRef(Py_None);
   });

@@ -1,5 +1,4 @@
-// The docstrings of the one-sided operations, each with the signature that inspect.signature()
-// reads.
+// The docstrings of the one-sided operations, each with the signature for inspect.signature().
 #pragma once
 
 namespace pynccl::python::one_sided_docs {
@@ -7,73 +6,74 @@ namespace pynccl::python::one_sided_docs {
 inline constexpr char kPutSignal[] =
     "put_signal($self, tensor, peer, window, offset=0, *, signal=0, context=0, stream=None, "
     "count=None, dtype=None)\n--\n\n"
-    R"(Write a tensor into a peer's window and then give the peer a signal (ncclPutSignal).
+    R"(Write a tensor into a peer's window, then signal the peer (ncclPutSignal, NCCL 2.29).
 
-The peer takes no part; it waits for the signal with wait_signal(), after which it sees the data, and
-that of all earlier puts from this rank to it in the same context. In NCCL since 2.29.
+The peer makes no matching call. After its wait_signal() it sees the data, and the data of all
+earlier puts from this rank in the same context.
 
 Args:
-    tensor: what to write, any shape; within a buffer that is registered as a window itself.
+    tensor: the data, of any shape, inside a buffer that is registered as a window.
     peer: the rank to write to.
-    window: the Window that the ranks have registered together.
-    offset: where the data goes, in bytes from the beginning of the peer's part of the window.
-    signal: which signal, from 0 to Config.num_rma_sig - 1.
-    context: in which context, from 0 to Config.num_rma_ctx - 1.
-    stream: a stream, an object with __cuda_stream__, or a cudaStream_t as an integer; None for the
-        current stream of the tensor's framework, on CPUs the calling thread itself.
-    count, dtype: the elements and their type, where the tensor is an integer address.
+    window: the Window to write into.
+    offset: the position in the peer's memory of the window, in bytes from its beginning.
+    signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
+    context: the index of the context, from 0 to Config.num_rma_ctx - 1.
+    stream: a stream, an object with __cuda_stream__, or a cudaStream_t as an integer; None is the
+        current stream of the tensor's framework, on CPUs the calling thread.
+    count, dtype: the number of elements and their type, where the tensor is an integer address.
 
 Raises:
-    TypeError, ValueError: a wrong argument, a closed or another communicator's window; nothing was
-        sent.
-    MissingFunctionError: the loaded NCCL is older than the function.
-    NcclError: NCCL failed, or it does not fit into the peer's window.
+    TypeError, ValueError: a wrong argument, or a window that is closed or of another communicator;
+        nothing was issued.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: the data does not fit into the peer's window, or NCCL failed.
 )";
 
 inline constexpr char kSignal[] =
     "signal($self, peer, *, signal=0, context=0, stream=None)\n--\n\n"
-    R"(Give a peer a signal without data (ncclSignal).
+    R"(Signal a peer without data (ncclSignal, NCCL 2.29).
 
-When the peer has it, it has what this rank has put and signalled to it before in that context. In
-NCCL since 2.29; a window must have been registered before, unless Config.rma_eager_init is 1.
+After its wait_signal() the peer sees the data of all earlier puts from this rank in the same
+context. A window must be registered first, unless Config.rma_eager_init is 1.
 
 Args:
-    peer: the rank that gets the signal.
-    signal: which signal, from 0 to Config.num_rma_sig - 1.
-    context: in which context, from 0 to Config.num_rma_ctx - 1.
-    stream: as for put_signal(); over GPUs it must be given where nothing is captured, since there
-        is no tensor.
+    peer: the rank to signal.
+    signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
+    context: the index of the context, from 0 to Config.num_rma_ctx - 1.
+    stream: as for put_signal(). On GPUs it is required outside of capture(): there is no tensor
+        whose framework has a current stream.
 
 Raises:
-    TypeError, ValueError: a wrong argument; nothing was sent.
-    MissingFunctionError: the loaded NCCL is older than the function.
+    TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
+    MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: NCCL failed.
 )";
 
 inline constexpr char kWaitSignal[] =
     "wait_signal($self, peers, count=1, *, signal=0, context=0, stream=None)\n--\n\n"
-    R"(Wait until peers have given signals, and take these (ncclWaitSignal).
+    R"(Wait for signals of peers and consume them (ncclWaitSignal, NCCL 2.29).
 
     comm.wait_signal(left)                # one signal from one rank
     comm.wait_signal([left, right], 2)    # two from each of two ranks
     comm.wait_signal({left: 1, right: 3})
     comm.wait_signal([raw.ncclWaitSignalDesc_t(opCnt=1, peer=left, sigIdx=2)])
 
-Afterwards this rank sees the data of the puts that gave them. In NCCL since 2.29.
+Afterwards this rank sees the data of the puts with these signals.
 
 Args:
-    peers: a rank; ranks; a dict of ranks and how many signals from each; or descriptors, each with a
-        signal and a context of its own. With no ranks there is nothing to wait for.
-    count: how many signals from each rank.
-    signal: which signal, from 0 to Config.num_rma_sig - 1.
-    context: in which context, from 0 to Config.num_rma_ctx - 1.
-    stream: what waits; as for put_signal(); over GPUs it must be given where nothing is captured,
-        since there is no tensor.
+    peers: a rank; an iterable of ranks; a dict from ranks to numbers of signals; or an iterable of
+        raw.ncclWaitSignalDesc_t, each with its own signal and context. Without ranks it does
+        nothing.
+    count: the number of signals of each rank.
+    signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
+    context: the index of the context, from 0 to Config.num_rma_ctx - 1.
+    stream: the stream that waits, as for put_signal(). On GPUs it is required outside of capture():
+        there is no tensor whose framework has a current stream.
 
 Raises:
-    TypeError, ValueError: a wrong argument; nothing was sent.
-    MissingFunctionError: the loaded NCCL is older than the function.
-    NcclError: NCCL failed, or one of the peers is gone.
+    TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: a peer died, or NCCL failed.
 )";
 
 }  // namespace pynccl::python::one_sided_docs

@@ -8,8 +8,7 @@ namespace {
 
 using Kind = OperationKind;
 
-// The mistakes, out of the way of the calls that have none: cold code is laid out elsewhere and
-// takes no registers of the function that it is called from.
+// The errors. Cold functions are laid out elsewhere and use no registers of their caller.
 [[noreturn, gnu::cold, gnu::noinline]] void throw_size(const TensorView& view, std::size_t needed,
                                                        const char* why) {
   throw py::value_error(std::string(view.argument) + ": has " +
@@ -41,12 +40,12 @@ std::size_t block_count(const TensorView& view, std::size_t nranks) {
   return view.count / nranks;
 }
 
-// Two buffers may be the same where NCCL defines it (in place), and apart; nothing between.
+// Two buffers may be disjoint, or at the offset that NCCL defines as in place.
 void check_overlap(const TensorView& in, const TensorView& out, std::ptrdiff_t in_place_offset) {
   if (in.data + in.nbytes() <= out.data || out.data + out.nbytes() <= in.data) [[likely]]
     return;
   if (in.data - out.data != in_place_offset) [[unlikely]]
-    throw_out("overlaps tensor in another way than in place");
+    throw_out("overlaps tensor; only the in-place position or separate memory is allowed");
 }
 
 // Checks one call and builds its operation.

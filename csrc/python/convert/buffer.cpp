@@ -22,13 +22,13 @@ Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::in
   }
   const DeviceScope scope(*library_, device);
   device_ = scope.device();
-  // NCCL gives no memory for no bytes.
+  // ncclMemAlloc rejects 0 bytes.
   const std::size_t bytes = std::max<std::size_t>(elements * dtype.size(), 1);
   NCCL_CHECK(*library_, nullptr, -1, ncclMemAlloc, (&data_, bytes));
 }
 
 Buffer::~Buffer() {
-  if (data_) NCCL_RECORD(*library_, ncclMemFree, (data_));
+  if (data_) NCCL_CALL_NOTHROW(*library_, ncclMemFree, (data_));
 }
 
 void* Buffer::data() const {

@@ -1,5 +1,5 @@
-// Memory from ncclMemAlloc as a tensor-like object: torch, NumPy and CuPy take it by DLPack,
-// collectives take it as it is.
+// Buffer: memory from ncclMemAlloc with a shape and a dtype. Collectives take it directly; torch,
+// NumPy and CuPy by DLPack.
 #pragma once
 
 #include <memory>

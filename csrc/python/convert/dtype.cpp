@@ -15,9 +15,9 @@ namespace {
 constexpr std::uint8_t op_bit(ncclRedOp_t op) { return static_cast<std::uint8_t>(1u << op); }
 
 constexpr std::uint8_t kAll = 0x3f;
-// Of two booleans PROD is "and", MAX is "or"; their sum would be no boolean.
+// On booleans PROD is "and", MAX is "or"; a sum is not a boolean.
 constexpr std::uint8_t kBoolean = op_bit(ncclProd) | op_bit(ncclMax) | op_bit(ncclMin);
-// Complex numbers travel as pairs of reals: only what works on the parts is right.
+// Complex numbers are transferred as pairs of reals: only operators that work on the parts apply.
 constexpr std::uint8_t kComplex = op_bit(ncclSum) | op_bit(ncclAvg) | op_bit(ncclNumOps);
 
 constexpr DType kTypes[] = {
@@ -38,8 +38,7 @@ constexpr DType kTypes[] = {
     {"complex128", ncclFloat64, kDLComplex, 128, 2, kComplex, 20000},
 };
 
-// The number of the row for each type code and size of an element in bytes; -1 where NCCL has no
-// such type.
+// The row of kTypes by type code and element size in bytes; -1 where NCCL has no such type.
 constexpr auto kRows = [] {
   std::array<std::array<signed char, 17>, 16> rows{};
   for (auto& row : rows) row.fill(-1);
@@ -48,12 +47,12 @@ constexpr auto kRows = [] {
   return rows;
 }();
 
-// A small floating-point format: sign, exponent bits, mantissa bits, and the code of the largest
-// magnitude that rounding may give (infinity where the format keeps it, else the largest finite
-// number, as CUDA's conversions saturate).
+// A floating-point format of 8 or 16 bits.
 struct Format {
   int exponent_bits;
   int mantissa_bits;
+  // The code of the largest magnitude that rounding gives: infinity where the format has it,
+  // otherwise the largest finite number, as CUDA's conversions saturate.
   unsigned largest;
   unsigned nan;
 };
@@ -68,7 +67,7 @@ unsigned encode(double value, const Format& format) {
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const int exponent = std::max(std::ilogb(magnitude), 1 - bias);
   if (exponent > bias + 1) return sign | format.largest;
-  // The mantissa with its leading one; a carry out of it moves into the exponent by itself.
+  // The mantissa with its leading one; the addition carries an overflow into the exponent.
   const double mantissa = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
   const unsigned code = (static_cast<unsigned>(exponent + bias - 1) << format.mantissa_bits) +
                         static_cast<unsigned>(mantissa);
@@ -105,13 +104,13 @@ const DType* find_dtype(const std::string& typestr) {
 }
 
 const DType& dtype_from_python(const char* argument, PyObject* value) {
-  if (py::isinstance(value, py::module_::import("pynccl._C").attr("ncclDataType_t"))) {
+  static const py::type& enum_type = *new py::type(py::type::of(py::cast(ncclFloat32)));
+  if (py::isinstance(value, enum_type)) {
     const long code = PyLong_AsLong(value);
     for (const DType& type : kTypes)
       if (static_cast<long>(type.nccl) == code) return type;
   }
-  // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> all end in the same
-  // word.
+  // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> end in the same word.
   std::string name;
   if (PyType_Check(value))
     name = py::cast<std::string>(py::handle(value).attr("__name__"));
@@ -123,7 +122,7 @@ const DType& dtype_from_python(const char* argument, PyObject* value) {
   for (const DType& type : kTypes)
     if (last == type.name) return type;
   throw py::value_error(std::string(argument) + ": " + std::string(py::repr(value)) +
-                        " is none of NCCL's types: " + dtype_names());
+                        " is not a dtype of NCCL: expected one of " + dtype_names());
 }
 
 std::string dtype_names() {

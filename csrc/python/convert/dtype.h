@@ -1,5 +1,5 @@
-// The element types: what DLPack, the array interfaces and users call them, and what they are to
-// NCCL.
+// The element types: a table from the names of DLPack, the array interfaces and the frameworks to
+// NCCL's data types.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,13 +15,14 @@ namespace py = pybind11;
 
 struct DType {
   const char* name;     // NumPy's and torch's name
-  ncclDataType_t nccl;  // what NCCL moves
+  ncclDataType_t nccl;  // the type that NCCL transfers
   std::uint8_t code;    // DLDataTypeCode
   std::uint8_t bits;    // of one element
   std::uint8_t width;   // elements of nccl in one element: 2 for complex numbers
-  std::uint8_t
-      reductions;  // bits 1 << ncclRedOp_t that are right on it; kCustomOp for the user's own
-  int since;       // the NCCL version that brought it
+  // The reduction operators that are defined on it: bit 1 << ncclRedOp_t; bit 1 << ncclNumOps
+  // stands for the operators of ncclRedOpCreatePreMulSum.
+  std::uint8_t reductions;
+  int since;  // the first NCCL version that has it
 
   constexpr std::size_t size() const { return bits / 8u; }
   bool reduces(ncclRedOp_t op) const {
@@ -31,16 +32,17 @@ struct DType {
 
 // nullptr where NCCL has no such type.
 const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes);
-// From the typestr of an array interface: "<f4".
+// From the typestr of an array interface, such as "<f4".
 const DType* find_dtype(const std::string& typestr);
-// From a str, a NumPy or torch dtype, a raw.ncclDataType_t. Throws TypeError and ValueError naming
-// the argument.
+// From a str, a NumPy or torch dtype, or a raw.ncclDataType_t. Throws TypeError and ValueError that
+// name the argument.
 const DType& dtype_from_python(const char* argument, PyObject* value);
 
 // "int8, uint8, ...", for messages.
 std::string dtype_names();
 
-// The bytes of a number as one element of this type, rounded to nearest even; at most 8 of them.
+// The bits of a number as one element of this type, rounded to nearest even; in the first bytes of
+// the result.
 std::uint64_t encode_scalar(const char* argument, PyObject* value, const DType& dtype);
 
 }  // namespace pynccl::python

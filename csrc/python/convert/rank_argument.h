@@ -1,4 +1,4 @@
-// The rank that a method is called with: a peer or a root.
+// The rank argument of a method: a root or a peer.
 #pragma once
 
 #include <string>

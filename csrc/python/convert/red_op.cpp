@@ -15,7 +15,7 @@ RedOp::RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> 
 RedOp::~RedOp() {
   try {
     close();
-  } catch (...) {  // a communicator that failed meanwhile takes its operators along
+  } catch (...) {  // a failed communicator frees its operators itself
   }
 }
 
@@ -27,7 +27,7 @@ void RedOp::close() {
   NCCL_CHECK(communicator_->library(), comm, -1, ncclRedOpDestroy, (value_, comm));
 }
 
-void RedOp::refuse(const DType& dtype, const Communicator& communicator) const {
+void RedOp::throw_unless_valid(const DType& dtype, const Communicator& communicator) const {
   if (communicator_) {
     if (closed_) throw py::value_error("op: " + name_ + " is closed");
     if (communicator_.get() != &communicator)
@@ -56,7 +56,7 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
   const ncclComm_t comm = communicator->handle();
   const DType& type = dtype_from_python("dtype", dtype.ptr());
   ncclRedOp_t op = ncclSum;
-  // NumPy's scalars are numbers by this test, its arrays and torch's tensors are not.
+  // NumPy's scalars are instances of numbers.Real, arrays and tensors are not.
   if (py::isinstance(scalar, py::module_::import("numbers").attr("Real"))) {
     std::uint64_t bits = encode_scalar("scalar", scalar.ptr(), type);
     NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,

@@ -1,4 +1,4 @@
-// A reduction operator: one of NCCL's five, or a PreMulSum that belongs to one communicator.
+// RedOp: a reduction operator, one of NCCL's five or a PreMulSum of one communicator.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace pynccl::python {
 class RedOp {
  public:
   RedOp(ncclRedOp_t value, std::string name) : value_(value), name_(std::move(name)) {}
-  // Takes over an operator that ncclRedOpCreate... made.
+  // Takes ownership of an operator of ncclRedOpCreatePreMulSum.
   RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
         const DType& dtype);
   ~RedOp();
@@ -22,16 +22,16 @@ class RedOp {
   ncclRedOp_t value() const { return value_; }
   const std::string& name() const { return name_; }
 
-  // Throws ValueError where this operator is wrong for the dtype or belongs to another
+  // Throws ValueError where this operator is not defined on the dtype or belongs to another
   // communicator.
   void check(const DType& dtype, const Communicator& communicator) const {
     if (!dtype.reduces(value_) || communicator_) [[unlikely]]
-      refuse(dtype, communicator);
+      throw_unless_valid(dtype, communicator);
   }
   void close();
 
  private:
-  void refuse(const DType& dtype, const Communicator& communicator) const;
+  void throw_unless_valid(const DType& dtype, const Communicator& communicator) const;
 
   ncclRedOp_t value_;
   std::string name_;
@@ -40,7 +40,7 @@ class RedOp {
   bool closed_ = false;
 };
 
-// The operator that was passed. Throws TypeError and ValueError as RedOp::check() does.
+// The operator of an argument. Throws TypeError, and ValueError as RedOp::check() does.
 ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator);
 
 // The operator of a call; SUM for nullptr.
@@ -51,8 +51,8 @@ inline ncclRedOp_t op_from_python(PyObject* op, const DType& dtype,
   return given_op(op, dtype, communicator);
 }
 
-// A sum whose inputs are first multiplied by this rank's scalar: a number, or a tensor of one
-// element that is read when the operation runs.
+// The operator that multiplies this rank's input by a scalar and sums. The scalar is a number, or a
+// tensor of one element that is read when the operation runs.
 std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communicator,
                                    const py::object& scalar, const py::object& dtype);
 

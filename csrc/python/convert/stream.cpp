@@ -43,7 +43,7 @@ cudaStream_t current_stream(const TensorView& view) {
     return current_stream(*view.api, {static_cast<DLDeviceType>(view.device_type), view.device_id});
   const auto module = py::cast<std::string>(
       py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
-  // Frameworks without the exchange API, by name: CuPy, and torch before 2.10.
+  // Frameworks without the exchange API: CuPy, and torch before 2.10.
   constexpr struct {
     const char* framework;
     const char* module;

@@ -18,7 +18,7 @@ namespace {
 [[noreturn, gnu::cold, gnu::noinline]] void throw_unsupported(const char* argument,
                                                               const std::string& dtype) {
   throw py::value_error(std::string(argument) + ": dtype " + dtype +
-                        " is none of NCCL's types: " + dtype_names());
+                        " is not a dtype of NCCL: expected one of " + dtype_names());
 }
 
 std::string device_text(int type, int id) {
@@ -36,7 +36,7 @@ std::string device_text(int type, int id) {
   }
 }
 
-// Looked up once per type; the type is kept alive so that its address stays its own.
+// Looked up once per type. The type is kept alive so that no other type gets its address.
 const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static auto& apis = *new std::unordered_map<PyTypeObject*, const DLPackExchangeAPI*>;
   const auto [found, added] = apis.try_emplace(type, nullptr);
@@ -75,8 +75,8 @@ void from_array_interface(TensorView& view, const py::dict& interface, int devic
   const auto data = py::cast<py::tuple>(interface["data"]);
   const auto typestr = py::cast<std::string>(interface["typestr"]);
   const DType* dtype = find_dtype(typestr);
-  // Types that NumPy does not know by itself (ml_dtypes) have their name on the dtype alone. Of
-  // another byte order it is not the same type.
+  // A type that NumPy does not define (ml_dtypes) has its name in the dtype only. Another byte
+  // order is another type.
   if (!dtype && typestr.substr(0, 1) != ">" && py::hasattr(view.owner, "dtype"))
     dtype =
         &dtype_from_python(view.argument, py::object(py::handle(view.owner).attr("dtype")).ptr());
@@ -103,19 +103,20 @@ void from_array_interface(TensorView& view, const py::dict& interface, int devic
 void from_dlpack(TensorView& view) {
   const py::handle owner(view.owner);
   const auto device = py::cast<py::tuple>(owner.attr("__dlpack_device__")());
-  // Stream -1: the producer synchronises nothing; order is the business of the call's own stream.
+  // Stream -1: the producer does not synchronise. The stream of the call determines the order.
   const bool cuda = py::cast<int>(device[0]) == kDLCUDA;
   const py::object capsule =
       owner.attr("__dlpack__")(py::arg("stream") = cuda ? py::object(py::int_(-1)) : py::none());
   const auto* managed =
       static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (!managed) throw py::error_already_set();
-  fill(view, managed->dl_tensor);  // the owner keeps the memory; the capsule frees itself
+  fill(view, managed->dl_tensor);  // the owner keeps the memory; the capsule frees the struct
 }
 
 void from_address(TensorView& view, PyObject* count, PyObject* dtype) {
   if (!count || !dtype)
-    throw py::type_error(std::string(view.argument) + ": an address needs count= and dtype=");
+    throw py::type_error(std::string(view.argument) +
+                         ": an integer address needs count= and dtype=");
   view.dtype = &dtype_from_python("dtype", dtype);
   view.data =
       reinterpret_cast<char*>(integer_from_python<std::uintptr_t>(view.argument, view.owner));
@@ -124,26 +125,26 @@ void from_address(TensorView& view, PyObject* count, PyObject* dtype) {
     throw py::value_error(std::string(view.argument) + ": the address is 0");
 }
 
-// The array interface of an object under this name, if it has one and gives it (torch's raises for
-// CPU tensors).
+// The array interface of an object under this name; null where there is none or reading it raises
+// (torch's does for CPU tensors).
 py::object interface_of(PyObject* object, const char* name) {
   auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, name));
   if (!found) PyErr_Clear();
   return found;
 }
 
-// Everything but a tensor with the exchange API.
+// Reads a buffer that is not a tensor with the exchange API.
 void view_other(TensorView& view, PyObject* object, PyObject* count, PyObject* dtype) {
   if (PyLong_CheckExact(object)) return from_address(view, count, dtype);
   if (count || dtype)
     throw py::type_error(std::string(view.argument) +
-                         ": count= and dtype= go with an integer address only");
+                         ": count= and dtype= are for an integer address only");
   if (py::isinstance<Buffer>(object)) {
     py::cast<const Buffer&>(py::handle(object)).fill(view);
   } else if (const auto cuda = interface_of(object, "__cuda_array_interface__")) {
     from_array_interface(view, cuda, kDLCUDA);
     view.device_type = kDLCUDA;
-    view.device_id = -1;  // the interface does not say: check_placement() asks the driver
+    view.device_id = -1;  // not in the interface: check_placement() asks the driver
   } else if (const auto host = interface_of(object, "__array_interface__")) {
     from_array_interface(view, host, kDLCPU);
   } else if (py::hasattr(object, "__dlpack__")) {
@@ -179,8 +180,8 @@ int device_of(const char* address, const Library& library) {
 
 namespace tensor_mistakes {
 
-// The framework cannot show this tensor's memory (sparse, meta, ...): its reason, in one line, with
-// our argument's name.
+// The framework has no memory for this tensor (sparse, meta, ...). The text is the first line of
+// its error, after the name of the argument.
 void throw_refused(const char* argument) {
   const py::error_already_set error;
   const std::string reason = py::cast<std::string>(py::str(error.value()));

@@ -1,6 +1,6 @@
-// What NCCL needs to know of a buffer, read from anything that holds one: by DLPack's C exchange
-// API (torch: no Python call), by an array interface, by __dlpack__, or from an integer address
-// with a count and a dtype.
+// TensorView: address, size, dtype and device of a buffer, read from a Python object by DLPack's C
+// exchange API (torch: no Python call), an array interface, __dlpack__, or an integer address with
+// a count and a dtype.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -18,33 +18,33 @@ struct TensorView {
   char* data = nullptr;
   std::size_t count = 0;  // elements of dtype->nccl
   const DType* dtype = nullptr;
-  int device_type = 0;  // DLDeviceType; 0 for an address, which says nothing of its device
+  int device_type = 0;  // DLDeviceType; 0 for an integer address, whose device is unknown
   int device_id = 0;
   bool readonly = false;
-  const DLPackExchangeAPI* api = nullptr;  // knows the current stream
+  const DLPackExchangeAPI* api = nullptr;  // gives the current stream; null where there is none
   PyObject* owner = nullptr;               // borrowed from the call
-  const char* argument = "";               // its name in messages
+  const char* argument = "";               // the parameter's name, for messages
 
   std::size_t nbytes() const { return count * dtype->size() / dtype->width; }
 };
 
-// The exchange API of the type that was looked up last.
+// The exchange API of the type of the last tensor: a cache of one entry.
 struct LastExchange {
   PyTypeObject* type = nullptr;
   const DLPackExchangeAPI* api = nullptr;  // nullptr: the type has none
 };
 extern LastExchange last_exchange;
 
-// The dtype that was looked up last. A guess that the processor makes for us: it need not wait for
-// the tensor's dtype to go on with what depends on it.
+// The dtype of the last tensor: a cache of one entry. The branch predictor runs ahead on it, so
+// that a call does not wait for the load of the tensor's dtype.
 struct LastDType {
-  std::uint32_t packed = ~0u;  // a DLDataType; this one is that of no tensor
+  std::uint32_t packed = ~0u;  // a DLDataType; the initial value matches no tensor
   const DType* dtype = nullptr;
 };
 extern LastDType last_dtype;
 void look_up_dtype(const TensorView& view, const DLTensor& tensor);  // throws ValueError
 
-// What is wrong with a tensor, as ValueError.
+// The errors of a tensor, as ValueError.
 namespace tensor_mistakes {
 [[noreturn, gnu::cold]] void throw_refused(const char* argument);
 [[noreturn, gnu::cold]] void throw_strided(const TensorView& view, const DLTensor& tensor);
@@ -52,7 +52,7 @@ namespace tensor_mistakes {
 [[noreturn, gnu::cold]] void throw_readonly(const TensorView& view);
 }  // namespace tensor_mistakes
 
-// The elements of a tensor; -1 where they do not lie in a row.
+// The number of elements of a tensor; -1 where it is not contiguous.
 [[gnu::always_inline]] inline std::int64_t elements_in_a_row(const DLTensor& tensor) {
   std::int64_t elements = 1;
   bool contiguous = true;
@@ -83,7 +83,7 @@ inline bool like_last_dtype(const DLTensor& tensor) {
     tensor_mistakes::throw_no_storage(view);
 }
 
-// By the exchange API of the owner's type.
+// Reads a tensor by the exchange API of its type.
 [[gnu::always_inline]] inline void view_exchanged(TensorView& view, const DLPackExchangeAPI* api) {
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(view.owner, &tensor) != 0) [[unlikely]]
@@ -92,12 +92,12 @@ inline bool like_last_dtype(const DLTensor& tensor) {
   fill(view, tensor);
 }
 
-// Everything but a tensor of the same type as the last one.
+// Reads a buffer whose type is not that of the last tensor.
 void view_slowly(TensorView& view, PyObject* count, PyObject* dtype);
 
-// Reads a buffer; what count and dtype are for is an address, they must be null otherwise. Throws
-// TypeError and ValueError that name the argument: no buffer, not contiguous, a dtype that NCCL
-// does not have.
+// Reads a buffer. count and dtype are for an integer address and null otherwise. Throws TypeError
+// and ValueError that name the argument: not a buffer, not contiguous, a dtype that NCCL does not
+// have.
 [[gnu::always_inline]] inline void view_tensor(TensorView& view, const char* argument,
                                                PyObject* object, PyObject* count, PyObject* dtype) {
   view.argument = argument;
@@ -113,17 +113,18 @@ inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* 
   return view;
 }
 
-// Whether memory on that device is where this library's communicators on theirs work.
+// Whether memory of this device type and id is the memory of a communicator of the library on
+// device.
 [[gnu::always_inline]] inline bool is_placed(int type, int id, const Library& library, int device) {
   return library.memory() == Memory::kHost ? type == kDLCPU || type == kDLCUDAHost
                                            : type == kDLCUDA && id == device;
 }
 
-// Where check_placement() does not see at once that all is right.
+// The slow part of check_placement().
 void place_slowly(const TensorView& view, const Library& library, int device);
 
-// Throws ValueError where the buffer is not in the memory of this library's communicators on this
-// device, or its dtype is newer than the library.
+// Throws ValueError where the buffer is not in the memory of a communicator of the library on
+// device, or the library is too old for its dtype.
 [[gnu::always_inline]] inline void check_placement(const TensorView& view, const Library& library,
                                                    int device) {
   const bool placed =
@@ -132,7 +133,7 @@ void place_slowly(const TensorView& view, const Library& library, int device);
     place_slowly(view, library, device);
 }
 
-// Throws ValueError where the buffer may not be written.
+// Throws ValueError where the buffer is read-only.
 inline void check_writable(const TensorView& view) {
   if (view.readonly) [[unlikely]]
     tensor_mistakes::throw_readonly(view);

@@ -13,26 +13,17 @@ const std::shared_ptr<Stream>& Channel::stream() {
   return stream_;
 }
 
-WorkQueue& Channel::queue() {
+AsyncQueue& Channel::queue() {
   if (!queue_) [[unlikely]]
     queue_.emplace(communicator_->shared_library(), stream());
   return *queue_;
 }
 
-namespace {
-
-void set_raised(const py::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-}
-
-}  // namespace
-
 void explain(const py::object& channel, PyObject* name) {
   py::error_already_set raised;
   try {
-    const py::module_ errors = py::module_::import("pynccl.errors");
-    if (raised.matches(errors.attr("NcclError")) || raised.matches(errors.attr("DriverError")))
-      set_raised(channel.attr("explain")(py::handle(name), raised.value()));
+    if (is_library_error(raised))
+      raise(channel.attr("explain")(py::handle(name), raised.value()));
     else
       raised.restore();
   } catch (py::error_already_set& failed) {
@@ -47,7 +38,7 @@ template <class Body>
 py::object run(const py::object& self, const Channel& channel, const py::object& name,
                Body&& body) {
   if (!channel.usable()) {
-    set_raised(self.attr("timed_out")(name));
+    raise(self.attr("timed_out")(name));
     throw py::error_already_set();
   }
   auto result = py::reinterpret_steal<py::object>(explained(self, name.ptr(), body));

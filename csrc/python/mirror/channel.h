@@ -8,8 +8,8 @@
 #include <mutex>
 #include <optional>
 
+#include "core/async_operation.h"
 #include "core/communicator.h"
-#include "core/work.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/mirror/work.h"
@@ -52,7 +52,7 @@ class Channel {
       const GilReleased released;
       turn.lock();
     }
-    WorkQueue& queue = this->queue();
+    AsyncQueue& queue = this->queue();
     queue.begin(work.current_stream());
     issue(queue.handle());
     work.operation = queue.end(hold(std::move(held)));
@@ -62,7 +62,7 @@ class Channel {
 
   // The communication stream and its queue, made when they are first asked for.
   const std::shared_ptr<Stream>& stream();
-  WorkQueue& queue();
+  AsyncQueue& queue();
 
   // The number of the synchronous call that is under way, 0 for none.
   std::size_t call_under_way() const {
@@ -79,7 +79,7 @@ class Channel {
   std::atomic<std::size_t> calls_ = 0;
   std::mutex order_;
   std::shared_ptr<Stream> stream_;
-  std::optional<WorkQueue> queue_;
+  std::optional<AsyncQueue> queue_;
 };
 
 // Replaces the exception that is raised now, if it is of NCCL or the driver.

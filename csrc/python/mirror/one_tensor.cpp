@@ -47,7 +47,7 @@ bool reduces_as_it_is(const DType& dtype) { return dtype.width == 1 && dtype.cod
 template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
   communicator.issue(K, operation);
-  communicator.settle();
+  communicator.wait_accepted();
 }
 
 template <Places P>

@@ -233,7 +233,7 @@ void issue_together(Communicator& communicator, const std::vector<Operation>& op
       communicator.issue(Kind::kRecv, operation);
   }
   group.end();
-  communicator.settle();
+  communicator.wait_accepted();
 }
 
 PyObject* batch_isend_irecv(const Function&, PyObject* const* values) {

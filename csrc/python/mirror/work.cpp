@@ -68,7 +68,7 @@ PyObject* wait_without_limit(Work& work) {
   if (on_host && work.waited && !work.error) return Py_NewRef(Py_True);
   const CUstream current = work.current_stream();
   // Another thread may let go of the work meanwhile.
-  const std::shared_ptr<pynccl::Work> operation = work.operation;
+  const std::shared_ptr<AsyncOperation> operation = work.operation;
   {
     const GilReleased released;
     operation->wait(current);
@@ -96,7 +96,7 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
     const double limit = PyFloat_AsDouble(seconds);
     if (limit == -1 && PyErr_Occurred()) throw py::error_already_set();
     return explained(work.channel, work.name.ptr(), [&] {
-      const std::shared_ptr<pynccl::Work> operation = work.operation;
+      const std::shared_ptr<AsyncOperation> operation = work.operation;
       {
         const GilReleased released;
         if (!operation->wait_for(limit)) return Py_NewRef(Py_False);

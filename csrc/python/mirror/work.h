@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "core/work.h"
+#include "core/async_operation.h"
 #include "python/convert/tensor.h"
 #include "python/mirror/native.h"
 
@@ -40,7 +40,7 @@ struct Work {
   TensorView place;
   py::object result;  // the tensors that it writes: a list, or the only one
   int source = -1;    // the rank that it receives from
-  std::shared_ptr<pynccl::Work> operation;
+  std::shared_ptr<AsyncOperation> operation;
   py::object error;  // what it has failed with
   bool waited = false;
 };

@@ -18,18 +18,18 @@ void Batch::add(Communicator& communicator, const Operation& operation,
   }
   for (PyObject* object : held)
     if (object) held_.push_back(py::reinterpret_borrow<py::object>(object));
-  calls_.push_back({&communicator, operation});
+  items_.push_back({&communicator, operation});
 }
 
 void Batch::hold(PyObject* object) { held_.push_back(py::reinterpret_borrow<py::object>(object)); }
 
 void Batch::append(const Batch& other) {
   held_.insert(held_.end(), other.held_.begin(), other.held_.end());
-  for (const Call& call : other.calls_) add(*call.communicator, call.operation, {});
+  for (const Item& item : other.items_) add(*item.communicator, item.operation, {});
 }
 
 void Batch::cut(const Mark& mark) {
-  calls_.resize(mark.calls);
+  items_.resize(mark.items);
   libraries_.resize(mark.libraries);
   held_.resize(mark.held);
 }
@@ -38,60 +38,62 @@ Batch Batch::on_stream(PyObject* stream) const {
   Batch moved = *this;
   for (Library* library : libraries_) {
     const cudaStream_t handle = stream_from_python(stream, *library);
-    for (Call& call : moved.calls_)
-      if (&call.communicator->library() == library) call.operation.stream = handle;
+    for (Item& item : moved.items_)
+      if (&item.communicator->library() == library) item.operation.stream = handle;
   }
   moved.held_.push_back(py::reinterpret_borrow<py::object>(stream));
   return moved;
 }
 
 void Batch::check_open() const {
-  for (std::size_t i = 0; i < calls_.size(); ++i) {
-    const Window* window = calls_[i].operation.window;
-    const char* closed = calls_[i].communicator->closed() ? "communicator"
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    const Window* window = items_[i].operation.window;
+    const char* closed = items_[i].communicator->closed() ? "communicator"
                          : window && window->closed()     ? "window"
                                                           : nullptr;
     if (closed) [[unlikely]]
-      throw std::invalid_argument(std::string(closed) + ": it is closed, operation " +
-                                  std::to_string(i + 1) + " of " + std::to_string(calls_.size()) +
-                                  " needs it; nothing was sent");
+      throw std::invalid_argument(std::string(closed) + ": it is closed, and operation " +
+                                  std::to_string(i + 1) + " of " + std::to_string(items_.size()) +
+                                  " uses it; nothing was issued");
   }
 }
 
 void Batch::hold_in_captures() const {
   const std::shared_ptr<void> held = python::hold(held_);
   std::vector<CUstream> streams;
-  for (const Call& call : calls_) {
-    const CUstream stream = call.operation.stream;
+  for (const Item& item : items_) {
+    const CUstream stream = item.operation.stream;
     if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
     streams.push_back(stream);
-    Graph::hold(call.communicator->library(), stream, held);
+    Graph::hold(item.communicator->library(), stream, held);
   }
+}
+
+// One NCCL group per library; end(group) ends it.
+template <class End>
+void Batch::issue_groups(End&& end) const {
+  for (Library* library : libraries_) {
+    GroupScope group(*library);
+    for (const Item& item : items_)
+      if (&item.communicator->library() == library) item.communicator->issue(item.operation);
+    end(group);
+  }
+  for (const Item& item : items_) item.communicator->wait_accepted();
 }
 
 void Batch::issue() const {
   check_open();
-  for (Library* library : libraries_) {
-    GroupScope group(*library);
-    for (const Call& call : calls_)
-      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
-    group.end();
-  }
-  for (const Call& call : calls_) call.communicator->settle();
+  issue_groups([](GroupScope& group) { group.end(); });
 }
 
 std::optional<double> Batch::simulate() const {
   check_open();
   for (Library* library : libraries_) library->nccl<&NcclTable::ncclGroupSimulateEnd>();
   std::optional<double> sum = 0;
-  for (Library* library : libraries_) {
-    GroupScope group(*library);
-    for (const Call& call : calls_)
-      if (&call.communicator->library() == library) call.communicator->issue(call.operation);
+  issue_groups([&](GroupScope& group) {
     const std::optional<double> seconds = group.end_simulated();
     sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
-  }
-  for (const Call& call : calls_) call.communicator->settle();
+  });
   return sum;
 }
 

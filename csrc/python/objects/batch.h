@@ -1,5 +1,5 @@
-// Operations that go to NCCL together, in order, and the Python objects that they need: what a
-// group collects and a plan keeps.
+// Batch: a sequence of operations that are issued together, with references to the Python objects
+// that they need. A group collects one, a plan keeps one.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,49 +16,51 @@ namespace py = pybind11;
 
 class Batch {
  public:
-  // A point in the order, to come back to.
+  // A position in the sequence, for cut().
   struct Mark {
-    std::size_t calls = 0, libraries = 0, held = 0;
+    std::size_t items = 0, libraries = 0, held = 0;
   };
 
-  bool empty() const { return calls_.empty(); }
-  std::size_t size() const { return calls_.size(); }
+  bool empty() const { return items_.empty(); }
+  std::size_t size() const { return items_.size(); }
 
-  void reserve(std::size_t calls) { calls_.reserve(calls); }
-  // Needs the GIL, like all that follows but issue(); held are the objects that the operation
-  // needs, the one that owns the communicator among them, or nullptr.
+  void reserve(std::size_t operations) { items_.reserve(operations); }
+  // held: the objects that the operation needs, with the one that owns the communicator; nullptr is
+  // skipped. Needs the GIL, as all functions below except issue() and simulate() do.
   void add(Communicator& communicator, const Operation& operation,
            std::initializer_list<PyObject*> held);
-  void hold(PyObject* object);  // something more that an operation needs
+  void hold(PyObject* object);  // another object that an operation needs
   void append(const Batch& other);
 
-  Mark mark() const { return {calls_.size(), libraries_.size(), held_.size()}; }
-  void cut(const Mark& mark);  // forgets what came after
+  Mark mark() const { return {items_.size(), libraries_.size(), held_.size()}; }
+  void cut(const Mark& mark);  // removes what was added after the mark
 
-  // The same operations, all on one stream: a pynccl, torch or CuPy stream, or an integer.
+  // A copy with all operations on one stream: a pynccl, torch or CuPy stream, or an integer.
   Batch on_stream(PyObject* stream) const;
 
-  // Keeps the objects in the graphs that capture() captures the operations into. Needs the GIL.
+  // Makes the graphs that capture() captures the operations into keep the objects. Needs the GIL.
   void hold_in_captures() const;
 
-  // Issues everything, as one NCCL group per library in the order in which the libraries first
-  // appear. A communicator or window that is not open is found before anything is sent. The GIL
-  // need not be held, and the calls can block.
+  // Issues all operations as one NCCL group per library, in the order in which the libraries first
+  // appear. A closed communicator or window is an error before anything is issued. Does not need
+  // the GIL; the calls can block.
   void issue() const;
 
-  // The seconds that issue() would take, as NCCL estimates it for each library's group; none where
-  // one of them has no idea. Nothing is run.
+  // NCCL's estimate of the duration of issue() in seconds, without running it; none where a library
+  // has no estimate.
   std::optional<double> simulate() const;
 
  private:
-  struct Call {
+  struct Item {
     Communicator* communicator;
     Operation operation;
   };
 
   void check_open() const;
+  template <class End>
+  void issue_groups(End&& end) const;
 
-  std::vector<Call> calls_;
+  std::vector<Item> items_;
   std::vector<Library*> libraries_;
   std::vector<py::object> held_;
 };

@@ -1,4 +1,4 @@
-// One function per class: module.cpp calls them in the order in which the classes need each other.
+// The classes of pynccl.nccl, in the order in which module.cpp adds them.
 #pragma once
 
 #include <pybind11/pybind11.h>

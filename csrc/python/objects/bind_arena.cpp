@@ -1,27 +1,40 @@
-// The classes Arena and PoolRegistration, of which pynccl.memory makes pools.
+// The classes Arena and PoolRegistration, for pynccl.memory, and Communicator.register_pool().
 #include "core/arena.h"
 #include "core/torch_allocator.h"
 #include "python/objects/bind.h"
 
 namespace pynccl::python {
+namespace {
+
+// pynccl.memory.register_pool, which set_register_pool() passes in. A reference for the life of the
+// process.
+PyObject* register_pool_function = nullptr;
+
+py::object register_pool(const py::object& self, const py::object& pool) {
+  if (!register_pool_function) throw std::runtime_error("pool: pynccl.memory is not imported");
+  return py::handle(register_pool_function)(self, pool);
+}
+
+}  // namespace
 
 void bind_arena(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Arena, std::unique_ptr<Arena, py::nodelete>> arena(
       m, "Arena",
-      R"(Where the pools of pynccl.memory get their segments: ncclMemAlloc of a library.)");
+      R"(The source of the segments of pynccl.memory's pools: ncclMemAlloc of a library.)");
   arena
       .def_static("of", &Arena::of, py::arg("library"), py::return_value_policy::reference,
-                  "The arena of a library; there is one.")
-      .def_property_readonly("library", &Arena::shared_library, "The library whose memory it is.")
+                  "The arena of a library; there is one per library.")
+      .def_property_readonly("library", &Arena::shared_library,
+                             "The library that allocates its memory.")
       .def(
           "allocate",
           [](Arena& a, std::size_t size, int device) {
             return reinterpret_cast<std::uintptr_t>(a.allocate(size, device));
           },
           py::arg("size"), py::arg("device") = -1, Release(),
-          "Allocates a segment of size bytes on a device, -1 being the current one; gives its "
+          "Allocates a segment of size bytes on a device (-1: the current one) and returns its "
           "address (ncclMemAlloc).")
       .def(
           "deallocate",
@@ -31,27 +44,59 @@ void bind_arena(py::module_& m) {
           py::arg("address"), py::arg("device") = -1, Release(),
           "Deregisters a segment and frees it (ncclMemFree).")
       .def("serve_torch", &set_torch_arena,
-           "Makes this the arena of pynccl_torch_malloc and pynccl_torch_free, once in a process.");
+           "Sets the arena of pynccl_torch_malloc and pynccl_torch_free, once in a process.");
 
-  py::class_<Arena::Follower>(m, "PoolRegistration",
-                              R"(A communicator's registration of the memory of pools.
+  py::class_<Arena::Registration>(
+      m, "PoolRegistration",
+      R"(The registration of the memory of pools with a communicator (ncclCommRegister).
 
-close() deregisters everything (ncclCommDeregister); with the communicator's own close() it is over
-as well.)",
-                              py::release_gil_before_calling_cpp_dtor())
+close() deregisters all segments (ncclCommDeregister), as closing the communicator does.)",
+      py::release_gil_before_calling_cpp_dtor())
       .def(py::init<Arena&, const std::shared_ptr<Communicator>&>(), py::arg("arena"),
            py::arg("communicator"), Release())
-      .def_property_readonly("segments", py::cpp_function(&Arena::Follower::segments, Release()),
-                             "How many segments are registered.")
-      .def_property_readonly("closed", py::cpp_function(&Arena::Follower::closed, Release()),
-                             "Whether it was closed, or the communicator.")
-      .def("close", &Arena::Follower::close, Release(),
-           "Deregisters everything. Raises what NCCL answered if it refused a segment meanwhile.")
+      .def_property_readonly("segments",
+                             py::cpp_function(&Arena::Registration::segments, Release()),
+                             "The number of registered segments.")
+      .def_property_readonly("closed", py::cpp_function(&Arena::Registration::closed, Release()),
+                             "Whether the registration or the communicator is closed.")
+      .def("close", &Arena::Registration::close, Release(),
+           "Deregisters all segments. Closing twice is allowed.\n\nRaises:\n    NcclError: a "
+           "segment "
+           "could not be registered when it was allocated.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Arena::Follower& f, const py::args&) {
+      .def("__exit__", [](Arena::Registration& f, const py::args&) {
         const py::gil_scoped_release released;
         f.close();
       });
+
+  m.def(
+      "set_register_pool",
+      [](const py::object& function) {
+        register_pool_function = py::object(function).release().ptr();
+      },
+      py::arg("function"),
+      R"(Set the function behind Communicator.register_pool; pynccl.memory calls it on import.
+
+Args:
+    function: a function (communicator, pool) that returns a PoolRegistration.)");
+  const py::type type = py::type::of<Communicator>();
+  constexpr const char* name = "register_pool";
+  py::setattr(
+      type, name,
+      py::cpp_function(&register_pool, py::name(name), py::is_method(type), py::arg("pool"),
+                       R"(Register the memory of a pool for zero-copy transfers (ncclCommRegister).
+
+Args:
+    pool: a pool of pynccl.memory.torch_pool() or cupy_pool().
+
+Returns:
+    A PoolRegistration. It need not be kept: it lasts until it or the communicator is closed.
+
+Raises:
+    ValueError: the pool is not from pynccl.memory or belongs to another library, or the
+        communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.19.
+    NcclError: a segment cannot be registered; then none is.)"));
 }
 
 }  // namespace pynccl::python

@@ -7,8 +7,7 @@
 namespace pynccl::python {
 namespace {
 
-// What a DLPack capsule holds: the struct for the consumer, and the Python object that owns the
-// memory.
+// The content of a DLPack capsule: the struct for the consumer, and a reference to the Buffer.
 template <class Managed>
 struct Export {
   Managed managed{};
@@ -36,7 +35,7 @@ py::capsule capsule_of(py::object buffer, const char* name) {
   if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>)
     exported->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   py::capsule capsule(&exported->managed, name, [](PyObject* self) {
-    // A consumer renames the capsule and owns the struct from then on.
+    // A consumer that takes over the struct renames the capsule.
     const char* current = PyCapsule_GetName(self);
     if (std::string_view(current).starts_with("used_")) return;
     auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(self, current));
@@ -49,7 +48,7 @@ py::capsule capsule_of(py::object buffer, const char* name) {
 py::capsule to_dlpack(const py::object& self, const py::object&, const py::object& max_version,
                       const py::object&, const py::object& copy) {
   if (!copy.is_none() && py::cast<bool>(copy))
-    throw py::buffer_error("copy: a Buffer is never copied");
+    throw py::buffer_error("copy: a Buffer cannot be exported as a copy");
   if (!max_version.is_none() && py::cast<int>(py::cast<py::tuple>(max_version)[0]) >= 1)
     return capsule_of<DLManagedTensorVersioned>(self, "dltensor_versioned");
   return capsule_of<DLManagedTensor>(self, "dltensor");
@@ -58,24 +57,26 @@ py::capsule to_dlpack(const py::object& self, const py::object&, const py::objec
 }  // namespace
 
 void bind_buffer(py::module_& m) {
-  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer",
-                                              R"(Memory from ncclMemAlloc, contiguous and typed.
+  py::class_<Buffer, std::shared_ptr<Buffer>>(
+      m, "Buffer",
+      R"(Memory from ncclMemAlloc with a shape and a dtype; Communicator.mem_alloc() makes one.
 
-torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) give tensors over
-it without a copy; collectives take the buffer itself. The memory is freed with the last of them.
-close() frees it at once, whoever still looks at it.)",
-                                              py::release_gil_before_calling_cpp_dtor())
+torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) make tensors on
+this memory without a copy; collectives take the buffer directly. The memory is freed with the last
+reference. close() frees it at once: no tensor may use it afterwards.)",
+      py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
-          "The address.")
+          "The address as an integer.")
       .def_property_readonly(
-          "shape", [](const Buffer& b) { return py::tuple(py::cast(b.shape())); }, "In elements.")
+          "shape", [](const Buffer& b) { return py::tuple(py::cast(b.shape())); },
+          "The shape in elements.")
       .def_property_readonly(
-          "dtype", [](const Buffer& b) { return b.dtype().name; }, "The element type's name.")
+          "dtype", [](const Buffer& b) { return b.dtype().name; }, "The name of the element type.")
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
       .def("close", &Buffer::close, py::call_guard<py::gil_scoped_release>(),
-           "Frees the memory (ncclMemFree).")
+           "Frees the memory (ncclMemFree). Closing twice is allowed.")
       .def("__dlpack_device__",
            [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),

@@ -1,5 +1,5 @@
+// The class CollConfig.
 #include "core/stream.h"
-
 #include "python/objects/bind.h"
 #include "python/objects/coll_config.h"
 #include "python/objects/group.h"
@@ -7,29 +7,29 @@
 namespace pynccl::python {
 namespace {
 
-// An integer between two bounds, or the marker of an unset field for None.
-int bounded(const char* name, const py::object& value, int least, int most) {
+// An integer in a range; kUndefInt for None.
+int bounded(const char* name, const py::object& value, int min_value, int max_value) {
   if (value.is_none()) return kUndefInt;
   const int number = integer_from_python<int>(name, value.ptr());
-  if (number < least || number > most)
+  if (number < min_value || number > max_value)
     throw py::value_error(std::string(name) + ": " + std::to_string(number) + " is not in [" +
-                          std::to_string(least) + ", " + std::to_string(most) + "]");
+                          std::to_string(min_value) + ", " + std::to_string(max_value) + "]");
   return number;
 }
 
-constexpr int kMostCtas = std::numeric_limits<int>::max();
-constexpr int kMostClusterSize = 8;
-constexpr int kAllPolicies = 0x03;  // NCCL_CTA_POLICY_*, together
+constexpr int kMaxCtas = std::numeric_limits<int>::max();
+constexpr int kMaxClusterSize = 8;
+constexpr int kAllPolicies = 0x03;  // all flags NCCL_CTA_POLICY_*
 
 std::uint64_t tag_from_python(const py::object& value) {
   const auto tag = integer_from_python<std::uint64_t>("profiler_tag", value.ptr());
   if (tag >> 63)
     throw py::value_error("profiler_tag: " + std::to_string(tag) +
-                          " is not below 2**63: NCCL keeps the rest for itself");
+                          " is out of range, must be below 2**63: NCCL reserves the rest");
   return tag;
 }
 
-// The cudaEvent_t of an Event of ours, a torch.cuda.Event, a CuPy event, or as an integer.
+// The cudaEvent_t of a pynccl Event, a torch.cuda.Event, a CuPy event, or an integer.
 cudaEvent_t event_from_python(const py::object& value, const Library*& library) {
   if (value.is_none()) return nullptr;
   if (py::isinstance<Event>(value)) {
@@ -48,7 +48,7 @@ cudaEvent_t event_from_python(const py::object& value, const Library*& library) 
   const auto address = integer_from_python<std::uintptr_t>("launch_event", handle.ptr());
   if (address == 0)
     throw py::value_error("launch_event: " + std::string(py::repr(value)) +
-                          " has no event yet; torch makes it when it is first recorded");
+                          " has no cudaEvent_t yet: torch creates it when it is first recorded");
   return reinterpret_cast<cudaEvent_t>(address);
 }
 
@@ -58,17 +58,17 @@ CollConfig make(const py::object& min_ctas, const py::object& max_ctas, const py
                 const py::object& profiler_tag, const py::object& launch_event) {
   CollConfig config;
   ncclCollConfig_t& value = config.value;
-  value.minCTAs = bounded("min_ctas", min_ctas, 1, kMostCtas);
-  value.maxCTAs = bounded("max_ctas", max_ctas, 1, kMostCtas);
+  value.minCTAs = bounded("min_ctas", min_ctas, 1, kMaxCtas);
+  value.maxCTAs = bounded("max_ctas", max_ctas, 1, kMaxCtas);
   if (value.maxCTAs != kUndefInt && value.minCTAs > value.maxCTAs)
     throw py::value_error("min_ctas: " + std::to_string(value.minCTAs) + " is above max_ctas, " +
                           std::to_string(value.maxCTAs));
-  value.nvlsCTAs = bounded("nvls_ctas", nvls_ctas, 1, kMostCtas);
-  value.cgaClusterSize = bounded("cga_cluster_size", cga_cluster_size, 0, kMostClusterSize);
+  value.nvlsCTAs = bounded("nvls_ctas", nvls_ctas, 1, kMaxCtas);
+  value.cgaClusterSize = bounded("cga_cluster_size", cga_cluster_size, 0, kMaxClusterSize);
   if (!algorithm.is_none()) {
     if (!py::isinstance<py::str>(algorithm))
       throw_type_error("algorithm", "a str or None", algorithm.ptr());
-    if (py::len(algorithm) == 0) throw py::value_error("algorithm: '' names none");
+    if (py::len(algorithm) == 0) throw py::value_error("algorithm: the string is empty");
     config.set(&ncclCollConfig_t::algSelection, algorithm);
   }
   if (!py::isinstance<py::bool_>(force_algorithm))
@@ -89,7 +89,7 @@ constexpr const char* kAttributes[] = {"min_ctas",         "max_ctas",     "nvls
                                        "cga_cluster_size", "algorithm",    "force_algorithm",
                                        "cta_policy",       "profiler_tag", "launch_event"};
 
-// Only what differs from CollConfig().
+// The attributes that differ from CollConfig().
 py::dict settings(const py::object& self) {
   static const py::object& plain = *new py::object(py::cast(CollConfig()));
   py::dict set;
@@ -127,29 +127,36 @@ void bind_coll_config(py::module_& m) {
   const auto attribute = [](int ncclCollConfig_t::* member) {
     return [member](const CollConfig& c) { return number(c.value.*member); };
   };
-  py::class_<CollConfig>(m, "CollConfig", R"(How one collective behaves (ncclCollConfig_t).
+  py::class_<CollConfig>(m, "CollConfig",
+                         R"(The configuration of one collective (ncclCollConfig_t, NCCL 2.31).
 
-Give it as config= to a collective of a Communicator, the same on every rank; NCCL 2.31 or newer.
-What is None is left to the communicator's Config and to NCCL. It cannot be changed once it is made,
-and one can serve many calls.
+Pass it as config= to a collective of a Communicator, with the same values on every rank. None
+leaves a setting to the communicator's Config and to NCCL. A CollConfig is immutable and can be used
+in many calls.
 
 Args:
-    min_ctas, max_ctas: the least and the most CTAs (thread blocks, channels) that it may use.
-    nvls_ctas: the most of them for NVLink SHARP.
-    cga_cluster_size: CTAs in a cluster, 0 to 8; the same in all collectives of a group.
-    algorithm: which algorithms NCCL may choose from, such as "ring", "tree,ring", or "^nvls" for all
-        others. hostnccl has "rounds" (through shared memory) and "direct" (out of the other ranks'
-        own memory); both give the same bits.
-    force_algorithm: whether an algorithm that cannot be had is an error; else NCCL then chooses.
-    cta_policy: a combination of the NCCL_CTA_POLICY_* flags of pynccl.raw.
-    profiler_tag: a number below 2**63 that profilers get with this call (and hostnccl's error texts).
+    min_ctas, max_ctas: the minimum and maximum number of CTAs (thread blocks, channels).
+    nvls_ctas: the maximum number of CTAs for NVLink SHARP.
+    cga_cluster_size: the CTAs per cluster, 0 to 8; the same in all collectives of a group.
+    algorithm: the algorithms that NCCL may choose from, such as "ring", "tree,ring", or "^nvls" for
+        all others. hostnccl has "staged" (through shared memory) and "direct" (reads the
+        memory of the other ranks); both give the same bits.
+    force_algorithm: True makes an unavailable algorithm an error; False lets NCCL choose another.
+    cta_policy: a combination of the flags NCCL_CTA_POLICY_* of pynccl.raw.
+    profiler_tag: a number below 2**63 that NCCL passes to profilers; hostnccl has it in its error
+        texts.
     launch_event: an event that is recorded when the operation has been launched, so that another
-        stream can start beside it; on CPUs when its stream comes to it. An Event of ours, a torch
-        or CuPy event, or a cudaEvent_t as an integer, made without timing. Give one on every rank,
-        at most one for each communicator in a group, and keep it as long as somebody may wait for
-        it. NCCL 2.32 or newer.
+        stream can overlap with it; on CPUs when its stream reaches the operation. A pynccl Event, a
+        torch or CuPy event, or a cudaEvent_t as an integer, made without timing. Pass one on every
+        rank, at most one per communicator in a group, and keep it until no stream waits for it.
+        NCCL 2.32.
 
-On CPUs the CTAs, clusters and policies have no effect: a rank is one thread.)")
+On CPUs the CTAs, clusters and policies have no effect: a rank is one thread.
+
+Raises:
+    TypeError: an argument has the wrong type.
+    ValueError: an argument is out of range, min_ctas is above max_ctas, or an event of torch has no
+        cudaEvent_t yet.)")
       .def(py::init(&make), py::kw_only(), py::arg("min_ctas") = py::none(),
            py::arg("max_ctas") = py::none(), py::arg("nvls_ctas") = py::none(),
            py::arg("cga_cluster_size") = py::none(), py::arg("algorithm") = py::none(),

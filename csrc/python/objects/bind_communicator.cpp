@@ -1,8 +1,7 @@
-// The class Communicator: its end, its identity, its buffers. How it is made and what becomes of it
-// is in bind_communicator_creation.cpp and bind_communicator_life.cpp, the collectives are in
+// The class Communicator: close and abort, rank and size, buffers and operators. Its creation is in
+// bind_communicator_creation.cpp, its state in bind_communicator_life.cpp, the operations in
 // collectives/.
 #include "core/communicator.h"
-
 #include "python/call/gil.h"
 #include "python/convert/buffer.h"
 #include "python/convert/red_op.h"
@@ -13,10 +12,10 @@
 namespace pynccl::python {
 namespace {
 
-// A buffer registered with a communicator, until it is closed or forgotten.
-class Registration {
+// The registration of a buffer with a communicator.
+class BufferRegistration {
  public:
-  Registration(std::shared_ptr<Communicator> communicator, const py::object& buffer)
+  BufferRegistration(std::shared_ptr<Communicator> communicator, const py::object& buffer)
       : communicator_(std::move(communicator)), buffer_(buffer) {
     const TensorView view = view_tensor("buffer", buffer.ptr(), nullptr, nullptr);
     check_placement(view, communicator_->library(), communicator_->device());
@@ -25,12 +24,12 @@ class Registration {
                (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
   }
-  Registration(const Registration&) = delete;
-  Registration& operator=(const Registration&) = delete;
-  ~Registration() {
+  BufferRegistration(const BufferRegistration&) = delete;
+  BufferRegistration& operator=(const BufferRegistration&) = delete;
+  ~BufferRegistration() {
     try {
       close();
-    } catch (...) {  // the communicator failed meanwhile, and its registrations with it
+    } catch (...) {  // a failed communicator frees its registrations itself
     }
   }
 
@@ -53,7 +52,7 @@ class Registration {
   bool registered_ = false;
 };
 
-// A shape: an integer or a sequence of them.
+// A shape: an integer or a sequence of integers.
 std::vector<std::int64_t> extents_from_python(const py::object& shape) {
   if (PyIndex_Check(shape.ptr())) return {integer_from_python<std::int64_t>("shape", shape.ptr())};
   if (!py::isinstance<py::sequence>(shape) || py::isinstance<py::str>(shape))
@@ -69,45 +68,65 @@ std::vector<std::int64_t> extents_from_python(const py::object& shape) {
 void bind_communicator(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
 
-  py::class_<Registration>(m, "Registration",
-                           "A buffer registered with a communicator (ncclCommRegister).")
-      .def_property_readonly("handle", &Registration::handle, "NCCL's handle as an integer.")
-      .def("close", &Registration::close, "Deregisters the buffer (ncclCommDeregister).")
+  py::class_<BufferRegistration>(
+      m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).")
+      .def_property_readonly("handle", &BufferRegistration::handle,
+                             "NCCL's handle of the registration as an integer.")
+      .def("close", &BufferRegistration::close, "Deregisters the buffer (ncclCommDeregister).")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Registration& r, const py::args&) { r.close(); });
+      .def("__exit__", [](BufferRegistration& r, const py::args&) { r.close(); });
 
   bind_memory_stats(m);
-  CommunicatorClass type(m, "Communicator", R"(One rank of a communicator.
+  bind_resolvers(m);
+  CommunicatorClass type(
+      m, "Communicator",
+      R"(One rank of a communicator (ncclCommInitRankConfig, ncclCommInitRankScalable).
+
+The constructor waits until all ranks have joined, unless config.blocking is 0 or it is called
+inside group(). One thread at a time uses a communicator; abort() and revoke() can be called from
+another one. With config.blocking at 0, ready and wait_ready() show when a call is done.
 
 Args:
-    nranks: how many ranks there are.
-    unique_id: the UniqueId that all of them have in common; or a sequence of several, the same for
-        all, by which very many ranks find each other faster (ncclCommInitRankScalable).
-    rank: this one, from 0 to nranks - 1.
-    config: a Config.
-    provider: "cuda" for libnccl, "host" for hostnccl on CPUs; None takes the one that device says,
-        else PYNCCL_PROVIDER from the environment, else "cuda" where a GPU can be used and "host"
-        where not.
+    nranks: the number of ranks.
+    unique_id: the UniqueId that all ranks share; or a list or tuple of several, the same on all
+        ranks, which speeds up the start of very many ranks (ncclCommInitRankScalable).
+    rank: this rank, from 0 to nranks - 1.
+    config: a Config, or None for the defaults.
+    provider: "cuda" for libnccl.so.2, "host" for hostnccl on CPUs. None is the provider that device
+        names, otherwise PYNCCL_PROVIDER from the environment, otherwise "cuda" where there is a
+        usable GPU and "host" where there is none.
     device: the GPU as an integer or "cuda:1", or "cpu"; None is the thread's current device.
 
-Making one waits for all ranks (ncclCommInitRankConfig), unless config.blocking is 0 or it happens
-inside group(). Calls are not synchronised with each other: one thread at a time uses a
-communicator; abort() and revoke() may come from another one. With config.blocking at 0, ready and
-wait_ready() tell when what was called is done.
-
 Raises:
-    TypeError, ValueError: a wrong argument.
-    NcclError: the ranks do not fit together, one of them died, or a deadline passed.)");
+    TypeError, ValueError: a wrong argument, or a setting that the library is too old for.
+    LibraryNotFoundError: the library of the provider was not found.
+    NcclError: the arguments of the ranks do not match, a rank died, or NCCL failed.
+    NcclTimeoutError: not all ranks joined within config.init_timeout.)");
   add_creation(type);
   add_life(type);
   type.def("finalize", &Communicator::finalize, Release(),
-           "Waits until all that was issued is done (ncclCommFinalize); close() does it as well.")
+           R"(Wait until all issued operations are done (ncclCommFinalize).
+
+close() does it as well. Only close() and abort() may follow.
+
+Raises:
+    NcclError: NCCL failed, or a rank died.)")
       .def("close", &Communicator::close, Release(),
-           "Lets what was issued finish and frees the communicator (ncclCommDestroy). Closing "
-           "twice is no error.")
+           R"(Wait for the issued operations and free the communicator (ncclCommDestroy).
+
+Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards.
+
+Raises:
+    ValueError: it is not ready yet, or a capture in progress uses it.
+    NcclError: NCCL failed, or a rank died.)")
       .def("abort", &Communicator::abort, Release(),
-           "Frees the communicator at once, from any thread; a call that blocks in it fails "
-           "(ncclCommAbort).")
+           R"(Free the communicator at once (ncclCommAbort).
+
+Any thread can call it. A call that blocks in the communicator raises an error. Aborting a closed
+communicator does nothing.
+
+Raises:
+    NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](Communicator& c, const py::object& exception, const py::object&, const py::object&) {
@@ -116,25 +135,35 @@ Raises:
            })
       .def_property_readonly("rank", &Communicator::rank, "This rank (ncclCommUserRank).")
       .def_property_readonly("nranks", &Communicator::nranks,
-                             "How many ranks there are (ncclCommCount).")
+                             "The number of ranks (ncclCommCount).")
       .def_property_readonly("device", &Communicator::device,
                              "The device's ordinal (ncclCommCuDevice).")
-      .def_property_readonly("closed", &Communicator::closed, "Whether it was closed or aborted.")
+      .def_property_readonly("closed", &Communicator::closed,
+                             "Whether the communicator was closed or aborted.")
       .def_property_readonly("library", &Communicator::shared_library,
-                             "The loaded NCCL, as pynccl.raw.load gives it.")
+                             "The Library of its provider, as pynccl.raw.load() returns it.")
       .def_property_readonly(
           "handle",
           [](const Communicator& c) { return reinterpret_cast<std::uintptr_t>(c.handle()); },
-          "The ncclComm_t as an integer, for one's own C++ and for pynccl.raw.")
+          "The ncclComm_t as an integer, for C++ code and for pynccl.raw.")
       .def(
           "register",
           [](std::shared_ptr<Communicator> c, const py::object& buffer) {
-            return std::make_unique<Registration>(std::move(c), buffer);
+            return std::make_unique<BufferRegistration>(std::move(c), buffer);
           },
           py::arg("buffer"),
-          "Registers a buffer for transfers without a copy (ncclCommRegister). Returns a "
-          "Registration, whose\n"
-          "close() undoes it.")
+          R"(Register a buffer for zero-copy transfers (ncclCommRegister).
+
+Args:
+    buffer: a contiguous tensor, an array or a Buffer in the memory of this communicator's device.
+
+Returns:
+    A Registration. It keeps the buffer alive; close() deregisters it, as closing the communicator
+    does.
+
+Raises:
+    TypeError, ValueError: a wrong argument.
+    NcclError: NCCL failed.)")
       .def(
           "mem_alloc",
           [](Communicator& c, const py::object& shape, const py::object& dtype) {
@@ -145,26 +174,43 @@ Raises:
                                             element);
           },
           py::arg("shape"), py::arg("dtype") = "uint8",
-          R"(Allocate memory that NCCL handles best (ncclMemAlloc).
+          R"(Allocate memory for zero-copy transfers (ncclMemAlloc).
 
 Args:
-    shape: elements, an integer or a sequence.
-    dtype: a name ("float32"), a NumPy or torch dtype.
+    shape: the shape in elements, an integer or a sequence of integers.
+    dtype: the element type: a name ("float32"), a NumPy or torch dtype.
 
 Returns:
-    A Buffer on this communicator's device, not initialised.)")
-      .def("pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
-           py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
-           R"(Make the operator that scales this rank's input and sums (ncclRedOpCreatePreMulSum).
+    A Buffer on this communicator's device, not initialised, of at least 1 byte.
+
+Raises:
+    TypeError, ValueError: a wrong argument: a negative shape, a size in bytes that does not fit, or
+        a dtype that NCCL does not have.
+    MissingFunctionError: the library is older than NCCL 2.19.
+    NcclError: the memory cannot be allocated.)")
+      .def(
+          "pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
+          py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
+          R"(Make an operator that multiplies this rank's input by a scalar and sums (ncclRedOpCreatePreMulSum).
 
 Args:
-    scalar: a number, or a tensor of one element on this communicator's device, read when the
-        operation runs.
-    dtype: the type of the tensors that it is for.)")
+    scalar: a number, converted to dtype with rounding to nearest even; or a tensor of one element
+        of dtype on this communicator's device, which is read when the operation runs.
+    dtype: the dtype of the tensors to reduce: a name, a NumPy or torch dtype.
+
+Returns:
+    A RedOp for this communicator and this dtype. close() frees it, as closing the communicator
+    does.
+
+Raises:
+    TypeError: scalar is neither a number nor a tensor.
+    ValueError: dtype is not a dtype of NCCL, a number does not fit into it, a tensor does not have
+        exactly one element of it, or the communicator is closed.
+    NcclError: NCCL failed.)")
       .def("__repr__", [](Communicator& c) {
         if (c.closed()) return std::string("<pynccl.nccl.Communicator closed>");
         if (c.pending() || c.known_rank() < 0)
-          return std::string("<pynccl.nccl.Communicator being made>");
+          return std::string("<pynccl.nccl.Communicator not ready>");
         return "<pynccl.nccl.Communicator rank " + std::to_string(c.rank()) + " of " +
                std::to_string(c.nranks()) + " on " + c.library().path() + ">";
       });

@@ -1,5 +1,4 @@
-// What becomes of a communicator: whether it is ready, what went wrong, and giving up its
-// operations or its memory.
+// The state of a communicator: readiness, errors, memory; revoke, suspend and resume.
 #include "python/call/errors.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
@@ -46,14 +45,14 @@ void wait_ready(Communicator& c, std::optional<double> timeout) {
 
 void bind_memory_stats(py::module_& m) {
   py::class_<MemoryStats>(m, "MemoryStats",
-                          "What a communicator's memory comes to, in bytes (ncclCommMemStats).")
+                          "The memory of a communicator in bytes (ncclCommMemStats).")
       .def_readonly("suspendable", &MemoryStats::suspendable,
-                    "Allocated, and given back by suspend() (ncclStatGpuMemSuspend).")
+                    "The bytes that suspend() releases (ncclStatGpuMemSuspend).")
       .def_readonly("persistent", &MemoryStats::persistent,
-                    "Allocated, and kept by suspend() (ncclStatGpuMemPersist).")
-      .def_readonly("total", &MemoryStats::total, "All of it (ncclStatGpuMemTotal).")
+                    "The bytes that suspend() keeps (ncclStatGpuMemPersist).")
+      .def_readonly("total", &MemoryStats::total, "All allocated bytes (ncclStatGpuMemTotal).")
       .def_readonly("suspended", &MemoryStats::suspended,
-                    "Whether it is suspended now (ncclStatGpuMemSuspended).")
+                    "Whether the communicator is suspended (ncclStatGpuMemSuspended).")
       .def("__repr__", [](const MemoryStats& s) {
         return "MemoryStats(suspendable=" + std::to_string(s.suspendable) +
                ", persistent=" + std::to_string(s.persistent) +
@@ -63,56 +62,93 @@ void bind_memory_stats(py::module_& m) {
 }
 
 void add_life(CommunicatorClass& type) {
-  type.def("get_unique_id", &Communicator::get_unique_id, Release(),
-           R"(Make the id by which others join this communicator (ncclCommGetUniqueId, NCCL 2.29).
+  type.def(
+          "get_unique_id", &Communicator::get_unique_id, Release(),
+          R"(Make the id with which new ranks join this communicator (ncclCommGetUniqueId, NCCL 2.29).
 
-One rank makes it, passes it to grow() and carries it to those that call Communicator.join. It is
-used up by one grow(); until then there is no second one.)")
-      .def("revoke", &Communicator::revoke, Release(),
-           R"(End what is under way, and keep the communicator (ncclCommRevoke, NCCL 2.28.7).
+One rank makes it, passes it to grow() and sends it to the new ranks, which pass it to
+Communicator.join(). An id serves one grow(); a second one cannot be made before that.
 
-From any thread. An operation that blocks ends, later ones are refused with
-NcclInvalidUsageError; what is left is split(), shrink(), close() and abort(). Every rank calls it;
-on hostnccl an operation that waits for a rank which has ends with NcclRemoteError.)")
+Returns:
+    A UniqueId.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: there is an unused id already, or NCCL failed.)")
+      .def(
+          "revoke", &Communicator::revoke, Release(),
+          R"(Abort the operations in progress and keep the communicator (ncclCommRevoke, NCCL 2.28.7).
+
+Every rank calls it; any thread can. Blocked operations return, and later ones raise
+NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On hostnccl an
+operation that waits for a revoked rank raises NcclRemoteError.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.7.
+    NcclError: NCCL failed.)")
       .def(
           "suspend",
           [](const std::shared_ptr<Communicator>& c) {
-            change(c, [](Communicator& suspended) { suspended.begin_suspend(); });
+            change_communicator(c, [](Communicator& suspended) { suspended.begin_suspend(); });
           },
-          R"(Give back the memory that NCCL can do without (ncclCommSuspend, NCCL 2.29.7).
+          R"(Release the memory that a suspended communicator does not need (ncclCommSuspend, NCCL 2.29.7).
 
-All ranks call it, when their operations are done; one thread with several ranks in group(). Until
-resume() operations raise NcclInvalidUsageError.)")
+All ranks call it, after their operations are done; a thread with several ranks calls it inside
+group(). Until resume() operations raise NcclInvalidUsageError.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.7.
+    NcclError: it is suspended already, operations are in progress, or NCCL failed.)")
       .def(
           "resume",
           [](const std::shared_ptr<Communicator>& c) {
-            change(c, [](Communicator& resumed) { resumed.begin_resume(); });
+            change_communicator(c, [](Communicator& resumed) { resumed.begin_resume(); });
           },
-          "Makes a suspended communicator usable again (ncclCommResume, NCCL 2.29.7). All ranks "
-          "call it.")
-      .def("memory_stats", &memory_stats,
-           R"(What this rank's part of the communicator holds now (ncclCommMemStats, NCCL 2.29.7).
+          R"(Make a suspended communicator usable again (ncclCommResume, NCCL 2.29.7).
+
+All ranks call it; a thread with several ranks calls it inside group().
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.7.
+    NcclError: it is not suspended, or NCCL failed.)")
+      .def(
+          "memory_stats", &memory_stats,
+          R"(The memory that this rank's part of the communicator has allocated (ncclCommMemStats, NCCL 2.29.7).
 
 Returns:
-    MemoryStats, in bytes: of GPU memory, on CPUs of the shared memory.)")
+    MemoryStats, in bytes: of GPU memory, on CPUs of shared memory.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.7.
+    NcclError: NCCL failed.)")
       .def("async_error", &async_error,
-           "The NcclError that the communicator met in the background, NcclInProgressError while "
-           "it is being\n"
-           "made, or None (ncclCommGetAsyncError).")
+           R"(The error of the communicator's background work (ncclCommGetAsyncError).
+
+Returns:
+    An NcclError, not raised; NcclInProgressError while the communicator is not ready; None where
+    there is no error.
+
+Raises:
+    ValueError: the communicator is closed.)")
       .def_property_readonly(
           "ready", &Communicator::ready,
-          "Whether a communicator with Config(blocking=0) has nothing under way: it is made, or "
-          "what was\n"
-          "called on it is done. Raises NcclError when it failed (ncclCommGetAsyncError).")
+          "Whether a communicator with Config(blocking=0) is made and its calls are done "
+          "(ncclCommGetAsyncError).\n\nRaises:\n    NcclError: the background work failed.")
       .def("wait_ready", &wait_ready, py::arg("timeout") = py::none(),
            R"(Wait until a communicator with Config(blocking=0) is ready (ncclCommGetAsyncError).
 
 Args:
-    timeout: seconds; None is without end.
+    timeout: the time limit in seconds; None is no limit.
 
 Raises:
-    NcclTimeoutError: it is not ready in time; it goes on, and can be waited for again or aborted.
-    NcclError: what NCCL does in the background failed.)");
+    ValueError: timeout is negative, or the communicator is closed.
+    NcclTimeoutError: it is not ready in time. The background work continues: wait again or abort.
+    NcclError: the background work failed.)");
 }
 
 }  // namespace pynccl::python

@@ -1,3 +1,4 @@
+// The class Config.
 #include "python/objects/config.h"
 
 #include "python/objects/bind.h"
@@ -37,7 +38,7 @@ constexpr const char* kAttributes[] = {
     "init_timeout",
 };
 
-// Only what the user has set.
+// The settings that are not None.
 py::dict settings(const py::object& self) {
   py::dict set;
   for (const char* attribute : kAttributes)
@@ -50,7 +51,7 @@ void apply(const py::object& self, const py::dict& values) {
     const auto name = py::cast<std::string>(key);
     const auto* end = std::end(kAttributes);
     if (std::find(std::begin(kAttributes), end, name) == end)
-      throw py::type_error("Config() has no setting '" + name + "'");
+      throw py::type_error("Config() got an unexpected keyword argument '" + name + "'");
     py::setattr(self, key, value);
   }
 }
@@ -69,16 +70,21 @@ Communicator::Options options_from_python(const py::object& config, int device) 
 }
 
 void bind_config(py::module_& m) {
-  py::class_<Config> type(m, "Config", R"(How a communicator behaves (ncclConfig_t).
+  py::class_<Config> type(m, "Config", R"(The configuration of a communicator (ncclConfig_t).
 
-Every setting is a keyword and an attribute; None leaves the choice to NCCL. What the loaded NCCL is
-too old for is refused when the communicator is made.
+Every field of ncclConfig_t is a keyword and an attribute in snake case (cgaClusterSize is
+cga_cluster_size). None leaves the choice to NCCL. A setting that the loaded NCCL is too old for is
+a ValueError when the communicator is made.
 
-init_timeout: seconds that making the communicator may take, all ranks included; after that it
-raises NcclTimeoutError on every rank that came. None: as long as the library itself waits
-(hostnccl: HOSTNCCL_INIT_TIMEOUT, 300 s).)");
-  // Keywords are the table's; __init__ only makes the object, so that each goes through its own
-  // check.
+Args:
+    init_timeout: the time limit in seconds for making the communicator, until all ranks have
+        joined; after that the ranks that have joined raise NcclTimeoutError. None is the library's
+        own limit (hostnccl: HOSTNCCL_INIT_TIMEOUT, 300 s).
+
+Raises:
+    TypeError: an unknown setting, or a value of the wrong type.
+    ValueError: an integer out of range, or an init_timeout that is not above 0.)");
+  // The keywords are those of the table. Each is set as an attribute, which checks it.
   type.def(py::init([](const py::kwargs& settings) {
         py::object self = py::cast(Config());
         apply(self, settings);
@@ -89,10 +95,10 @@ raises NcclTimeoutError on every rank that came. None: as long as the library it
           [](Config& c, std::optional<double> seconds) {
             if (seconds && !(*seconds > 0))
               throw py::value_error("init_timeout: " + std::to_string(*seconds) +
-                                    " is not above 0 seconds");
+                                    " must be above 0 seconds");
             c.init_timeout = seconds;
           },
-          "Seconds.")
+          "The time limit of making the communicator in seconds, or None.")
       .def("__repr__",
            [](const py::object& self) {
              std::string text;

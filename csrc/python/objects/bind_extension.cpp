@@ -1,5 +1,4 @@
-// What a Communicator is for code that is not ours: the capsule of extension/capsule.h, and the
-// memory of frameworks' pools.
+// Communicator.__pynccl_communicator__(): the capsule of extension/capsule.h.
 #include <atomic>
 
 #include "core/communicator.h"
@@ -9,13 +8,12 @@
 namespace pynccl::python {
 namespace {
 
-// What the capsule points to, with its owner: the Python object, so that all that it keeps alive
-// (the parent of a split) stays as well.
+// The struct that the capsule points to, with a reference to the Python object.
 struct Exported final : PyncclCommunicator {
   Exported(const py::object& object, Communicator& c)
       : PyncclCommunicator{sizeof(PyncclCommunicator),
                            &Exported::take,
-                           &Exported::drop,
+                           &Exported::give_back,
                            &Exported::find_handle,
                            &Exported::find_function,
                            &Exported::find_driver_function,
@@ -30,10 +28,10 @@ struct Exported final : PyncclCommunicator {
 
   static void take(PyncclCommunicator* self) { ++static_cast<Exported*>(self)->references; }
 
-  static void drop(PyncclCommunicator* self) {
+  static void give_back(PyncclCommunicator* self) {
     auto* exported = static_cast<Exported*>(self);
     if (--exported->references != 0) return;
-    if (!Py_IsInitialized()) return;  // too late for everything
+    if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
     const py::gil_scoped_acquire gil;
     delete exported;
   }
@@ -49,7 +47,7 @@ struct Exported final : PyncclCommunicator {
   static void* find_driver_function(const PyncclCommunicator* self, const char* name) {
     try {
       return static_cast<const Exported*>(self)->communicator.library().driver_symbol(name);
-    } catch (const std::exception&) {  // there is no driver, and C has no exceptions
+    } catch (const std::exception&) {  // there is no driver; C callers get no exceptions
       return nullptr;
     }
   }
@@ -61,7 +59,7 @@ struct Exported final : PyncclCommunicator {
 
 py::capsule capsule_of(const py::object& self) {
   auto& communicator = py::cast<Communicator&>(self);
-  communicator.handle();  // throws unless it is open
+  communicator.handle();  // throws unless the communicator is open
   auto exported = std::make_unique<Exported>(self, communicator);
   py::capsule capsule(
       static_cast<PyncclCommunicator*>(exported.get()), PYNCCL_CAPSULE_NAME, [](PyObject* object) {
@@ -77,26 +75,18 @@ py::capsule capsule_of(const py::object& self) {
 
 void bind_extension(py::module_& m) {
   const py::object type = m.attr("Communicator");
-  const char* name = "__pynccl_communicator__";
+  constexpr const char* name = "__pynccl_communicator__";
   type.attr(name) = py::cpp_function(&capsule_of, py::name(name), py::is_method(type),
-                                     R"(Give the communicator to C++: a capsule that pynccl.h takes.
+                                     R"(The communicator for C++: a capsule that pynccl.h reads.
 
-The capsule keeps this object alive, not open: from C++, a communicator that was closed meanwhile is
-an exception. See pynccl.get_include().)");
-  name = "register_pool";
-  type.attr(name) = py::cpp_function(
-      [](const py::object& self, const py::object& pool) {
-        return py::module_::import("pynccl.memory").attr("register_pool")(self, pool);
-      },
-      py::name(name), py::is_method(type), py::arg("pool"),
-      R"(Register the memory of a pool for transfers without a copy (ncclCommRegister).
-
-Args:
-    pool: from pynccl.memory.torch_pool() or cupy_pool().
+The capsule keeps this object alive but not open: C++ code gets an exception where the communicator
+is closed. See pynccl.get_include().
 
 Returns:
-    A PoolRegistration, which need not be kept: it lasts until it or the communicator is closed. See
-    pynccl.memory.register_pool.)");
+    A capsule named "pynccl.communicator.v1".
+
+Raises:
+    ValueError: the communicator is closed or not ready.)");
 }
 
 }  // namespace pynccl::python

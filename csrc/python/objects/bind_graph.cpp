@@ -1,8 +1,6 @@
-// The class Graph and capture(): work that was captured on a stream, launched as one call.
+// The class Graph: captured work, launched as one call.
 #include "core/graph.h"
-
 #include "core/stream.h"
-
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
@@ -20,9 +18,9 @@ CUstreamCaptureMode mode_from_python(const std::string& mode) {
                         std::string(py::repr(py::str(mode))));
 }
 
-// A graph with the stream that it is captured on, which is the one to launch it on by default.
-struct OwnGraph : Graph {
-  OwnGraph(std::shared_ptr<Library> library, const py::object& on, CUstreamCaptureMode mode)
+// A graph with the stream that it is captured on, the default stream of its launches.
+struct StreamGraph : Graph {
+  StreamGraph(std::shared_ptr<Library> library, const py::object& on, CUstreamCaptureMode mode)
       : Graph(library, stream_from_python(on.ptr(), *library), device_of(on), mode),
         given_stream(on) {}
 
@@ -39,29 +37,29 @@ struct OwnGraph : Graph {
   py::object given_stream;
 };
 
-std::shared_ptr<OwnGraph> make(const std::shared_ptr<Library>& library, const py::object& stream,
-                               const std::string& mode) {
-  return std::make_shared<OwnGraph>(library, stream, mode_from_python(mode));
+std::shared_ptr<StreamGraph> make(const std::shared_ptr<Library>& library, const py::object& stream,
+                                  const std::string& mode) {
+  return std::make_shared<StreamGraph>(library, stream, mode_from_python(mode));
 }
 
 }  // namespace
 
 void bind_graph(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<OwnGraph, std::shared_ptr<OwnGraph>>(
-      m, "Graph", R"(What capture() has captured: work to be launched as one call.
+  py::class_<StreamGraph, std::shared_ptr<StreamGraph>>(
+      m, "Graph", R"(Captured work that is launched as one call (CUgraphExec); capture() makes one.
 
-It keeps the buffers of the operations, the functions and the communicators that were captured
-until it is closed or forgotten; the buffers' memory must stay where it was. A communicator that is
-closed first makes its graphs unusable.)")
+It keeps the captured buffers, functions and communicators alive until it is closed or deleted. The
+memory of the buffers must stay at its address. Closing a communicator invalidates the graphs that
+use it.)")
       .def(py::init(&make), py::arg("library"), py::arg("stream"), py::arg("mode") = "thread_local")
       .def("__enter__",
            [](const py::object& self) {
-             py::cast<OwnGraph&>(self).begin();
+             py::cast<StreamGraph&>(self).begin();
              return self;
            })
       .def("__exit__",
-           [](OwnGraph& graph, const py::object& type, const py::object&, const py::object&) {
+           [](StreamGraph& graph, const py::object& type, const py::object&, const py::object&) {
              const bool failed = !type.is_none();
              const GilReleased released;
              graph.end(failed);
@@ -69,36 +67,37 @@ closed first makes its graphs unusable.)")
            })
       .def(
           "launch",
-          [](const OwnGraph& graph, const py::object& on) {
+          [](const StreamGraph& graph, const py::object& on) {
             const CUstream stream = graph.target(on);
             const GilReleased released;  // on CPUs it may run here
             graph.launch(stream);
           },
           py::arg("stream") = py::none(),
-          R"(Run all that was captured, after what is on the stream and after the launch before
-(cuGraphLaunch).
+          R"(Run the captured work, after the work on the stream and the previous launch (cuGraphLaunch).
 
 Args:
-    stream: the stream to launch on, in every form that a collective takes; None is the one that was
-        captured. On CPUs, 0 is the calling thread: the call lasts until all is done.
+    stream: the stream to launch on, in any form that a collective takes; None is the captured
+        stream. On CPUs 0 is the calling thread: the call returns when the work is done.
 
 Raises:
-    ValueError: there is nothing to launch, or a communicator that it needs was closed.
-    DriverError: the driver refused.)")
+    RuntimeError: it is called inside a group or a plan.
+    ValueError: there is nothing to launch, or a communicator that it uses was closed.
+    DriverError: the driver failed.)")
       .def(
           "upload",
-          [](const OwnGraph& graph, const py::object& on) {
+          [](const StreamGraph& graph, const py::object& on) {
             const CUstream stream = graph.target(on);
             const GilReleased released;
             graph.upload(stream);
           },
           py::arg("stream") = py::none(),
-          "Prepare the device for the first launch, which else does it (cuGraphUpload).")
-      .def("close", &OwnGraph::close, Release(),
-           "Free it (cuGraphExecDestroy). Launches under way go on; closing twice is no error.")
-      .def("__len__", &OwnGraph::size, "How many nodes it has (cuGraphGetNodes).")
+          "Prepares the device for the first launch, which otherwise does it (cuGraphUpload).")
+      .def("close", &StreamGraph::close, Release(),
+           "Frees the graph (cuGraphExecDestroy). Launches in progress complete. Closing twice is "
+           "allowed.")
+      .def("__len__", &StreamGraph::size, "The number of nodes (cuGraphGetNodes).")
       .def("__repr__",
-           [](const OwnGraph& graph) { return "<pynccl.nccl.Graph " + graph.text() + ">"; });
+           [](const StreamGraph& graph) { return "<pynccl.nccl.Graph " + graph.text() + ">"; });
 }
 
 }  // namespace pynccl::python

@@ -1,5 +1,5 @@
-// group() and the context manager that it returns. They are called around every exchange of a step,
-// so they do not pass through pybind11's dispatcher.
+// group() and the context manager that it returns. Programs call it in every step, so it does not
+// use pybind11's dispatcher.
 #include "python/call/fastcall.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
@@ -7,7 +7,7 @@
 namespace pynccl::python {
 namespace {
 
-// It has no state, for groups nest per thread: one object serves all.
+// It has no state: the open groups are per thread, so one object serves all.
 struct GroupContext {};
 
 PyObject* context;
@@ -33,21 +33,26 @@ PyObject* group(PyObject*, PyObject*) { return Py_NewRef(context); }
 
 constexpr char kGroupDoc[] =
     "group()\n--\n\n"
-    R"(Fuse what the with block calls into one NCCL group (ncclGroupStart, ncclGroupEnd).
+    R"(Issue the operations of a with block as one NCCL group (ncclGroupStart, ncclGroupEnd).
 
-Operations are checked when they are called and issued together when the outermost group ends: sends
-and receives in any order cannot deadlock, one thread can drive several ranks, and communicators
-made inside are ready afterwards. An exception inside drops all that was called and leaves every
-communicator usable. What is no operation, such as close() and abort(), takes effect at once.
+Operations are checked when they are called and issued together when the outermost group ends. Sends
+and receives of a group cannot deadlock in any order, one thread can drive several ranks, and
+communicators made inside are ready after the block. An exception inside drops all operations of the
+group and leaves the communicators usable. Other calls, such as close() and abort(), take effect at
+once. Groups nest; each thread has its own.
+
+Returns:
+    A context manager.
 
 Raises:
-    NcclError: at the end of the block, if NCCL refuses an operation.)";
+    ValueError: at the end of the block, where a communicator or window of the group was closed
+        inside; nothing was issued.
+    NcclError: at the end of the block, NCCL rejects an operation.)";
 
 }  // namespace
 
 void bind_group(py::module_& m) {
-  const py::class_<GroupContext> type(
-      m, "GroupContext", "What group() returns; groups nest, each thread has its own.");
+  const py::class_<GroupContext> type(m, "GroupContext", "The context manager of group().");
   static PyMethodDef methods[] = {
       fast_method("__enter__", &enter, "__enter__($self)\n--\n\n"),
       fast_method("__exit__", &exit, "__exit__($self, type, value, traceback, /)\n--\n\n")};

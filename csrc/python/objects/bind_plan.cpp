@@ -1,3 +1,4 @@
+// The class Plan.
 #include "core/graph.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
@@ -29,7 +30,7 @@ void Plan::close() {
 
 void Plan::replay(PyObject* stream) const {
   if (state_ != State::kReady) [[unlikely]]
-    throw std::invalid_argument(why_not());
+    throw std::invalid_argument(why_not_ready());
   std::shared_ptr<const Batch> batch = batch_;
   if (stream) batch = std::make_shared<const Batch>(batch->on_stream(stream));
   if (Group* group = Group::active()) [[unlikely]]
@@ -40,10 +41,10 @@ void Plan::replay(PyObject* stream) const {
   batch->issue();
 }
 
-const char* Plan::why_not() const {
+const char* Plan::why_not_ready() const {
   switch (state_) {
     case State::kNew:
-      return "plan: nothing was recorded; use it in a with statement first";
+      return "plan: it has no recording; use it in a with statement first";
     case State::kRecording:
       return "plan: it is being recorded; leave its with block first";
     case State::kFailed:
@@ -92,17 +93,18 @@ void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan",
                    R"(A recorded sequence of operations; plan() makes one.
 
-Calling it issues the operations again, as one group, with the buffers, operators and streams that
-they were recorded with. The plan keeps these objects alive until it is closed or forgotten; their
-memory must stay where it was, so nobody may resize or close a buffer meanwhile. Inside group() the
-operations become part of that group, inside another plan part of its recording.
+Calling it issues the operations as one group (ncclGroupStart, ncclGroupEnd), with the buffers,
+operators and streams of the recording. The plan keeps these objects alive until it is closed or
+deleted. Their memory must stay at its address: do not resize or close a buffer meanwhile. Inside
+group() the operations become part of that group, inside another plan part of its recording.
 
 Args:
-    stream: issue everything on this stream instead: a stream, an object with __cuda_stream__, or a
-        cudaStream_t as an integer.
+    stream: the stream for all operations: a stream, an object with __cuda_stream__, or a
+        cudaStream_t as an integer. None keeps the streams of the recording.
 
 Raises:
-    ValueError: there is no recording, or one of its communicators was closed; nothing was sent.
+    ValueError: there is no recording, or one of its communicators or windows is closed; nothing was
+        issued.
     NcclError: NCCL failed.)",
                    py::custom_type_setup(set_call))
       .def("__enter__",
@@ -115,24 +117,33 @@ Raises:
              plan.exit(!type.is_none());
              return false;
            })
-      .def("close", &Plan::close, "Lets go of the buffers. Closing twice is no error.")
-      .def("__len__", &Plan::size, "How many operations there are.")
+      .def("close", &Plan::close,
+           "Releases the buffers. Closing twice is allowed.\n\nRaises:\n    ValueError: the plan "
+           "is being recorded.")
+      .def("__len__", &Plan::size, "The number of operations.")
       .def("__repr__", [](const Plan& plan) { return "<pynccl.nccl.Plan " + plan.text() + ">"; });
   m.def(
       "plan", [] { return Plan(); },
-      R"(Record what the with block calls, to issue it again as one call.
+      R"(Record the operations of a with block, to issue them as one call.
 
     with nccl.plan() as step:
         comm.all_reduce(x)
         comm.send(y, 1)
     step()
 
-Nothing is sent while it is recorded: operations are checked, their buffers, operators and streams
-are kept, and step() issues all of them as one NCCL group, as group() would, without checking
-anything again but that the communicators are open. A group() inside merges with it. A stream of
-None is resolved when the operation is recorded. An exception in the block leaves an empty plan,
-which cannot be called, and usable communicators. A plan is recorded outside of groups and other
-plans, and communicators are not made inside.)");
+The block issues nothing: operations are checked, and their buffers, operators and streams are
+recorded. step() issues them as one NCCL group, as group() does, and checks only that the
+communicators and windows are open. A group() inside merges with the plan. A stream of None is
+resolved when the operation is recorded. After an exception in the block the plan cannot be called;
+the communicators stay usable. A plan begins outside of groups and other plans, and communicators
+and windows cannot be made inside.
+
+Returns:
+    A Plan, a context manager that records.
+
+Raises:
+    RuntimeError: at the beginning of the block, inside a group, a plan or a simulation.
+    ValueError: at the beginning of the block, where the plan was recorded before.)");
 }
 
 }  // namespace pynccl::python

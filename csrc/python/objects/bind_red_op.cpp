@@ -6,18 +6,19 @@ namespace pynccl::python {
 
 void bind_red_op(py::module_& m) {
   py::class_<RedOp, std::shared_ptr<RedOp>> type(m, "RedOp",
-                                                 R"(How a reduction combines elements (ncclRedOp_t).
+                                                 R"(A reduction operator (ncclRedOp_t).
 
-RedOp.SUM, PROD, MAX, MIN and AVG are NCCL's own; Communicator.pre_mul_sum() makes another one.)");
-  type.def_property_readonly("name", &RedOp::name)
+RedOp.SUM, PROD, MAX, MIN and AVG are NCCL's operators; Communicator.pre_mul_sum() makes others.)");
+  type.def_property_readonly("name", &RedOp::name, "The name, such as 'SUM'.")
       .def_property_readonly(
           "value", [](const RedOp& op) { return static_cast<unsigned>(op.value()); },
-          "The ncclRedOp_t.")
-      .def("close", &RedOp::close, "Frees an operator of one's own (ncclRedOpDestroy).")
+          "The ncclRedOp_t as an integer.")
+      .def("close", &RedOp::close,
+           "Frees an operator of pre_mul_sum() (ncclRedOpDestroy). Closing twice is allowed.")
       .def("__repr__", [](const RedOp& op) { return "RedOp." + op.name(); })
       .def("__reduce__", [](const py::object& self) {
-        // By name, so that a built-in one stays the same object; one's own cannot be found again
-        // and says so.
+        // By name: unpickling gives the same object for a built-in operator, and an AttributeError
+        // for an operator of pre_mul_sum().
         return py::make_tuple(py::module_::import("builtins").attr("getattr"),
                               py::make_tuple(py::type::of<RedOp>(), self.attr("name")));
       });

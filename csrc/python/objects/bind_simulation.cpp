@@ -1,4 +1,4 @@
-// simulate(): a group whose operations are not run, only estimated.
+// simulate(): a group whose duration is estimated; its operations are not run.
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
@@ -29,7 +29,7 @@ class Simulation : Group::Recorder {
 }  // namespace
 
 void bind_simulation(py::module_& m) {
-  py::class_<Simulation>(m, "Simulation", "What simulate() gives.")
+  py::class_<Simulation>(m, "Simulation", "A simulated group; simulate() makes one.")
       .def("__enter__",
            [](const py::object& self) {
              py::cast<Simulation&>(self).enter();
@@ -42,26 +42,31 @@ void bind_simulation(py::module_& m) {
             return false;
           })
       .def_property_readonly("estimated_time", &Simulation::estimated_time,
-                             "Seconds that the group would take; None before its end, and where "
-                             "NCCL has no estimate.");
+                             "The estimated duration of the group in seconds; None before its "
+                             "end, and where NCCL has no estimate.");
   m.def(
       "simulate", [] { return Simulation(); },
-      R"(Ask how long a group would take, without running it (ncclGroupSimulateEnd).
+      R"(Estimate the duration of a group without running it (ncclGroupSimulateEnd, NCCL 2.22).
 
     with nccl.simulate() as s:
         comm.all_reduce(x)
     print(s.estimated_time)
 
-The with block collects operations as group() does and checks them; at its end NCCL estimates the
-time, nothing is sent, no buffer is touched, and other ranks need not do the same. estimated_time is
-in seconds (nccl.h has microseconds). NCCL estimates one collective of the group from its model of
-the machine and has none for sends and receives alone: then it is None. hostnccl adds up all that is
-in the group, from constants that were measured on one machine. An empty block takes 0.0. It begins
-outside of groups and plans; communicators are not made inside. NCCL 2.22 or newer.
+The with block collects and checks operations as group() does. At its end NCCL estimates the
+duration; nothing is sent, no buffer is accessed, and the other ranks need not take part.
+estimated_time is in seconds (nccl.h has microseconds). NCCL estimates one collective of the group
+from its model of the machine, and gives no estimate for a group of sends and receives only: then
+estimated_time is None. hostnccl adds up all operations, with constants that were measured on one
+machine. An empty block gives 0.0. A simulation begins outside of groups and plans, and
+communicators and windows cannot be made inside.
+
+Returns:
+    A Simulation, a context manager.
 
 Raises:
-    MissingFunctionError: the library is too old.
-    NcclError: at the end of the block, if NCCL refuses an operation.)");
+    RuntimeError: at the beginning of the block, inside a group, a plan or a simulation.
+    MissingFunctionError: at the end of the block, the library is older than NCCL 2.22.
+    NcclError: at the end of the block, NCCL rejects an operation.)");
 }
 
 }  // namespace pynccl::python

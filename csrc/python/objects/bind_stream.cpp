@@ -1,4 +1,4 @@
-// The classes Stream and Event: work queues of our own on either provider.
+// The classes Stream and Event, on either provider.
 #include "core/stream.h"
 
 #include "core/graph.h"
@@ -10,8 +10,7 @@
 namespace pynccl::python {
 namespace {
 
-// Calls a Python callable on a stream's worker. Nothing can be raised there: what it raises goes to
-// sys.unraisablehook.
+// Calls a Python function on a stream's worker thread. Its exceptions go to sys.unraisablehook.
 void call(const py::object& callable) {
   try {
     callable();
@@ -30,12 +29,12 @@ void call_again(void* data) {
   call(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data)));
 }
 
-// Into a graph, which keeps the callable for as long as it may be launched.
+// Captures the call into a graph, which keeps the function.
 void capture(const Stream& stream, const py::function& callable) {
   const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   if (!Graph::hold(stream.library(), stream.handle(), hold(py::object(callable))) && valid)
     throw py::value_error(
-        "stream: it is being captured, but not by capture(): nobody would keep the function");
+        "stream: it is captured, but not by capture(), which would keep the function alive");
   const py::gil_scoped_release released;
   stream.launch_host_function(&call_again, callable.ptr());
 }
@@ -57,13 +56,13 @@ void launch(const Stream& stream, const py::function& callable) {
 void bind_stream(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Stream, std::shared_ptr<Stream>> stream(
-      m, "Stream", R"(A stream of our own: a queue of work, in order.
+      m, "Stream", R"(A stream: a queue that runs work in order (cudaStream_t).
 
 On GPUs a CUDA stream (cuStreamCreateWithPriority, not synchronised with the default stream); on
-CPUs a queue with a worker thread. Pass it as stream= to a collective. It also is an object with
-__cuda_stream__, which torch and CuPy take.)");
+CPUs a queue with a worker thread. Pass it as stream= to a collective. It has __cuda_stream__, so
+torch and CuPy accept it.)");
   py::class_<Event, std::shared_ptr<Event>> event(
-      m, "Event", R"(A point in a stream that others can wait for.)");
+      m, "Event", R"(A point in a stream that streams and threads can wait for (cudaEvent_t).)");
 
   stream
       .def(py::init<std::shared_ptr<Library>, int, int>(), py::arg("library"),
@@ -72,25 +71,34 @@ __cuda_stream__, which torch and CuPy take.)");
           "handle", [](const Stream& s) { return reinterpret_cast<std::uintptr_t>(s.handle()); },
           "The cudaStream_t as an integer.")
       .def_property_readonly("device", &Stream::device, "The device's ordinal.")
-      .def_property_readonly("library", &Stream::shared_library, "The loaded NCCL.")
+      .def_property_readonly("library", &Stream::shared_library, "The Library of its provider.")
       .def_property_readonly("priority", &Stream::priority,
-                             "The priority, as the device has it (cuStreamGetPriority).")
+                             "The priority on the device (cuStreamGetPriority).")
       .def("__cuda_stream__",
            [](const Stream& s) {
              return py::make_tuple(0, reinterpret_cast<std::uintptr_t>(s.handle()));
            })
       .def("synchronize", &Stream::synchronize, Release(),
-           "Waits until all that was enqueued is done (cuStreamSynchronize).")
-      .def("query", &Stream::query, Release(),
-           "Whether all that was enqueued is done (cuStreamQuery).")
+           "Waits until all enqueued work is done (cuStreamSynchronize).")
+      .def("query", &Stream::query, Release(), "Whether all enqueued work is done (cuStreamQuery).")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
-           "What is enqueued from now on waits for the event as it was last recorded "
+           "Makes work that is enqueued later wait for the last recorded point of an event "
            "(cuStreamWaitEvent).")
       .def("launch", &launch, py::arg("function"),
-           "Enqueues a call of function() (cuLaunchHostFunc). It must not call CUDA or a "
-           "collective.\nInside capture() the graph calls it in every launch.")
+           R"(Enqueue a call of a Python function (cuLaunchHostFunc).
+
+Inside capture() every launch of the graph calls it.
+
+Args:
+    function: called without arguments; it must not call CUDA or a collective. Its exceptions go to
+        sys.unraisablehook.
+
+Raises:
+    ValueError: the stream is closed, or captured other than by capture().
+    DriverError: the driver failed.)")
       .def("close", &Stream::close, Release(),
-           "Lets what is enqueued run and frees the stream (cuStreamDestroy).");
+           "Frees the stream (cuStreamDestroy). Enqueued work still runs. Closing twice is "
+           "allowed.");
 
   event
       .def(py::init<std::shared_ptr<Library>, int, bool>(), py::arg("library"),
@@ -105,14 +113,14 @@ __cuda_stream__, which torch and CuPy take.)");
             const py::gil_scoped_release released;
             e.record(handle);
           },
-          py::arg("stream"), "Marks the point that the stream has reached so far (cuEventRecord).")
+          py::arg("stream"), "Records the present end of the stream (cuEventRecord).")
       .def("synchronize", &Event::synchronize, Release(),
-           "Waits for the recorded point (cuEventSynchronize).")
+           "Waits until the recorded point is reached (cuEventSynchronize).")
       .def("query", &Event::query, Release(),
            "Whether the recorded point is reached (cuEventQuery).")
       .def("elapsed_time", &Event::elapsed_seconds, py::arg("end"), Release(),
-           "Seconds from this event to end, both made with timing=True (cuEventElapsedTime).")
-      .def("close", &Event::close, "Frees the event (cuEventDestroy).");
+           "The seconds from this event to end, both made with timing=True (cuEventElapsedTime).")
+      .def("close", &Event::close, "Frees the event (cuEventDestroy). Closing twice is allowed.");
 }
 
 }  // namespace pynccl::python

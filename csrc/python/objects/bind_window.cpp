@@ -9,7 +9,7 @@
 namespace pynccl::python {
 namespace {
 
-struct Flag {
+struct WindowFlag {
   const char* keyword;
   int value;
   int since;  // NCCL's version
@@ -24,10 +24,10 @@ constexpr int since(const char* name) {
 }
 
 #define FLAG(keyword, constant) \
-  Flag { keyword, abi::constant, since(#constant) }
-constexpr Flag kStrictOrdering = FLAG("strict_ordering", NCCL_WIN_STRICT_ORDERING);
-constexpr Flag kGinOnly = FLAG("gin_only", NCCL_WIN_GIN_ONLY);
-constexpr Flag kCftCounted = FLAG("cft_counted", NCCL_WIN_CFT_COUNTED);
+  WindowFlag { keyword, abi::constant, since(#constant) }
+constexpr WindowFlag kStrictOrdering = FLAG("strict_ordering", NCCL_WIN_STRICT_ORDERING);
+constexpr WindowFlag kGinOnly = FLAG("gin_only", NCCL_WIN_GIN_ONLY);
+constexpr WindowFlag kCftCounted = FLAG("cft_counted", NCCL_WIN_CFT_COUNTED);
 #undef FLAG
 
 int flags_from_python(std::optional<bool> symmetric, bool strict_ordering, bool gin_only,
@@ -41,9 +41,8 @@ int flags_from_python(std::optional<bool> symmetric, bool strict_ordering, bool 
                                      {kCftCounted, cft_counted}}) {
     if (!wanted) continue;
     if (library.version() < flag.since)
-      throw py::value_error(std::string(flag.keyword) + ": NCCL has it since " +
-                            version_text(flag.since) + ", the loaded one is " +
-                            version_text(library.version()));
+      throw py::value_error(std::string(flag.keyword) + ": needs NCCL " + version_text(flag.since) +
+                            ", the loaded one is " + version_text(library.version()));
     flags |= flag.value;
   }
   return flags;
@@ -59,15 +58,15 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
   const auto given = [](const py::object& o) { return o.is_none() ? nullptr : o.ptr(); };
   const TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
   check_placement(view, library, communicator->device());
-  if (view.nbytes() == 0) throw py::value_error("buffer: it is empty");
+  if (view.nbytes() == 0) throw py::value_error("buffer: has no elements");
   if (reinterpret_cast<std::uintptr_t>(view.data) % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
-    throw py::value_error("buffer: its address is not a multiple of " +
+    throw py::value_error("buffer: the address must be a multiple of " +
                           std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) +
-                          " bytes; use memory from mem_alloc()");
+                          " bytes; use memory of mem_alloc()");
   const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
   auto window = std::make_shared<Window>(std::move(communicator), view.data, view.nbytes(), flags);
   if (Group* group = Group::active()) {
-    group->record(window, buffer);
+    group->record(Group::PendingWindow{window, buffer});
     return window;
   }
   const GilReleased released;
@@ -77,29 +76,30 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
 }
 
 constexpr char kRegisterDoc[] =
-    R"(Register memory as a window that all ranks can write into (ncclCommWindowRegister).
+    R"(Register memory as a window that all ranks can write into (ncclCommWindowRegister, NCCL 2.27).
 
-All ranks must call it; the sizes may differ. Collectives on tensors within windows are faster where
-the data is large. Inside group() the window is ready when the group ends. In NCCL since 2.27.
+All ranks must call it; the sizes may differ. Large collectives on tensors inside windows are
+faster. Inside group() the window is ready when the group ends.
 
 Args:
-    buffer: memory that NCCL can share between ranks, from mem_alloc() or over it, at a multiple of
-        4096 bytes.
-    symmetric: this rank and the others always call collectives on this window at the same offset in
-        it (NCCL_WIN_COLL_SYMMETRIC), which NCCL asks of windows to put into; None is True unless
+    buffer: memory that NCCL can share between ranks: of mem_alloc() or a tensor on it, at an
+        address that is a multiple of 4096 bytes.
+    symmetric: True promises that all ranks call collectives on this window at the same offset in it
+        (NCCL_WIN_COLL_SYMMETRIC). NCCL requires it for one-sided operations. None is True unless
         gin_only or cft_counted is set.
-    strict_ordering: NCCL_WIN_STRICT_ORDERING, in NCCL since 2.29.7.
-    gin_only: NCCL_WIN_GIN_ONLY, in NCCL since 2.32.
-    cft_counted: NCCL_WIN_CFT_COUNTED, in NCCL since 2.32.
-    count, dtype: the elements and their type, where the buffer is an integer address.
+    strict_ordering: NCCL_WIN_STRICT_ORDERING, NCCL 2.29.7.
+    gin_only: NCCL_WIN_GIN_ONLY, NCCL 2.32.
+    cft_counted: NCCL_WIN_CFT_COUNTED, NCCL 2.32.
+    count, dtype: the number of elements and their type, where the buffer is an integer address.
 
 Returns:
-    A Window, which keeps the buffer alive, and gives itself up when it is forgotten.
+    A Window. It keeps the buffer alive and deregisters the memory when it is closed or deleted.
 
 Raises:
-    TypeError, ValueError: a wrong argument; nothing was sent.
-    MissingFunctionError: the loaded NCCL is older than the function.
-    NcclError: a rank has memory that NCCL cannot share, or NCCL failed. Then no rank has a window.)";
+    TypeError, ValueError: a wrong argument, a flag that the library is too old for, or the
+        communicator is closed; nothing was registered.
+    MissingFunctionError: the library is older than NCCL 2.27.
+    NcclError: NCCL cannot share the memory of a rank, or failed. Then no rank has a window.)";
 
 }  // namespace
 
@@ -108,23 +108,29 @@ void bind_window(py::module_& m) {
     return reinterpret_cast<std::uintptr_t>(pointer);
   };
   py::class_<Window, std::shared_ptr<Window>>(
-      m, "Window", "Memory that ranks have registered together; register_window() makes one.",
+      m, "Window",
+      "Memory that all ranks have registered (ncclWindow_t); Communicator.register_window() makes "
+      "one.",
       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "handle", [=](const Window& w) { return as_integer(w.handle()); },
           "The ncclWindow_t as an integer; 0 where NCCL cannot share the memory between the ranks.")
       .def_property_readonly(
           "address", [=](const Window& w) { return as_integer(w.address()); },
-          "Where this rank's part begins.")
-      .def_property_readonly("nbytes", &Window::nbytes, "The size of this rank's part in bytes.")
+          "The address of this rank's memory as an integer.")
+      .def_property_readonly("nbytes", &Window::nbytes, "The size of this rank's memory in bytes.")
       .def_property_readonly("closed", &Window::closed,
-                             "Whether it or its communicator was closed.")
+                             "Whether the window or its communicator is closed.")
       .def(
           "user_pointer", [=](const Window& w) { return as_integer(w.user_pointer()); },
-          "The address as NCCL has it (ncclWinGetUserPtr), in NCCL since 2.29.")
+          "The address of this rank's memory as NCCL returns it (ncclWinGetUserPtr, NCCL 2.29).\n\n"
+          "Raises:\n    ValueError: the window is closed.\n    MissingFunctionError: the library "
+          "is "
+          "older than NCCL 2.29.")
       .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
-           "Gives the window up on this rank (ncclCommWindowDeregister); nothing may be using it. "
-           "Closing twice is no error.")
+           "Deregisters the memory on this rank (ncclCommWindowDeregister). No operation may be "
+           "using "
+           "it. Closing twice is allowed.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](Window& w, const py::args&) {

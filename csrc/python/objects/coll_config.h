@@ -1,5 +1,5 @@
-// The configuration of one collective as Python sees it: fixed once it is made, so that what was
-// collected in a group, a plan or a graph stays what it was.
+// CollConfig: the configuration of one collective. It is immutable, so that groups, plans and
+// graphs can refer to it.
 #pragma once
 
 #include "core/communicator.h"
@@ -9,11 +9,11 @@ namespace pynccl::python {
 
 struct CollConfig : Owned<ncclCollConfig_t> {
   py::object launch_event = py::none();
-  const Library* event_library = nullptr;  // of an Event of ours
+  const Library* event_library = nullptr;  // where launch_event is a pynccl Event
 };
 
-// Puts a CollConfig into an operation, and where a group or plan is open has that keep the object.
-// Throws where the library is too old for it, or its event is another library's.
+// Adds a CollConfig to an operation; an open group or plan keeps the object. Throws where the
+// library is too old for it or the event belongs to another library.
 [[gnu::cold, gnu::noinline]] void configure(Operation& operation, const Communicator& communicator,
                                             PyObject* config);
 

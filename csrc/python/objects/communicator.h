@@ -1,4 +1,4 @@
-// The parts of the class Communicator, each bound in a file of its own.
+// The parts of the binding of Communicator, one file each.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,6 +15,7 @@ using CommunicatorClass = py::class_<Communicator, std::shared_ptr<Communicator>
 
 void add_creation(CommunicatorClass& type);
 void add_life(CommunicatorClass& type);
+void bind_resolvers(py::module_& m);
 void bind_memory_stats(py::module_& m);
 
 }  // namespace pynccl::python

@@ -1,4 +1,4 @@
-// A communicator's configuration as Python sees it: NCCL's own, and the deadline that we add.
+// Config: the configuration of a communicator, ncclConfig_t plus init_timeout.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@ struct Config : Owned<ncclConfig_t> {
   std::optional<double> init_timeout;  // seconds
 };
 
-// The options of a communicator from a Config or None.
+// The options of a communicator, from a Config or None. Throws TypeError for another object.
 Communicator::Options options_from_python(const py::object& config, int device);
 
 }  // namespace pynccl::python

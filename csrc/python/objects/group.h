@@ -1,7 +1,7 @@
-// What a thread collects between the entry and the exit of group(): operations, checked and with
-// their buffers held, and communicators to be made. Nothing reaches NCCL before the outermost group
-// ends, so that an exception on the way leaves nothing half done. The recording of a plan is a
-// group whose operations are kept instead of issued; a simulation asks how long they would take.
+// Group: what a thread collects between the entry and the exit of group(): checked operations with
+// references to their buffers, and communicators and windows to be made. NCCL is called when the
+// outermost group ends, so that an exception inside leaves nothing half done. A plan and a
+// simulation are recorders: groups whose operations are handed over instead of issued.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace pynccl::python {
 
 class Group {
  public:
-  // The group that this thread is in, or nullptr: one load where no thread is in one.
+  // The open group of this thread, or nullptr. A single load where no thread has one.
   [[gnu::always_inline]] static Group* active() {
     if (threads_.load(std::memory_order_relaxed) == 0) [[likely]]
       return nullptr;
@@ -25,22 +25,45 @@ class Group {
   }
   static Group& of_this_thread();
 
-  // What operations are added to.
+  // The operations collected so far.
   Batch& batch() { return batch_; }
-  // The communicator is made at the end of the group, by begin; or, one that is there, changed.
-  enum class Kind { kMake, kChange };
-  void record(Kind kind, std::shared_ptr<Communicator> communicator,
-              std::function<void(Communicator&)> begin);
-  // The window is registered at the end of the group; buffer holds its memory until then.
-  void record(std::shared_ptr<Window> window, py::object buffer);
+
+  // What the end of the group makes: begin() calls NCCL, finish() waits, drop() undoes it.
+  enum class Action { kMake, kChange };
+  struct PendingCommunicator {
+    Action action;
+    std::shared_ptr<Communicator> communicator;
+    std::function<void(Communicator&)> make_or_change;
+
+    Library& library() const { return communicator->library(); }
+    void begin() const { make_or_change(*communicator); }
+    void finish() const {
+      action == Action::kMake ? communicator->finish() : communicator->wait_accepted();
+    }
+    void drop() const {
+      if (action == Action::kMake) communicator->abort();
+    }
+  };
+
+  struct PendingWindow {
+    std::shared_ptr<Window> window;
+    py::object buffer;  // owns the memory
+
+    Library& library() const { return window->communicator()->library(); }
+    void begin() const { window->begin(); }
+    void finish() const { window->finish(); }
+    void drop() const { window->cancel(); }
+  };
+  void record(PendingCommunicator communicator);
+  void record(PendingWindow window);
 
   void enter();
-  // Ends the innermost group: keeps what it collected for the outer one, or issues it. With failed,
-  // drops it.
+  // Ends the innermost group. An inner group leaves its operations to the outer one; the outermost
+  // issues them. With failed, what the group collected is dropped.
   void exit(bool failed);
 
-  // The same for a recorder, which is the outermost group of its thread and gets what was
-  // collected: a plan, or a simulation. Its name is for errors.
+  // The same for a recorder, a plan or a simulation: the outermost group of its thread, which gets
+  // the collected operations. The name is for error texts.
   struct Recorder {
     const char* name;
   };
@@ -48,41 +71,29 @@ class Group {
   Batch exit(const Recorder& recorder, bool failed);
 
  private:
-  struct Creation {
-    Kind kind;
-    std::shared_ptr<Communicator> communicator;
-    std::function<void(Communicator&)> begin;
-    void finish() const;
-    void drop() const;
-  };
-  struct Registration {
-    std::shared_ptr<Window> window;
-    py::object buffer;
-  };
   struct Mark {
     Batch::Mark batch;
-    std::size_t creations, registrations;
+    std::size_t communicators, windows;
   };
 
   void leave(bool failed);
   void issue();
-  void create();
-  void register_windows();
 
-  inline static std::atomic<int> threads_ = 0;  // that are in a group
+  inline static std::atomic<int> threads_ = 0;  // threads with an open group
 
-  std::vector<Mark> marks_;  // where each of the groups that are open began
+  std::vector<Mark> marks_;  // the beginning of each open group
   Batch batch_;
-  std::vector<Creation> creations_;
+  std::vector<PendingCommunicator> communicators_;
+  std::vector<PendingWindow> windows_;
   const Recorder* recorder_ = nullptr;
-  std::vector<Registration> registrations_;
 };
 
-// Makes one communicator now, or at the end of the current group. The GIL is released while NCCL
-// works.
-void create(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
+// Makes a communicator now, or at the end of the open group. Releases the GIL.
+void make_communicator(std::shared_ptr<Communicator> communicator,
+                       std::function<void(Communicator&)> begin);
 
-// The same for a call that NCCL takes into a group and that changes a communicator (suspend).
-void change(std::shared_ptr<Communicator> communicator, std::function<void(Communicator&)> begin);
+// Changes a communicator (suspend, resume) now, or at the end of the open group. Releases the GIL.
+void change_communicator(std::shared_ptr<Communicator> communicator,
+                         std::function<void(Communicator&)> begin);
 
 }  // namespace pynccl::python

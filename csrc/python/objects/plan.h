@@ -1,5 +1,5 @@
-// A fixed sequence of operations: recorded once in a with block, checked while it is recorded, and
-// issued again as one call.
+// Plan: a fixed sequence of operations, recorded and checked once in a with block and issued any
+// number of times as one call.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@ class Plan : Group::Recorder {
   Plan() : Recorder{"plan"} {}
   void enter();
   void exit(bool failed);
-  void close();  // lets go of the buffers; closing twice is no error
+  void close();  // releases the buffers; closing twice is allowed
 
-  // Issues the operations, on stream instead of the recorded ones unless that is nullptr; inside a
-  // group, adds them to it. Throws std::invalid_argument where there is no recording to issue.
+  // Issues the operations, on stream or where that is nullptr, on the recorded streams. Inside a
+  // group it adds them to the group. Throws std::invalid_argument where there is no recording.
   void replay(PyObject* stream) const;
 
   std::size_t size() const { return batch_ ? batch_->size() : 0; }
@@ -25,10 +25,10 @@ class Plan : Group::Recorder {
  private:
   enum class State { kNew, kRecording, kReady, kFailed, kClosed };
 
-  const char* why_not() const;
+  const char* why_not_ready() const;
 
   State state_ = State::kNew;
-  // Shared with the calls in progress, which another thread's close() must not disturb.
+  // Shared with calls in progress, so that close() on another thread does not destroy it.
   std::shared_ptr<const Batch> batch_;
 };
 

@@ -1,4 +1,4 @@
-// What the raw layer adds to the module, in the order in which module.cpp calls it.
+// The classes and functions of the raw layer, in the order in which module.cpp adds them.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// The class Library, which pynccl.raw hands out: every function of nccl.h by its own name.
+// The class Library of pynccl.raw: every function of nccl.h under its own name.
 #include "python/raw/bind.h"
 #include "python/raw/raw_call.h"
 
@@ -77,21 +77,25 @@ std::size_t CallArguments::count(std::string_view name) const {
 }
 
 void bind_library(py::module_& m) {
-  py::class_<Library, std::shared_ptr<Library>> library(m, "Library", R"(A loaded NCCL.
+  py::class_<Library, std::shared_ptr<Library>> library(
+      m, "Library", R"(A loaded NCCL; pynccl.raw.load() returns it.
 
 Every function of nccl.h is a method under its own name with nccl.h's parameters: addresses and
-handles are integers, structs are the classes of pynccl.raw, NULL is None. What C returns through a
-pointer is returned; a result other than ncclSuccess and ncclInProgress is raised as NcclError. The
-GIL is released during the call.)");
-  library.def_property_readonly("path", &Library::path, "The file that was loaded.")
+handles are integers, structs are the classes of pynccl.raw, NULL is None. Values that C returns
+through pointers are returned. The GIL is released during a call.
+
+Every method raises TypeError or ValueError for an argument of the wrong type or range, NcclError
+for a result other than ncclSuccess and ncclInProgress, and MissingFunctionError where the library
+does not have the function.)");
+  library.def_property_readonly("path", &Library::path, "The path of the loaded file.")
       .def_property_readonly("version", &Library::version,
-                             "What ncclGetVersion answers: 23203 for 2.32.3.")
+                             "The version as ncclGetVersion returns it: 23203 for 2.32.3.")
       .def_property_readonly(
           "memory",
           [](const Library& l) { return l.memory() == Memory::kHost ? "host" : "device"; },
-          "Where the buffers of this library's communicators live: 'host' or 'device'.")
+          "The memory of the buffers of its communicators: 'host' or 'device'.")
       .def_property_readonly("driver_path", &Library::driver_path,
-                             "The file that the stream calls come from.")
+                             "The path of the library of the stream calls.")
       .def(
           "driver_version",
           [](const Library& l) {
@@ -99,7 +103,7 @@ GIL is released during the call.)");
             DRIVER_CHECK(l, DriverGetVersion, (&version));
             return version;
           },
-          "What cuDriverGetVersion answers: 13000 for CUDA 13.0.")
+          "The driver's version (cuDriverGetVersion): 13000 for CUDA 13.0.")
       .def(
           "device_names",
           [](const Library& l) {
@@ -115,7 +119,7 @@ GIL is released during the call.)");
             }
             return names;
           },
-          "The names of the devices that the driver sees.")
+          "The names of the devices (cuDeviceGetName), in the order of their ordinals.")
       .def(
           "functions",
           [](const Library& l) {
@@ -127,7 +131,8 @@ GIL is released during the call.)");
 #include "abi/undef.inc"
             return functions;
           },
-          "Every function of nccl.h: (NCCL version that brought it, whether this library has it).")
+          "Every function of nccl.h: (first NCCL version that has it, whether this library has "
+          "it).")
       .def("__repr__", [](const Library& l) {
         return "<pynccl.raw.Library " + version_text(l.version()) + " " + l.path() + ">";
       });
@@ -137,11 +142,11 @@ GIL is released during the call.)");
 #include "abi/undef.inc"
 
   m.def("open_library", &Library::open, py::arg("path"),
-        "Load the library at a path; the same file gives the same Library.");
+        "Loads the library at a path. The same file gives the same Library.");
   m.def(
       "loaded_path", [](const std::string& soname) { return loaded_path(soname); },
       py::arg("soname"),
-      "The file already loaded in this process whose name begins with soname, or ''.");
+      "The path of a file loaded in this process whose name begins with soname, or ''.");
   m.def("version_text", &version_text, py::arg("version"), "'2.32.3' for 23203.");
 }
 

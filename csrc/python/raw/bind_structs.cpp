@@ -1,4 +1,4 @@
-// NCCL's enums and versioned structs, by NCCL's own names: the vocabulary of pynccl.raw.
+// The enums and versioned structs of nccl.h under their own names, for pynccl.raw.
 #include <pybind11/native_enum.h>
 
 #include "python/raw/bind.h"
@@ -55,7 +55,7 @@ void def_field(py::class_<Owned<ncclConfig_t>>& type, const char* name,
 
 void bind_enums(py::module_& m) {
 #define VALUE(name) .value(#name, name)
-  py::native_enum<ncclResult_t>(m, "ncclResult_t", "enum.IntEnum", "What every NCCL call returns.")
+  py::native_enum<ncclResult_t>(m, "ncclResult_t", "enum.IntEnum", "The result of every NCCL call.")
       VALUE(ncclSuccess) VALUE(ncclUnhandledCudaError) VALUE(ncclSystemError)
           VALUE(ncclInternalError) VALUE(ncclInvalidArgument) VALUE(ncclInvalidUsage)
               VALUE(ncclRemoteError) VALUE(ncclInProgress) VALUE(ncclTimeout)
@@ -70,13 +70,14 @@ void bind_enums(py::module_& m) {
               VALUE(ncclBfloat16) VALUE(ncclFloat8e4m3) VALUE(ncclFloat8e5m2)
                   .finalize();
   py::native_enum<ncclScalarResidence_t>(m, "ncclScalarResidence_t", "enum.IntEnum",
-                                         "Where the scalar of a reduction operator lives.")
+                                         "Where the scalar of a reduction operator is stored.")
       VALUE(ncclScalarDevice) VALUE(ncclScalarHostImmediate)
           .finalize();
   py::native_enum<ncclCommMemStat_t>(m, "ncclCommMemStat_t", "enum.IntEnum",
-                                     "What ncclCommMemStats can tell.") VALUE(ncclStatGpuMemSuspend)
-      VALUE(ncclStatGpuMemSuspended) VALUE(ncclStatGpuMemPersist) VALUE(ncclStatGpuMemTotal)
-          .finalize();
+                                     "The statistics of ncclCommMemStats.")
+      VALUE(ncclStatGpuMemSuspend) VALUE(ncclStatGpuMemSuspended) VALUE(ncclStatGpuMemPersist)
+          VALUE(ncclStatGpuMemTotal)
+              .finalize();
 #undef VALUE
 
 #define CONSTANT(since, name, value) m.attr(#name) = value;
@@ -86,14 +87,15 @@ void bind_enums(py::module_& m) {
 
 void bind_structs(py::module_& m) {
   auto config = versioned<ncclConfig_t>(
-      m, "ncclConfig_t", "How a communicator behaves; made as NCCL_CONFIG_INITIALIZER makes it.");
+      m, "ncclConfig_t",
+      "The configuration of a communicator, initialised by NCCL_CONFIG_INITIALIZER.");
 #define FIELD(since, type, name, attribute) def_field(config, #name, &ncclConfig_t::name);
 #include "abi/config_fields.inc"
 #undef FIELD
 
   auto coll = versioned<ncclCollConfig_t>(
       m, "ncclCollConfig_t",
-      "How one collective behaves; made as NCCL_COLLCONFIG_INITIALIZER makes it.");
+      "The configuration of one collective, initialised by NCCL_COLLCONFIG_INITIALIZER.");
   def_address(coll, "ext", &ncclCollConfig_t::ext);
   def_value(coll, "minCTAs", &ncclCollConfig_t::minCTAs);
   def_value(coll, "maxCTAs", &ncclCollConfig_t::maxCTAs);
@@ -106,11 +108,11 @@ void bind_structs(py::module_& m) {
   def_address(coll, "launchCompletionEvent", &ncclCollConfig_t::launchCompletionEvent);
 
   auto encryption = versioned<ncclEncryptionConfig_t>(m, "ncclEncryptionConfig_t",
-                                                      "How NCCL's TCP sockets are encrypted.");
+                                                      "The encryption of NCCL's TCP sockets.");
   def_value(encryption, "mode", &ncclEncryptionConfig_t::mode);
   def_text(encryption, "psk", &ncclEncryptionConfig_t::psk);
 
-  py::class_<ncclSimInfo_t>(m, "ncclSimInfo_t", "What ncclGroupSimulateEnd fills in.")
+  py::class_<ncclSimInfo_t>(m, "ncclSimInfo_t", "The result of ncclGroupSimulateEnd.")
       .def(py::init<>())
       .def_readwrite("size", &ncclSimInfo_t::size)
       .def_readwrite("magic", &ncclSimInfo_t::magic)
@@ -118,7 +120,7 @@ void bind_structs(py::module_& m) {
       .def_readwrite("estimatedTime", &ncclSimInfo_t::estimatedTime, "Microseconds.");
 
   py::class_<ncclWaitSignalDesc_t>(m, "ncclWaitSignalDesc_t",
-                                   "How many signals to wait for, from whom.")
+                                   "A peer and how many of its signals ncclWaitSignal waits for.")
       .def(py::init([](int opCnt, int peer, int sigIdx, int ctx) {
              return ncclWaitSignalDesc_t{opCnt, peer, sigIdx, ctx};
            }),

@@ -1,4 +1,4 @@
-// The class UniqueId: the 128 bytes that the ranks of a communicator agree on beforehand.
+// The class UniqueId: the 128 bytes that the ranks of a communicator share.
 #include <cstring>
 
 #include "core/library.h"
@@ -31,10 +31,17 @@ ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
 
 void bind_unique_id(py::module_& m) {
   py::class_<ncclUniqueId>(m, "UniqueId",
-                           R"(What the ranks of a communicator have in common (ncclUniqueId).
+                           R"(The id of a communicator that is being made (ncclUniqueId).
 
-Made by one rank with get_unique_id() and carried to the others by any means: it is 128 bytes, which
-bytes(id) gives and UniqueId(data) takes, and it can be pickled.)")
+One rank makes it with get_unique_id() and sends it to the others by any means: bytes(id) gives its
+128 bytes, UniqueId(data) makes an id of them, and it can be pickled.
+
+Args:
+    data: 128 bytes, or a UniqueId.
+
+Raises:
+    TypeError: data is neither a UniqueId nor bytes.
+    ValueError: data does not have 128 bytes.)")
       .def(py::init(
                [](const py::object& data) { return unique_id_from_python("data", data.ptr()); }),
            py::arg("data"))
@@ -63,7 +70,7 @@ bytes(id) gives and UniqueId(data) takes, and it can be pickled.)")
         NCCL_CHECK(library, nullptr, -1, ncclGetUniqueId, (&id));
         return id;
       },
-      py::arg("library"), "A new UniqueId (ncclGetUniqueId).");
+      py::arg("library"), "Makes a new UniqueId with a library (ncclGetUniqueId).");
 }
 
 }  // namespace pynccl::python

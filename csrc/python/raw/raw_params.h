@@ -1,6 +1,6 @@
-// How each kind of parameter of abi/nccl_functions.inc crosses between Python and C. A visible
-// parameter is taken from the caller; the others are made here and returned. See raw_call.h for the
-// calls.
+// The conversions of each kind of parameter of abi/nccl_functions.inc between Python and C. A
+// visible parameter is passed by the caller; the others are created here and returned. raw_call.h
+// makes the calls.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -20,18 +20,18 @@
 
 namespace pynccl::python {
 
-// The arguments of a call by name, for the parameters that refer to another one.
+// The arguments of a call by name, for parameters that refer to other parameters.
 struct CallArguments {
   const Library& library;
   std::span<const char* const> names;  // of the visible parameters
   PyObject* const* values;             // of these parameters
 
-  // The length in the parameter of this name; throws std::invalid_argument for one below 0.
+  // The length in the parameter of this name. Throws ValueError for a negative one.
   std::size_t count(std::string_view name) const;
 };
 
-// Names are as in the list: "comm", or "commIds:nId" for a parameter that refers to another one (or
-// to two). Part 0 is the parameter's own name.
+// A part of a name of the list: "comm", or "commIds:nId" for a parameter that refers to others.
+// Part 0 is the parameter's own name, part -1 the last one.
 std::string_view reference(std::string_view name, int part);
 
 // Integers, enums, handles and addresses from a Python integer; NULL from None.
@@ -94,8 +94,8 @@ struct Out {
   py::object result() { return to_python(value); }
 };
 
-// Handles that NCCL may write after the call: at the end of the group, or when a non-blocking
-// communicator is done. So these words stay for as long as the process.
+// Handles that NCCL may write after the call: at the end of the group, or for a non-blocking
+// communicator. Their memory is never freed.
 template <class T>
   requires std::is_same_v<T, ncclComm_t> || std::is_same_v<T, ncclWindow_t>
 struct Out<T> {
@@ -105,9 +105,9 @@ struct Out<T> {
   T* value = nullptr;
   void load(const char*, PyObject*, const CallArguments&) {
     static std::mutex& mutex = *new std::mutex;
-    static std::deque<T>& words = *new std::deque<T>;
+    static std::deque<T>& handles = *new std::deque<T>;
     const std::lock_guard lock(mutex);
-    value = &words.emplace_back();
+    value = &handles.emplace_back();
   }
   C argument() { return value; }
   py::object result() { return to_python(*value); }
@@ -150,7 +150,7 @@ struct Array {
     const std::size_t needed = call.count(reference(name, 1));
     if (size < needed)
       throw py::value_error(parameter + ": has " + std::to_string(size) + " items, " +
-                            std::string(reference(name, 1)) + " says " + std::to_string(needed));
+                            std::string(reference(name, 1)) + " is " + std::to_string(needed));
     for (std::size_t i = 0; i < size; ++i)
       values.push_back(from_python<std::remove_const_t<T>>(
           parameter.c_str(), PySequence_Fast_GET_ITEM(sequence.ptr(), static_cast<Py_ssize_t>(i))));
@@ -158,7 +158,7 @@ struct Array {
   C argument() { return null ? nullptr : values.data(); }
 };
 
-// A versioned struct that the caller passes. Configurations go to the library in its own version.
+// A versioned struct that the caller passes, converted to the version of the library.
 template <class T>
 struct Struct {
   using C = T*;
@@ -189,7 +189,7 @@ struct InOut {
   py::object result() { return py::cast(value); }
 };
 
-// Memory that the call fills, at most as long as a parameter says.
+// Memory that the call writes; a parameter gives its capacity.
 struct ByteBuffer {
   using C = void*;
   static constexpr bool visible = false;

@@ -1,4 +1,4 @@
-// NCCL's structs as Python objects.
+// The structs of nccl.h as Python objects.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,7 @@
 
 namespace pynccl::python {
 
-// A struct together with the storage of the strings that it points to.
+// A struct with the storage of the strings that it points to.
 template <class T>
 struct Owned {
   T value{};
@@ -47,13 +47,12 @@ template <>
 inline constexpr bool has_strings<ncclEncryptionConfig_t> = true;
 
 template <class T>
-using Bound =
-    std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type behind the Python class
+using Bound = std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type of the Python class
 
-// The 128 bytes of an id, from a UniqueId or anything with the buffer protocol.
+// The 128 bytes of an id, from a UniqueId or an object with the buffer protocol.
 ncclUniqueId unique_id_from_python(const char* name, PyObject* value);
 
-// A copy; the strings stay those of the Python object.
+// A copy of the struct. Its strings are owned by the Python object.
 template <class T>
 T struct_from_python(const char* name, PyObject* value) {
   if constexpr (std::is_same_v<T, ncclUniqueId>) {

@@ -1,4 +1,4 @@
-#include "core/work.h"
+#include "core/async_operation.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +10,8 @@
 namespace pynccl {
 namespace {
 
-// A default stream is that of the current device: for the length of a scope, the right one.
+// Makes the stream's device current where the stream is a default stream: its handle means the
+// default stream of the current device.
 class DefaultStreamScope {
  public:
   DefaultStreamScope(const Library& library, int device, CUstream stream) {
@@ -24,22 +25,23 @@ class DefaultStreamScope {
 
 }  // namespace
 
-Work::Work(PooledEvent done, std::shared_ptr<void> held, int device, bool captured)
+AsyncOperation::AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device,
+                               bool captured)
     : done_(std::move(done)), held_(std::move(held)), device_(device), captured_(captured) {}
 
-bool Work::done() const {
+bool AsyncOperation::done() const {
   if (captured_)
     throw std::invalid_argument(
-        "work: it was captured into a graph; it runs whenever that is launched");
+        "work: it was captured into a graph and runs with every launch of it");
   return done_->query();
 }
 
-void Work::wait(CUstream stream) const {
+void AsyncOperation::wait(CUstream stream) const {
   const DefaultStreamScope scope(done_->library(), device_, stream);
   DRIVER_CHECK(done_->library(), StreamWaitEvent, (stream, done_->handle(), 0));
 }
 
-bool Work::wait_for(double seconds) const {
+bool AsyncOperation::wait_for(double seconds) const {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   auto pause = std::chrono::microseconds(1);
@@ -51,44 +53,44 @@ bool Work::wait_for(double seconds) const {
   return true;
 }
 
-WorkQueue::WorkQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream)
+AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream)
     : stream_(std::move(stream)),
       events_(std::make_shared<EventPool>(std::move(library), stream_->device())) {}
 
-void WorkQueue::begin(CUstream current) {
+void AsyncQueue::begin(CUstream current) {
   const DefaultStreamScope scope(library(), stream_->device(), current);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
-  // A captured event cannot be asked. It may go back to the pool all the same: whoever takes it
-  // records it again, which makes it an event like others, and a graph has no part in it.
+  // A captured event cannot be queried. It may still return to the pool: the next user records it
+  // again, outside the graph.
   capturing_ = status != CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!capturing_) forget_done();
+  if (!capturing_) remove_done();
   const PooledEvent ready = events_->take();
   ready->record(current);
   stream_->wait(*ready);
 }
 
-std::shared_ptr<Work> WorkQueue::end(std::shared_ptr<void> held) {
+std::shared_ptr<AsyncOperation> AsyncQueue::end(std::shared_ptr<void> held) {
   PooledEvent done = events_->take();
   done->record(handle());
   if (capturing_) Graph::hold(library(), handle(), held);
-  auto work =
-      std::make_shared<Work>(std::move(done), std::move(held), stream_->device(), capturing_);
+  auto work = std::make_shared<AsyncOperation>(std::move(done), std::move(held), stream_->device(),
+                                               capturing_);
   if (!capturing_) pending_.push_back(work);
   return work;
 }
 
-std::optional<std::size_t> WorkQueue::oldest() {
-  forget_done();
-  return pending_.empty() ? std::nullopt : std::optional(forgotten_);
+std::optional<std::size_t> AsyncQueue::oldest() {
+  remove_done();
+  return pending_.empty() ? std::nullopt : std::optional(removed_);
 }
 
-void WorkQueue::forget_done() {
+void AsyncQueue::remove_done() {
   while (!pending_.empty() && pending_.front()->done()) {
-    // Out of the queue before what it holds goes: that may run code which comes back here.
+    // Removed from the queue first: releasing what it holds may run code that calls this again.
     const auto done = std::move(pending_.front());
     pending_.pop_front();
-    ++forgotten_;
+    ++removed_;
   }
 }
 

@@ -1,0 +1,66 @@
+// AsyncOperation and AsyncQueue: operations on a communication stream, each between two events,
+// with the objects that they need kept alive until they are done.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "core/event_pool.h"
+#include "core/stream.h"
+
+namespace pynccl {
+
+// What was issued between begin() and end() of an AsyncQueue.
+class AsyncOperation {
+ public:
+  // held is kept alive until release(). A captured operation can be waited for within the capture;
+  // it has no state of its own, since it runs with every launch of the graph.
+  AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device, bool captured);
+  AsyncOperation(const AsyncOperation&) = delete;
+  AsyncOperation& operator=(const AsyncOperation&) = delete;
+
+  bool done() const;  // throws std::invalid_argument if it was captured
+  // Makes the stream wait: what is enqueued on it later runs after this operation. Blocks where the
+  // stream is the calling thread itself.
+  void wait(CUstream stream) const;
+  // Blocks the caller; false where it takes longer.
+  bool wait_for(double seconds) const;
+  // Releases the held objects. Only after a wait: until then the operation may use them.
+  void release() { held_.reset(); }
+
+ private:
+  PooledEvent done_;
+  std::shared_ptr<void> held_;
+  int device_;
+  bool captured_;
+};
+
+// The operations on the communication stream of a communicator. One thread at a time calls it.
+class AsyncQueue {
+ public:
+  AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream);
+
+  const Library& library() const { return stream_->library(); }
+  CUstream handle() const { return stream_->handle(); }
+
+  // Makes handle() wait for the work on the current stream.
+  void begin(CUstream current);
+  // The operation of everything issued since begin(). The queue holds it too until it is done, so
+  // that dropping it without a wait frees nothing that is in use.
+  std::shared_ptr<AsyncOperation> end(std::shared_ptr<void> held);
+
+  // The number, in the order of end(), of the oldest operation that is not done.
+  std::optional<std::size_t> oldest();
+
+ private:
+  void remove_done();
+
+  std::shared_ptr<Stream> stream_;
+  std::shared_ptr<EventPool> events_;
+  std::deque<std::shared_ptr<AsyncOperation>> pending_;
+  std::size_t removed_ = 0;
+  bool capturing_ = false;
+};
+
+}  // namespace pynccl
