@@ -208,7 +208,7 @@ def test_one_thread_with_groups_and_a_plan() -> None:
             assert (array[_PAGE : _PAGE + 100] == turn + (rank + 1) % nranks).all()
             assert not array[_PAGE + 100 :].any()
     windows[1].close()
-    with pytest.raises(ValueError, match=r"window: it is closed, operation \d of 9 needs it"):
+    with pytest.raises(ValueError, match=r"window: it is closed, and operation \d of 9 uses it"):
         plan()
     for comm in comms:
         comm.close()
