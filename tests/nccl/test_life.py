@@ -182,7 +182,7 @@ def _wrong_shrink(rank: Rank) -> None:
         ([], ValueError, "exclude: the sequence is empty"),
         ([2], ValueError, "exclude: rank 2 is out of range for a communicator of size 2"),
         ([-1], ValueError, "exclude: rank -1"),
-        ([rank.rank], ValueError, "is this one"),
+        ([rank.rank], ValueError, "is this rank"),
         ([1 - rank.rank] * 2, ValueError, "is given twice"),
         ("01", TypeError, "exclude: expected a sequence of ranks"),
         (1, TypeError, "exclude: expected a sequence"),

@@ -72,7 +72,7 @@ else:
 try:
     _C.Arena.of(libraries.load({noop!r})).serve_torch()
 except ValueError as error:
-    assert "already take their memory from" in str(error)
+    assert "already use the memory of" in str(error)
 else:
     raise AssertionError
 print("well")
