@@ -173,7 +173,7 @@ def test_pool_of_another_library_is_refused(comm: nccl.Communicator) -> None:
 
     pool = Pool()
     memory._arenas[pool] = _C.Arena.of(libraries.load(str(noop.library())))
-    with pytest.raises(ValueError, match=r"libnoopnccl\.so, the communicator of"):
+    with pytest.raises(ValueError, match=r"libnoopnccl\.so, the communicator to"):
         comm.register_pool(pool)
     memory._arenas[pool] = _C.Arena.of(comm.library)
     with comm.register_pool(pool) as registration:
