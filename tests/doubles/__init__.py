@@ -2,7 +2,7 @@
 
 It makes the tests of the cuda provider run on a machine without a GPU::
 
-    PYTHONPATH=tests python -m pytest -p doubles.plugin -m gpu
+    python -m pytest -p tests.doubles.plugin -m gpu
 
 The libraries are libcuda.so.1 and libnccl.so.2 in C++ (the folder cuda), over a copy of hostnccl.
 Device memory is host memory, a kernel is a function in a stream's queue; contexts, devices,

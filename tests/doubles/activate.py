@@ -33,7 +33,7 @@ class _Cupy(importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        from doubles import cupy_cuda
+        from tests.doubles import cupy_cuda
 
         cupy_cuda.activate()
 
@@ -62,14 +62,14 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _stand_in() -> None:
-    from doubles import torch_cuda
+    from tests.doubles import torch_cuda
 
     torch_cuda.activate()
 
 
 def activate() -> None:
     """Load libcuda.so.1 and wait for the imports of torch and CuPy."""
-    from doubles import library
+    from tests.doubles import library
 
     library.driver()
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""Tests of the double itself; they run where it is active (``-p doubles.plugin``)."""
+"""Tests of the double itself; they run where it is active (``-p tests.doubles.plugin``)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 @pytest.fixture(autouse=True)
 def _active() -> None:
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
-        pytest.skip("the CUDA double is not active: pass -p doubles.plugin")
+        pytest.skip("the CUDA double is not active: pass -p tests.doubles.plugin")
 
 
 @pytest.fixture
 def no_violations() -> Iterator[None]:
     """Begin with no reports of the process."""
-    from doubles import library
+    from tests.doubles import library
 
     library.violations(clear=True)
     yield

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from doubles import library
+from tests.doubles import library
 
 __all__ = ["activate"]
 

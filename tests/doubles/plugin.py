@@ -1,4 +1,4 @@
-"""The double as a pytest plugin: ``-p doubles.plugin``, or its functions from a conftest.
+"""The double as a pytest plugin: ``-p tests.doubles.plugin``, or its functions from a conftest.
 
 prepare() builds the libraries and sets the environment, in which every Python process activates
 the double (tests/doubles/site/sitecustomize.py).
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from doubles import activate, build
+from tests.doubles import activate, build
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]

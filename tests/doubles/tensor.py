@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from doubles import library
+from tests.doubles import library
 
 __all__ = ["CudaTensor", "adopt", "ordinal_of", "to_device"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from doubles import library
+from tests.doubles import library
 
 BUSY = 0.3  # seconds
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from launcher import Launcher
-from worker import Rank, wait_for
 
-from doubles import build, library
 from pynccl import nccl
+from tests.doubles import build, library
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank, wait_for
 
 BUSY = 4.0  # seconds, more than the 2 that a group's end has
 
@@ -179,7 +179,7 @@ comm.all_reduce(x, stream=stream)
 stream.synchronize()
 with nccl.capture(stream) as graph:
     comm.all_reduce(x)
-from doubles import library
+from tests.doubles import library
 library.busy(0.3, stream.handle)
 graph.launch()
 graph.close()

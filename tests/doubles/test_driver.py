@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from doubles import library
+from tests.doubles import library
 
 pytestmark = pytest.mark.violations
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher import Launcher
-from worker import Rank, wait_for
 
-from doubles import build, library
 from pynccl import nccl
+from tests.doubles import build, library
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank, wait_for
 
 pytestmark = pytest.mark.violations
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._device import _device_constructors
 
-from doubles import library, tensor
-from doubles.tensor import CudaTensor, ordinal_of, to_device
+from tests.doubles import library, tensor
+from tests.doubles.tensor import CudaTensor, ordinal_of, to_device
 
 __all__ = ["activate"]
 

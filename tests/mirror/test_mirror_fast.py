@@ -439,7 +439,7 @@ def test_parameters_in_another_order(world: World) -> None:
 def test_functions_that_do_not_fit_are_refused() -> None:
     from pynccl import _C
 
-    assert pynccl.all_reduce  # the module of the fast functions
+    assert callable(pynccl.all_reduce)  # loads the module of the fast functions
     some = pynccl.ReduceOp.SUM
     other = pynccl.ReduceOp.MAX
 

@@ -3,6 +3,6 @@
 import os
 
 if os.environ.get("CUDA_DOUBLE_LIBRARIES"):
-    from doubles import activate
+    from tests.doubles import activate
 
     activate.activate()
