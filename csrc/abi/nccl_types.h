@@ -1,8 +1,8 @@
-// The types of NCCL's C ABI, version 2.32: the names, values and layouts of nccl.h, declared here so
-// that the build needs no NCCL. tests/abi checks each of them against a real nccl.h.
+// The types of NCCL's C ABI, version 2.32: the names, values and layouts of nccl.h, declared here
+// so that the build needs no NCCL. tests/abi checks each of them against a real nccl.h.
 //
-// They are in their own namespace, pynccl::abi, so that a translation unit can include the real nccl.h
-// as well.
+// They are in their own namespace, pynccl::abi, so that a translation unit can include the real
+// nccl.h as well.
 #pragma once
 
 #include <climits>
@@ -105,8 +105,8 @@ enum ncclNvlsHostMode_t : int {
   ncclNvlsHostModeDisable = INT_MAX,
 };
 
-// NCCL only appends fields to the versioned structs. A struct for an older library must have the size
-// and version of that library; config_fields.inc has the first version of each field.
+// NCCL only appends fields to the versioned structs. A struct for an older library must have the
+// size and version of that library; config_fields.inc has the first version of each field.
 struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned magic = kApiMagic;

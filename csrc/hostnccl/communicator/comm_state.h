@@ -13,8 +13,8 @@
 #include "hostnccl/base/task.h"
 #include "hostnccl/communicator/operation_order.h"
 #include "hostnccl/rendezvous/rendezvous.h"
-#include "hostnccl/segment/segment.h"
 #include "hostnccl/segment/comm_settings.h"
+#include "hostnccl/segment/segment.h"
 
 namespace hostnccl {
 

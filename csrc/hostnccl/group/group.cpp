@@ -10,7 +10,8 @@ namespace hostnccl {
 namespace {
 
 bool is_message_to_self(const PendingOperation& pending) {
-  return is_message(pending.operation.kind) && pending.operation.root_or_peer == pending.comm->rank();
+  return is_message(pending.operation.kind) &&
+         pending.operation.root_or_peer == pending.comm->rank();
 }
 
 }  // namespace

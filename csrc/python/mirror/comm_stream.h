@@ -8,8 +8,8 @@
 #include <mutex>
 #include <optional>
 
-#include "core/communicator.h"
 #include "core/async_operation.h"
+#include "core/communicator.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/mirror/hooks.h"

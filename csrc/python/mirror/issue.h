@@ -4,10 +4,10 @@
 #include <stdexcept>
 
 #include "core/error.h"
-#include "python/objects/group.h"
 #include "python/mirror/comm_stream.h"
 #include "python/mirror/process_group.h"
 #include "python/mirror/python_classes.h"
+#include "python/objects/group.h"
 
 namespace pynccl::python::mirror {
 

@@ -2,8 +2,8 @@
 #include <dlpack/dlpack.h>
 
 #include "core/issue.h"
-#include "python/collectives/operation_factory.h"
 #include "python/call/held.h"
+#include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
 
@@ -118,7 +118,8 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
     PyObject* op = arguments.op;
     if (T.op && !op) op = classes.operators[0].second;
     py::list calls = list_of(
-        make_call(method_name<K>(), arguments.tensor, arguments.root_or_peer, op, arguments.out).ptr());
+        make_call(method_name<K>(), arguments.tensor, arguments.root_or_peer, op, arguments.out)
+            .ptr());
     return make_record(name, arguments.tensor, calls,
                        list_of(T.out ? arguments.out : arguments.tensor), async_op);
   };
@@ -167,8 +168,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
     arguments.root_or_peer = ranks[1 - comm_stream.communicator().rank()];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
-    operation =
-        make_operation<kKind>(comm_stream.communicator(), arguments, view, Async ? &queue : nullptr);
+    operation = make_operation<kKind>(comm_stream.communicator(), arguments, view,
+                                      Async ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]
@@ -177,7 +178,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   Communicator& communicator = ref->comm_stream->communicator();
   const auto record = [&] {
     py::list calls = list_of(
-        make_call(method_name<kKind>(), arguments.tensor, arguments.root_or_peer, nullptr, nullptr).ptr());
+        make_call(method_name<kKind>(), arguments.tensor, arguments.root_or_peer, nullptr, nullptr)
+            .ptr());
     return make_record(py::reinterpret_borrow<py::object>(name), arguments.tensor, calls,
                        list_of(Sends ? nullptr : arguments.tensor), Async,
                        Sends ? -1 : static_cast<int>(peer));
