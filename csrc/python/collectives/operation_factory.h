@@ -73,7 +73,7 @@ template <OperationKind K>
   }
   const Library& library = communicator.library();
   const DType* dtype = last_dtype.dtype;
-  const std::int64_t elements = elements_in_a_row(tensor);
+  const std::int64_t elements = contiguous_elements(tensor);
   if (!like_last_dtype(tensor) || elements <= 0 || !tensor.data ||
       !is_placed(tensor.device.device_type, tensor.device.device_id, library,
                  communicator.device()) ||
