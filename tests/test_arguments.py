@@ -199,7 +199,11 @@ def _torch_tensors(rank: Rank) -> int:
         calls.refuse(ValueError, "tensor: ", method, torch.eye(4).to_sparse(), **out)
         calls.refuse(ValueError, "must be contiguous", method, torch.zeros(4, 4).T, **out)
         calls.refuse(
-            ValueError, "torch.int16 is not a dtype of", method, torch.zeros(8, dtype=torch.int16), **out
+            ValueError,
+            "torch.int16 is not a dtype of",
+            method,
+            torch.zeros(8, dtype=torch.int16),
+            **out,
         )
     rank.comm.all_reduce(torch.zeros(3))
     return calls.count

@@ -277,7 +277,9 @@ def test_it_is_what_it_was_made_as() -> None:
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
         with pytest.raises(TypeError, match="config: expected a CollConfig or None"):
             comm.all_reduce(np.ones(3), config=nccl.Config())
-        with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'config'"):
+        with pytest.raises(
+            TypeError, match=r"send\(\) got an unexpected keyword argument 'config'"
+        ):
             comm.send(np.ones(3), 0, config=config)
         comm.all_reduce(np.ones(3), config=None)
 

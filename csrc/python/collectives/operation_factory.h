@@ -30,8 +30,8 @@ Operation make_operation(Communicator& communicator, const OperationArguments& a
 // The same, on a tensor that the caller has read already and without a config; on stream, or where
 // that is nullptr, on the stream that the arguments give.
 template <OperationKind K>
-Operation make_operation(Communicator& communicator, const OperationArguments& arguments,
-                         const TensorView& tensor, const cudaStream_t* stream);
+void make_operation(Communicator& communicator, const OperationArguments& arguments,
+                    const TensorView& tensor, const cudaStream_t* stream, Operation& operation);
 
 // The last step: an Operation of values that have been checked.
 template <OperationKind K>

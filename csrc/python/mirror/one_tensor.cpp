@@ -81,8 +81,8 @@ PyObject* collective(const Function& function, PyObject* const* values) {
     Channel& channel = *link->channel;
     cudaStream_t queue = nullptr;
     if (async_op) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-    operation = make_operation<P.kind>(channel.communicator(), arguments, view,
-                                       async_op ? &queue : nullptr);
+    make_operation<P.kind>(channel.communicator(), arguments, view, async_op ? &queue : nullptr,
+                           operation);
     return true;
   });
   if (!checked_well) [[unlikely]]
@@ -135,8 +135,8 @@ PyObject* transfer(const Function&, PyObject* const* values) {
     arguments.root_or_peer = ranks[1 - channel.communicator().rank()];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(channel.queue().handle());
-    operation =
-        make_operation<kKind>(channel.communicator(), arguments, view, Async ? &queue : nullptr);
+    make_operation<kKind>(channel.communicator(), arguments, view, Async ? &queue : nullptr,
+                          operation);
     return true;
   });
   if (!checked_well) [[unlikely]]
