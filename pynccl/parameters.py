@@ -153,7 +153,11 @@ class Params(Mapping[str, str]):
             raise KeyError(key) from None
 
     def dump(self) -> None:
-        """Print all parameters to NCCL's log, by default standard output (ncclParamDumpAll)."""
+        """Print all parameters to NCCL's log, by default standard output (ncclParamDumpAll).
+
+        Raises:
+            MissingFunctionError: the library is older than NCCL 2.30.4.
+        """
         self._library.ncclParamDumpAll()
 
     def __repr__(self) -> str:

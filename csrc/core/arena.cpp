@@ -25,7 +25,7 @@ void* Arena::allocate(std::size_t bytes, int device) {
   NCCL_CHECK(*library_, nullptr, -1, ncclMemAlloc, (&data, bytes));
   const std::lock_guard lock(mutex_);
   segments_[data] = {bytes, scope.device()};
-  for (Registration* registration : registrations_) {
+  for (PoolRegistration* registration : registrations_) {
     if (!registration->covers(scope.device())) continue;
     try {
       registration->add(data, bytes);
@@ -45,13 +45,14 @@ void Arena::deallocate(void* data) {
       throw std::invalid_argument("data: it is not the address of a segment of this arena");
     device = segment->second.device;
     segments_.erase(segment);
-    for (Registration* registration : registrations_) registration->drop(data);
+    for (PoolRegistration* registration : registrations_) registration->drop(data);
   }
   const DeviceScope scope(*library_, device);
   NCCL_CHECK(*library_, nullptr, -1, ncclMemFree, (data));
 }
 
-Arena::Registration::Registration(Arena& arena, const std::shared_ptr<Communicator>& communicator)
+Arena::PoolRegistration::PoolRegistration(Arena& arena,
+                                          const std::shared_ptr<Communicator>& communicator)
     : arena_(arena), communicator_(communicator), device_(communicator->device()) {
   communicator->handle();  // throws unless the communicator is open
   communicator->library().nccl<&NcclTable::ncclCommRegister>();
@@ -67,14 +68,14 @@ Arena::Registration::Registration(Arena& arena, const std::shared_ptr<Communicat
   open_ = true;
 }
 
-Arena::Registration::~Registration() {
+Arena::PoolRegistration::~PoolRegistration() {
   try {
     close();
   } catch (...) {  // a destructor must not throw
   }
 }
 
-void Arena::Registration::close() {
+void Arena::PoolRegistration::close() {
   const std::lock_guard lock(arena_.mutex_);
   if (!open_) return;
   open_ = false;
@@ -83,21 +84,21 @@ void Arena::Registration::close() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-std::size_t Arena::Registration::segments() const {
+std::size_t Arena::PoolRegistration::segments() const {
   const std::lock_guard lock(arena_.mutex_);
   return communicator_->closed() ? 0 : handles_.size();
 }
 
-bool Arena::Registration::closed() const {
+bool Arena::PoolRegistration::closed() const {
   const std::lock_guard lock(arena_.mutex_);
   return !open_ || communicator_->closed();
 }
 
-bool Arena::Registration::covers(int device) const {
+bool Arena::PoolRegistration::covers(int device) const {
   return device == device_ && !communicator_->closed();
 }
 
-void Arena::Registration::add(void* data, std::size_t bytes) {
+void Arena::PoolRegistration::add(void* data, std::size_t bytes) {
   const ncclComm_t comm = communicator_->handle();
   void* handle = nullptr;
   NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommRegister,
@@ -106,7 +107,7 @@ void Arena::Registration::add(void* data, std::size_t bytes) {
 }
 
 // Never throws: a failed communicator frees its registrations itself.
-void Arena::Registration::drop(void* data) {
+void Arena::PoolRegistration::drop(void* data) {
   const auto found = handles_.find(data);
   if (found == handles_.end()) return;
   const ncclComm_t comm = communicator_->handle_or_null();

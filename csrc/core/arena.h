@@ -1,5 +1,5 @@
 // Arena: memory from ncclMemAlloc for the pools of frameworks (torch.cuda.MemPool,
-// cupy.cuda.MemoryPool). A pool allocates segments and divides them itself. Arena::Registration
+// cupy.cuda.MemoryPool). A pool allocates segments and divides them itself. Arena::PoolRegistration
 // registers the segments of one device with a communicator.
 //
 // There is one arena per library. It is never destroyed: pools free memory until the process ends.
@@ -28,7 +28,7 @@ class Arena {
   const std::shared_ptr<Library>& shared_library() const { return library_; }
 
   // Allocates a segment on a device (below 0: the current one) and registers it with every
-  // communicator of that device that has a Registration.
+  // communicator of that device that has a PoolRegistration.
   void* allocate(std::size_t bytes, int device);
   // Deregisters a segment and frees it. Throws std::invalid_argument for another address.
   void deallocate(void* data);
@@ -36,12 +36,12 @@ class Arena {
   // The registration of an arena's segments with a communicator, until close(). Present segments
   // are registered at once, later ones when they are allocated. Closing the communicator ends it:
   // NCCL frees the registrations.
-  class Registration {
+  class PoolRegistration {
    public:
-    Registration(Arena& arena, const std::shared_ptr<Communicator>& communicator);
-    ~Registration();  // close(), without exceptions
-    Registration(const Registration&) = delete;
-    Registration& operator=(const Registration&) = delete;
+    PoolRegistration(Arena& arena, const std::shared_ptr<Communicator>& communicator);
+    ~PoolRegistration();  // close(), without exceptions
+    PoolRegistration(const PoolRegistration&) = delete;
+    PoolRegistration& operator=(const PoolRegistration&) = delete;
 
     // Deregisters all segments. Throws the error of a segment that could not be registered when it
     // was allocated: an allocator cannot report it.
@@ -75,7 +75,7 @@ class Arena {
   std::shared_ptr<Library> library_;
   mutable std::mutex mutex_;
   std::map<void*, PoolSegment> segments_;
-  std::vector<Registration*> registrations_;
+  std::vector<PoolRegistration*> registrations_;
 };
 
 }  // namespace pynccl

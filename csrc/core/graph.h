@@ -109,7 +109,7 @@ class Graph {
   std::shared_ptr<const Exec> exec_;
   std::vector<std::shared_ptr<Communicator>> communicators_;
   std::vector<std::shared_ptr<void>> held_;
-  std::string closed_communicator_;  // the one that invalidated the graph
+  std::string closed_communicator_;  // its close invalidated the graph
 };
 
 }  // namespace pynccl

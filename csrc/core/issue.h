@@ -15,47 +15,47 @@ namespace pynccl {
 #define CALL(entry, function, ...)                                  \
   check((entry)(__VA_ARGS__, comm, o.stream), #function, __LINE__); \
   return
-#define OLD(function, ...) CALL(nccl.function, function, __VA_ARGS__)
-#define NEW(function, ...) CALL(library_->nccl<&NcclTable::function>(), function, __VA_ARGS__)
-  // OLD: every library from 2.18 on has the function, or sends and receives replace it. NEW: a
-  // library without the function is an error.
+#define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
+#define NEWER(function, ...) CALL(library_->nccl<&NcclTable::function>(), function, __VA_ARGS__)
+  // PRESENT: every library from 2.18 on has the function, or sends and receives replace it. NEWER:
+  // a library without the function is an error.
   switch (kind) {
     case OperationKind::kAllReduce:
-      OLD(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
+      PRESENT(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
     case OperationKind::kBroadcast:
-      OLD(ncclBroadcast, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+      PRESENT(ncclBroadcast, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kReduce:
-      OLD(ncclReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.root_or_peer);
+      PRESENT(ncclReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.root_or_peer);
     case OperationKind::kAllGather:
-      OLD(ncclAllGather, o.sendbuff, o.recvbuff, o.count, o.dtype);
+      PRESENT(ncclAllGather, o.sendbuff, o.recvbuff, o.count, o.dtype);
     case OperationKind::kReduceScatter:
-      OLD(ncclReduceScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
+      PRESENT(ncclReduceScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
     case OperationKind::kAllToAll:
       if (!nccl.ncclAlltoAll) return issue_as_messages(o, nranks());
-      OLD(ncclAlltoAll, o.sendbuff, o.recvbuff, o.count, o.dtype);
+      PRESENT(ncclAlltoAll, o.sendbuff, o.recvbuff, o.count, o.dtype);
     case OperationKind::kGather:
       if (!nccl.ncclGather) return issue_as_messages(o, nranks());
-      OLD(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+      PRESENT(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kScatter:
       if (!nccl.ncclScatter) return issue_as_messages(o, nranks());
-      OLD(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+      PRESENT(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kSend:
-      OLD(ncclSend, o.sendbuff, o.count, o.dtype, o.root_or_peer);
+      PRESENT(ncclSend, o.sendbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kRecv:
-      OLD(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+      PRESENT(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kPutSignal:
-      NEW(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(), o.offset,
-          o.signal, o.context, 0);
+      NEWER(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(),
+            o.offset, o.signal, o.context, 0);
     case OperationKind::kSignal:
-      NEW(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
+      NEWER(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
     case OperationKind::kWaitSignal:
-      NEW(ncclWaitSignal, static_cast<int>(o.count),
-          static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
+      NEWER(ncclWaitSignal, static_cast<int>(o.count),
+            static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
     default:
       issue_configured(o);
   }
-#undef NEW
-#undef OLD
+#undef NEWER
+#undef PRESENT
 #undef CALL
 }
 

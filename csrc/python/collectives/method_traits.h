@@ -1,5 +1,6 @@
-// What differs between the methods of Communicator that take a tensor: names of the parameters, and
-// how many blocks the buffers have. A table; the methods, the factory and the docstrings read it.
+// MethodTraits: the differences between the methods of Communicator that take a tensor, the names
+// of their parameters and the blocks of their buffers. The methods, the factory and the docs use
+// it.
 #pragma once
 
 #include "core/operation.h"

@@ -178,15 +178,15 @@ Operation make_operation(Communicator& communicator, const OperationArguments& a
 }
 
 template <Kind K>
-Operation make_operation(Communicator& communicator, const OperationArguments& arguments,
-                         const TensorView& tensor, const cudaStream_t* stream) {
-  return CheckedCall<K>(communicator, arguments, stream).operation(tensor);
+void make_operation(Communicator& communicator, const OperationArguments& arguments,
+                    const TensorView& tensor, const cudaStream_t* stream, Operation& operation) {
+  operation = CheckedCall<K>(communicator, arguments, stream).operation(tensor);
 }
 
 #define INSTANTIATE(kind)                                                                  \
   template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&); \
-  template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&,  \
-                                                const TensorView&, const cudaStream_t*);
+  template void make_operation<Kind::kind>(Communicator&, const OperationArguments&,       \
+                                           const TensorView&, const cudaStream_t*, Operation&);
 INSTANTIATE(kAllReduce)
 INSTANTIATE(kBroadcast)
 INSTANTIATE(kReduce)

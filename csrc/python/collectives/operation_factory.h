@@ -30,8 +30,8 @@ Operation make_operation(Communicator& communicator, const OperationArguments& a
 // The same, on a tensor that the caller has read already and without a config; on stream, or where
 // that is nullptr, on the stream that the arguments give.
 template <OperationKind K>
-Operation make_operation(Communicator& communicator, const OperationArguments& arguments,
-                         const TensorView& tensor, const cudaStream_t* stream);
+void make_operation(Communicator& communicator, const OperationArguments& arguments,
+                    const TensorView& tensor, const cudaStream_t* stream, Operation& operation);
 
 // The last step: an Operation of values that have been checked.
 template <OperationKind K>
@@ -73,7 +73,7 @@ template <OperationKind K>
   }
   const Library& library = communicator.library();
   const DType* dtype = last_dtype.dtype;
-  const std::int64_t elements = elements_in_a_row(tensor);
+  const std::int64_t elements = contiguous_elements(tensor);
   if (!like_last_dtype(tensor) || elements <= 0 || !tensor.data ||
       !is_placed(tensor.device.device_type, tensor.device.device_id, library,
                  communicator.device()) ||

@@ -1,4 +1,4 @@
-// The stream of a call: the one that was passed, or the current one of the tensor's framework.
+// The stream of a call: the stream argument, or the current stream of the tensor's framework.
 #pragma once
 
 #include "core/graph.h"

@@ -210,13 +210,13 @@ void look_up_dtype(const TensorView& view, const DLTensor& tensor) {
   last_dtype = {std::bit_cast<std::uint32_t>(tensor.dtype), found};
 }
 
-void view_slowly(TensorView& view, PyObject* count, PyObject* dtype) {
+void view_uncached(TensorView& view, PyObject* count, PyObject* dtype) {
   const DLPackExchangeAPI* api = find_exchange_api(Py_TYPE(view.owner));
   if (api && !count && !dtype) return view_exchanged(view, api);
   view_other(view, view.owner, count, dtype);
 }
 
-void place_slowly(const TensorView& view, const Library& library, int device) {
+void check_placement_slowly(const TensorView& view, const Library& library, int device) {
   if (library.version() < view.dtype->since) throw_too_new(view, library);
   int id = view.device_id;
   const bool cuda = view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged;

@@ -53,7 +53,7 @@ namespace tensor_mistakes {
 }  // namespace tensor_mistakes
 
 // The number of elements of a tensor; -1 where it is not contiguous.
-[[gnu::always_inline]] inline std::int64_t elements_in_a_row(const DLTensor& tensor) {
+[[gnu::always_inline]] inline std::int64_t contiguous_elements(const DLTensor& tensor) {
   std::int64_t elements = 1;
   bool contiguous = true;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
@@ -67,9 +67,9 @@ inline bool like_last_dtype(const DLTensor& tensor) {
   return std::bit_cast<std::uint32_t>(tensor.dtype) == last_dtype.packed;
 }
 
-// What a DLTensor says of its buffer.
+// Fills in the view from a DLTensor.
 [[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
-  const std::int64_t elements = elements_in_a_row(tensor);
+  const std::int64_t elements = contiguous_elements(tensor);
   if (elements < 0) [[unlikely]]
     tensor_mistakes::throw_strided(view, tensor);
   if (!like_last_dtype(tensor)) [[unlikely]]
@@ -93,7 +93,7 @@ inline bool like_last_dtype(const DLTensor& tensor) {
 }
 
 // Reads a buffer whose type is not that of the last tensor.
-void view_slowly(TensorView& view, PyObject* count, PyObject* dtype);
+void view_uncached(TensorView& view, PyObject* count, PyObject* dtype);
 
 // Reads a buffer. count and dtype are for an integer address and null otherwise. Throws TypeError
 // and ValueError that name the argument: not a buffer, not contiguous, a dtype that NCCL does not
@@ -103,7 +103,7 @@ void view_slowly(TensorView& view, PyObject* count, PyObject* dtype);
   view.argument = argument;
   view.owner = object;
   if (Py_TYPE(object) != last_exchange.type || !last_exchange.api || count || dtype) [[unlikely]]
-    return view_slowly(view, count, dtype);
+    return view_uncached(view, count, dtype);
   view_exchanged(view, last_exchange.api);
 }
 inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* count,
@@ -121,7 +121,7 @@ inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* 
 }
 
 // The slow part of check_placement().
-void place_slowly(const TensorView& view, const Library& library, int device);
+void check_placement_slowly(const TensorView& view, const Library& library, int device);
 
 // Throws ValueError where the buffer is not in the memory of a communicator of the library on
 // device, or the library is too old for its dtype.
@@ -130,7 +130,7 @@ void place_slowly(const TensorView& view, const Library& library, int device);
   const bool placed =
       view.device_type == 0 || is_placed(view.device_type, view.device_id, library, device);
   if (!placed || library.version() < view.dtype->since) [[unlikely]]
-    place_slowly(view, library, device);
+    check_placement_slowly(view, library, device);
 }
 
 // Throws ValueError where the buffer is read-only.

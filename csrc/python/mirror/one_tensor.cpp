@@ -105,8 +105,8 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
     CommStream& comm_stream = *ref->comm_stream;
     cudaStream_t queue = nullptr;
     if (async_op) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
-    operation =
-        make_operation<K>(comm_stream.communicator(), arguments, view, async_op ? &queue : nullptr);
+    make_operation<K>(comm_stream.communicator(), arguments, view, async_op ? &queue : nullptr,
+                      operation);
     return true;
   });
   if (!checked_well) [[unlikely]]
@@ -168,8 +168,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
     arguments.root_or_peer = ranks[1 - comm_stream.communicator().rank()];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
-    operation = make_operation<kKind>(comm_stream.communicator(), arguments, view,
-                                      Async ? &queue : nullptr);
+    make_operation<kKind>(comm_stream.communicator(), arguments, view, Async ? &queue : nullptr,
+                          operation);
     return true;
   });
   if (!checked_well) [[unlikely]]

@@ -187,6 +187,7 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
   exchange.operations.reserve(size);
   Communicator* communicator = nullptr;
   cudaStream_t queue = nullptr;
+  OperationArguments arguments;
   for (std::size_t i = 0; i < size; ++i) {
     PyObject* item = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
     if (Py_TYPE(item) != p2p_op_type) return false;
@@ -206,13 +207,12 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
       communicator = &comm_stream.communicator();
       queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
     }
-    OperationArguments arguments;
     arguments.root_or_peer = fields[P2POp::kGroupPeer].ptr();
     const bool receives = direction == Direction::kReceive;
     exchange.receives += receives;
-    exchange.operations.push_back(
-        receives ? make_operation<Kind::kRecv>(*communicator, arguments, view, &queue)
-                 : make_operation<Kind::kSend>(*communicator, arguments, view, &queue));
+    Operation& operation = exchange.operations.emplace_back();
+    receives ? make_operation<Kind::kRecv>(*communicator, arguments, view, &queue, operation)
+             : make_operation<Kind::kSend>(*communicator, arguments, view, &queue, operation);
   }
   return true;
 }

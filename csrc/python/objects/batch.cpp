@@ -18,18 +18,18 @@ void Batch::add(Communicator& communicator, const Operation& operation,
   }
   for (PyObject* object : held)
     if (object) held_.push_back(py::reinterpret_borrow<py::object>(object));
-  items_.push_back({&communicator, operation});
+  entries_.push_back({&communicator, operation});
 }
 
 void Batch::hold(PyObject* object) { held_.push_back(py::reinterpret_borrow<py::object>(object)); }
 
 void Batch::append(const Batch& other) {
   held_.insert(held_.end(), other.held_.begin(), other.held_.end());
-  for (const Item& item : other.items_) add(*item.communicator, item.operation, {});
+  for (const Entry& entry : other.entries_) add(*entry.communicator, entry.operation, {});
 }
 
 void Batch::cut(const Mark& mark) {
-  items_.resize(mark.items);
+  entries_.resize(mark.entries);
   libraries_.resize(mark.libraries);
   held_.resize(mark.held);
 }
@@ -38,22 +38,22 @@ Batch Batch::on_stream(PyObject* stream) const {
   Batch moved = *this;
   for (Library* library : libraries_) {
     const cudaStream_t handle = stream_from_python(stream, *library);
-    for (Item& item : moved.items_)
-      if (&item.communicator->library() == library) item.operation.stream = handle;
+    for (Entry& entry : moved.entries_)
+      if (&entry.communicator->library() == library) entry.operation.stream = handle;
   }
   moved.held_.push_back(py::reinterpret_borrow<py::object>(stream));
   return moved;
 }
 
 void Batch::check_open() const {
-  for (std::size_t i = 0; i < items_.size(); ++i) {
-    const Window* window = items_[i].operation.window;
-    const char* closed = items_[i].communicator->closed() ? "communicator"
-                         : window && window->closed()     ? "window"
-                                                          : nullptr;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Window* window = entries_[i].operation.window;
+    const char* closed = entries_[i].communicator->closed() ? "communicator"
+                         : window && window->closed()       ? "window"
+                                                            : nullptr;
     if (closed) [[unlikely]]
       throw std::invalid_argument(std::string(closed) + ": it is closed, and operation " +
-                                  std::to_string(i + 1) + " of " + std::to_string(items_.size()) +
+                                  std::to_string(i + 1) + " of " + std::to_string(entries_.size()) +
                                   " uses it; nothing was issued");
   }
 }
@@ -61,11 +61,11 @@ void Batch::check_open() const {
 void Batch::hold_in_captures() const {
   const std::shared_ptr<void> held = python::hold(held_);
   std::vector<CUstream> streams;
-  for (const Item& item : items_) {
-    const CUstream stream = item.operation.stream;
+  for (const Entry& entry : entries_) {
+    const CUstream stream = entry.operation.stream;
     if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
     streams.push_back(stream);
-    Graph::hold(item.communicator->library(), stream, held);
+    Graph::hold(entry.communicator->library(), stream, held);
   }
 }
 
@@ -74,11 +74,11 @@ template <class End>
 void Batch::issue_groups(End&& end) const {
   for (Library* library : libraries_) {
     GroupScope group(*library);
-    for (const Item& item : items_)
-      if (&item.communicator->library() == library) item.communicator->issue(item.operation);
+    for (const Entry& entry : entries_)
+      if (&entry.communicator->library() == library) entry.communicator->issue(entry.operation);
     end(group);
   }
-  for (const Item& item : items_) item.communicator->wait_accepted();
+  for (const Entry& entry : entries_) entry.communicator->wait_accepted();
 }
 
 void Batch::issue() const {

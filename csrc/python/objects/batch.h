@@ -18,13 +18,13 @@ class Batch {
  public:
   // A position in the sequence, for cut().
   struct Mark {
-    std::size_t items = 0, libraries = 0, held = 0;
+    std::size_t entries = 0, libraries = 0, held = 0;
   };
 
-  bool empty() const { return items_.empty(); }
-  std::size_t size() const { return items_.size(); }
+  bool empty() const { return entries_.empty(); }
+  std::size_t size() const { return entries_.size(); }
 
-  void reserve(std::size_t operations) { items_.reserve(operations); }
+  void reserve(std::size_t operations) { entries_.reserve(operations); }
   // held: the objects that the operation needs, with the one that owns the communicator; nullptr is
   // skipped. Needs the GIL, as all functions below except issue() and simulate() do.
   void add(Communicator& communicator, const Operation& operation,
@@ -32,7 +32,7 @@ class Batch {
   void hold(PyObject* object);  // another object that an operation needs
   void append(const Batch& other);
 
-  Mark mark() const { return {items_.size(), libraries_.size(), held_.size()}; }
+  Mark mark() const { return {entries_.size(), libraries_.size(), held_.size()}; }
   void cut(const Mark& mark);  // removes what was added after the mark
 
   // A copy with all operations on one stream: a pynccl, torch or CuPy stream, or an integer.
@@ -51,7 +51,7 @@ class Batch {
   std::optional<double> simulate() const;
 
  private:
-  struct Item {
+  struct Entry {
     Communicator* communicator;
     Operation operation;
   };
@@ -60,7 +60,7 @@ class Batch {
   template <class End>
   void issue_groups(End&& end) const;
 
-  std::vector<Item> items_;
+  std::vector<Entry> entries_;
   std::vector<Library*> libraries_;
   std::vector<py::object> held_;
 };

@@ -46,7 +46,7 @@ void bind_arena(py::module_& m) {
       .def("serve_torch", &set_torch_arena,
            "Sets the arena of pynccl_torch_malloc and pynccl_torch_free, once in a process.");
 
-  py::class_<Arena::Registration>(
+  py::class_<Arena::PoolRegistration>(
       m, "PoolRegistration",
       R"(The registration of the memory of pools with a communicator (ncclCommRegister).
 
@@ -55,16 +55,17 @@ close() deregisters all segments (ncclCommDeregister), as closing the communicat
       .def(py::init<Arena&, const std::shared_ptr<Communicator>&>(), py::arg("arena"),
            py::arg("communicator"), Release())
       .def_property_readonly("segments",
-                             py::cpp_function(&Arena::Registration::segments, Release()),
+                             py::cpp_function(&Arena::PoolRegistration::segments, Release()),
                              "The number of registered segments.")
-      .def_property_readonly("closed", py::cpp_function(&Arena::Registration::closed, Release()),
+      .def_property_readonly("closed",
+                             py::cpp_function(&Arena::PoolRegistration::closed, Release()),
                              "Whether the registration or the communicator is closed.")
-      .def("close", &Arena::Registration::close, Release(),
+      .def("close", &Arena::PoolRegistration::close, Release(),
            "Deregisters all segments. Closing twice is allowed.\n\nRaises:\n    NcclError: a "
            "segment "
            "could not be registered when it was allocated.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Arena::Registration& f, const py::args&) {
+      .def("__exit__", [](Arena::PoolRegistration& f, const py::args&) {
         const py::gil_scoped_release released;
         f.close();
       });

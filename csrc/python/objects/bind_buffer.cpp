@@ -76,7 +76,10 @@ reference. close() frees it at once: no tensor may use it afterwards.)",
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
       .def("close", &Buffer::close, py::call_guard<py::gil_scoped_release>(),
-           "Frees the memory (ncclMemFree). Closing twice is allowed.")
+           R"(Free the memory (ncclMemFree). Closing twice is allowed.
+
+Raises:
+    NcclError: NCCL failed.)")
       .def("__dlpack_device__",
            [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),

@@ -72,7 +72,11 @@ void bind_communicator(py::module_& m) {
       m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).")
       .def_property_readonly("handle", &BufferRegistration::handle,
                              "NCCL's handle of the registration as an integer.")
-      .def("close", &BufferRegistration::close, "Deregisters the buffer (ncclCommDeregister).")
+      .def("close", &BufferRegistration::close,
+           R"(Deregister the buffer (ncclCommDeregister). Closing twice is allowed.
+
+Raises:
+    NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](BufferRegistration& r, const py::args&) { r.close(); });
 

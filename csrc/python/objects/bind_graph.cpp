@@ -91,10 +91,22 @@ Raises:
             graph.upload(stream);
           },
           py::arg("stream") = py::none(),
-          "Prepares the device for the first launch, which otherwise does it (cuGraphUpload).")
+          R"(Prepare the device for the first launch, which otherwise does it (cuGraphUpload).
+
+Args:
+    stream: as for launch().
+
+Raises:
+    RuntimeError: it is called inside a group or a plan.
+    ValueError: there is nothing to launch.
+    DriverError: the driver failed.)")
       .def("close", &StreamGraph::close, Release(),
-           "Frees the graph (cuGraphExecDestroy). Launches in progress complete. Closing twice is "
-           "allowed.")
+           R"(Free the graph (cuGraphExecDestroy).
+
+Launches in progress complete. Closing twice is allowed.
+
+Raises:
+    ValueError: the graph is being captured.)")
       .def("__len__", &StreamGraph::size, "The number of nodes (cuGraphGetNodes).")
       .def("__repr__",
            [](const StreamGraph& graph) { return "<pynccl.nccl.Graph " + graph.text() + ">"; });

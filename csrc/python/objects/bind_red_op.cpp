@@ -14,7 +14,12 @@ RedOp.SUM, PROD, MAX, MIN and AVG are NCCL's operators; Communicator.pre_mul_sum
           "value", [](const RedOp& op) { return static_cast<unsigned>(op.value()); },
           "The ncclRedOp_t as an integer.")
       .def("close", &RedOp::close,
-           "Frees an operator of pre_mul_sum() (ncclRedOpDestroy). Closing twice is allowed.")
+           R"(Free an operator of pre_mul_sum() (ncclRedOpDestroy).
+
+It does nothing for a built-in operator. Closing twice is allowed.
+
+Raises:
+    NcclError: NCCL failed.)")
       .def("__repr__", [](const RedOp& op) { return "RedOp." + op.name(); })
       .def("__reduce__", [](const py::object& self) {
         // By name: unpickling gives the same object for a built-in operator, and an AttributeError

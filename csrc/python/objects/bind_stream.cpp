@@ -79,11 +79,28 @@ torch and CuPy accept it.)");
              return py::make_tuple(0, reinterpret_cast<std::uintptr_t>(s.handle()));
            })
       .def("synchronize", &Stream::synchronize, Release(),
-           "Waits until all enqueued work is done (cuStreamSynchronize).")
-      .def("query", &Stream::query, Release(), "Whether all enqueued work is done (cuStreamQuery).")
+           R"(Wait until all enqueued work is done (cuStreamSynchronize).
+
+Raises:
+    ValueError: the stream is closed.
+    DriverError: the driver failed.)")
+      .def("query", &Stream::query, Release(), R"(Whether all enqueued work is done (cuStreamQuery).
+
+Returns:
+    True where it is done.
+
+Raises:
+    ValueError: the stream is closed.
+    DriverError: the driver failed.)")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
-           "Makes work that is enqueued later wait for the last recorded point of an event "
-           "(cuStreamWaitEvent).")
+           R"(Make work that is enqueued later wait for an event (cuStreamWaitEvent).
+
+Args:
+    event: an Event; its last recorded point counts. An event without one is not waited for.
+
+Raises:
+    ValueError: the stream or the event is closed.
+    DriverError: the driver failed.)")
       .def("launch", &launch, py::arg("function"),
            R"(Enqueue a call of a Python function (cuLaunchHostFunc).
 
@@ -97,8 +114,10 @@ Raises:
     ValueError: the stream is closed, or captured other than by capture().
     DriverError: the driver failed.)")
       .def("close", &Stream::close, Release(),
-           "Frees the stream (cuStreamDestroy). Enqueued work still runs. Closing twice is "
-           "allowed.");
+           R"(Free the stream (cuStreamDestroy). Enqueued work still runs. Closing twice is allowed.
+
+Raises:
+    DriverError: the driver failed.)");
 
   event
       .def(py::init<std::shared_ptr<Library>, int, bool>(), py::arg("library"),
@@ -113,14 +132,45 @@ Raises:
             const py::gil_scoped_release released;
             e.record(handle);
           },
-          py::arg("stream"), "Records the present end of the stream (cuEventRecord).")
+          py::arg("stream"), R"(Record the present end of a stream (cuEventRecord).
+
+Args:
+    stream: a stream in any form that a collective takes.
+
+Raises:
+    TypeError, ValueError: stream is not a stream, or the event or the stream is closed.
+    DriverError: the driver failed.)")
       .def("synchronize", &Event::synchronize, Release(),
-           "Waits until the recorded point is reached (cuEventSynchronize).")
+           R"(Wait until the recorded point is reached (cuEventSynchronize).
+
+Raises:
+    ValueError: the event is closed.
+    DriverError: the driver failed.)")
       .def("query", &Event::query, Release(),
-           "Whether the recorded point is reached (cuEventQuery).")
+           R"(Whether the recorded point is reached (cuEventQuery).
+
+Returns:
+    True where it is reached, and where nothing was recorded.
+
+Raises:
+    ValueError: the event is closed.
+    DriverError: the driver failed.)")
       .def("elapsed_time", &Event::elapsed_seconds, py::arg("end"), Release(),
-           "The seconds from this event to end, both made with timing=True (cuEventElapsedTime).")
-      .def("close", &Event::close, "Frees the event (cuEventDestroy). Closing twice is allowed.");
+           R"(The time between two events (cuEventElapsedTime).
+
+Args:
+    end: the later event. Both are made with timing=True and recorded.
+
+Returns:
+    Seconds.
+
+Raises:
+    ValueError: an event is closed.
+    DriverError: an event was made without timing, or is not recorded or not reached.)")
+      .def("close", &Event::close, R"(Free the event (cuEventDestroy). Closing twice is allowed.
+
+Raises:
+    DriverError: the driver failed.)");
 }
 
 }  // namespace pynccl::python

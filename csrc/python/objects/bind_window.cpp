@@ -128,9 +128,13 @@ void bind_window(py::module_& m) {
           "is "
           "older than NCCL 2.29.")
       .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
-           "Deregisters the memory on this rank (ncclCommWindowDeregister). No operation may be "
-           "using "
-           "it. Closing twice is allowed.")
+           R"(Deregister the memory on this rank (ncclCommWindowDeregister).
+
+No operation may be using the window. Closing twice is allowed.
+
+Raises:
+    ValueError: the window is being registered by an open group.
+    NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](Window& w, const py::args&) {
