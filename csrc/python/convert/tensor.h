@@ -67,7 +67,7 @@ inline bool like_last_dtype(const DLTensor& tensor) {
   return std::bit_cast<std::uint32_t>(tensor.dtype) == last_dtype.packed;
 }
 
-// What a DLTensor says of its buffer.
+// Fills a view from a DLTensor.
 [[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
   const std::int64_t elements = elements_in_a_row(tensor);
   if (elements < 0) [[unlikely]]
