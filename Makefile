@@ -30,16 +30,16 @@ endif
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
-bench: $(TO_BENCH) ## time pynccl beside torch.distributed (RANKS=2)
+bench: $(TO_BENCH) ## time pynccl, compared with torch.distributed (RANKS=2)
 	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)
 
 bench-gpu: $(TO_BENCH) ## measure on the GPU with 1, 2 and 4 ranks; a report to docs/results
 	$(PY) -m benchmarks.gpu $(ARGS)
 
-bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call beside other bindings
+bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call, compared with other bindings
 	$(PY) -m benchmarks.calls --instructions $(ARGS)
 
-bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl beside gloo and MPICH
+bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl, compared with gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)
 
 check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt: under a minute
@@ -64,7 +64,7 @@ wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON
 abi: $(VENV)/.group-abi ## check csrc/abi against real nccl.h files and libraries
 	$(PY) -m tests.abi.run --cache $(VENV)/abi
 
-sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer and AddressSanitizer
+sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer, AddressSanitizer and UBSan
 	$(PY) -m tests.stress.run
 
 lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types

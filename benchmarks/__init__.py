@@ -1,1 +1,1 @@
-"""Benchmarks of pynccl beside other libraries, in the same processes and on the same buffers."""
+"""Benchmarks: pynccl compared with other libraries, in the same processes, on the same buffers."""

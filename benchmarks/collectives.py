@@ -1,4 +1,4 @@
-"""Times every collective of pynccl beside torch.distributed (gloo on CPUs, nccl on GPUs).
+"""Times every collective of pynccl compared with torch.distributed (gloo on CPUs, nccl on GPUs).
 
     python -m benchmarks.collectives --ranks 2
 
@@ -51,7 +51,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.collectives",
-        description="Times pynccl beside torch.distributed.",
+        description="Times pynccl compared with torch.distributed.",
     )
     add = parser.add_argument
     add("--ranks", type=_positive, default=2, help="processes (default: %(default)s)")

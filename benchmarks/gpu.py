@@ -1,4 +1,4 @@
-"""Measures pynccl beside torch.distributed on the GPUs of this machine, and writes a report.
+"""Measures pynccl compared with torch.distributed on the GPUs of this machine, and writes a report.
 
     python -m benchmarks.gpu                   # 1, 2 and 4 ranks, to docs/results
     python -m benchmarks.gpu --device cpu      # the same over hostnccl and gloo, to build/results

@@ -98,7 +98,7 @@ class Findings:
         }
 
     def _parts(self, date: str, seconds: float, plots: dict[int, str]) -> Iterator[str]:
-        yield f"# pynccl beside torch.distributed on {self._where()}, {date}"
+        yield f"# pynccl compared with torch.distributed on {self._where()}, {date}"
         yield self._preface(seconds)
         yield "## Machine\n" + _table(("what", "which"), rows(self.machine))
         for nranks in sorted({*self._figures, *self.failures}):

@@ -1,4 +1,4 @@
-"""Times hostnccl beside MPICH and gloo on the CPUs of this machine.
+"""Times hostnccl and compares it with MPICH and gloo on the CPUs of this machine.
 
     python -m benchmarks.host --ranks 2,4
 
@@ -63,7 +63,8 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.host", description="Times hostnccl beside MPICH and gloo."
+        prog="python -m benchmarks.host",
+        description="Times hostnccl and compares it with MPICH and gloo.",
     )
     names = _list_of
     add = parser.add_argument

@@ -3,10 +3,11 @@
 Run: python examples/elastic.py
 
 Three workers average a vector of N = 1024 numbers, again and again. One is killed; on CPUs the
-others' all_reduce ends with an error within a second (on GPUs it would hang, and the supervisor's
-word be the first they hear of it). They shrink the communicator, which needs no word from the dead
-and no new unique id, keep their order and go on. Then the supervisor starts a new worker, and they
-grow. Making a communicator moves a few hundred bytes per rank and takes about a millisecond.
+others' all_reduce ends with an error within a second (on GPUs it would hang, and only the
+supervisor's message would report the death). They shrink the communicator, which needs neither the
+dead rank nor a new unique id, keep their order and go on. Then the supervisor starts a new worker,
+and they grow. Making a communicator moves a few hundred bytes per rank and takes about a
+millisecond.
 
 Prints:
 3 ranks: mean 2.0

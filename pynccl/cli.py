@@ -27,7 +27,8 @@ def _describe(provider: str) -> Iterator[tuple[str, str]]:
     functions = library.functions()
     missing = [name for name, (_, present) in functions.items() if not present]
     yield "version", f"{_C.version_text(library.version)} ({library.version})"
-    yield "nccl.h 2.32", f"{len(functions) - len(missing)} of {len(functions)} functions"
+    header = _C.version_text(_C.ncclConfig_t().version).rpartition(".")[0]
+    yield f"nccl.h {header}", f"{len(functions) - len(missing)} of {len(functions)} functions"
     if missing:
         yield "without", ", ".join(missing)
     yield "memory", library.memory

@@ -3,7 +3,7 @@
     python -m tools.dependencies            # each folder with the folders that it uses
     python -m tools.dependencies --files    # with the files behind each edge
 
-Wrong is a circle, of files or of folders, and the use of a later folder: ORDERS lists the folders,
+Wrong is a cycle, of files or of folders, and the use of a later folder: ORDERS lists the folders,
 each of which uses only folders before it. The exit status is 1 where something is wrong.
 
 Imports in functions count as imports; those under TYPE_CHECKING do not, and neither do the lazy
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["ORDERS", "circles", "folders", "imports", "includes", "wrong_uses"]
+__all__ = ["ORDERS", "cycles", "folders", "imports", "includes", "wrong_uses"]
 
 Graph = Mapping[str, set[str]]
 
@@ -96,7 +96,7 @@ def unit(name: str) -> str:
     return ".".join(parts[: 3 if parts[:2] == ["pynccl", "mirror"] else 2])
 
 
-def circles(graph: Graph) -> list[list[str]]:
+def cycles(graph: Graph) -> list[list[str]]:
     """The sets of nodes that reach each other (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -203,10 +203,10 @@ def main() -> int:
     wrong = []
     for title, graph in (("includes of csrc", includes()), ("imports of pynccl", imports())):
         _print(title, graph, files=options.files, shown=lambda name: name.startswith(options.only))
-        wrong += [f"a circle: {', '.join(circle)}" for circle in circles(graph)]
-        wrong += [f"a circle of folders: {', '.join(c)}" for c in circles(folders(graph))]
+        wrong += [f"a cycle: {', '.join(cycle)}" for cycle in cycles(graph)]
+        wrong += [f"a cycle of folders: {', '.join(c)}" for c in cycles(folders(graph))]
         wrong += wrong_uses(graph)
-    print(f"\n{len(wrong)} wrong" if wrong else "\nno circle, no use of a later folder")
+    print(f"\n{len(wrong)} wrong" if wrong else "\nno cycle, no use of a later folder")
     for line in wrong:
         print(f"  {line}")
     return 1 if wrong else 0

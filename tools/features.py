@@ -1,8 +1,8 @@
-"""Writes docs/nccl-features.md: every function of nccl.h, who has it, and how Python calls it.
+"""Writes docs/nccl-features.md: the functions of nccl.h, their providers, their calls in Python.
 
-The functions and their versions come from nccl_functions.inc, those that hostnccl lacks from its
-unsupported.h. Which object covers a function, and which test proves it, is written here and checked
-by tests/package/test_features.py. Run it after a change: python -m tools.features
+The functions and their versions come from nccl_functions.inc, those that hostnccl does not have
+from its unsupported.h. The call and the test of each function are in CALLS, which
+tests/package/test_features.py checks. Run it after a change: python -m tools.features
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DOCUMENT = ROOT / "docs" / "nccl-features.md"
 CALLS = {
     "ncclGetVersion": ("get_version", "nccl/test_values.py::test_version"),
     "ncclGetUniqueId": ("get_unique_id", "nccl/test_values.py::test_unique_id"),
-    "ncclGetErrorString": ("NcclError", "nccl/test_values.py::test_errors_say_where_and_why"),
+    "ncclGetErrorString": ("NcclError", "nccl/test_values.py::test_error_texts"),
     "ncclGetLastError": (
         "NcclError Communicator.async_error",
-        "nccl/test_values.py::test_errors_say_where_and_why",
+        "nccl/test_values.py::test_error_texts",
     ),
     "ncclResetDebugInit": ("reset_debug", "package/test_features.py::test_reset_debug"),
     "ncclSetEncryption": ("set_encryption", "nccl/test_encryption.py::test_the_rules_of_nccl"),
@@ -33,7 +33,7 @@ CALLS = {
     ),
     "ncclCommInitRankConfig": (
         "Communicator Config",
-        "nccl/test_communicator.py::test_what_it_says_of_itself",
+        "nccl/test_communicator.py::test_properties",
     ),
     "ncclCommInitRankScalable": ("Communicator", "nccl/test_life.py::test_several_ids"),
     "ncclCommInitAll": ("Communicator.init_all", "nccl/test_groups.py::test_init_all"),
@@ -68,12 +68,12 @@ CALLS = {
     ),
     "ncclCommSuspend": (
         "Communicator.suspend",
-        "nccl/test_suspension.py::test_memory_is_given_back",
+        "nccl/test_suspension.py::test_memory_is_released",
     ),
     "ncclCommResume": ("Communicator.resume", "nccl/test_suspension.py::test_results_stay_right"),
     "ncclCommMemStats": (
         "Communicator.memory_stats MemoryStats",
-        "nccl/test_suspension.py::test_memory_is_given_back",
+        "nccl/test_suspension.py::test_memory_is_released",
     ),
     "ncclCommGetAsyncError": (
         "Communicator.async_error Communicator.ready Communicator.wait_ready",
@@ -81,15 +81,15 @@ CALLS = {
     ),
     "ncclCommCount": (
         "Communicator.nranks",
-        "nccl/test_communicator.py::test_what_it_says_of_itself",
+        "nccl/test_communicator.py::test_properties",
     ),
     "ncclCommCuDevice": (
         "Communicator.device",
-        "nccl/test_communicator.py::test_what_it_says_of_itself",
+        "nccl/test_communicator.py::test_properties",
     ),
     "ncclCommUserRank": (
         "Communicator.rank",
-        "nccl/test_communicator.py::test_what_it_says_of_itself",
+        "nccl/test_communicator.py::test_properties",
     ),
     "ncclMemAlloc": ("Communicator.mem_alloc", "nccl/test_buffers.py::test_allocated_buffers"),
     "ncclMemFree": ("Buffer.close", "nccl/test_buffers.py::test_allocated_buffers"),

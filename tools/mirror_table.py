@@ -20,7 +20,7 @@ from tests.mirror.torch_suite import EXCEPTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "mirror.md"
 
-ABOVE = "built on torch's process groups, beside this API"
+ABOVE = "built on torch's process groups, not part of this API"
 
 ABSENT = {
     **OF_DISTRIBUTED_C10D,
@@ -48,7 +48,7 @@ NOTES = {
     "monitored_barrier": "with every backend",
     "record_comm": "as a range in torch's profiler",
     "split_group": "also without `device_id`",
-    "shrink_group": "`SHRINK_ABORT` where ranks have died: nobody waits for them",
+    "shrink_group": "`SHRINK_ABORT` where ranks have died: the other ranks do not wait for them",
     "is_gloo_available": "False",
     "is_mpi_available": "False",
     "is_ucc_available": "False",
@@ -89,7 +89,7 @@ def page() -> str:
 TEXT = """\
 # The mirror
 
-`import pynccl as dist` carries the functions of `torch.distributed`: same names, same parameters,
+`import pynccl as dist` has the functions of `torch.distributed`: same names, same parameters,
 same defaults, same errors for the same mistakes. This page is made by
 `python -m tools.mirror_table`.
 
@@ -107,17 +107,17 @@ A script needs two changes: the import, and the name of the backend.
 * With `"host"` the communicator of a group is made with the group. With `None` where there are
   GPUs, and with `"nccl"`, it is made with the first operation, or at once with `device_id`.
 * List forms (`all_gather`, `gather`, `scatter`, `reduce_scatter`, `all_to_all`) are one NCCL group
-  of operations straight on the tensors, without a flat buffer; `all_gather` and `all_to_all` take
+  of operations directly on the tensors, without a flat buffer; `all_gather` and `all_to_all` take
   unequal sizes.
 * `isend` and `irecv` have a communicator of their own for each direction between two ranks, so that
   no order of them blocks another. A batch uses the communicator of the group; if it is the group's
   first operation, all its ranks must take part.
 * `recv` from any source works in groups of two ranks, where the source is known. Elsewhere it is
-  refused: NCCL cannot wait for whichever rank sends first. Tags are ignored.
+  refused: NCCL has no receive from any source. Tags are ignored.
 * dtypes are NCCL's: int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64,
   float8_e4m3fn, float8_e5m2; bool, of which `SUM` is "or"; complex64 and complex128 as pairs of
   reals, where the operator allows it. Others are refused.
-* What NCCL answers is raised as `DistBackendError`, which is pynccl's `NcclError` as well.
+* An error of NCCL is raised as `DistBackendError`, which is pynccl's `NcclError` as well.
 * On CPUs an operation that takes longer than the timeout of its group is ended, on the ranks that
   wait in it; the group cannot be used any more, the process can.
 * A script may end without `destroy_process_group`. After `fork`, a child cannot use its parent's

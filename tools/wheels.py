@@ -2,8 +2,8 @@
 
     python -m tools.wheels --python 3.12 --out build/wheels
 
-It takes the dependency group "offline" and what that needs, for another Python than this one if
-need be, without what every such machine has (NumPy comes with torch's users).
+It fetches the dependency group "offline" and its dependencies for the given version of Python. It
+leaves out the packages that such a machine already has: NumPy and typing_extensions.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const State state = state_.load(std::memory_order_acquire);
     return state == State::kPending || state == State::kMaking;
   }
-  // Read from NCCL once. A non-blocking communicator has no answer before it is ready.
+  // Read from NCCL once. A non-blocking communicator has no value before it is ready.
   int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
   int nranks() { return nranks_ < 1 ? identified().nranks_ : nranks_; }
   int device() { return identified().device_; }

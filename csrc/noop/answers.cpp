@@ -10,16 +10,16 @@ namespace {
 
 constexpr int kRankBits = 24;
 
-ncclComm_t makeComm(int nranks, int rank) {
+ncclComm_t make_comm(int nranks, int rank) {
   const auto ranks = static_cast<std::uintptr_t>(nranks) << kRankBits;
   return reinterpret_cast<ncclComm_t>(ranks | static_cast<std::uintptr_t>(rank));
 }
 
-int ranksOf(ncclComm_t comm) {
+int ranks_of(ncclComm_t comm) {
   return static_cast<int>(reinterpret_cast<std::uintptr_t>(comm) >> kRankBits);
 }
 
-int rankOf(ncclComm_t comm) {
+int rank_of(ncclComm_t comm) {
   constexpr std::uintptr_t mask = (std::uintptr_t{1} << kRankBits) - 1;
   return static_cast<int>(reinterpret_cast<std::uintptr_t>(comm) & mask);
 }
@@ -34,24 +34,24 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId, int rank) {
-  *comm = makeComm(nranks, rank);
+  *comm = make_comm(nranks, rank);
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId, int rank,
                                     ncclConfig_t*) {
-  *comm = makeComm(nranks, rank);
+  *comm = make_comm(nranks, rank);
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int,
                                       ncclUniqueId*, ncclConfig_t*) {
-  *newcomm = makeComm(nranks, myrank);
+  *newcomm = make_comm(nranks, myrank);
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int*) {
-  for (int i = 0; i < ndev; ++i) comm[i] = makeComm(ndev, i);
+  for (int i = 0; i < ndev; ++i) comm[i] = make_comm(ndev, i);
   return ncclSuccess;
 }
 
@@ -64,26 +64,26 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int, ncclComm_t* newcomm,
 
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                             ncclComm_t* newcomm, ncclConfig_t*, int) {
-  int rank = rankOf(comm);
-  for (int i = 0; i < excludeRanksCount; ++i) rank -= excludeRanksList[i] < rankOf(comm);
-  *newcomm = makeComm(ranksOf(comm) - excludeRanksCount, rank);
+  int rank = rank_of(comm);
+  for (int i = 0; i < excludeRanksCount; ++i) rank -= excludeRanksList[i] < rank_of(comm);
+  *newcomm = make_comm(ranks_of(comm) - excludeRanksCount, rank);
   return ncclSuccess;
 }
 
 // A rank of the old communicator passes -1 and keeps its number.
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId*, int rank,
                           ncclComm_t* newcomm, ncclConfig_t*) {
-  *newcomm = makeComm(nRanks, rank < 0 ? rankOf(comm) : rank);
+  *newcomm = make_comm(nRanks, rank < 0 ? rank_of(comm) : rank);
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  *count = ranksOf(comm);
+  *count = ranks_of(comm);
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  *rank = rankOf(comm);
+  *rank = rank_of(comm);
   return ncclSuccess;
 }
 

@@ -1,4 +1,4 @@
-"""A process group by torchrun: the launcher starts the ranks, and tells them who they are.
+"""A process group by torchrun: the launcher starts the ranks and sets their rank and world size.
 
     torchrun --nproc-per-node=3 examples/torch_course/torchrun.py
 

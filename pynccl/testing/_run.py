@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Environment", "LaunchError", "Process", "Run"]
 
 Environment = tuple[tuple[str, str], ...]
-_LAST_WORDS = 8000  # bytes of a dead process's traces that are reported
+_MAX_TRACE_BYTES = 8000  # bytes of a dead process's traces that are reported
 
 
 class LaunchError(RuntimeError):
@@ -79,8 +79,8 @@ class Process:
     def trace(self) -> str:
         """The end of what faulthandler wrote."""
         size = os.fstat(self._traces.fileno()).st_size
-        start = max(0, size - _LAST_WORDS)
-        return os.pread(self._traces.fileno(), _LAST_WORDS, start).decode(errors="replace")
+        start = max(0, size - _MAX_TRACE_BYTES)
+        return os.pread(self._traces.fileno(), _MAX_TRACE_BYTES, start).decode(errors="replace")
 
     def kill(self) -> None:
         self.popen.kill()

@@ -56,7 +56,7 @@ def _until_error(rank: Rank, what: str) -> tuple[float, str]:
         {"HOSTNCCL_DIRECT_BYTES": "16384", "HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"},
         {"HOSTNCCL_CMA": "0"},
     ],
-    ids=["single copy", "staged"],
+    ids=["direct", "staged"],
 )
 @pytest.mark.parametrize("what", ["256 MB all_reduce", "all_reduce", "ring", "stream"])
 def test_sigkill_is_an_error_in_the_others(

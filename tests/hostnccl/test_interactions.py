@@ -51,11 +51,11 @@ def _graph_of_one_sided(rank: Rank, comm: nccl.Communicator) -> None:
     area, stream, peer = Area(comm), rank.stream(), 1 - rank.rank
     event = rank.event()
     total = np.zeros(300, np.float32)
-    direct = nccl.CollConfig(algorithm="staged", profiler_tag=7, launch_event=event)
+    staged = nccl.CollConfig(algorithm="staged", profiler_tag=7, launch_event=event)
     with nccl.capture(stream) as graph:
         area.put(comm, peer)
         comm.wait_signal(peer)
-        comm.all_reduce(total, config=direct)
+        comm.all_reduce(total, config=staged)
         with nccl.group():
             comm.signal(peer)
             comm.wait_signal(peer)

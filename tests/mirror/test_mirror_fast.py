@@ -449,7 +449,7 @@ def test_functions_that_do_not_fit_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"there is no fast function for scatter\(\)"):
         attached("scatter", lambda tensor: None)
-    with pytest.raises(TypeError, match=r"all_reduce.* knows no parameter 'root'"):
+    with pytest.raises(TypeError, match=r"the fast function has no parameter 'root'"):
         attached("all_reduce", lambda tensor, root, op=some, group=None, async_op=False: None)
     with pytest.raises(TypeError, match=r"all_reduce.*it has no parameter 'async_op'"):
         attached("all_reduce", lambda tensor, op=some, group=None: None)

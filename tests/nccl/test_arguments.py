@@ -397,7 +397,7 @@ class _Rude:
         raise BufferError("not today")
 
 
-def test_an_exporter_that_raises_is_heard() -> None:
+def test_error_of_an_exporter_is_raised() -> None:
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
         with pytest.raises((BufferError, ValueError), match="not today"):
             comm.all_reduce(_Rude())

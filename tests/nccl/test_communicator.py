@@ -34,7 +34,7 @@ def _identity(rank: Rank) -> None:
     assert (comm.rank, comm.nranks) == (rank.rank, rank.nranks)  # still known
 
 
-def test_what_it_says_of_itself(launch: Launcher, provider: str) -> None:
+def test_properties(launch: Launcher, provider: str) -> None:
     launch(2, _identity, provider=provider)
 
 

@@ -37,7 +37,7 @@ def _meet(rank: Rank, keys: list[str | None]) -> str:
     return ""
 
 
-def test_ranks_with_the_same_key_meet(launch: Launcher) -> None:
+def test_ranks_with_the_same_key_connect(launch: Launcher) -> None:
     assert launch(3, _meet, [_KEY] * 3) == [""] * 3
     assert launch(2, _meet, [None] * 2) == [""] * 2  # the key is gone again
 

@@ -74,8 +74,8 @@ def _one_process(rank: Rank) -> None:
         each.close()
 
 
-@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["single copy", "staged"])
-def test_memory_is_given_back(launch: Launcher, env: dict[str, str]) -> None:
+@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["direct", "staged"])
+def test_memory_is_released(launch: Launcher, env: dict[str, str]) -> None:
     launch(1, _one_process, fresh=True, env={**env, "HOSTNCCL_DIRECT_BYTES": "100000000"})
 
 

@@ -185,7 +185,7 @@ def test_errors_survive_pickling(error: Exception) -> None:
     assert vars(again) == vars(error)
 
 
-def test_errors_say_where_and_why() -> None:
+def test_error_texts() -> None:
     unique_id = bytearray(bytes(nccl.get_unique_id("host")))
     unique_id[0] ^= 1
     with pytest.raises(nccl.NcclInvalidArgumentError) as caught:

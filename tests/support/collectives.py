@@ -202,7 +202,7 @@ def product(
     counts: tuple[int, ...],
     operators: Callable[[str], tuple[str, ...]] = dtypes.operators,
 ) -> Iterator[Case]:
-    """Every dtype x count x operator x (in place, out) x (sync, stream), the root going round."""
+    """Every dtype x count x operator x (in place, out) x (sync, stream); the roots take turns."""
     places = (False,) if collective == "all_to_all" else (False, True)
     number = 0
     for name in names:

@@ -23,7 +23,7 @@ def count() -> int:
 def missing() -> str:
     """Why tests on GPUs cannot run; "" where they can."""
     try:
-        import torch  # first, so that its NCCL is the one
+        import torch  # first, so that pynccl uses torch's NCCL
     except ImportError:
         return "no torch, which the tests on GPUs make their tensors with"
     try:

@@ -1,7 +1,7 @@
 """Launches the functions of tests, by pynccl.testing: kept processes, options of the tests, GPUs.
 
-On GPUs a test is skipped where its ranks find no room, and where the loaded NCCL is too old for
-what it calls.
+On GPUs a test is skipped if it has more ranks than the GPUs can run, or if the loaded NCCL is too
+old for a function that it calls.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def check_bits(got: np.ndarray, expected: np.ndarray) -> None:
     """Every bit the same.
 
     Raises:
-        AssertionError: one is not; the text says where.
+        AssertionError: a bit differs; the text names the element.
     """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         raise AssertionError(f"{got.dtype}{got.shape} instead of {expected.dtype}{expected.shape}")

@@ -9,7 +9,7 @@
 namespace hostnccl {
 
 Fd make_memory_file(const char* name, size_t bytes) {
-  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older kernels do not know
+  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older kernels do not have
   Fd file(memfd_create(name, MFD_CLOEXEC | kNoExecSeal));
   if (!file && errno == EINVAL) file = Fd(memfd_create(name, MFD_CLOEXEC));
   if (!file) fail_errno("memfd_create");

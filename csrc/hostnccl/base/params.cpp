@@ -23,7 +23,7 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_CMA", ParamType::Bool, false, 0, 1, "TRUE",
      "whether ranks may read each other's buffers directly, between processes with "
      "process_vm_readv and within one by pointer; FALSE stages all data except that of collectives "
-     "in windows"},
+     "and one-sided operations in windows"},
     {"HOSTNCCL_ISA", ParamType::Text, true, 0, 0, nullptr,
      "newest instruction set that the reduction kernels may use: baseline, avx2 or avx512"},
     {"HOSTNCCL_SPIN_US", ParamType::Uint64, true, 0, kMaxBytes, "1000",

@@ -3,7 +3,8 @@
 namespace hostnccl {
 
 void CollectiveState::attach(Segment& segment, int rank) {
-  constexpr uint32_t kStepsOfInitialization = 2;  // Segment::enter and Segment::probe
+  // Segment::announce_rank and Segment::probe_peer_memory
+  constexpr uint32_t kStepsOfInitialization = 2;
   segment_ = &segment;
   rank_ = rank;
   step_ = kStepsOfInitialization;

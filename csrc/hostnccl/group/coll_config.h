@@ -14,7 +14,8 @@ struct CollConfig {
   Ref<Event> launch_event;  // launchCompletionEvent: recorded when the operation begins
 };
 
-// Checks the struct; null gives the defaults. It may come from an older or newer NCCL: size tells.
+// Checks the struct; null gives the defaults. It may come from an older or newer NCCL: its size
+// field determines the version.
 CollConfig read_coll_config(const abi::ncclCollConfig_t* given, Kind kind,
                             const Communicator& comm);
 

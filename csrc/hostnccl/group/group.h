@@ -1,6 +1,7 @@
 // The group of a thread: the operations and jobs called between ncclGroupStart and ncclGroupEnd.
-// The outermost ncclGroupEnd starts them: the jobs first, each in a thread of its own, then the
-// operations (dispatch.h). Outside a group a call is started at once.
+// The outermost ncclGroupEnd starts them: the jobs first (several blocking ones each in a thread, a
+// single one in this thread), then the operations (dispatch.h). Outside a group a call is started
+// at once.
 #pragma once
 
 #include <optional>

@@ -139,9 +139,9 @@ void RendezvousHost::check(const JoinRequest& request) const {
   check_key(request);
   if (request.nranks != self_.nranks) {
     fail(abi::ncclInvalidUsage,
-         "the ranks disagree about nranks: %d says rank %d (pid %d), %d says rank %d (pid %d)",
-         self_.nranks, self_.rank, self_.process.pid, request.nranks, request.rank,
-         request.process.pid);
+         "the ranks disagree about nranks: rank %d (pid %d) passes %d, rank %d (pid %d) passes %d",
+         self_.rank, self_.process.pid, self_.nranks, request.rank, request.process.pid,
+         request.nranks);
   }
   if (request.rank < 0 || request.rank >= self_.nranks) {
     fail(abi::ncclInvalidArgument, "rank %d of pid %d is not in [0, %d)", request.rank,

@@ -90,8 +90,8 @@ void Segment::check_signals(int rank) const {
   const SignalRange& other = rank_state(rank).signals;
   if (first == other) return;
   hostnccl::fail(abi::ncclInvalidUsage,
-                 "the ranks disagree about numRmaCtx and numRmaSig: %s says %u and %u, %s says %u "
-                 "and %u",
+                 "the ranks disagree about numRmaCtx and numRmaSig: %s passes %u and %u, %s passes "
+                 "%u and %u",
                  name_of(0).c_str(), first.contexts, first.per_context, name_of(rank).c_str(),
                  other.contexts, other.per_context);
 }

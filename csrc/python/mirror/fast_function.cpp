@@ -178,7 +178,7 @@ Parameters::Parameters(const py::function& function, const Expected& expected) {
     const Parameter* found = nullptr;
     for (std::size_t i = 0; i < known; ++i)
       if (name == expected[i].name) found = &expected[i];
-    if (!found) mismatch.raise("the fast function knows no parameter " + quoted);
+    if (!found) mismatch.raise("the fast function has no parameter " + quoted);
     if (!py::object(item.attr("kind")).is(usual))
       mismatch.raise(quoted + " must be a parameter for position and keyword");
     check_default(mismatch, *found, item.attr("default"), empty);

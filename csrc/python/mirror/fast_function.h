@@ -1,6 +1,6 @@
 // Fast functions: callables in C++ that do the common case of a function of the mirror, and call
 // the function in Python, with the same arguments, for every other case, mistakes included. So each
-// signature, each documentation and each text of an error stands once, in Python.
+// signature, each documentation and each error text exists once, in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -51,7 +51,7 @@ class Parameters {
   Parameters(const py::function& function, const Expected& expected);
 
   // Puts the arguments of a call at the indices of their parameters, nullptr for those that are not
-  // given. Returns false for calls that only Python's function can judge.
+  // given. Returns false for calls that only the Python function can handle.
   bool match(PyObject* const* args, std::size_t nargs, PyObject* kwnames, Values& values) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the fast functions share: whether the fast way is open, checks, and the call of NCCL.
+// What the fast functions share: whether the fast path applies, checks, and the call of NCCL.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +11,7 @@
 
 namespace pynccl::python::mirror {
 
-// The group of an argument, where operations on it go straight to NCCL; else nullptr.
+// The group of an argument if operations on it are issued at once; else nullptr.
 inline ProcessGroup* direct_group(PyObject* argument) {
   ProcessGroup* group = ProcessGroup::given(argument);
   if (!group || !group->batch.is_none() || Group::active()) [[unlikely]]
@@ -21,7 +21,7 @@ inline ProcessGroup* direct_group(PyObject* argument) {
 
 // Runs the checks of a body. Returns false if they throw what checks throw for a mistake, or what
 // the creation of the communication stream throws: Python's function repeats them and raises the
-// right exception. Everything else (std::bad_alloc, KeyboardInterrupt) goes on.
+// right exception. All other exceptions (std::bad_alloc, KeyboardInterrupt) propagate.
 template <class Checks>
 bool passes(Checks&& checks) {
   try {
@@ -59,7 +59,7 @@ inline py::object make_record(const py::object& kind, PyObject* tensor, const py
       source < 0 ? py::object(py::none()) : py::object(py::int_(source)));
 }
 
-// Calls send(), which goes to NCCL, without the GIL.
+// Calls send(), which calls NCCL, without the GIL.
 template <class MakeRecord, class Send>
 PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, MakeRecord&& make_record,
                     Send&& send) {

@@ -42,7 +42,7 @@ class ProcessGroup {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(PyDict_GET_SIZE(rank_of_.ptr())); }
   // The rank in this group that a global rank (or else the group rank itself) names; borrowed,
-  // nullptr where only Python's function can tell.
+  // nullptr where only the Python function can resolve it.
   PyObject* rank_of(PyObject* global_rank, PyObject* group_rank) const;
 
   // Whether there is any CommStream of the whole group.

@@ -158,8 +158,8 @@ constexpr char kWaitDoc[] =
     R"(Make the current stream wait for the operation; on CPUs, and with a timeout, the caller.
 
 Args:
-    timeout: a datetime.timedelta, how long to wait at most; zero and None are as long as the
-        group's own timeout lets it.
+    timeout: a datetime.timedelta, how long to wait at most; zero and None: no limit besides the
+        group's timeout.
 
 Returns:
     True.
@@ -177,7 +177,7 @@ void bind_work(py::module_& m) {
        "Block the caller until the operation is done, which is True, or the time is over."},
       fast_method("is_completed", &is_completed,
                   "is_completed($self)\n--\n\n"
-                  "Whether the operation has ended, well or with an error."),
+                  "Whether the operation has ended, with or without an error."),
       fast_method(
           "exception", &exception,
           "exception($self)\n--\n\nThe error that the operation has failed with, or None so far."),

@@ -1,6 +1,6 @@
 // Group: what a thread collects between the entry and the exit of group(): checked operations with
 // references to their buffers, and communicators and windows to be made. NCCL is called when the
-// outermost group ends, so that an exception inside leaves nothing half done. A plan and a
+// outermost group ends, so that an exception inside leaves no operation issued. A plan and a
 // simulation are recorders: groups whose operations are handed over instead of issued.
 #pragma once
 

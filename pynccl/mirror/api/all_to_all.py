@@ -1,7 +1,7 @@
 """All-to-all: every rank sends each rank its own part.
 
 Equal parts of one tensor are one NCCL operation; lists and unequal parts are one group of sends and
-receives straight on the user's tensors.
+receives directly on the user's tensors.
 """
 
 from __future__ import annotations

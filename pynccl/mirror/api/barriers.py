@@ -44,7 +44,7 @@ def barrier(
     Raises:
         TypeError: timeout is not a timedelta.
         ValueError: there is no default group.
-        DistBackendError: NCCL failed, or not every rank came in time.
+        DistBackendError: NCCL failed, or not every rank called it before the timeout.
     """
     pg = group_or_default(group or None)
     if _rank_not_in_group(pg):

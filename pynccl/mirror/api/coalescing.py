@@ -1,4 +1,4 @@
-"""The coalescing manager: what is called in its context goes out as one NCCL group."""
+"""The coalescing manager: what is called in its context is issued as one NCCL group."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The collectives on lists of tensors.
 
-Each is one NCCL group of operations straight on the user's tensors: nothing is copied to or from a
-flat buffer, and where nothing else is said the parts may have different sizes. Tensors are
+Each is one NCCL group of operations directly on the user's tensors: nothing is copied to or from a
+flat buffer, and unless noted otherwise the parts may have different sizes. Tensors are
 contiguous, of one dtype that NCCL has, on one device of the group's backends.
 """
 

@@ -70,7 +70,7 @@ def check_same_dtype(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
-    """Raise for a list that does not have one tensor for each rank.
+    """Check that a list has one tensor for each rank.
 
     Raises:
         MismatchError: it has more or fewer.
@@ -82,7 +82,7 @@ def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
 
 
 def check_same_size(tensors: Sequence[torch.Tensor], like: torch.Tensor, name: str) -> None:
-    """Raise for tensors with another number of elements.
+    """Check that a list has only tensors with as many elements as another tensor.
 
     Raises:
         MismatchError: one of them differs.

@@ -1,6 +1,6 @@
 """The exceptions of the mirror: torch's families joined with pynccl's.
 
-What NCCL answers is raised as a :class:`BackendError`, which is torch's ``DistBackendError`` and
+An error of NCCL is raised as a :class:`BackendError`, which is torch's ``DistBackendError`` and
 pynccl's ``NcclError`` at once, so that the ``except`` clauses of existing scripts catch it.
 """
 

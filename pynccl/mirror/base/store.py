@@ -28,7 +28,7 @@ def broadcast_via_store(
     """Wait until all ranks have called this, and return to each what rank 0 has made.
 
     A later group may use the same store and the same name: each rank calls once for each exchange,
-    so the number of calls so far tells which exchange it is.
+    so the number of calls so far identifies the exchange.
 
     Args:
         store: common to the ranks.
@@ -43,10 +43,11 @@ def broadcast_via_store(
         The bytes of make() on rank 0.
 
     Raises:
-        DistStoreError: not all ranks came in time; the text names the ranks that are missing.
+        DistStoreError: not all ranks called this before the timeout; the text names the
+            missing ones.
     """
-    arrival = store.add(f"{name}/arrivals", 1)
-    exchange = PrefixStore(f"{name}/{(arrival - 1) // size}", store)
+    call = store.add(f"{name}/calls", 1)
+    exchange = PrefixStore(f"{name}/{(call - 1) // size}", store)
     exchange.set(str(rank), make() if rank == 0 else b"here")  # type: ignore[arg-type]
     keys = [str(other) for other in range(size)]
     try:

@@ -1,6 +1,6 @@
 """Aborts operations on CPUs that take longer than their group's timeout.
 
-An operation that blocks its caller cannot look at the clock itself. One thread checks at intervals
+An operation that blocks its caller cannot check the timeout itself. One thread checks at intervals
 whether each CommStream has made progress. The interval is a fraction of the shortest timeout: with
 the default of half an hour the thread wakes every few minutes.
 """
@@ -41,7 +41,7 @@ class _Watchdog:
         self.start_again()
 
     def start_again(self) -> None:
-        """Forget everything: a child of fork() has neither the thread nor usable CommStreams."""
+        """Remove all entries: a child of fork() has neither the thread nor usable CommStreams."""
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._seen: weakref.WeakKeyDictionary[Watched, tuple[object, float]] = (
             weakref.WeakKeyDictionary()

@@ -21,7 +21,7 @@ from pynccl.mirror.group.work import Work
 
 __all__ = ["CommStream"]
 
-_GRACE = 2.0  # seconds for operations nobody waited for, when their group is destroyed
+_GRACE = 2.0  # seconds for operations that were not waited for, when their group is destroyed
 
 
 class CommStream(_C.CommStream):

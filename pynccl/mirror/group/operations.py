@@ -1,7 +1,7 @@
 """The collectives of a group: each takes the group and ranks of the group, checks, and issues.
 
 An operation on one tensor is one call of NCCL. An operation on a list is one NCCL group of calls
-straight on the user's tensors, so nothing is copied to or from a flat buffer, and the parts may
+directly on the user's tensors, so nothing is copied to or from a flat buffer, and the parts may
 have different sizes: all_gather is a broadcast from each rank, reduce_scatter a reduction to each,
 the others are sends and receives.
 

@@ -74,7 +74,7 @@ def source_in(group: BaseGroup) -> int:
     """
     if group.size() != 2:
         raise ValueError(
-            "recv from any source: NCCL cannot wait for whichever rank sends first; name the "
+            "recv without a source: NCCL has no receive from any source; name the "
             f"source (only in a group of two ranks it is known, this one has {group.size()})"
         )
     return 1 - group.rank()

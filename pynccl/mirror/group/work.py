@@ -141,7 +141,7 @@ class DeferredWork(Work):
         except FutureTimeoutError:
             raise BackendTimeoutError(
                 f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._operation}: "
-                "the other rank has not come yet",
+                "the other rank has not connected yet",
                 8,
                 self._operation,
             ) from None

@@ -20,7 +20,7 @@ def destroy_process_group(group: ProcessGroup | None = None):
     """Free a group: torch.distributed.destroy_process_group (ncclCommFinalize, ncclCommDestroy).
 
     Operations that were issued are finished first; after 2 seconds, or the group's timeout if that
-    is shorter, asynchronous ones that nobody has waited for are aborted.
+    is shorter, asynchronous ones that were not waited for are aborted.
 
     Args:
         group: the group; None, and the default group, are all groups.
@@ -57,7 +57,7 @@ def abort_process_group(pg: ProcessGroup) -> None:
 
 
 def end_all(end: Callable[[ProcessGroup], None]) -> None:
-    """End every group, the newest first, and forget them all.
+    """End every group, the newest first, and remove all entries.
 
     Raises:
         Exception: the first error; the groups after it are ended too.

@@ -58,7 +58,7 @@ def init_process_group(
         ValueError: the group exists already, or an argument is wrong.
         TypeError: an argument has the wrong type.
         AssertionError: store comes together with init_method, or without world_size and rank.
-        DistStoreError: not all ranks came in time.
+        DistStoreError: not all ranks called it before the timeout.
         DistBackendError: NCCL failed.
     """
     if world.default is not None:

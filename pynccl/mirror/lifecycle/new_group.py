@@ -60,7 +60,7 @@ def new_group(
             range, too many.
         TypeError: timeout or pg_options has the wrong type.
         AssertionError: device_id is not the default group's.
-        DistStoreError: not all ranks came in time.
+        DistStoreError: not all ranks called it before the timeout.
         DistBackendError: NCCL failed.
     """
     default = _get_default_group()

@@ -1,4 +1,4 @@
-"""shrink_group: a new group without the ranks that are lost."""
+"""shrink_group: a new group without the excluded ranks."""
 
 from __future__ import annotations
 
