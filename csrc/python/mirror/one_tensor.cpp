@@ -139,12 +139,13 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   }
 }
 
-// isend, irecv, send and recv outside a batch, between two ranks that have connected.
+// isend, irecv, send and recv outside a batch, between two ranks that have connected, or on the
+// communicator of the group.
 template <bool Sends, bool Async>
 PyObject* transfer(const FastFunction&, PyObject* const* values) {
   constexpr Kind kKind = Sends ? Kind::kSend : Kind::kRecv;
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
-  static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};
+  static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};  // of a pair
   const ProcessGroup* group = direct_group(values[kGroup]);
   OperationArguments arguments;
   arguments.tensor = values[kTensor];
@@ -161,10 +162,11 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   const bool checked_well = passes([&] {
     view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
     peer = PyLong_AsLong(rank);
-    ref = group->pair_comm_stream(view.device_type, peer, Sends);
+    const ProcessGroup::Transfer found = group->transfer(view.device_type, peer, Sends);
+    ref = found.comm_stream;
     if (!ref) return false;
     CommStream& comm_stream = *ref->comm_stream;
-    arguments.root_or_peer = ranks[1 - comm_stream.communicator().rank()];
+    arguments.root_or_peer = found.peer == peer ? rank : ranks[found.peer];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
     operation =
