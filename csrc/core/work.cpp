@@ -57,11 +57,9 @@ WorkQueue::WorkQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> s
 
 void WorkQueue::begin(CUstream current) {
   const DefaultStreamScope scope(library(), stream_->device(), current);
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
   // A captured event cannot be asked. It may go back to the pool all the same: whoever takes it
   // records it again, which makes it an event like others, and a graph has no part in it.
-  capturing_ = status != CU_STREAM_CAPTURE_STATUS_NONE;
+  capturing_ = is_capturing(current);
   if (!capturing_) forget_done();
   const PooledEvent ready = events_->take();
   ready->record(current);
@@ -81,6 +79,17 @@ std::shared_ptr<Work> WorkQueue::end(std::shared_ptr<void> held) {
 std::optional<std::size_t> WorkQueue::oldest() {
   forget_done();
   return pending_.empty() ? std::nullopt : std::optional(forgotten_);
+}
+
+bool WorkQueue::is_capturing(CUstream current) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void WorkQueue::release_done(CUstream current) {
+  const DefaultStreamScope scope(library(), stream_->device(), current);
+  if (!is_capturing(current)) forget_done();
 }
 
 void WorkQueue::forget_done() {

@@ -50,11 +50,18 @@ class WorkQueue {
   // waiting frees nothing that is in use.
   std::shared_ptr<Work> end(std::shared_ptr<void> held);
 
+  // Releases what is held by work that is done, for a caller that issues on the current stream
+  // without begin(). Does nothing where that stream is being captured: events cannot be asked then.
+  void release_done(CUstream current);
+  // Whether there is work that was not known to be done at the last look.
+  bool has_pending() const { return !pending_.empty(); }
+
   // The number, in the order of end(), of the oldest work that is not done.
   std::optional<std::size_t> oldest();
 
  private:
   void forget_done();
+  bool is_capturing(CUstream current) const;
 
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<EventPool> events_;

@@ -2,8 +2,8 @@
 #include <dlpack/dlpack.h>
 
 #include "core/issue.h"
-#include "python/collectives/operation_factory.h"
 #include "python/call/held.h"
+#include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
 
@@ -118,14 +118,16 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
     PyObject* op = arguments.op;
     if (T.op && !op) op = classes.operators[0].second;
     py::list calls = list_of(
-        make_call(method_name<K>(), arguments.tensor, arguments.root_or_peer, op, arguments.out).ptr());
+        make_call(method_name<K>(), arguments.tensor, arguments.root_or_peer, op, arguments.out)
+            .ptr());
     return make_record(name, arguments.tensor, calls,
                        list_of(T.out ? arguments.out : arguments.tensor), async_op);
   };
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
-    return issue_now(*ref, name.ptr(), record, [&] { send<K>(communicator, operation); });
+    return issue_now(*ref, name.ptr(), operation.stream, record,
+                     [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
   Work work(ref->object, *ref->comm_stream, name, view);
@@ -169,8 +171,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
     arguments.root_or_peer = found.peer == peer ? rank : ranks[found.peer];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
-    operation =
-        make_operation<kKind>(comm_stream.communicator(), arguments, view, Async ? &queue : nullptr);
+    operation = make_operation<kKind>(comm_stream.communicator(), arguments, view,
+                                      Async ? &queue : nullptr);
     return true;
   });
   if (!checked_well) [[unlikely]]
@@ -179,7 +181,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   Communicator& communicator = ref->comm_stream->communicator();
   const auto record = [&] {
     py::list calls = list_of(
-        make_call(method_name<kKind>(), arguments.tensor, arguments.root_or_peer, nullptr, nullptr).ptr());
+        make_call(method_name<kKind>(), arguments.tensor, arguments.root_or_peer, nullptr, nullptr)
+            .ptr());
     return make_record(py::reinterpret_borrow<py::object>(name), arguments.tensor, calls,
                        list_of(Sends ? nullptr : arguments.tensor), Async,
                        Sends ? -1 : static_cast<int>(peer));
@@ -194,7 +197,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   } else {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
-    PyObject* done = issue_now(*ref, name, record, [&] { send<kKind>(communicator, operation); });
+    PyObject* done = issue_now(*ref, name, operation.stream, record,
+                               [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
     return Py_NewRef(rank == values[kGroupRank] ? rank : values[kGlobalRank]);
