@@ -38,6 +38,7 @@ class Options:
 
     Raises:
         TypeError: it is something else.
+        ValueError: it asks for communicators that do not block.
     """
 
     def __init__(self, given: Any) -> None:
@@ -45,6 +46,12 @@ class Options:
         self.config: nccl.Config | None = None
         if given is None or isinstance(given, nccl.Config):
             self.config = given
+            if given is not None and given.blocking == 0:
+                raise ValueError(
+                    "pg_options: Config(blocking=0) cannot be used by process groups: they would "
+                    "have to wait until each call is done; Config(init_timeout=...) limits the "
+                    "time in which a communicator is made"
+                )
         elif hasattr(given, "config"):
             self.config = _copy_config(given.config)
         elif not hasattr(given, "is_high_priority_stream"):
@@ -264,6 +271,7 @@ class BaseGroup(_C.ProcessGroup):
 
     def _open(self, device: torch.device) -> CommStream:
         """Exchange a unique id through the store, and make the CommStream."""
+        self.provider(device)  # raises on each rank where there is none
         device = _concrete(device)
         unique_id = broadcast_via_store(
             self.store,

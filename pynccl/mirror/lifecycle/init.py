@@ -53,9 +53,11 @@ def init_process_group(
         rank: this one; likewise.
         store: the store of the rendezvous, instead of a URL.
         group_name: ignored, as torch does.
-        pg_options: a :class:`pynccl.nccl.Config`, or torch's ``ProcessGroupNCCL.Options``.
-        device_id: the device of this rank. Its communicator is then made at once. Without it, and
-            where there are GPUs, communicators are made when they are first needed.
+        pg_options: a :class:`pynccl.nccl.Config`, but not one with ``blocking=0``, or torch's
+            ``ProcessGroupNCCL.Options``.
+        device_id: the device of this rank. Its communicator is then made at once, and sends and
+            receives outside a batch use it too. Without it, and where there are GPUs, communicators
+            are made when they are first needed.
 
     Raises:
         ValueError: the group exists already, or an argument is wrong.
@@ -119,8 +121,10 @@ def _connect(pg: ProcessGroup, store: Store) -> None:
     """
     device = pg.device_at_once()
     unique_id = ""
-    if device is not None and pg.rank() == 0:
-        unique_id = pg.new_unique_id(device).hex()
+    if device is not None:
+        pg.provider(device)  # raises on each rank where there is none
+        if pg.rank() == 0:
+            unique_id = pg.new_unique_id(device).hex()
     own = json.dumps([pg.peers.address, unique_id]).encode()
     values = gather_via_store(store, "init_process_group", pg.rank(), pg.size(), pg.timeout, own)
     given = [json.loads(value) for value in values]
