@@ -22,35 +22,10 @@ from worker import Rank, wait_for
 from doubles import build, library
 from pynccl import nccl
 
-BUSY = 4.0  # seconds, more than the 2 that a group's end has
-
 
 def known(item: int, text: str) -> pytest.MarkDecorator:
     """A failure that issue 10 lists in its section 2."""
     return pytest.mark.xfail(reason=f"issue 10, item {item}: {text}", strict=True)
-
-
-def _destroyed_while_busy(
-    dist: Any,  # noqa: ANN401 - the module
-    rank: int,
-    size: int,
-) -> list[float]:
-    import torch
-
-    x = torch.full((4,), rank + 1.0)
-    dist.all_reduce(torch.ones(1))  # connects
-    torch.cuda.synchronize()
-    library.busy(BUSY, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
-    dist.all_reduce(x, async_op=True).wait()
-    dist.destroy_process_group()
-    return x.tolist()
-
-
-@known(1, "destroy_process_group aborts what runs for more than 2 seconds")
-def test_work_ends_before_its_group(launch: Launcher, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    values = launch(2, run_in_world, _destroyed_while_busy, url, {}, (), provider="cuda")
-    assert values == [[3.0] * 4] * 2
 
 
 def _work_of_a_group(
