@@ -161,8 +161,8 @@ def _dropped(dist: Any, rank: int, size: int, then: str) -> None:
     seen = weakref.ref(tensor)
     dist.all_reduce(tensor, async_op=True)
     del tensor
-    time.sleep(0.3)  # it is done
-    assert seen() is not None
+    dist.monitored_barrier()  # by the store: both ranks have issued it
+    time.sleep(0.3)
     if then == "all_reduce":
         dist.all_reduce(torch.ones(1))
     elif then == "barrier":
