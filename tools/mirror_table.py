@@ -109,9 +109,23 @@ A script needs two changes: the import, and the name of the backend.
 * List forms (`all_gather`, `gather`, `scatter`, `reduce_scatter`, `all_to_all`) are one NCCL group
   of operations directly on the tensors, without a flat buffer; `all_gather` and `all_to_all` take
   unequal sizes.
-* `isend` and `irecv` have a communicator of their own for each direction between two ranks, so that
-  no order of them blocks another. A batch uses the communicator of the group; if it is the group's
-  first operation, all its ranks must take part.
+* Outside a batch, `send`, `recv`, `isend` and `irecv` have a communicator of their own for each
+  direction between two ranks, so that no order of `isend` and `irecv` blocks another. On GPUs it is
+  made at the first transfer in its direction, with at most 8 CTAs unless `pg_options` sets
+  `max_ctas`; on CPUs those of both directions are made at the first transfer. The first `send` or
+  `recv` waits for the other rank; `isend` and `irecv` do not, they connect in another thread. Only
+  the two ranks take part: other ranks, and the store, may be gone.
+* The cost: each direction in use is an `ncclCommInitRankConfig` of two ranks, and a communicator
+  with buffers and threads of its own. A rank that sends to 63 others and receives from them has 126
+  beside that of the group. A batch (`batch_isend_irecv`) needs none, and on GPUs, with `device_id`
+  in `init_process_group`, transfers outside a batch use the communicator of the group, as torch's
+  do: then they run in the order of their calls, and two ranks that both send before they receive
+  can block each other.
+* A batch uses the communicator of the group; if it is the group's first operation, all its ranks
+  must take part.
+* A transfer with a rank that has died or has left raises at once. `destroy_process_group` waits for
+  operations on GPUs as long as the timeout of the group; then it aborts them and raises.
+* `pg_options` takes a `pynccl.nccl.Config`, but not `Config(blocking=0)`.
 * `recv` from any source works in groups of two ranks, where the source is known. Elsewhere it is
   refused: NCCL has no receive from any source. Tags are ignored.
 * dtypes are NCCL's: int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64,

@@ -59,11 +59,9 @@ AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream>
 
 void AsyncQueue::begin(CUstream current) {
   const DefaultStreamScope scope(library(), stream_->device(), current);
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
   // A captured event cannot be queried. It may still return to the pool: the next user records it
   // again, outside the graph.
-  capturing_ = status != CU_STREAM_CAPTURE_STATUS_NONE;
+  capturing_ = is_capturing(current);
   if (!capturing_) remove_done();
   const PooledEvent ready = events_->take();
   ready->record(current);
@@ -83,6 +81,17 @@ std::shared_ptr<AsyncOperation> AsyncQueue::end(std::shared_ptr<void> held) {
 std::optional<std::size_t> AsyncQueue::oldest() {
   remove_done();
   return pending_.empty() ? std::nullopt : std::optional(removed_);
+}
+
+bool AsyncQueue::is_capturing(CUstream current) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void AsyncQueue::release_done(CUstream current) {
+  const DefaultStreamScope scope(library(), stream_->device(), current);
+  if (!is_capturing(current)) remove_done();
 }
 
 void AsyncQueue::remove_done() {

@@ -50,11 +50,18 @@ class AsyncQueue {
   // that dropping it without a wait frees nothing that is in use.
   std::shared_ptr<AsyncOperation> end(std::shared_ptr<void> held);
 
+  // Releases what completed operations hold, for a caller that issues on the current stream without
+  // begin(). Does nothing while that stream is captured: events cannot be queried then.
+  void release_done(CUstream current);
+  // Whether there are operations that were not complete at the last check.
+  bool has_pending() const { return !pending_.empty(); }
+
   // The number, in the order of end(), of the oldest operation that is not done.
   std::optional<std::size_t> oldest();
 
  private:
   void remove_done();
+  bool is_capturing(CUstream current) const;
 
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<EventPool> events_;

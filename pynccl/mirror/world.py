@@ -10,6 +10,7 @@ from torch.distributed.distributed_c10d import Store
 
 from pynccl import _C
 from pynccl.mirror.base.backend import Backend
+from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.group.process_group import ProcessGroup
 
 __all__ = [
@@ -38,6 +39,7 @@ class _World:
     def reset(self) -> None:
         self.default = None
         self.store: Store | None = None  # common to all groups, below their prefixes
+        self.peers: Peers | None = None  # common to all groups
         self.groups: dict[ProcessGroup, str] = {}
         self.count = 0
 

@@ -80,6 +80,35 @@ def test_backends_that_are_refused(backend: str, message: str) -> None:
     assert not dist.is_initialized()
 
 
+class _CommStream:
+    """Notes its calls; some of them fail."""
+
+    def __init__(self, name: str, calls: list[str], failing: str = "") -> None:
+        self.name, self.calls, self.failing = name, calls, failing
+
+    def _call(self, call: str) -> None:
+        self.calls.append(f"{call} {self.name}")
+        if call == self.failing:
+            raise RuntimeError(f"{call} {self.name} fails")
+
+    def finish(self, started: float) -> None:
+        self._call("finish")
+
+    def free(self) -> None:
+        self._call("free")
+
+
+def test_all_communicators_are_closed_where_one_fails() -> None:
+    """All are finalized before any is destroyed, and the first error is raised at the end."""
+    from pynccl.mirror.group.comm_stream import close_all
+
+    calls: list[str] = []
+    failing = {"a": "finish", "b": "free", "c": ""}
+    with pytest.raises(RuntimeError, match="finish a fails"):
+        close_all(_CommStream(name, calls, call) for name, call in failing.items())  # type: ignore[misc]
+    assert calls == [f"{call} {name}" for call in ("finish", "free") for name in "abc"]
+
+
 def test_arguments_of_init_that_are_refused() -> None:
     import pynccl as dist
 
@@ -94,6 +123,10 @@ def test_arguments_of_init_that_are_refused() -> None:
         dist.init_process_group("host", store=store, rank=0, world_size=1, timeout=5)
     with pytest.raises(TypeError, match="pg_options"):
         dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=3)
+    config = dist.nccl.Config(blocking=0)
+    with pytest.raises(ValueError, match=r"blocking=0.* cannot be used"):
+        dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=config)
+    assert not dist.is_initialized()
     assert not dist.is_initialized()
 
 

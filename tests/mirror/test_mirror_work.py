@@ -152,6 +152,32 @@ def test_tensors_live_as_long_as_needed(world: World) -> None:
     world(2, _lives)
 
 
+def _dropped(dist: Any, rank: int, size: int, then: str) -> None:
+    """The tensor of a Work that was dropped goes when the work is done and the next call comes."""
+    import torch
+
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    tensor = torch.ones(1000)
+    seen = weakref.ref(tensor)
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    dist.monitored_barrier()  # by the store: both ranks have issued it
+    time.sleep(0.3)
+    if then == "all_reduce":
+        dist.all_reduce(torch.ones(1))
+    elif then == "barrier":
+        dist.barrier()
+    else:
+        dist.destroy_process_group()
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
+def test_tensors_of_a_dropped_work_are_released(world: World, then: str) -> None:
+    world(2, _dropped, then)
+
+
 def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
     """An operation in which not all take part ends with its group's timeout; others go on."""
     import torch

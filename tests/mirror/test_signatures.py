@@ -80,8 +80,9 @@ def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
     own = {
         "ProcessGroup": {
             # The state that pynccl.mirror keeps in a group.
-            *("comm_stream", "comm_streams", "adopt", "pair", "provider", "open_at_once", "issue"),
+            *("comm_stream", "comm_streams", "adopt", "provider", "open_at_once", "open", "issue"),
             *("leave", "forbid", "make_comm_stream", "object_device", "abort", "alltoall"),
+            *("transfer", "device_at_once", "new_unique_id", "give_up"),
         },
         "Work": {"source_rank"},
     }[name]

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include "python/convert/stream.h"
 #include "python/mirror/bind.h"
 
 namespace pynccl::python::mirror {
@@ -33,6 +34,15 @@ void explain(const py::object& comm_stream, PyObject* kind) {
 
 namespace {
 
+// Releases the tensors of asynchronous operations that are done, before a synchronous one.
+void release_done(CommStream& comm_stream, const py::object& record) {
+  if (!comm_stream.has_pending()) return;
+  const py::object tensor = py::list(record.attr("calls"))[0].attr("tensor");
+  const TensorView view = view_tensor("tensor", tensor.ptr(), nullptr, nullptr);
+  const Library& library = comm_stream.communicator().library();
+  comm_stream.release_done(reinterpret_cast<CUstream>(resolve_stream(nullptr, view, library)));
+}
+
 // Issues the operation of an OperationRecord.
 py::object issue(const py::object& self, const py::object& record) {
   auto& comm_stream = py::cast<CommStream&>(self);
@@ -46,6 +56,7 @@ py::object issue(const py::object& self, const py::object& record) {
   };
   const auto body = [&] {
     if (!py::cast<bool>(record.attr("async_op"))) {
+      release_done(comm_stream, record);
       const CommStream::CallScope scope(comm_stream);
       enqueue(py::none());
       return Py_NewRef(Py_None);

@@ -65,6 +65,15 @@ class CommStream {
   const std::shared_ptr<Stream>& stream();
   AsyncQueue& queue();
 
+  // Releases the tensors of asynchronous operations that are done, before a synchronous call on the
+  // current stream. An asynchronous one does so in start().
+  void release_done(CUstream current) {
+    if (has_pending()) [[unlikely]]
+      queue_->release_done(current);
+  }
+  // Whether there are asynchronous operations that were not known to be done at the last look.
+  bool has_pending() const { return queue_ && queue_->has_pending(); }
+
   // The number of the synchronous call that is under way, 0 for none.
   std::size_t call_under_way() const {
     const std::size_t calls = calls_.load(std::memory_order_relaxed);

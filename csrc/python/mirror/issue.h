@@ -59,12 +59,13 @@ inline py::object make_record(const py::object& kind, PyObject* tensor, const py
       source < 0 ? py::object(py::none()) : py::object(py::int_(source)));
 }
 
-// Calls send(), which calls NCCL, without the GIL.
+// Calls send(), which calls NCCL on the stream, without the GIL.
 template <class MakeRecord, class Send>
-PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, MakeRecord&& make_record,
-                    Send&& send) {
+PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t stream,
+                    MakeRecord&& make_record, Send&& send) {
   const py::object comm_stream = ref.object;  // another thread may destroy the group meanwhile
   return issued(comm_stream, kind, make_record, [&] {
+    ref.comm_stream->release_done(reinterpret_cast<CUstream>(stream));
     const CommStream::CallScope scope(*ref.comm_stream);
     const GilReleased released;
     send();

@@ -126,7 +126,8 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
-    return issue_now(*ref, name.ptr(), record, [&] { send<K>(communicator, operation); });
+    return issue_now(*ref, name.ptr(), operation.stream, record,
+                     [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
   Work work(ref->object, *ref->comm_stream, name, view);
@@ -140,12 +141,13 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   }
 }
 
-// isend, irecv, send and recv outside a batch, between two ranks that have connected.
+// isend, irecv, send and recv outside a batch, between two ranks that have connected, or on the
+// communicator of the group.
 template <bool Sends, bool Async>
 PyObject* transfer(const FastFunction&, PyObject* const* values) {
   constexpr Kind kKind = Sends ? Kind::kSend : Kind::kRecv;
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
-  static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};
+  static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};  // of a pair
   const ProcessGroup* group = direct_group(values[kGroup]);
   OperationArguments arguments;
   arguments.tensor = values[kTensor];
@@ -162,10 +164,11 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   const bool checked_well = passes([&] {
     view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
     peer = PyLong_AsLong(rank);
-    ref = group->pair_comm_stream(view.device_type, peer, Sends);
+    const ProcessGroup::Transfer found = group->transfer(view.device_type, peer, Sends);
+    ref = found.comm_stream;
     if (!ref) return false;
     CommStream& comm_stream = *ref->comm_stream;
-    arguments.root_or_peer = ranks[1 - comm_stream.communicator().rank()];
+    arguments.root_or_peer = found.peer == peer ? rank : ranks[found.peer];
     cudaStream_t queue = nullptr;
     if (Async) queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
     make_operation<kKind>(comm_stream.communicator(), arguments, view, Async ? &queue : nullptr,
@@ -194,7 +197,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   } else {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
-    PyObject* done = issue_now(*ref, name, record, [&] { send<kKind>(communicator, operation); });
+    PyObject* done = issue_now(*ref, name, operation.stream, record,
+                               [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
     return Py_NewRef(rank == values[kGroupRank] ? rank : values[kGlobalRank]);

@@ -15,17 +15,12 @@ constexpr const char* kDeviceTypes[] = {"cpu", "cuda"};
 
 }  // namespace
 
-void Pair::connect(const py::object& to, const py::object& from) {
-  comm_streams_ = {CommStreamRef(from), CommStreamRef(to)};
+void Pair::connect(bool sends, const py::object& comm_stream) {
+  comm_streams_[sends] = CommStreamRef(comm_stream);
 }
 
 // Moved out first: the destruction of a CommStream may run code that calls this object.
 void Pair::disconnect() { const auto gone = std::exchange(comm_streams_, {}); }
-
-py::object Pair::comm_streams() const {
-  if (!comm_streams_[0].comm_stream) return py::none();
-  return py::make_tuple(comm_streams_[1].object, comm_streams_[0].object);
-}
 
 ProcessGroup* ProcessGroup::given(PyObject* group) {
   if (!is_given(group)) return default_;
@@ -75,11 +70,19 @@ const CommStreamRef* ProcessGroup::comm_stream(int device_type) const {
   return device && device->comm_stream ? &device->comm_stream : nullptr;
 }
 
-const CommStreamRef* ProcessGroup::pair_comm_stream(int device_type, long peer, bool sends) const {
+ProcessGroup::Transfer ProcessGroup::transfer(int device_type, long peer, bool sends) const {
   const Device* device = this->device(device_type);
-  if (!device || peer < 0 || static_cast<std::size_t>(peer) >= device->pairs.size()) return nullptr;
+  if (!device) return {};
+  if (device->own_for_transfers) {
+    // Python's function refuses a transfer of a rank to itself.
+    if (!device->comm_stream || peer == rank_) return {};
+    return {&device->comm_stream, peer};
+  }
+  if (peer < 0 || static_cast<std::size_t>(peer) >= device->pairs.size()) return {};
   const Pair* pair = device->pairs[static_cast<std::size_t>(peer)].pair;
-  return pair && pair->comm_stream(sends) ? &pair->comm_stream(sends) : nullptr;
+  if (!pair || !pair->comm_stream(sends)) return {};
+  const CommStreamRef& comm_stream = pair->comm_stream(sends);
+  return {&comm_stream, 1 - comm_stream.comm_stream->communicator().rank()};
 }
 
 void ProcessGroup::check_valid() const {
@@ -127,6 +130,10 @@ py::list ProcessGroup::pairs() const {
   return result;
 }
 
+void ProcessGroup::use_own_for_transfers(const std::string& device_type) {
+  known_device(device_type).own_for_transfers = true;
+}
+
 void ProcessGroup::invalidate(std::string reason, bool keep) {
   invalid_reason_ = std::move(reason);
   auto removed = std::exchange(devices_, {});
@@ -136,12 +143,9 @@ void ProcessGroup::invalidate(std::string reason, bool keep) {
 void bind_process_group(py::module_& m) {
   py::class_<Pair>(m, "Pair", "The CommStreams between this rank and another.")
       .def(py::init<>())
-      .def("_connect", &Pair::connect, py::arg("to"), py::arg("from_"),
-           "Set the CommStreams to the other rank and from it.")
-      .def("_disconnect", &Pair::disconnect, "Remove the CommStreams.")
-      .def_property_readonly("_comm_streams", &Pair::comm_streams,
-                             "The CommStreams to the other rank and from it; None before "
-                             "_connect().");
+      .def("_connect", &Pair::connect, py::arg("sends"), py::arg("comm_stream"),
+           "Set the CommStream on which this rank sends, or the one on which it receives.")
+      .def("_disconnect", &Pair::disconnect, "Remove the CommStreams.");
 
   py::class_<ProcessGroup>(m, "ProcessGroup", R"(The CommStreams of a process group.
 
@@ -164,6 +168,8 @@ Args:
       .def("_set_pair", &ProcessGroup::set_pair, py::arg("device_type"), py::arg("peer"),
            py::arg("pair"), "Set the Pair with a rank.")
       .def("_pairs", &ProcessGroup::pairs, "The Pairs that exist, in a list.")
+      .def("_use_own_for_transfers", &ProcessGroup::use_own_for_transfers, py::arg("device_type"),
+           "Make transfers outside a batch use the CommStream of the group, not those of Pairs.")
       .def("_invalidate", &ProcessGroup::invalidate, py::arg("reason"), py::arg("keep") = false,
            R"(Make the group unusable: its operations raise ValueError.
 

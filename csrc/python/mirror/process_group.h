@@ -11,14 +11,13 @@
 
 namespace pynccl::python::mirror {
 
-// The CommStreams between this rank and another, one for each direction; none until the two ranks
-// have connected. The Python class Pair inherits it.
+// The CommStreams between this rank and another, one for each direction that is connected. The
+// Python class Pair inherits it.
 class Pair {
  public:
-  void connect(const py::object& to, const py::object& from);
+  void connect(bool sends, const py::object& comm_stream);
   void disconnect();
   const CommStreamRef& comm_stream(bool sends) const { return comm_streams_[sends]; }
-  py::object comm_streams() const;  // (to, from), or None
 
  private:
   std::array<CommStreamRef, 2> comm_streams_;  // receiving, sending
@@ -49,8 +48,13 @@ class ProcessGroup {
   bool connected() const { return devices_[0].comm_stream || devices_[1].comm_stream; }
   // The CommStream for a DLDeviceType; nullptr where there is none.
   const CommStreamRef* comm_stream(int device_type) const;
-  // The one on which this rank sends to a peer outside a batch, or receives from it.
-  const CommStreamRef* pair_comm_stream(int device_type, long peer, bool sends) const;
+  // The CommStream on which this rank sends to a peer outside a batch, or receives from it, and the
+  // peer's rank in its communicator. comm_stream is nullptr where there is none yet.
+  struct Transfer {
+    const CommStreamRef* comm_stream = nullptr;
+    long peer = -1;
+  };
+  Transfer transfer(int device_type, long peer, bool sends) const;
 
   // The same for Python, by torch's type of the device ("cpu", "cuda"). The getters return None
   // where there is none, and throw ValueError once the group is invalid.
@@ -60,6 +64,8 @@ class ProcessGroup {
   py::object get_pair(const std::string& device_type, std::size_t peer) const;
   void set_pair(const std::string& device_type, std::size_t peer, const py::object& pair);
   py::list pairs() const;
+  // Transfers outside a batch use the CommStream of the whole group, not those of pairs.
+  void use_own_for_transfers(const std::string& device_type);
 
   // Makes the group unusable. keep: whether to keep the CommStreams alive, unused.
   void invalidate(std::string reason, bool keep);
@@ -72,6 +78,7 @@ class ProcessGroup {
   struct Device {
     CommStreamRef comm_stream;
     std::vector<PairRef> pairs;  // by peer
+    bool own_for_transfers = false;
   };
   using Devices = std::array<Device, 2>;  // cpu, cuda
 

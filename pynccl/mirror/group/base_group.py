@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,15 +14,20 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pynccl import _C, nccl
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig
+from pynccl.mirror.base.checks import real
 from pynccl.mirror.base.errors import translate
+from pynccl.mirror.base.peers import Exchange, Peers
 from pynccl.mirror.base.store import broadcast_via_store
 from pynccl.mirror.group.batch import Batch
-from pynccl.mirror.group.comm_stream import CommStream
+from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.pair import Pair
-from pynccl.mirror.group.record import OperationRecord
+from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
 
 __all__ = ["BaseGroup", "Options"]
+
+_GRACE = 2.0  # seconds for other ranks to connect when this one destroys the group
+_CTAS_OF_PAIR = 8
 
 
 class Options:
@@ -32,6 +38,7 @@ class Options:
 
     Raises:
         TypeError: it is something else.
+        ValueError: it asks for communicators that do not block.
     """
 
     def __init__(self, given: Any) -> None:
@@ -39,6 +46,12 @@ class Options:
         self.config: nccl.Config | None = None
         if given is None or isinstance(given, nccl.Config):
             self.config = given
+            if given is not None and given.blocking == 0:
+                raise ValueError(
+                    "pg_options: Config(blocking=0) cannot be used by process groups: they would "
+                    "have to wait until each call is done; Config(init_timeout=...) limits the "
+                    "time in which a communicator is made"
+                )
         elif hasattr(given, "config"):
             self.config = _copy_config(given.config)
         elif not hasattr(given, "is_high_priority_stream"):
@@ -46,6 +59,14 @@ class Options:
                 "pg_options: expected a pynccl.nccl.Config or a ProcessGroupNCCL.Options, got "
                 f"{type(given).__name__}"
             )
+
+
+def _copy(config: nccl.Config) -> nccl.Config:
+    made = nccl.Config()
+    for name in dir(config):
+        if not name.startswith("_"):
+            setattr(made, name, getattr(config, name))
+    return made
 
 
 def _copy_config(given: Any) -> nccl.Config:
@@ -65,6 +86,7 @@ class BaseGroup(_C.ProcessGroup):
 
     Args:
         store: common to all groups; the group uses it below a prefix of its own.
+        peers: exchanges unique ids between two ranks, without the store.
         ranks: the global ranks, in the order of the group.
         rank: this process's rank in the group; -1 where it is not in it.
         name: unique in the job.
@@ -80,6 +102,7 @@ class BaseGroup(_C.ProcessGroup):
     def __init__(
         self,
         store: Store,
+        peers: Peers,
         ranks: list[int],
         rank: int,
         *,
@@ -102,6 +125,9 @@ class BaseGroup(_C.ProcessGroup):
         self.barriers = 0  # monitored ones so far
         self.splits = 0
         self.store = PrefixStore(f"{name}/", store)
+        self.peers = peers
+        if device_id is not None and device_id.type == "cuda":
+            self._use_own_for_transfers("cuda")
 
     @property
     def object_device(self) -> str:
@@ -133,17 +159,41 @@ class BaseGroup(_C.ProcessGroup):
         """Take over a CommStream that was made elsewhere, by a split."""
         self._set_comm_stream(comm_stream.device.type, comm_stream)
 
-    def pair(self, device: torch.device, peer: int) -> Pair:
-        """The two CommStreams between this rank and another, one for each direction.
+    def transfer(
+        self, kind: str, tensor: torch.Tensor, peer: int, *, async_op: bool
+    ) -> Work | None:
+        """Issue a send or a receive outside a batch.
+
+        On a device that the group is bound to it uses the communicator of the group, as torch
+        does; else that of the direction between the two ranks.
+
+        Args:
+            kind: ``"send"`` or ``"recv"``.
+            tensor: sent, or received into.
+            peer: the other side's rank in the group.
+            async_op: whether to return the Work.
 
         Raises:
             RuntimeError: no backend of this group is for such devices.
             ValueError: the group has ended.
         """
+        device = tensor.device
+        own = device.type == "cuda" and self.bound_device_id is not None
+        # The ranks of a pair's communicators are those of the two, in the order of the group.
+        calls = [Call(kind, real(tensor), peer if own else int(peer > self.rank()))]
+        sends = kind == "send"
+        record = OperationRecord(
+            kind, tensor, calls, [] if sends else [tensor], async_op, None if sends else peer
+        )
+        if own:
+            return self.comm_stream(device).issue(record)
+        return self._pair_with(device, peer).issue(record)
+
+    def _pair_with(self, device: torch.device, peer: int) -> Pair:
         found = self._pair(device.type, peer)
         if found is None:
             connect = functools.partial(self._connect_to, device, peer)
-            found = Pair(connect, self.provider(device) == "host")
+            found = Pair(connect, together=self.provider(device) == "host")
             self._set_pair(device.type, peer, found)
         return found
 
@@ -161,41 +211,67 @@ class BaseGroup(_C.ProcessGroup):
             )
         return PROVIDERS[backend]
 
-    def open_at_once(self) -> None:
-        """Make the communicators that need not wait for the first operation."""
+    def device_at_once(self) -> torch.device | None:
+        """The device whose communicator need not wait for the first operation."""
         if self.bound_device_id is not None:
-            self._open(self.bound_device_id)
-        elif list(self.config.device_backend_map) == ["cpu"]:
-            self._open(torch.device("cpu"))
+            return self.bound_device_id
+        only_cpus = list(self.config.device_backend_map) == ["cpu"]
+        return torch.device("cpu") if only_cpus else None
+
+    def open_at_once(self) -> None:
+        """Make the communicator that need not wait for the first operation."""
+        device = self.device_at_once()
+        if device is not None:
+            self._open(device)
+
+    def new_unique_id(self, device: torch.device) -> bytes:
+        """A unique id of the library for a type of device."""
+        return bytes(nccl.get_unique_id(self.provider(device)))
+
+    def open(self, device: torch.device, unique_id: bytes) -> CommStream:
+        """Make the CommStream for a device's tensors, of a unique id that all ranks have."""
+        comm = self._communicator(self.size(), unique_id, self.rank(), device)
+        comm_stream = self.make_comm_stream(comm, device)
+        self.adopt(comm_stream)
+        return comm_stream
 
     def shutdown(self) -> None:
-        """Let what was issued finish, and free the communicators."""
-        for comm_stream in self._give_up("it was destroyed"):
-            comm_stream.close()
+        """Let what was issued finish, and free the communicators: see close_all()."""
+        close_all(self.give_up("it was destroyed"))
 
     def abort(self) -> None:
         """Free the communicators at once."""
-        for comm_stream in self._give_up("it was aborted"):
-            comm_stream.abort()
+        run_all(comm_stream.abort for comm_stream in self.give_up("it was aborted"))
 
     def leave(self) -> None:
         """Free the communicators without waiting for other ranks, at the end of the process."""
-        for comm_stream in self._give_up("it was destroyed"):
-            comm_stream.close() if comm_stream.blocks else comm_stream.abort()
+        comm_streams = self.give_up("it was destroyed")
+        run_all(comm_stream.abort for comm_stream in comm_streams if not comm_stream.blocks)
+        close_all(comm_stream for comm_stream in comm_streams if comm_stream.blocks)
+
+    def give_up(self, reason: str) -> list[CommStream]:
+        """Refuse every operation from now on.
+
+        Args:
+            reason: for the text of the errors.
+
+        Returns:
+            The CommStreams, for the caller to close.
+        """
+        comm_streams = list(self.comm_streams().values())
+        until = time.monotonic() + _GRACE
+        for pair in self._pairs():
+            comm_streams += pair.close(until)
+        self._invalidate(reason)
+        return comm_streams
 
     def forbid(self, reason: str) -> None:
         """Refuse every operation from now on, but release nothing."""
         self._invalidate(reason, keep=True)
 
-    def _give_up(self, reason: str) -> list[CommStream]:
-        comm_streams = list(self.comm_streams().values())
-        for pair in self._pairs():
-            comm_streams += pair.close()
-        self._invalidate(reason)
-        return comm_streams
-
     def _open(self, device: torch.device) -> CommStream:
-        provider = self.provider(device)
+        """Exchange a unique id through the store, and make the CommStream."""
+        self.provider(device)  # raises on each rank where there is none
         device = _concrete(device)
         unique_id = broadcast_via_store(
             self.store,
@@ -203,12 +279,9 @@ class BaseGroup(_C.ProcessGroup):
             self.rank(),
             self.size(),
             self.timeout,
-            lambda: bytes(nccl.get_unique_id(provider)),
+            functools.partial(self.new_unique_id, device),
         )
-        comm = self._communicator(self.size(), unique_id, self.rank(), device)
-        comm_stream = self.make_comm_stream(comm, device)
-        self.adopt(comm_stream)
-        return comm_stream
+        return self.open(device, unique_id)
 
     def _communicator(
         self, size: int, unique_id: bytes, rank: int, device: torch.device
@@ -225,33 +298,60 @@ class BaseGroup(_C.ProcessGroup):
         return CommStream(comm, device, self.timeout, high_priority=self.options.high_priority)
 
     def _connect_to(
-        self, device: torch.device, peer: int, cancelled: Callable[[], bool]
-    ) -> tuple[CommStream, CommStream]:
-        """The CommStreams to and from another rank."""
+        self,
+        device: torch.device,
+        peer: int,
+        directions: list[bool],
+        kind: str,
+        cancelled: Callable[[], bool],
+    ) -> dict[bool, CommStream]:
+        """The CommStreams of one or both directions between this rank and another.
+
+        Args:
+            device: of the tensors.
+            peer: the other rank.
+            directions: whether this rank sends, for each.
+            kind: the operation, for messages.
+            cancelled: once it returns True, waiting for the other rank ends.
+        """
         provider = self.provider(device)
         device = _concrete(device)
-        low, high = sorted((self.rank(), peer))
-        rank = int(self.rank() == high)
-        ids = broadcast_via_store(
-            self.store.clone(),  # type: ignore[attr-defined]  # a wait on a connection of its own blocks no other thread
-            f"{device.type}/pair {low}-{high}",
-            rank,
-            2,
-            self.timeout,
-            lambda: b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(2)),
-            cancelled,
-        )
-        half = len(ids) // 2
+        # The rank that makes the ids: the sender, or for both directions the lower rank.
+        offers = directions == [True] if len(directions) == 1 else self.rank() < peer
+        name = f"{self.group_name}/{device.type}/{len(directions)}"
+        timeout = self.timeout.total_seconds()
+        exchange = Exchange(name, kind, self.ranks[peer], timeout, cancelled)
+        if offers:
+            ids = b"".join(bytes(nccl.get_unique_id(provider)) for _ in directions)
+            self.peers.offer(exchange, ids)
+        else:
+            ids = self.peers.accept(exchange)
+        # The ids of both directions: first of the one in which the lower rank sends.
+        of_sends = {sends: sends == (self.rank() < peer) for sends in directions}
+        size = len(ids) // len(directions)
+        parts = [ids[:size], ids[-size:]]
+        rank = int(self.rank() > peer)
+        config = self._config_of_pair(provider)
+        made = {}
         try:
             with nccl.group():
-                up, down = (
-                    self._communicator(2, unique_id, rank, device)
-                    for unique_id in (ids[:half], ids[half:])
-                )
+                for sends in directions:
+                    unique_id = parts[not of_sends[sends]]
+                    made[sends] = nccl.Communicator(
+                        2, unique_id, rank, config=config, device=device
+                    )
         except NcclError as error:
             raise translate(error) from None
-        made = self.make_comm_stream(up, device), self.make_comm_stream(down, device)
-        return made if rank == 0 else (made[1], made[0])
+        return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
+
+    def _config_of_pair(self, provider: str) -> nccl.Config | None:
+        """The group's configuration; on GPUs with few CTAs, for many pairs share a device."""
+        if provider == "host":
+            return self.options.config
+        config = nccl.Config() if self.options.config is None else _copy(self.options.config)
+        if config.max_ctas is None:
+            config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)
+        return config
 
     def __repr__(self) -> str:
         return (

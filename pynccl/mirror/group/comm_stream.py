@@ -1,12 +1,15 @@
 """CommStream: one communicator with the stream of its asynchronous operations and its timeout.
 
-A process group has one for each type of device; two ranks that send to each other have one for
-each direction.
+A process group has one for each type of device; two ranks that send to each other outside a batch
+have one for each direction.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +22,10 @@ from pynccl.mirror.base.errors import BackendError, BackendTimeoutError, transla
 from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
 
-__all__ = ["CommStream"]
+__all__ = ["CommStream", "close_all", "run_all"]
 
-_GRACE = 2.0  # seconds for operations that were not waited for, when their group is destroyed
+_GRACE = 2.0  # seconds on CPUs for operations that were not waited for, when their group ends
+_TIMEOUT = 8  # ncclTimeout
 
 
 class CommStream(_C.CommStream):
@@ -51,6 +55,7 @@ class CommStream(_C.CommStream):
         self.timeout = timeout.total_seconds()
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
         self._expired = ""
+        self._finished = False
         if self.blocks:
             watchdog.watch(self)
 
@@ -85,7 +90,7 @@ class CommStream(_C.CommStream):
     def timed_out(self, kind: str) -> BackendError:
         """The exception to raise for an operation after one has timed out."""
         text = f"{kind} on rank {self.rank}: {self._expired}"
-        return BackendTimeoutError(text, 8, kind, self.rank)
+        return BackendTimeoutError(text, _TIMEOUT, kind, self.rank)
 
     def progress(self) -> tuple[int, int | None] | None:
         """What is under way, as a value that changes when it ends; None if nothing is."""
@@ -101,16 +106,47 @@ class CommStream(_C.CommStream):
         self.refuse()
         self.abort(self._expired)
 
-    def close(self) -> None:
-        """Let what was issued finish, and free the communicator."""
+    def finish(self, started: float) -> None:
+        """Let what was issued finish, so that free() can destroy the communicator.
+
+        On CPUs asynchronous operations that nobody has waited for get 2 seconds, or the timeout if
+        that is shorter. On GPUs all operations get the timeout.
+
+        Args:
+            started: when the communicators began to be freed, on the clock of time.monotonic().
+
+        Raises:
+            BackendError: on GPUs: what was issued did not finish in time, or NCCL failed. free()
+                aborts it then.
+        """
+        self._finished = False
+        if self.blocks:
+            self._finished = self._drained(started + min(_GRACE, self.timeout))
+        elif not self.comm.closed:
+            error = self.comm.async_error()
+            if error is not None:
+                raise translate(error)
+            until = started + self.timeout
+            if not (self._drained(until) and _synchronized(self.device, until)):
+                raise self._unfinished()
+            try:
+                self.comm.finalize()
+            except (NcclError, DriverError) as failed:
+                raise translate(failed) from None
+            self._finished = True
+
+    def free(self) -> None:
+        """Destroy the communicator, or abort it where finish() was not successful."""
         try:
-            if self._drained():
+            if self._finished or self.comm.closed:
                 self._operators.clear()
                 self.comm.close()
             else:
                 self.abort("its group was destroyed while operations were under way")
         except (NcclError, DriverError) as error:
             raise translate(error) from None
+        finally:
+            self.oldest()  # releases the tensors of what is done
 
     def abort(self, reason: str = "its group was aborted") -> None:
         """Free the communicator at once.
@@ -121,14 +157,63 @@ class CommStream(_C.CommStream):
         _C.notify_abort(self, reason)
         self.comm.abort()
 
-    def _drained(self) -> bool:
-        """Whether the queue is empty, at most a grace period from now."""
-        until = time.monotonic() + min(_GRACE, self.timeout)
+    def _drained(self, until: float) -> bool:
+        """Whether all asynchronous operations are done; waits for that until a time."""
         while self.oldest() is not None:
             if time.monotonic() > until:
                 return False
             time.sleep(0.001)
         return True
+
+    def _unfinished(self) -> BackendTimeoutError:
+        return BackendTimeoutError(
+            f"destroy_process_group on rank {self.rank}: operations on {self.device} are still "
+            f"running after {self.timeout:g} seconds, the timeout of their group; they are aborted "
+            "and their results are undefined",
+            *(_TIMEOUT, "destroy_process_group", self.rank),
+        )
+
+
+def close_all(comm_streams: Iterable[CommStream]) -> None:
+    """Let what was issued finish, and free the communicators.
+
+    ncclCommDestroy waits for the connected ranks of its machine. So all communicators are finalized
+    before any is destroyed: ranks may have them in different orders.
+
+    Raises:
+        BackendError: the first error. The communicators after it are freed too.
+    """
+    comm_streams = list(comm_streams)
+    started = time.monotonic()
+    finishes = [functools.partial(comm_stream.finish, started) for comm_stream in comm_streams]
+    run_all([*finishes, *(comm_stream.free for comm_stream in comm_streams)])
+
+
+def run_all(functions: Iterable[Callable[[], object]]) -> None:
+    """Call all functions.
+
+    Raises:
+        Exception: the first error. The functions after it are called too.
+    """
+    errors = []
+    for function in functions:
+        try:
+            function()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _synchronized(device: torch.device, until: float) -> bool:
+    """Whether all work on a GPU is done; waits for that until a time.
+
+    Synchronous operations ran on streams of the caller, which may be gone: so it is all streams.
+    """
+    thread = threading.Thread(target=torch.cuda.synchronize, args=[device], daemon=True)
+    thread.start()
+    thread.join(max(0.0, until - time.monotonic()))
+    return not thread.is_alive()
 
 
 _C.set_operation_classes(Work, OperationRecord, Call)

@@ -46,14 +46,8 @@ def finish(group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int) -> No
 def _transfer(
     group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int, *, async_op: bool
 ) -> Work | None:
-    """Issue a send or a receive on the communicator of its pair and direction."""
     _check_peer(group, peer, "isend" if sends else "irecv")
-    kind = "send" if sends else "recv"
-    # The ranks of a pair's communicators are those of the two, in the order of the group.
-    calls = [Call(kind, real(tensor), int(peer > group.rank()))]
-    result = [] if sends else [tensor]
-    record = OperationRecord(kind, tensor, calls, result, async_op, None if sends else peer)
-    return group.pair(tensor.device, peer).issue(record)
+    return group.transfer("send" if sends else "recv", tensor, peer, async_op=async_op)
 
 
 def _check_peer(group: BaseGroup, peer: int, name: str) -> None:

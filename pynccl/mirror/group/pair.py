@@ -1,46 +1,63 @@
-"""Two ranks that send to each other outside a batch.
+"""Pair: the communicators between two ranks that send to each other outside a batch.
 
 Each direction has a communicator of its own: a rank can receive at the same time as it sends, so
-that no order of isend and irecv can block. The communicators are made at the first transfer between
-the two. An isend or irecv on CPUs does not wait for that: a thread connects, and then issues the
+that no order of isend and irecv can block. They are made at the first transfer: on GPUs that of the
+transfer's direction, on CPUs both, so that two ranks can send a small tensor to each other before
+either receives. An isend or irecv does not wait for that: a thread connects, and then issues the
 operations that were called meanwhile, in their order.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
-from pynccl import _C
+import torch
+
+from pynccl import _C, nccl
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.record import OperationRecord
 from pynccl.mirror.group.work import DeferredWork, Work
 
-__all__ = ["Pair"]
+__all__ = ["Connect", "Link", "Pair"]
 
-# Makes the CommStreams to and from the other rank; stops when the function returns True.
-Connect: TypeAlias = Callable[[Callable[[], bool]], tuple[CommStream, CommStream]]
+# Makes CommStreams between this rank and another: of one direction or of both, by whether this rank
+# sends on it. Takes the name of the operation; stops when the function returns True.
+Connect: TypeAlias = Callable[[str, Callable[[], bool]], dict[bool, CommStream]]
 
-_GRACE = 2.0  # seconds for the other rank to connect when this one destroys the group
+_END = 2.0  # seconds for a connection that was cancelled to end
 
 
-class Pair(_C.Pair):
-    """The CommStreams to and from another rank.
+class _Deferred(NamedTuple):
+    """An asynchronous transfer that waits for its communicator.
 
-    Args:
-        connect: makes them, waiting for the other rank until its argument returns True.
-        defers: whether asynchronous transfers may wait for that in another thread.
+    Attributes:
+        record: the transfer.
+        made: gets its Work.
+        ready: on GPUs, recorded on the caller's current stream: the tensor may be used after it.
     """
 
-    _comm_streams: tuple[CommStream, CommStream] | None
+    record: OperationRecord
+    made: Future[Work]
+    ready: nccl.Event | None
 
-    def __init__(self, connect: Connect, defers: bool) -> None:
-        super().__init__()
-        self._make = connect
-        self._defers = defers
-        self._deferred: list[tuple[OperationRecord, Future[Work]]] = []
+
+class Link:
+    """Connects two ranks, and issues their transfers until that is done.
+
+    Args:
+        pair: gets the CommStreams.
+        make: makes them, waiting for the other rank until its argument returns True.
+    """
+
+    def __init__(self, pair: Pair, make: Connect) -> None:
+        self._pair = pair
+        self._make = make
+        self._comm_streams: dict[bool, CommStream] = {}
+        self._deferred: list[_Deferred] = []
         self._connecting: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -53,70 +70,141 @@ class Pair(_C.Pair):
         return None
 
     def _call(self, record: OperationRecord) -> None:
-        thread = self._connecting
-        if thread is not None:
-            thread.join()
-        comm_streams = self._comm_streams
-        if comm_streams is None:
-            comm_streams = self._make(self._closed.is_set)
-            self._connect(*comm_streams)
-        _direction(record, comm_streams).issue(record)
+        while not self._comm_streams:
+            thread = self._connecting
+            if thread is not None:
+                thread.join()
+            with self._lock:
+                if self._connecting is None and not self._comm_streams:
+                    _check_not_capturing(record)
+                    self._set(self._make(record.kind, self._closed.is_set))
+        self._comm_streams[_sends(record)].issue(record)
 
     def _start(self, record: OperationRecord) -> Work | None:
-        if self._comm_streams is None and not self._defers:
-            self._connect(*self._make(self._closed.is_set))
         with self._lock:
-            comm_streams = self._comm_streams
-            if comm_streams is not None:
-                return _direction(record, comm_streams).issue(record)
+            if self._comm_streams:
+                return self._comm_streams[_sends(record)].issue(record)
+            _check_not_capturing(record)
             made: Future[Work] = Future()
-            self._deferred.append((record, made))
+            self._deferred.append(_Deferred(record, made, _ready(record.tensor)))
             if self._connecting is None:
                 self._connecting = threading.Thread(
-                    target=self._connect_for_deferred, name="pynccl-connect", daemon=True
+                    target=self._connect, args=[record.kind], name="pynccl-connect", daemon=True
                 )
                 self._connecting.start()
             return DeferredWork(record.kind, made)
 
-    def close(self) -> list[CommStream]:
-        """Remove the CommStreams and return them, for the caller to close.
+    def close(self, until: float) -> list[CommStream]:
+        """Stop connecting, and return the CommStreams for the caller to close.
 
-        A connection that is being made is waited for, so that the last sends arrive.
+        Args:
+            until: a connection that is being made is waited for until then, on the clock of
+                time.monotonic(), so that the last transfers are issued.
         """
         thread = self._connecting
         if thread is not None:
-            thread.join(_GRACE)
+            thread.join(max(0.0, until - time.monotonic()))
             self._closed.set()
-            thread.join(_GRACE)
+            thread.join(_END)
         self._closed.set()
         with self._lock:
-            comm_streams = self._comm_streams
-            self._disconnect()
-            return list(comm_streams or ())
+            return list(self._comm_streams.values())
 
-    def _connect_for_deferred(self) -> None:
+    def _connect(self, kind: str) -> None:
+        """Connect, and issue what was deferred. Runs in a thread."""
         try:
-            comm_streams = self._make(self._closed.is_set)
+            comm_streams = self._make(kind, self._closed.is_set)
         except BaseException as error:
             with self._lock:
                 self._connecting = None
                 deferred, self._deferred = self._deferred, []
-            for _, made in deferred:
+            for _, made, _ in deferred:
                 made.set_exception(error)
             return
         with self._lock:
-            for record, made in self._deferred:
+            for record, made, ready in self._deferred:
                 try:
-                    made.set_result(cast("Work", _direction(record, comm_streams).issue(record)))
+                    made.set_result(_issue_after(ready, comm_streams[_sends(record)], record))
                 except BaseException as error:
                     made.set_exception(error)
             self._deferred = []
             # Not before: from here on the fast functions use the CommStreams without this lock.
-            self._connect(*comm_streams)
+            self._set(comm_streams)
             self._connecting = None
 
+    def _set(self, comm_streams: dict[bool, CommStream]) -> None:
+        self._comm_streams = comm_streams
+        for sends, comm_stream in comm_streams.items():
+            self._pair._connect(sends, comm_stream)
 
-def _direction(record: OperationRecord, comm_streams: tuple[CommStream, CommStream]) -> CommStream:
-    """The CommStream of a transfer."""
-    to, from_ = comm_streams
-    return to if record.calls[0].method == "send" else from_
+
+class Pair(_C.Pair):
+    """The CommStreams to and from another rank.
+
+    Args:
+        connect: makes those of the directions in its first argument.
+        together: whether both directions are connected at the first transfer.
+    """
+
+    def __init__(self, connect: Callable[..., dict[bool, CommStream]], together: bool) -> None:
+        super().__init__()
+        if together:
+            both = Link(self, lambda *rest: connect([True, False], *rest))
+            self._links = {True: both, False: both}
+        else:
+            self._links = {
+                sends: Link(self, lambda *rest, sends=sends: connect([sends], *rest))
+                for sends in (True, False)
+            }
+
+    def issue(self, record: OperationRecord) -> Work | None:
+        """Issue a send or a receive, on the stream of its direction."""
+        return self._links[_sends(record)].issue(record)
+
+    def close(self, until: float) -> list[CommStream]:
+        """Remove the CommStreams and return them, for the caller to close.
+
+        Args:
+            until: as for Link.close().
+        """
+        links = list(dict.fromkeys(self._links.values()))
+        comm_streams = [stream for link in links for stream in link.close(until)]
+        self._disconnect()
+        return comm_streams
+
+
+def _sends(record: OperationRecord) -> bool:
+    return record.calls[0].method == "send"
+
+
+def _ready(tensor: torch.Tensor) -> nccl.Event | None:
+    """An event of the current stream of a tensor's device; None on CPUs."""
+    if not tensor.is_cuda:
+        return None
+    event = nccl.Event("cuda", device=tensor.device.index)
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event
+
+
+def _issue_after(
+    ready: nccl.Event | None, comm_stream: CommStream, record: OperationRecord
+) -> Work:
+    """Issue a deferred transfer after what its caller's stream had at the time of the call.
+
+    This thread's current stream is another one: that it is the communication stream itself adds no
+    further dependency.
+    """
+    if ready is None:
+        return cast("Work", comm_stream.issue(record))
+    device = record.tensor.device
+    comm_stream.stream.wait(ready)
+    with torch.cuda.stream(torch.cuda.ExternalStream(comm_stream.stream.handle, device=device)):
+        return cast("Work", comm_stream.issue(record))
+
+
+def _check_not_capturing(record: OperationRecord) -> None:
+    if record.tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{record.kind}: the first transfer of a direction between two ranks makes a "
+            "communicator, which cannot be captured into a graph; send once before the capture"
+        )

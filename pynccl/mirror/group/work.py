@@ -31,7 +31,9 @@ class _CommStream(Protocol):
 class Work(_C.Work):
     """The handle of an asynchronous operation: torch.distributed.Work.
 
-    It holds the operation's tensors until :meth:`wait` has returned.
+    It holds the operation's tensors until :meth:`wait` has returned. If it is dropped before, the
+    tensors are held until the operation is done, and released by the next call on the same
+    communicator, or by its end.
     """
 
     __slots__ = ("__weakref__",)

@@ -7,7 +7,10 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 
+from pynccl.mirror.base.peers import Peers
+from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import _rank_not_in_group, is_registered, world
 
@@ -19,8 +22,10 @@ __all__ = [
 def destroy_process_group(group: ProcessGroup | None = None):
     """Free a group: torch.distributed.destroy_process_group (ncclCommFinalize, ncclCommDestroy).
 
-    Operations that were issued are finished first; after 2 seconds, or the group's timeout if that
-    is shorter, asynchronous ones that were not waited for are aborted.
+    Operations that were issued are finished first. On GPUs they have the group's timeout; then they
+    are aborted, and an error is raised. On CPUs asynchronous ones that were not waited for have 2
+    seconds, or the group's timeout if that is shorter; then they are aborted. A rank can receive
+    what another has sent before that destroyed its groups.
 
     Args:
         group: the group; None, and the default group, are all groups.
@@ -28,7 +33,7 @@ def destroy_process_group(group: ProcessGroup | None = None):
     Raises:
         ValueError: the group is not registered.
         AssertionError: there is no default group.
-        DistBackendError: NCCL failed.
+        DistBackendError: NCCL failed, or operations on GPUs were aborted. All groups are freed.
     """
     if _rank_not_in_group(group):
         return
@@ -47,7 +52,19 @@ def destroy_process_group(group: ProcessGroup | None = None):
         del world.groups[pg]
         pg.shutdown()
         return
-    end_all(ProcessGroup.shutdown)
+    _destroy_all()
+
+
+def _destroy_all() -> None:
+    """Destroy every group as one, and forget them all."""
+    groups, peers = _forget_all()
+    comm_streams: list[CommStream] = []
+    give_up = [partial(_give_up, pg, comm_streams) for pg in groups]
+    run_all([*give_up, lambda: close_all(comm_streams), *_closing(peers)])
+
+
+def _give_up(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
+    comm_streams += pg.give_up("it was destroyed")
 
 
 def abort_process_group(pg: ProcessGroup) -> None:
@@ -62,16 +79,20 @@ def end_all(end: Callable[[ProcessGroup], None]) -> None:
     Raises:
         Exception: the first error; the groups after it are ended too.
     """
+    groups, peers = _forget_all()
+    run_all([*(partial(end, pg) for pg in groups), *_closing(peers)])
+
+
+def _forget_all() -> tuple[list[ProcessGroup], Peers | None]:
+    """The groups, the newest first, and the sockets of this process."""
     groups = sorted(world.groups, key=world.groups.__getitem__, reverse=True)
+    peers = world.peers
     world.reset()
-    errors = []
-    for pg in groups:
-        try:
-            end(pg)
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    return groups, peers
+
+
+def _closing(peers: Peers | None) -> list[Callable[[], None]]:
+    return [] if peers is None else [peers.close]
 
 
 def _leave_at_exit() -> None:
@@ -84,6 +105,8 @@ def _invalidate_after_fork() -> None:
     """A child of fork() shares neither the communicators' memory nor their threads."""
     for pg in world.groups:
         pg.forbid("it was made before this process was forked from its parent")
+    if world.peers is not None:
+        world.peers.close_in_child()
     world.reset()
 
 

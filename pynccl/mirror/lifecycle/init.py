@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.base.peers import Peers
+from pynccl.mirror.base.store import gather_via_store
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.lifecycle.destroy import end_all
@@ -50,9 +53,11 @@ def init_process_group(
         rank: this one; likewise.
         store: the store of the rendezvous, instead of a URL.
         group_name: ignored, as torch does.
-        pg_options: a :class:`pynccl.nccl.Config`, or torch's ``ProcessGroupNCCL.Options``.
-        device_id: the device of this rank. Its communicator is then made at once. Without it, and
-            where there are GPUs, communicators are made when they are first needed.
+        pg_options: a :class:`pynccl.nccl.Config`, but not one with ``blocking=0``, or torch's
+            ``ProcessGroupNCCL.Options``.
+        device_id: the device of this rank. Its communicator is then made at once, and sends and
+            receives outside a batch use it too. Without it, and where there are GPUs, communicators
+            are made when they are first needed.
 
     Raises:
         ValueError: the group exists already, or an argument is wrong.
@@ -83,8 +88,11 @@ def init_process_group(
         store.set_timeout(limit)
     # torch.distributed may use the same store in the same process; the prefix keeps them apart.
     store = PrefixStore("pynccl", store)
+    only_cpus = list(config.device_backend_map) == ["cpu"]  # hostnccl is for one machine
+    peers = Peers(rank, store, loopback=only_cpus)
     pg = ProcessGroup(
         store,
+        peers,
         list(range(world_size)),
         rank,
         name=world.hashed_name(_ranks) if _ranks else world.next_name(),
@@ -94,15 +102,35 @@ def init_process_group(
         desc="default_pg",
         device_id=device,
     )
-    world.default, world.store = pg, store
+    world.default, world.store, world.peers = pg, store, peers
     world.add(pg)
     try:
-        pg.open_at_once()
+        _connect(pg, store)
         wait_for_creation(pg)
     except BaseException:
         end_all(ProcessGroup.abort)
         raise
     _name_rank_in_tracebacks(rank)
+
+
+def _connect(pg: ProcessGroup, store: Store) -> None:
+    """Exchange what the ranks need of each other, and make the first communicator.
+
+    One exchange has the addresses, by which two ranks find each other later without the store, and
+    the unique id.
+    """
+    device = pg.device_at_once()
+    unique_id = ""
+    if device is not None:
+        pg.provider(device)  # raises on each rank where there is none
+        if pg.rank() == 0:
+            unique_id = pg.new_unique_id(device).hex()
+    own = json.dumps([pg.peers.address, unique_id]).encode()
+    values = gather_via_store(store, "init_process_group", pg.rank(), pg.size(), pg.timeout, own)
+    given = [json.loads(value) for value in values]
+    pg.peers.set_addresses([address for address, _ in given])
+    if device is not None:
+        pg.open(device, bytes.fromhex(given[0][1]))
 
 
 def _device_of(device_id: torch.device | int | None) -> torch.device | None:

@@ -81,8 +81,10 @@ def new_group(
             wait_for_members(name, default)
         return GroupMember.NON_GROUP_MEMBER
     assert world.store is not None
+    assert world.peers is not None
     pg = ProcessGroup(
         world.store,
+        world.peers,
         members,
         members.index(own),
         name=name,

@@ -59,8 +59,9 @@ def shrink_group(
     _check_excluded_ranks(excluded, old)
     is_default = old is world.default
     left = [rank for rank in range(old.size()) if rank not in excluded]
-    store = world.store
+    store, peers = world.store, world.peers
     assert store is not None
+    assert peers is not None
     name = world.hashed_name([old.ranks[rank] for rank in left])
     if is_default:
         others = [pg for pg in world.groups if pg is not old]
@@ -71,6 +72,7 @@ def shrink_group(
     del world.groups[old]
     pg = ProcessGroup(
         store,
+        peers,
         [old.ranks[rank] for rank in left],
         left.index(old.rank()),
         name=f"{old.group_name}:shrunk:{name}",

@@ -57,6 +57,7 @@ def split_group(
     parent.splits += 1
     pg = ProcessGroup(
         world.store,  # type: ignore[arg-type]
+        world.peers,  # type: ignore[arg-type]
         [parent.ranks[rank] for rank in members],
         members.index(parent.rank()) if color is not None else -1,
         name=name,

@@ -1,0 +1,250 @@
+"""Proves on the double how process groups of GPUs begin and end: point-to-point connects in the
+background, work on a GPU is finished before its group is freed, and the order of that.
+"""
+
+# ruff: noqa: ANN401 - the module pynccl is an argument
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles import library
+from tests.support.in_world import run_in_world
+from tests.support.launcher import Launcher
+
+World = Callable[..., list[Any]]
+
+INIT = "ncclCommInitRankConfig"
+
+
+@pytest.fixture
+def world(launch: Launcher, tmp_path: Path) -> World:
+    """Run ``function(dist, rank, size, *args)`` on every rank, with GPUs."""
+    url = f"file://{tmp_path}/store"
+
+    def run(
+        nranks: int, function: Callable[..., Any], *args: object, init: dict[str, Any] | None = None
+    ) -> list[Any]:
+        return launch(nranks, run_in_world, function, url, init or {}, args, provider="cuda")
+
+    return run
+
+
+def _busy(seconds: float) -> None:
+    """Keep the current stream busy."""
+    import torch
+
+    library.busy(seconds, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
+
+
+def _destroyed_while_busy(dist: Any, rank: int, size: int, async_op: bool) -> list[float]:
+    import torch
+
+    x = torch.full((4,), rank + 1.0)
+    dist.all_reduce(torch.ones(1))
+    torch.cuda.synchronize()
+    _busy(3.0)  # more than the time that CPUs have
+    work = dist.all_reduce(x, async_op=async_op)
+    if work is not None:
+        work.wait()
+    dist.destroy_process_group()
+    values: list[float] = x.tolist()
+    return values
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_running_work_ends_before_its_group(world: World, async_op: bool) -> None:
+    assert world(2, _destroyed_while_busy, async_op) == [[3.0] * 4] * 2
+
+
+def _too_busy(dist: Any, rank: int, size: int, async_op: bool) -> float:
+    import torch
+
+    dist.all_reduce(torch.ones(1))
+    torch.cuda.synchronize()
+    _busy(3.0)
+    dist.all_reduce(torch.ones(1), async_op=async_op)
+    started = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="still running after 1 seconds"):
+        dist.destroy_process_group()
+    seconds = time.monotonic() - started
+    assert not dist.is_initialized()
+    torch.cuda.synchronize()
+    return seconds
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_work_that_is_aborted_is_an_error(world: World, async_op: bool) -> None:
+    limit = {"timeout": timedelta(seconds=1)}
+    for seconds in world(2, _too_busy, async_op, init=limit):
+        assert 0.9 < seconds < 2.9
+
+
+def _pairs_and_groups(dist: Any, rank: int, size: int) -> list[str]:
+    """Every pair in both directions, and two groups; the calls of NCCL at the end."""
+    import torch
+
+    dist.all_reduce(torch.ones(1))
+    other = dist.new_group([0, 1])
+    if rank < 2:
+        dist.all_reduce(torch.ones(1), group=other)
+    works = []
+    for peer in range(size):
+        if peer != rank:
+            works += [dist.isend(torch.ones(2), peer), dist.irecv(torch.empty(2), peer)]
+    for work in works:
+        work.wait()
+    with library.record() as record:
+        dist.destroy_process_group()
+    calls = record.named("ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort")
+    return [call.function for call in calls]
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_all_are_finalized_before_one_is_destroyed(world: World, nranks: int) -> None:
+    for rank, calls in enumerate(world(nranks, _pairs_and_groups)):
+        count = 1 + (rank < 2) + 2 * (nranks - 1)
+        assert calls == ["ncclCommFinalize"] * count + ["ncclCommDestroy"] * count
+
+
+def _one_direction(dist: Any, rank: int, size: int) -> int:
+    """Rank 0 sends to rank 1: how many communicators each rank makes."""
+    import torch
+
+    tensor = torch.full((3,), float(rank))
+    with library.record() as record:
+        if rank == 0:
+            dist.send(tensor, 1)
+            dist.isend(tensor, 1).wait()
+        elif rank == 1:
+            dist.recv(tensor, 0)
+            dist.irecv(tensor, 0).wait()
+            assert tensor.tolist() == [0.0] * 3
+        torch.cuda.synchronize()
+    return len(record.named(INIT))
+
+
+def test_a_direction_connects_at_its_first_use(world: World) -> None:
+    assert world(3, _one_direction) == [1, 1, 0]
+
+
+def _on_the_group(dist: Any, rank: int, size: int, url: str) -> tuple[int, dict[str, int]]:
+    """Rank 0 sends to rank 2: how many communicators each rank makes."""
+    import torch
+
+    from pynccl import _C
+
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "nccl", url, world_size=size, rank=rank, device_id=torch.device("cuda", rank)
+    )
+    tensor = torch.full((3,), float(rank))
+    before = dict(_C.fallbacks())
+    with library.record() as record:
+        if rank == 0:
+            dist.send(tensor, 2)
+            dist.isend(tensor + 1, 2).wait()
+        elif rank == 2:
+            received = torch.empty(3)
+            assert dist.recv(received, 0) == 0
+            assert received.tolist() == [0.0] * 3
+            work = dist.irecv(received, 0)
+            work.wait()
+            assert work.source_rank() == 0
+            assert received.tolist() == [1.0] * 3
+        torch.cuda.synchronize()
+    with pytest.raises(ValueError, match="should not be the same as the rank"):
+        dist.send(tensor, rank)
+    with pytest.raises(ValueError, match="rank 9 is out of range for a group of size 3"):
+        dist.isend(tensor, 9)
+    after = _C.fallbacks()
+    new = {name: after[name] - before.get(name, 0) for name in ("recv", "irecv")}
+    return len(record.named(INIT)), new
+
+
+def test_with_device_id_transfers_use_the_group(world: World, tmp_path: Path) -> None:
+    values = world(3, _on_the_group, f"file://{tmp_path}/second")
+    assert values == [(0, {"recv": 0, "irecv": 0})] * 3
+
+
+def _ready_later(dist: Any, rank: int, size: int) -> None:
+    """A send that connects in the background comes after what its caller's stream had."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    sent, received = torch.zeros(4), torch.zeros(4)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        _busy(0.5)
+        sent.fill_(rank + 1.0)
+        started = time.monotonic()
+        sending = dist.isend(sent, (rank + 1) % size)
+        receiving = dist.irecv(received, (rank - 1) % size)
+        assert time.monotonic() - started < 0.4
+        receiving.wait()
+        copy = received + 0
+        sending.wait()
+    stream.synchronize()
+    assert copy.tolist() == [(rank - 1) % size + 1.0] * 4
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_a_transfer_that_connects_waits_for_its_tensor(world: World, nranks: int) -> None:
+    world(nranks, _ready_later)
+
+
+def _captured(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    for call in (dist.send, dist.isend):
+        graph = torch.cuda.graph(torch.cuda.CUDAGraph())
+        with pytest.raises(RuntimeError, match="cannot be captured"), graph:
+            call(tensor, 1 - rank)
+
+
+def test_a_first_transfer_in_a_capture_is_refused(world: World) -> None:
+    world(2, _captured)
+
+
+def _relay(dist: Any, rank: int, size: int) -> list[float]:
+    import torch
+
+    tensor = torch.full((4,), 7.0 if rank == 0 else 0.0)
+    if rank > 0:
+        dist.recv(tensor, rank - 1)
+    if rank < size - 1:
+        dist.isend(tensor, rank + 1).wait()
+    dist.destroy_process_group()
+    values: list[float] = tensor.tolist()
+    return values
+
+
+@pytest.mark.parametrize("nranks", [3, 4])
+def test_relay(world: World, nranks: int) -> None:
+    assert world(nranks, _relay) == [[7.0] * 4] * nranks
+
+
+def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
+    from pynccl import nccl
+    from pynccl.mirror.group.base_group import Options
+
+    pg = dist.group.WORLD
+    few = pg._config_of_pair("cuda").max_ctas
+    pg.options = Options(nccl.Config(max_ctas=20, min_ctas=2))
+    given = pg._config_of_pair("cuda")
+    assert given.min_ctas == 2
+    assert given is not pg.options.config
+    return few, given.max_ctas
+
+
+def test_pairs_have_few_ctas(world: World) -> None:
+    assert world(1, _config) == [(8, 20)]

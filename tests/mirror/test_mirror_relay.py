@@ -1,0 +1,226 @@
+"""Proves that point-to-point needs only the two ranks: a chain of ranks that receive, send on and
+leave, and errors at once for a rank or a store that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.in_world import run_in_world
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.support.tier import FULL
+
+World = Callable[..., list[Any]]
+
+REPEATS = 20 if FULL else 5
+COUNTS = (3, 70_000)  # elements: within a message's buffer, and beyond
+
+
+def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
+    """The first rank sends, each other receives from the one before and sends on, then leaves.
+
+    Its process ends before the next but one takes part.
+    """
+    import torch
+
+    import pynccl as dist
+
+    limit = timedelta(seconds=20)
+    dist.init_process_group(
+        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
+    )
+    tensors = [torch.full((count,), -1.0) for count in COUNTS]
+
+    def transfer(sends: bool, peer: int) -> None:
+        for tensor in tensors:
+            if asynchronous:
+                (dist.isend if sends else dist.irecv)(tensor, peer).wait()
+            else:
+                (dist.send if sends else dist.recv)(tensor, peer)
+
+    if rank.rank == 0:
+        for tensor in tensors:
+            tensor.fill_(7)
+    else:
+        transfer(False, rank.rank - 1)
+        time.sleep(0.05)  # the rank before has left
+    if rank.rank < rank.nranks - 1:
+        transfer(True, rank.rank + 1)
+    dist.destroy_process_group()
+    return float(sum(tensor.sum() for tensor in tensors))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["send", "isend"])
+@pytest.mark.parametrize("nranks", [3, 4, 8])
+def test_relay(launch: Launcher, nranks: int, asynchronous: bool) -> None:
+    """The store of rank 0 is gone when rank 1 sends; at the first time its process is gone, too."""
+    for repeat in range(REPEATS):
+        url = f"tcp://127.0.0.1:{_free_port()}"
+        fresh = repeat == 0 and (FULL or nranks == 3)
+        values = launch(nranks, _relay, url, asynchronous, fresh=fresh)
+        assert values == [7.0 * sum(COUNTS)] * nranks
+
+
+def _meets_a_gap(dist: Any, rank: int, size: int, sends: bool) -> float:
+    """Rank 0 waits for rank 1, which leaves without a transfer."""
+    import torch
+
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.6)  # rank 0 waits already
+        return 0
+    started = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1 has died or has left the job"):
+        (dist.send if sends else dist.recv)(torch.empty(1), 1)
+    with pytest.raises(dist.DistBackendError, match="rank 1 has died"):
+        (dist.isend if sends else dist.irecv)(torch.empty(1), 1).wait()
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_rank_that_left_is_an_error_at_once(world: World, sends: bool) -> None:
+    first, _ = world(2, _meets_a_gap, sends)
+    assert first < 5
+
+
+def _meets_a_dead_rank(dist: Any, rank: int, size: int) -> float:
+    import torch
+
+    if rank == 1:
+        time.sleep(0.6)
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1 has died or has left the job"):
+        dist.recv(torch.empty(1), 1)
+    return time.monotonic() - started
+
+
+def test_a_dead_rank_is_an_error_at_once(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    first, second = launch.outcomes(2, run_in_world, _meets_a_dead_rank, url, {}, ())
+    assert first.ok, first.trace
+    assert first.value < 5
+    assert second.died == "killed by SIGKILL"
+
+
+def _without_the_store(rank: Rank, url: str) -> None:
+    """Ranks 1 and 2 make a group when rank 0 has left with the store."""
+    import torch
+
+    import pynccl as dist
+
+    limit = timedelta(seconds=20)
+    dist.init_process_group(
+        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
+    )
+    dist.barrier()
+    if rank.rank:
+        time.sleep(0.3)
+        started = time.monotonic()
+        address = url.removeprefix("tcp://")
+        with pytest.raises(dist.DistNetworkError, match=f"the job's store at {address} is gone"):
+            dist.new_group([1, 2], use_local_synchronization=True)
+        assert time.monotonic() - started < 5
+        tensor = torch.full((2,), float(rank.rank))
+        peer = 3 - rank.rank
+        sending = dist.isend(tensor, peer)
+        received = torch.empty(2)
+        dist.recv(received, peer)
+        sending.wait()
+        assert received.tolist() == [peer] * 2
+    dist.destroy_process_group()
+
+
+def test_a_store_that_is_gone_is_named(launch: Launcher) -> None:
+    launch(3, _without_the_store, f"tcp://127.0.0.1:{_free_port()}")
+
+
+def _connections_of_others(dist: Any, rank: int, size: int) -> None:
+    """What others send to a rank's socket is no offer."""
+    import torch
+
+    dist.barrier()
+    if rank == 0:
+        port = dist.group.WORLD.peers.address.port
+        with contextlib.ExitStack() as stack:
+            for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 100_000):
+                other = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                with contextlib.suppress(OSError):
+                    other.sendall(text)
+            received = torch.empty(1)
+            dist.recv(received, 1)
+            assert received.item() == 5
+    else:
+        time.sleep(0.2)
+        dist.send(torch.full((1,), 5.0), 0)
+
+
+def test_other_connections_are_ignored(world: World) -> None:
+    world(2, _connections_of_others)
+
+
+def _leaves_early(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    if rank == 0:
+        for number in range(3):
+            dist.send(torch.full((5,), float(number)), 1)
+        return
+    tensor = torch.empty(5)
+    for number in range(3):
+        dist.recv(tensor, 0)
+        assert tensor.tolist() == [number] * 5
+        time.sleep(0.2)  # rank 0 has left
+
+
+def test_what_was_sent_arrives_after_its_sender_left(world: World) -> None:
+    world(2, _leaves_early)
+
+
+def _first_at_once(dist: Any, rank: int, size: int) -> None:
+    """Many pairs connect at the same time, each in a thread of its own."""
+    import torch
+
+    others = [peer for peer in range(size) if peer != rank]
+    inbox = {peer: torch.empty(3) for peer in others}
+    works = [dist.irecv(inbox[peer], peer) for peer in others]
+    works += [dist.isend(torch.full((3,), float(rank)), peer) for peer in reversed(others)]
+    for work in works:
+        work.wait()
+    assert all((inbox[peer] == peer).all() for peer in others)
+
+
+@pytest.mark.parametrize("nranks", [2, 5, 8])
+def test_all_pairs_connect_at_once(world: World, nranks: int) -> None:
+    world(nranks, _first_at_once)
+
+
+def _both_send_first(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    received = torch.empty(2)
+    dist.send(torch.full((2,), float(rank)), 1 - rank)
+    dist.recv(received, 1 - rank)
+    assert received.tolist() == [1.0 - rank] * 2
+
+
+def test_two_ranks_send_small_tensors_first(world: World) -> None:
+    world(2, _both_send_first)
