@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support import gpu
 from tests.support.launcher import Launcher
+
+# The double's own tests need it active: python -m pytest -p tests.doubles.plugin tests/doubles
+collect_ignore = [] if "CUDA_DOUBLE_LIBRARIES" in os.environ else ["doubles"]
 
 
 @pytest.fixture(scope="session")
