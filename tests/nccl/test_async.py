@@ -101,6 +101,8 @@ def test_unwaited_work_holds_what_is_in_flight(launch: Launcher, provider: str) 
 
 def _several(rank: Rank) -> None:
     """Three communicators, each with its queue: results are exact, waited for in any order."""
+    from pynccl.mirror.group.comm_stream import close_all
+
     comms = [rank.communicator(i) for i in range(3)]
     comm_streams = [_comm_stream(rank, comm) for comm in comms]
     works = []
@@ -110,8 +112,7 @@ def _several(rank: Rank) -> None:
     for number, tensor, work in reversed(works):
         work.wait()
         assert (tensor == sum(number + r for r in range(rank.nranks))).all()
-    for comm_stream in comm_streams:
-        comm_stream.close()
+    close_all(comm_streams)
 
 
 def test_several_communicators_and_streams(launch: Launcher, provider: str) -> None:
