@@ -3,6 +3,7 @@
 
 #include "core/issue.h"
 #include "python/call/held.h"
+#include "python/collectives/method_traits.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
@@ -38,28 +39,6 @@ bool find_flag(PyObject* given, bool& flag) {
 
 // Python's function chooses the operators on booleans and on complex numbers.
 bool reduces_as_it_is(const DType& dtype) { return dtype.width == 1 && dtype.code != kDLBool; }
-
-template <Kind K>
-constexpr const char* method_name() {
-  switch (K) {
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kReduce:
-      return "reduce";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kSend:
-      return "send";
-    case Kind::kRecv:
-      return "recv";
-    default:
-      return "";
-  }
-}
 
 template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
@@ -117,9 +96,9 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const auto record = [&] {
     PyObject* op = arguments.op;
     if (T.op && !op) op = classes.operators[0].second;
-    py::list calls = list_of(
-        make_call(method_name<K>(), arguments.tensor, arguments.root_or_peer, op, arguments.out)
-            .ptr());
+    py::list calls = list_of(make_call(method_traits<K>().name, arguments.tensor,
+                                       arguments.root_or_peer, op, arguments.out)
+                                 .ptr());
     return make_record(name, arguments.tensor, calls,
                        list_of(T.out ? arguments.out : arguments.tensor), async_op);
   };
@@ -180,9 +159,9 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
 
   Communicator& communicator = ref->comm_stream->communicator();
   const auto record = [&] {
-    py::list calls = list_of(
-        make_call(method_name<kKind>(), arguments.tensor, arguments.root_or_peer, nullptr, nullptr)
-            .ptr());
+    py::list calls = list_of(make_call(method_traits<kKind>().name, arguments.tensor,
+                                       arguments.root_or_peer, nullptr, nullptr)
+                                 .ptr());
     return make_record(py::reinterpret_borrow<py::object>(name), arguments.tensor, calls,
                        list_of(Sends ? nullptr : arguments.tensor), Async,
                        Sends ? -1 : static_cast<int>(peer));

@@ -118,7 +118,7 @@ def gather_object(
     root = root_of(pg, dst, group_dst)
     if _rank_not_in_group(pg):
         return warn_outside("gather_object")
-    operations.check_gather_list(pg.rank(), root, object_gather_list)
+    operations.check_root_list(pg.rank(), root, object_gather_list, "gather_list", "destination")
     device = pg.object_device
     own, size = _packed([obj], device)
     gather = functools.partial(operations.move_parts, pg, "gather_object", root=root, gathers=True)

@@ -6,6 +6,9 @@ pynccl's ``NcclError`` at once, so that the ``except`` clauses of existing scrip
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch.distributed import (
     DistBackendError,
     DistError,
@@ -63,6 +66,15 @@ _TRANSLATED: dict[type[errors.NcclError], type[BackendError]] = {
     errors.NcclRemoteError: BackendRemoteError,
     errors.NcclTimeoutError: BackendTimeoutError,
 }
+
+
+@contextmanager
+def translated(*kinds: type[errors.NcclError | errors.DriverError]) -> Iterator[None]:
+    """Raise the exceptions of the mirror for those of the given classes of :mod:`pynccl.errors`."""
+    try:
+        yield
+    except kinds as error:
+        raise translate(error) from None
 
 
 def translate(error: errors.NcclError | errors.DriverError) -> BackendError:

@@ -15,7 +15,7 @@ from pynccl import _C, nccl
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig
 from pynccl.mirror.base.checks import real
-from pynccl.mirror.base.errors import translate
+from pynccl.mirror.base.errors import translated
 from pynccl.mirror.base.peers import Exchange, Peers
 from pynccl.mirror.base.store import broadcast_via_store
 from pynccl.mirror.group.batch import Batch
@@ -286,12 +286,10 @@ class BaseGroup(_C.ProcessGroup):
     def _communicator(
         self, size: int, unique_id: bytes, rank: int, device: torch.device
     ) -> nccl.Communicator:
-        try:
+        with translated(NcclError):
             return nccl.Communicator(
                 size, unique_id, rank, config=self.options.config, device=device
             )
-        except NcclError as error:
-            raise translate(error) from None
 
     def make_comm_stream(self, comm: nccl.Communicator, device: torch.device) -> CommStream:
         """A CommStream with this group's options."""
@@ -322,7 +320,7 @@ class BaseGroup(_C.ProcessGroup):
         timeout = self.timeout.total_seconds()
         exchange = Exchange(name, kind, self.ranks[peer], timeout, cancelled)
         if offers:
-            ids = b"".join(bytes(nccl.get_unique_id(provider)) for _ in directions)
+            ids = b"".join(self.new_unique_id(device) for _ in directions)
             self.peers.offer(exchange, ids)
         else:
             ids = self.peers.accept(exchange)
@@ -333,15 +331,10 @@ class BaseGroup(_C.ProcessGroup):
         rank = int(self.rank() > peer)
         config = self._config_of_pair(provider)
         made = {}
-        try:
-            with nccl.group():
-                for sends in directions:
-                    unique_id = parts[not of_sends[sends]]
-                    made[sends] = nccl.Communicator(
-                        2, unique_id, rank, config=config, device=device
-                    )
-        except NcclError as error:
-            raise translate(error) from None
+        with translated(NcclError), nccl.group():
+            for sends in directions:
+                unique_id = parts[not of_sends[sends]]
+                made[sends] = nccl.Communicator(2, unique_id, rank, config=config, device=device)
         return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
 
     def _config_of_pair(self, provider: str) -> nccl.Config | None:

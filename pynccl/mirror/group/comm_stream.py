@@ -18,7 +18,7 @@ import torch
 from pynccl import _C, nccl
 from pynccl.errors import DriverError, NcclError
 from pynccl.mirror.base import watchdog
-from pynccl.mirror.base.errors import BackendError, BackendTimeoutError, translate
+from pynccl.mirror.base.errors import BackendError, BackendTimeoutError, translate, translated
 from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
 
@@ -109,7 +109,7 @@ class CommStream(_C.CommStream):
     def finish(self, started: float) -> None:
         """Let what was issued finish, so that free() can destroy the communicator.
 
-        On CPUs asynchronous operations that nobody has waited for get 2 seconds, or the timeout if
+        On CPUs asynchronous operations that were not waited for get 2 seconds, or the timeout if
         that is shorter. On GPUs all operations get the timeout.
 
         Args:
@@ -129,22 +129,19 @@ class CommStream(_C.CommStream):
             until = started + self.timeout
             if not (self._drained(until) and _synchronized(self.device, until)):
                 raise self._unfinished()
-            try:
+            with translated(NcclError, DriverError):
                 self.comm.finalize()
-            except (NcclError, DriverError) as failed:
-                raise translate(failed) from None
             self._finished = True
 
     def free(self) -> None:
         """Destroy the communicator, or abort it where finish() was not successful."""
         try:
-            if self._finished or self.comm.closed:
-                self._operators.clear()
-                self.comm.close()
-            else:
-                self.abort("its group was destroyed while operations were under way")
-        except (NcclError, DriverError) as error:
-            raise translate(error) from None
+            with translated(NcclError, DriverError):
+                if self._finished or self.comm.closed:
+                    self._operators.clear()
+                    self.comm.close()
+                else:
+                    self.abort("its group was destroyed while operations were under way")
         finally:
             self.oldest()  # releases the tensors of what is done
 

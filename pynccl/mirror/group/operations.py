@@ -40,7 +40,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "broadcast",
-    "check_gather_list",
+    "check_root_list",
     "gather",
     "gather_everywhere",
     "move_parts",
@@ -156,7 +156,7 @@ def gather(
     async_op: bool = False,
 ) -> Work | None:
     """Collect the tensors of all ranks in a list on the root; outputs is empty elsewhere."""
-    check_gather_list(group.rank(), root, outputs)
+    check_root_list(group.rank(), root, outputs, "gather_list", "destination")
     if outputs:
         check_length(outputs, group.size(), "gather_list")
         check_same_size(outputs, tensor, "gather_list")
@@ -164,16 +164,25 @@ def gather(
     return move_parts(group, "gather", own, parts, root, gathers=True, async_op=async_op)
 
 
-def check_gather_list(rank: int, root: int, outputs: Sequence[object] | None) -> None:
-    """Check that there are outputs on the root, and none elsewhere.
+def check_root_list(
+    rank: int, root: int, given: Sequence[object] | None, name: str, side: str
+) -> None:
+    """Check that a list is given on the root only.
+
+    Args:
+        rank: this rank in the group.
+        root: the rank that needs the list.
+        given: the list; None and an empty list are not given.
+        name: of the argument.
+        side: the role of the root, "source" or "destination".
 
     Raises:
-        ValueError: there are none, or some.
+        ValueError: it is missing on the root, or given on another rank.
     """
-    if rank == root and not outputs:
-        raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
-    if rank != root and outputs:
-        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+    if rank == root and not given:
+        raise ValueError(f"Argument ``{name}`` must be specified on {side} rank.")
+    if rank != root and given:
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{side} ranks.")
 
 
 def scatter(
@@ -184,10 +193,7 @@ def scatter(
     async_op: bool = False,
 ) -> Work | None:
     """Send each rank its tensor of the root's list; inputs is empty elsewhere."""
-    if group.rank() == root and not inputs:
-        raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
-    if group.rank() != root and inputs:
-        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
+    check_root_list(group.rank(), root, inputs, "scatter_list", "source")
     if inputs:
         check_length(inputs, group.size(), "scatter_list")
         check_same_size(inputs, tensor, "scatter_list")

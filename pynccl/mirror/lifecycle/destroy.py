@@ -56,8 +56,8 @@ def destroy_process_group(group: ProcessGroup | None = None):
 
 
 def _destroy_all() -> None:
-    """Destroy every group as one, and forget them all."""
-    groups, peers = _forget_all()
+    """Destroy all groups together, and remove all entries."""
+    groups, peers = _remove_all()
     comm_streams: list[CommStream] = []
     give_up = [partial(_give_up, pg, comm_streams) for pg in groups]
     run_all([*give_up, lambda: close_all(comm_streams), *_closing(peers)])
@@ -79,12 +79,12 @@ def end_all(end: Callable[[ProcessGroup], None]) -> None:
     Raises:
         Exception: the first error; the groups after it are ended too.
     """
-    groups, peers = _forget_all()
+    groups, peers = _remove_all()
     run_all([*(partial(end, pg) for pg in groups), *_closing(peers)])
 
 
-def _forget_all() -> tuple[list[ProcessGroup], Peers | None]:
-    """The groups, the newest first, and the sockets of this process."""
+def _remove_all() -> tuple[list[ProcessGroup], Peers | None]:
+    """Remove all entries, and return the groups, the newest first, and this process's sockets."""
     groups = sorted(world.groups, key=world.groups.__getitem__, reverse=True)
     peers = world.peers
     world.reset()

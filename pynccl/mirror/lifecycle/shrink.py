@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from pynccl.errors import NcclError
-from pynccl.mirror.base.errors import translate
+from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -104,10 +104,8 @@ def _shrink_comm_stream(
     _, can_shrink = comm.library.functions()["ncclCommShrink"]
     if comm.closed or not can_shrink:
         return
-    try:
+    with translated(NcclError):
         shrunk = comm.shrink(excluded, abort=aborts, config=pg.options.config)
-    except NcclError as error:
-        raise translate(error) from None
     pg.adopt(pg.make_comm_stream(shrunk, comm_stream.device))
 
 

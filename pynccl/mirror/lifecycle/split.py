@@ -7,7 +7,7 @@ from typing import Any
 
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
-from pynccl.mirror.base.errors import translate
+from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import _get_default_group, is_registered, world
@@ -82,10 +82,8 @@ def _split_comm_stream(
     comm_stream = parent.comm_streams().get(device_type)
     if comm_stream is None:
         return
-    try:
+    with translated(NcclError):
         comm = comm_stream.comm.split(color, comm_stream.rank, config=child.options.config)
-    except NcclError as error:
-        raise translate(error) from None
     if comm is not None:
         child.adopt(child.make_comm_stream(comm, comm_stream.device))
 
