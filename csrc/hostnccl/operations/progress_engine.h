@@ -18,7 +18,7 @@ namespace hostnccl {
 
 class ProgressEngine {
  public:
-  // window: the one that a put writes to. It stays open until the put is complete.
+  // window: the target of a put. It stays open until the put is complete.
   void add(const Ref<Communicator>& comm, const Operation& operation,
            const Ref<Window>& window = {});
 

@@ -40,8 +40,8 @@ Args:
     peer: the rank to signal.
     signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
     context: the index of the context, from 0 to Config.num_rma_ctx - 1.
-    stream: as for put_signal(). On GPUs it is required outside of capture(): there is no tensor
-        whose framework has a current stream.
+    stream: as for put_signal(). On GPUs it is required outside of capture(): the call has no
+        tensor, which would determine the current stream.
 
 Raises:
     TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
@@ -68,7 +68,7 @@ Args:
     signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
     context: the index of the context, from 0 to Config.num_rma_ctx - 1.
     stream: the stream that waits, as for put_signal(). On GPUs it is required outside of capture():
-        there is no tensor whose framework has a current stream.
+        the call has no tensor, which would determine the current stream.
 
 Raises:
     TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.

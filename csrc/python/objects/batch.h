@@ -25,7 +25,7 @@ class Batch {
   std::size_t size() const { return entries_.size(); }
 
   void reserve(std::size_t operations) { entries_.reserve(operations); }
-  // held: the objects that the operation needs, with the one that owns the communicator; nullptr is
+  // held: the objects that the operation needs, the owner of the communicator included; nullptr is
   // skipped. Needs the GIL, as all functions below except issue() and simulate() do.
   void add(Communicator& communicator, const Operation& operation,
            std::initializer_list<PyObject*> held);
