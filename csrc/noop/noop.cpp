@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "abi/each_parameter.h"
 #include "noop/exports.h"
 
 namespace pynccl::abi {
@@ -41,29 +42,7 @@ void fillArray(T* out, int count) {
 
 }  // namespace
 
-// Each parameter is used twice: in the declaration and in the statement that writes its output. So
-// IN, OUT and the others are not macros here but are pasted to DECLARE_ and FILL_. The number of
-// SCAN levels suffices for 27 parameters.
-#define PARENTHESES ()
-#define SCAN(...) SCAN2(SCAN2(SCAN2(__VA_ARGS__)))
-#define SCAN2(...) SCAN1(SCAN1(SCAN1(__VA_ARGS__)))
-#define SCAN1(...) SCAN0(SCAN0(SCAN0(__VA_ARGS__)))
-#define SCAN0(...) __VA_ARGS__
-#define EACH(macro, ...) __VA_OPT__(SCAN(EACH_STEP(macro, __VA_ARGS__)))
-#define EACH_STEP(macro, first, ...) \
-  macro(first) __VA_OPT__(, EACH_AGAIN PARENTHESES(macro, __VA_ARGS__))
-#define EACH_AGAIN() EACH_STEP
-
-#define DECLARE(parameter) DECLARE_##parameter
-#define DECLARE_IN(T, name) T name
-#define DECLARE_OUT(T, name) T* name
-#define DECLARE_OUTS(T, name, n) T* name
-#define DECLARE_ARRAY(T, name, n) T* name
-#define DECLARE_STRUCT(T, name) T* name
-#define DECLARE_INOUT(T, name) T* name
-#define DECLARE_BUFFER(name, size, n) void* name
-#define DECLARE_STRINGS(name, n) const char*** name
-
+// FILL writes the output of a parameter.
 #define FILL(parameter) FILL_##parameter
 #define FILL_IN(T, name) static_cast<void>(name)
 #define FILL_OUT(T, name) fill(name)
@@ -74,10 +53,10 @@ void fillArray(T* out, int count) {
 #define FILL_BUFFER(name, size, n) static_cast<void>(name)
 #define FILL_STRINGS(name, n) fill(name)
 
-#define DEFINE(result, name, ...)                                 \
-  __attribute__((weak)) result name(EACH(DECLARE, __VA_ARGS__)) { \
-    EACH(FILL, __VA_ARGS__);                                      \
-    return done<result>();                                        \
+#define DEFINE(result, name, ...)                                    \
+  __attribute__((weak)) result name(ABI_DECLARATIONS(__VA_ARGS__)) { \
+    ABI_EACH(FILL, __VA_ARGS__);                                     \
+    return done<result>();                                           \
   }
 
 extern "C" {

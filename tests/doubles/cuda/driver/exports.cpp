@@ -6,12 +6,11 @@
 
 using namespace cuda_double;
 
-#define FUNCTION(symbol, result, name, ...)                                   \
-  extern "C" [[gnu::visibility("default")]] result symbol(                    \
-      __VA_OPT__(DOUBLE_EACH(DOUBLE_DECLARE, __VA_ARGS__))) {                 \
-    return recorded(#symbol, [&] {                                            \
-      return driver::name(__VA_OPT__(DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__))); \
-    } __VA_OPT__(, DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__)));                   \
+#define FUNCTION(symbol, result, name, ...)                                                \
+  extern "C" [[gnu::visibility("default")]] result symbol(ABI_DECLARATIONS(__VA_ARGS__)) { \
+    return recorded(#symbol, [&] {                                                         \
+      return driver::name(DOUBLE_NAMES(__VA_ARGS__));                                      \
+    } __VA_OPT__(, DOUBLE_NAMES(__VA_ARGS__)));                                            \
   }
 #include "abi/driver_functions.inc"
 #include "driver/more_functions.inc"

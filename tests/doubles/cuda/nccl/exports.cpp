@@ -6,11 +6,10 @@
 
 using namespace cuda_double;
 
-#define FUNCTION(since, result, name, ...)                                                       \
-  extern "C" [[gnu::visibility("default")]] result name(                                         \
-      __VA_OPT__(DOUBLE_EACH(DOUBLE_DECLARE, __VA_ARGS__))) {                                    \
-    return recorded(#name, [&] {                                                                 \
-      return Call<&Table::name>::run(#name __VA_OPT__(, DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__))); \
-    } __VA_OPT__(, DOUBLE_EACH(DOUBLE_NAME, __VA_ARGS__)));                                      \
+#define FUNCTION(since, result, name, ...)                                               \
+  extern "C" [[gnu::visibility("default")]] result name(ABI_DECLARATIONS(__VA_ARGS__)) { \
+    return recorded(#name, [&] {                                                         \
+      return Call<&Table::name>::run(#name __VA_OPT__(, DOUBLE_NAMES(__VA_ARGS__)));     \
+    } __VA_OPT__(, DOUBLE_NAMES(__VA_ARGS__)));                                          \
   }
 #include "abi/nccl_functions.inc"
