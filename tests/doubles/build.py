@@ -51,8 +51,12 @@ def nccl(folder: Path, version: str) -> Path:
 
 
 def _run(command: list[str]) -> None:
+    # cmake and ninja may be installed in the virtual environment of this Python.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
+        )
     except FileNotFoundError as error:
         raise BuildError(f"{command[0]} is not installed") from error
     if done.returncode:

@@ -31,7 +31,7 @@ def prepare(version: str = NEWEST) -> None:
     folder = build.build(_ROOT / "build" / "cuda-double")
     scratch = Path(tempfile.mkdtemp(prefix="cuda-double-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    site = [str(_HERE / "site"), str(_HERE.parent), str(_ROOT)]
+    site = [str(_HERE / "site"), str(_ROOT)]
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in site]
     os.environ.update(
         PYNCCL_DOUBLE=version,
@@ -55,18 +55,12 @@ def take_violations() -> list[str]:
     return lines
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
         try:
             prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
         except build.BuildError as error:
             raise pytest.UsageError(f"the CUDA double cannot be built: {error}") from error
-    config.addinivalue_line(
-        "markers", "violations: a test of the double, which breaks rules and asks for the reports"
-    )
-    config.addinivalue_line(
-        "markers", "needs_gpu(reason): what the CUDA double cannot show; skips on it"
-    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
