@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/device.h"
+#include "core/device_memory.h"
 
 namespace pynccl {
 
@@ -21,8 +22,7 @@ Arena& Arena::of(const std::shared_ptr<Library>& library) {
 void* Arena::allocate(std::size_t bytes, int device) {
   if (bytes == 0) throw std::invalid_argument("size: must be above 0 bytes");
   const DeviceScope scope(*library_, device);
-  void* data = nullptr;
-  NCCL_CHECK(*library_, nullptr, -1, ncclMemAlloc, (&data, bytes));
+  void* data = allocate_memory(*library_, bytes);
   const std::lock_guard lock(mutex_);
   segments_[data] = {bytes, scope.device()};
   for (PoolRegistration* registration : registrations_) {
@@ -44,9 +44,14 @@ void Arena::deallocate(void* data) {
     if (segment == segments_.end())
       throw std::invalid_argument("data: it is not the address of a segment of this arena");
     device = segment->second.device;
-    segments_.erase(segment);
+  }
+  const bool idle = wait_for_device(*library_, device);
+  {
+    const std::lock_guard lock(mutex_);
+    segments_.erase(data);
     for (PoolRegistration* registration : registrations_) registration->drop(data);
   }
+  if (!idle) return free_memory_later(library_, data, device);
   const DeviceScope scope(*library_, device);
   NCCL_CHECK(*library_, nullptr, -1, ncclMemFree, (data));
 }
@@ -99,7 +104,7 @@ bool Arena::PoolRegistration::covers(int device) const {
 }
 
 void Arena::PoolRegistration::add(void* data, std::size_t bytes) {
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator::Use comm(*communicator_);
   void* handle = nullptr;
   NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommRegister,
              (comm, data, bytes, &handle));
@@ -110,8 +115,11 @@ void Arena::PoolRegistration::add(void* data, std::size_t bytes) {
 void Arena::PoolRegistration::drop(void* data) {
   const auto found = handles_.find(data);
   if (found == handles_.end()) return;
-  const ncclComm_t comm = communicator_->handle_or_null();
-  if (comm) NCCL_CALL_NOTHROW(communicator_->library(), ncclCommDeregister, (comm, found->second));
+  try {
+    const Communicator::Use comm(*communicator_);
+    NCCL_CALL_NOTHROW(communicator_->library(), ncclCommDeregister, (comm, found->second));
+  } catch (const std::invalid_argument&) {  // the communicator is closed
+  }
   handles_.erase(found);
 }
 

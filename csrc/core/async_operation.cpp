@@ -29,7 +29,21 @@ AsyncOperation::AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int
                                bool captured)
     : done_(std::move(done)), held_(std::move(held)), device_(device), captured_(captured) {}
 
+void AsyncOperation::check_issued() const {
+  const State state = state_.load(std::memory_order_acquire);
+  if (state == State::kDeferred)
+    throw std::invalid_argument("work: the end of its group issues it; leave the group first");
+  if (state == State::kDropped)
+    throw std::invalid_argument("work: its group has failed; it was not issued");
+}
+
+void AsyncOperation::drop() {
+  state_.store(State::kDropped, std::memory_order_release);
+  release();
+}
+
 bool AsyncOperation::done() const {
+  check_issued();
   if (captured_)
     throw std::invalid_argument(
         "work: it was captured into a graph and runs with every launch of it");
@@ -37,6 +51,7 @@ bool AsyncOperation::done() const {
 }
 
 void AsyncOperation::wait(CUstream stream) const {
+  check_issued();
   const DefaultStreamScope scope(done_->library(), device_, stream);
   DRIVER_CHECK(done_->library(), StreamWaitEvent, (stream, done_->handle(), 0));
 }
@@ -57,25 +72,26 @@ AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream>
     : stream_(std::move(stream)),
       events_(std::make_shared<EventPool>(std::move(library), stream_->device())) {}
 
-void AsyncQueue::begin(CUstream current) {
+std::shared_ptr<AsyncOperation> AsyncQueue::begin(CUstream current, std::shared_ptr<void> held) {
   const DefaultStreamScope scope(library(), stream_->device(), current);
   // A captured event cannot be queried. It may still return to the pool: the next user records it
   // again, outside the graph.
-  capturing_ = is_capturing(current);
-  if (!capturing_) remove_done();
+  const bool capturing = is_capturing(current);
+  if (!capturing) remove_done();
   const PooledEvent ready = events_->take();
   ready->record(current);
   stream_->wait(*ready);
+  return std::make_shared<AsyncOperation>(events_->take(), std::move(held), stream_->device(),
+                                          capturing);
 }
 
-std::shared_ptr<AsyncOperation> AsyncQueue::end(std::shared_ptr<void> held) {
-  PooledEvent done = events_->take();
-  done->record(handle());
-  if (capturing_) Graph::hold(library(), handle(), held);
-  auto work = std::make_shared<AsyncOperation>(std::move(done), std::move(held), stream_->device(),
-                                               capturing_);
-  if (!capturing_) pending_.push_back(work);
-  return work;
+void AsyncQueue::end(std::shared_ptr<AsyncOperation> operation) {
+  operation->done_->record(handle());
+  operation->state_.store(AsyncOperation::State::kIssued, std::memory_order_release);
+  if (operation->captured_)
+    Graph::hold(library(), handle(), operation->held_);
+  else
+    pending_.push_back(std::move(operation));
 }
 
 std::optional<std::size_t> AsyncQueue::oldest() {

@@ -2,6 +2,7 @@
 // with the objects that they need kept alive until they are done.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -11,7 +12,8 @@
 
 namespace pynccl {
 
-// What was issued between begin() and end() of an AsyncQueue.
+// What an AsyncQueue issues between two events. In an open group it is issued at the end of the
+// group; before that, and where the group fails, waiting for it throws std::invalid_argument.
 class AsyncOperation {
  public:
   // held is kept alive until release(). A captured operation can be waited for within the capture;
@@ -26,14 +28,22 @@ class AsyncOperation {
   void wait(CUstream stream) const;
   // Blocks the caller; false where it takes longer.
   bool wait_for(double seconds) const;
+  // Instead of AsyncQueue::end(): the group has failed.
+  void drop();
   // Releases the held objects. Only after a wait: until then the operation may use them.
   void release() { held_.reset(); }
 
  private:
+  friend class AsyncQueue;
+  enum class State { kDeferred, kIssued, kDropped };
+
+  void check_issued() const;
+
   PooledEvent done_;
   std::shared_ptr<void> held_;
   int device_;
   bool captured_;
+  std::atomic<State> state_ = State::kDeferred;
 };
 
 // The operations on the communication stream of a communicator. One thread at a time calls it.
@@ -44,11 +54,12 @@ class AsyncQueue {
   const Library& library() const { return stream_->library(); }
   CUstream handle() const { return stream_->handle(); }
 
-  // Makes handle() wait for the work on the current stream.
-  void begin(CUstream current);
-  // The operation of everything issued since begin(). The queue holds it too until it is done, so
-  // that dropping it without a wait frees nothing that is in use.
-  std::shared_ptr<AsyncOperation> end(std::shared_ptr<void> held);
+  // Makes handle() wait for the work on the current stream. The operation is what the caller then
+  // enqueues on handle(), before end() or drop().
+  std::shared_ptr<AsyncOperation> begin(CUstream current, std::shared_ptr<void> held);
+  // The queue holds the operation too until it is done, so that dropping it without a wait frees
+  // nothing that is in use.
+  void end(std::shared_ptr<AsyncOperation> operation);
 
   // Releases what completed operations hold, for a caller that issues on the current stream without
   // begin(). Does nothing while that stream is captured: events cannot be queried then.
@@ -67,7 +78,6 @@ class AsyncQueue {
   std::shared_ptr<EventPool> events_;
   std::deque<std::shared_ptr<AsyncOperation>> pending_;
   std::size_t removed_ = 0;
-  bool capturing_ = false;
 };
 
 }  // namespace pynccl

@@ -8,6 +8,7 @@
 #include "core/device.h"
 #include "core/issue.h"
 #include "core/observer.h"
+#include "core/run_within.h"
 #include "core/window.h"
 
 namespace pynccl {
@@ -15,23 +16,38 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// init_timeout is implemented by NCCL's non-blocking mode plus polling. A user who asked for the
-// non-blocking mode polls with ready and wait_ready().
-bool needs_polling(const Communicator::Options& options) {
-  return options.init_timeout && options.config.blocking != 0;
+constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
+constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
+
+// ncclCommAbort waits without limit for the graphs that captured the communicator and for the ranks
+// of this machine; after some seconds it continues on its thread.
+ncclResult_t abort_bounded(const std::shared_ptr<Library>& library, ncclComm_t comm) {
+  const auto result = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
+  run_within(kAbortSeconds, [library, comm, result] {
+    *result = library->nccl<&NcclTable::ncclCommAbort>()(comm);
+  });
+  return *result;
 }
 
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Library> library, const Options& options)
-    : library_(std::move(library)), options_(options), polled_(needs_polling(options)) {
+    : library_(std::move(library)), options_(options) {
   options_.config = library_->fit(options_.config);
-  if (polled_) options_.config.blocking = 0;
 }
 
 Communicator::~Communicator() {
-  const ncclComm_t comm = comm_.exchange(nullptr);
-  if (comm) NCCL_CALL_NOTHROW(*library_, ncclCommAbort, (comm));
+  try {
+    abort();
+  } catch (...) {  // a destructor must not throw
+  }
+}
+
+Communicator::Use::Use(Communicator& communicator) : communicator_(communicator) {
+  communicator.begin_use();
+  if (communicator.state_.load() == State::kOpen) return;
+  communicator.end_use();
+  communicator.throw_not_open();
 }
 
 void Communicator::throw_not_open() const {
@@ -73,7 +89,7 @@ void Communicator::begin_child(Communicator& parent, const char* creator) {
 
 void Communicator::begin_split(Communicator& parent, int color, int key) {
   const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
-  const ncclComm_t comm = parent.handle();
+  const Use comm(parent);
   no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit");
   parent.check(split(comm, color, key, created_.get(), child_config()), creator_, __LINE__);
@@ -81,7 +97,7 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
 
 void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
   const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
-  const ncclComm_t comm = parent.handle();
+  const Use comm(parent);
   begin_child(parent, "ncclCommShrink");
   if (flags != 0) parent.revoked_ = true;
   parent.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
@@ -92,7 +108,7 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
 void Communicator::begin_grow(Communicator& parent, int nranks,
                               const std::optional<ncclUniqueId>& id) {
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
-  const ncclComm_t comm = parent.handle();
+  const Use comm(parent);
   begin_child(parent, "ncclCommGrow");
   parent.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()),
                creator_, __LINE__);
@@ -109,28 +125,66 @@ void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
 
 Communicator::Options Communicator::inherited() const {
   Options options;
-  options.config.blocking = polled_ ? kUndefInt : options_.config.blocking;
+  options.config.blocking = options_.config.blocking;
   options.init_timeout = options_.init_timeout;
-  options.device = options_.device;
+  options.device = device_ < 0 ? options_.device : device_;
   options.inherits = true;
   return options;
+}
+
+void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& made,
+                        const std::function<void()>& steps) {
+  const Communicator* first = nullptr;  // with the shortest init_timeout
+  for (const auto& one : made) {
+    const auto& timeout = one->options_.init_timeout;
+    if (timeout && (!first || timeout < first->options_.init_timeout)) first = one.get();
+  }
+  if (!first) return steps();
+  for (const auto& one : made) one->choose_device();
+  const double seconds = *first->options_.init_timeout;
+  const auto free = [made] {
+    for (const auto& one : made) one->free_abandoned();
+  };
+  if (run_within(seconds, steps, free)) return;
+  for (const auto& one : made) one->abandon();
+  first->throw_late(seconds, first->creator_);
+}
+
+// The other thread of run_within() has no current device.
+void Communicator::choose_device() {
+  options_.device = DeviceScope(*library_, options_.device).device();
+}
+
+void Communicator::abandon() {
+  State state = state_.load();
+  while (state < State::kClosed && !state_.compare_exchange_weak(state, State::kAbandoned)) {
+  }
+}
+
+void Communicator::free_abandoned() {
+  State abandoned = State::kAbandoned;
+  state_.compare_exchange_strong(abandoned, State::kMaking);
+  try {
+    abort();
+  } catch (...) {  // the caller has gone on
+  }
 }
 
 void Communicator::finish() {
   if (no_color_) {
     state_.store(State::kClosed, std::memory_order_release);
-    parent_->wait_accepted();
     parent_.reset();
     return;
   }
-  state_.store(State::kMaking, std::memory_order_release);
+  State pending = State::kPending;
+  if (!state_.compare_exchange_strong(pending, State::kMaking)) throw_not_open();
   const bool made = take_handle();
-  if (polled_) {
-    poll(options_.init_timeout, creator_);
-  } else if (!made && options_.config.blocking != 0) {
+  if (options_.config.blocking == 0) return;
+  if (made)
+    parent_.reset();
+  else
     wait_ready(std::nullopt);  // the parent is non-blocking, this communicator is not
-  }
-  if (options_.config.blocking != 0 || polled_) read_identity();
+  read_identity();
 }
 
 // Takes over the handle where NCCL has written it.
@@ -141,25 +195,25 @@ bool Communicator::take_handle() {
   comm_.store(made, std::memory_order_release);
   State making = State::kMaking;  // another thread may have aborted meanwhile
   state_.compare_exchange_strong(making, State::kOpen);
-  parent_.reset();
   return true;
 }
 
 void Communicator::read_identity() {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommUserRank, (comm, &rank_));
   NCCL_CHECK(*library_, comm, rank_, ncclCommCount, (comm, &nranks_));
   NCCL_CHECK(*library_, comm, rank_, ncclCommCuDevice, (comm, &device_));
 }
 
 ncclResult_t Communicator::async_error() {
-  if (!take_handle()) {
-    // A child without a handle: the parent has the state.
-    const ncclResult_t state = parent_ ? parent_->async_error() : ncclInternalError;
+  if (parent_ && !parent_->closed()) {
+    // The child of a non-blocking communicator: the parent is part of the call that makes it.
+    const ncclResult_t state = parent_->async_error();
     if (state != ncclSuccess) return state;
-    if (!take_handle()) return ncclInternalError;
+    parent_.reset();
   }
-  const ncclComm_t comm = handle();
+  if (!take_handle()) return ncclInternalError;
+  const Use comm(*this);
   ncclResult_t state = ncclSuccess;
   NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
   return state;
@@ -173,35 +227,25 @@ bool Communicator::ready() {
 }
 
 void Communicator::wait_ready(std::optional<double> seconds) {
-  poll(seconds, "ncclCommGetAsyncError", OnTimeout::kKeep);
-}
-
-void Communicator::poll(std::optional<double> seconds, const char* function) {
-  poll(seconds, function, OnTimeout::kAbort);
-}
-
-void Communicator::poll(std::optional<double> seconds, const char* function, OnTimeout on_timeout) {
   const auto start = Clock::now();
   auto pause = std::chrono::microseconds(1);
-  for (;;) {
-    const ncclResult_t state = async_error();
-    const ncclComm_t comm = comm_.load();
-    if (state == ncclSuccess) return;
-    if (state != ncclInProgress)
-      throw_nccl(*library_, state, function, comm, rank_, __FILE__, __LINE__);
-    if (seconds && std::chrono::duration<double>(Clock::now() - start).count() >= *seconds) {
-      const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
-      char limit[32];
-      std::snprintf(limit, sizeof limit, "%g s", *seconds);
-      std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
-                         " did not complete within " + limit;
-      if (last && *last) text += std::string(": ") + last;
-      if (on_timeout == OnTimeout::kAbort) abort();
-      throw NcclFailure(ncclTimeout, function, rank_, text);
-    }
+  while (!ready()) {
+    if (seconds && std::chrono::duration<double>(Clock::now() - start).count() >= *seconds)
+      throw_late(*seconds, "ncclCommGetAsyncError");
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(1000));
   }
+}
+
+void Communicator::throw_late(double seconds, const char* function) const {
+  const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
+  const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
+  char limit[32];
+  std::snprintf(limit, sizeof limit, "%g s", seconds);
+  std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
+                     " did not complete within " + limit;
+  if (last && *last) text += std::string(": ") + last;
+  throw NcclFailure(ncclTimeout, function, rank_, text);
 }
 
 std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_ptr<Library> library,
@@ -236,6 +280,7 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
     message.recvbuff = receive;
     issue(message);
   };
+  const Use use(*this);  // transfer() ends its own before the group ends
   GroupScope group(*library_);
   switch (o.kind) {
     case OperationKind::kAllToAll:
@@ -262,16 +307,27 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
 }
 
 void Communicator::finalize() {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommFinalize, (comm));
-  if (polled_) poll(options_.init_timeout, "ncclCommFinalize");
 }
 
 void Communicator::close() {
   CommunicatorObservers::before_close(*this, false);
-  // NCCL destroys a non-blocking communicator only after it is finalized.
-  if (polled_ && !revoked_ && state_.load() == State::kOpen) finalize();
+  if (closed()) return;
+  take_handle();
+  if (pending()) throw_not_open();
+  if (!revoked_) {
+    // NCCL 2.24 to 2.30: where ncclCommDestroy returns the error, it leaves this thread in a group.
+    const ncclResult_t error = async_error();
+    if (!succeeded(error)) {
+      const std::string text =
+          failure_text(*library_, error, "ncclCommDestroy", comm_.load(), rank_);
+      abort();
+      throw NcclFailure(error, "ncclCommDestroy", rank_, text);
+    }
+  }
   if (state_.exchange(State::kClosed) != State::kOpen) return;
+  end_calls();
   const ncclComm_t comm = comm_.exchange(nullptr);
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
   if (!succeeded(result))
@@ -280,40 +336,62 @@ void Communicator::close() {
 
 void Communicator::abort() {
   CommunicatorObservers::before_close(*this, true);
-  state_.store(State::kClosed, std::memory_order_release);
-  const ncclComm_t comm = comm_.exchange(nullptr);
+  State before = state_.load();
+  do {
+    if (before >= State::kClosed) return;
+  } while (!state_.compare_exchange_weak(before, State::kClosed));
+  ncclComm_t comm = nullptr;
+  if (before == State::kOpen) {
+    end_calls();
+    comm = comm_.exchange(nullptr);
+  } else {
+    comm = std::atomic_ref(*created_).exchange(nullptr);
+  }
   if (!comm) return;
-  const ncclResult_t result = library_->nccl<&NcclTable::ncclCommAbort>()(comm);
+  const ncclResult_t result = abort_bounded(library_, comm);
   if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
 
+// Waits for the calls of other threads, where there are any, and makes them return. The state is
+// kClosed: no call begins.
+void Communicator::end_calls() {
+  heavy_barrier();
+  if (!in_use()) return;
+  const auto until = Clock::now() + std::chrono::duration<double>(kEndCallsSeconds);
+  if (library_->nccl_table().ncclCommRevoke && !revoked_)
+    run_within(kEndCallsSeconds, [library = library_, comm = comm_.load()] {
+      NCCL_CALL_NOTHROW(*library, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+    });
+  while (in_use() && Clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
 ncclUniqueId Communicator::get_unique_id() {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   ncclUniqueId id;
   NCCL_CHECK(*library_, comm, rank_, ncclCommGetUniqueId, (comm, &id));
   return id;
 }
 
 void Communicator::revoke() {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
   revoked_ = true;
-  wait_accepted();
 }
 
 void Communicator::begin_suspend() {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommSuspend, (comm, NCCL_SUSPEND_MEM));
 }
 
 void Communicator::begin_resume() {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommResume, (comm));
 }
 
 std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {
-  const ncclComm_t comm = handle();
+  const Use comm(*this);
   std::uint64_t value = 0;
   NCCL_CHECK(*library_, comm, rank_, ncclCommMemStats, (comm, stat, &value));
   return value;

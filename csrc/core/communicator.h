@@ -5,10 +5,12 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "core/barrier.h"
 #include "core/error.h"
 #include "core/library.h"
 #include "core/operation.h"
@@ -34,15 +36,21 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Options inherited() const;
 
   // The ways to make a communicator, each in two steps so that a group can make several on one
-  // thread: begin_...() calls NCCL; finish() waits (unless the user asked for a non-blocking
-  // communicator) and reads rank and size. Several ids use ncclCommInitRankScalable. A child is
-  // made from its parent.
+  // thread: begin_...() calls NCCL; finish() takes over the handle and, unless the user asked for a
+  // non-blocking communicator, waits until it is ready and reads rank and size. Several ids use
+  // ncclCommInitRankScalable. A child is made from its parent.
   void begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank);
   void begin_split(Communicator& parent, int color, int key);
   void begin_shrink(Communicator& parent, std::vector<int> excluded, int flags);
   void begin_grow(Communicator& parent, int nranks, const std::optional<ncclUniqueId>& id);
   void begin_join(int nranks, const ncclUniqueId& id, int rank);
   void finish();
+
+  // Calls steps, which takes both steps for these communicators. Where they have an init_timeout,
+  // it throws ncclTimeout after the shortest: the call of NCCL, which nothing can end, continues on
+  // a thread of its own, which aborts the communicators afterwards.
+  static void make(const std::vector<std::shared_ptr<Communicator>>& made,
+                   const std::function<void()>& steps);
 
   // All ranks of one communicator in this process (ncclCommInitAll), each made by the factory.
   using Factory = std::shared_ptr<Communicator> (*)(std::shared_ptr<Library>, const Options&);
@@ -56,16 +64,33 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Checks that the library supports an operation with a configuration. Throws MissingFunction, or
   // std::invalid_argument for a field that the library is too old for.
   void check_configured(const Operation& operation) const;
-  // Waits until NCCL has accepted what was issued. Only a communicator with init_timeout has to
-  // wait: it uses NCCL's non-blocking mode.
-  void wait_accepted(const char* function = "ncclGroupEnd") {
-    if (polled_) [[unlikely]]
-      poll(std::nullopt, function);
-  }
 
   void finalize();
-  void close();  // finalizes and destroys; closing twice is allowed
-  void abort();  // from any thread; does nothing where it is closed
+  // Finalizes and destroys; closing twice is allowed. A communicator with an asynchronous error is
+  // aborted, and the error is thrown.
+  void close();
+  // From any thread; does nothing where it is closed. Calls of other threads return first, from
+  // NCCL 2.28.7 on because they are revoked. NCCL may wait for graphs and local peers without
+  // limit: after some seconds the abort continues in the background.
+  void abort();
+
+  // A call of NCCL that uses the communicator, from construction to destruction: an abort on
+  // another thread waits for it. Throws std::invalid_argument unless the communicator is open.
+  // Several communicators, in a group: begin_use() and end_use().
+  class Use {
+   public:
+    explicit Use(Communicator& communicator);
+    ~Use() { communicator_.end_use(); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+    operator ncclComm_t() const { return communicator_.comm_.load(std::memory_order_relaxed); }
+
+   private:
+    Communicator& communicator_;
+  };
+  void begin_use() { uses_.fetch_add(1); }
+  void end_use() { uses_.fetch_sub(1); }
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
@@ -89,7 +114,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
   ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // NCCL writes it
-  bool closed() const { return state_.load(std::memory_order_acquire) == State::kClosed; }
+  bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
   bool pending() const {  // it has no ncclComm_t yet
     const State state = state_.load(std::memory_order_acquire);
     return state == State::kPending || state == State::kMaking;
@@ -101,8 +126,25 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
-  // kMaking: NCCL was called and has not written the handle yet.
-  enum class State { kPending, kMaking, kOpen, kClosed };
+  // kMaking: NCCL was called and has not written the handle yet. kAbandoned: init_timeout has
+  // passed while NCCL was called.
+  enum class State { kPending, kMaking, kOpen, kClosed, kAbandoned };
+
+  // A Use in issue(), at the price of two stores: one thread at a time issues operations.
+  class Issuing {
+   public:
+    [[gnu::always_inline]] explicit Issuing(Communicator& communicator)
+        : communicator_(communicator) {
+      communicator_.issuing_.store(true, std::memory_order_relaxed);
+      light_barrier();  // abort() stores the state and reads issuing_
+    }
+    [[gnu::always_inline]] ~Issuing() {
+      communicator_.issuing_.store(false, std::memory_order_release);
+    }
+
+   private:
+    Communicator& communicator_;
+  };
 
   [[noreturn]] void throw_not_open() const;
   void check(ncclResult_t result, const char* function, int line) {
@@ -110,9 +152,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
       throw_failed(result, function, line);
   }
   [[noreturn]] void throw_failed(ncclResult_t result, const char* function, int line);
-  void poll(std::optional<double> seconds, const char* function);
-  enum class OnTimeout { kAbort, kKeep };
-  void poll(std::optional<double> seconds, const char* function, OnTimeout on_timeout);
+  [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator);
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
@@ -122,6 +162,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return *this;
   }
   void read_identity();
+  void choose_device();
+  void abandon();
+  void free_abandoned();
+  bool in_use() const { return issuing_.load() || uses_.load() != 0; }
+  void end_calls();
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);
 
@@ -129,19 +174,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Options options_;
   std::atomic<State> state_ = State::kPending;
   std::atomic<ncclComm_t> comm_ = nullptr;
+  std::atomic<bool> issuing_ = false;
+  std::atomic<int> uses_ = 0;
   // Where NCCL writes the handle. For a child of a non-blocking parent a thread of NCCL writes it
   // later, so the parent keeps this memory alive too.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
   std::vector<std::shared_ptr<ncclComm_t>> children_;
-  std::shared_ptr<Communicator> parent_;  // until there is a handle
+  std::shared_ptr<Communicator> parent_;  // until it is ready again
   bool no_color_ = false;                 // split() with NCCL_SPLIT_NOCOLOR: no communicator
-  bool polled_ = false;                   // non-blocking mode that implements init_timeout
   std::atomic<bool> revoked_ = false;
   std::deque<ncclWindow_t> windows_;
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;
-  const char* creator_ = "ncclCommInitRankConfig";
+  std::atomic<const char*> creator_ = "ncclCommInitRankConfig";
 };
 
 // A group of NCCL calls on one library (ncclGroupStart, ncclGroupEnd), open from construction to

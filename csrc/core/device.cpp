@@ -1,6 +1,23 @@
 #include "core/device.h"
 
+#include <dlfcn.h>
+
 namespace pynccl {
+namespace {
+
+// The device that this thread has chosen by cudaSetDevice, 0 where no CUDA runtime is loaded.
+// Before CUDA 12 cudaSetDevice alone makes no context.
+int runtime_device() {
+  const std::string runtime = loaded_path("libcudart.so");
+  if (runtime.empty()) return 0;
+  void* handle = dlopen(runtime.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  const auto get =
+      handle ? reinterpret_cast<int (*)(int*)>(dlsym(handle, "cudaGetDevice")) : nullptr;
+  int device = 0;
+  return get && get(&device) == 0 ? device : 0;
+}
+
+}  // namespace
 
 DeviceScope::DeviceScope(const Library& library, int device) : library_(library) {
   DRIVER_CHECK(library, CtxGetCurrent, (&previous_));
@@ -8,7 +25,7 @@ DeviceScope::DeviceScope(const Library& library, int device) : library_(library)
     DRIVER_CHECK(library, CtxGetDevice, (&device_));
     if (device < 0 || device == device_) return;
   }
-  device_ = device < 0 ? 0 : device;
+  device_ = device < 0 ? runtime_device() : device;
   const int count = device_count(library);
   if (device_ >= count)
     throw std::invalid_argument("device: " + std::to_string(device_) +

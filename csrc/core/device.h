@@ -9,8 +9,8 @@ namespace pynccl {
 
 class DeviceScope {
  public:
-  // A device below 0 keeps the thread's current device; where there is none, device 0 becomes
-  // current.
+  // A device below 0 keeps the thread's current device. Where there is none, the device of
+  // cudaSetDevice becomes current, or device 0.
   DeviceScope(const Library& library, int device);
   ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;

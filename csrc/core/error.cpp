@@ -19,8 +19,8 @@ std::string where(const char* file, int line) {
 
 }  // namespace
 
-void throw_nccl(const Library& library, ncclResult_t result, const char* function, ncclComm_t comm,
-                int rank, const char* file, int line) {
+std::string failure_text(const Library& library, ncclResult_t result, const char* function,
+                         ncclComm_t comm, int rank) {
   const NcclTable& nccl = library.nccl_table();
   std::string text = std::string(function) + " failed";
   if (rank >= 0) text += " on rank " + std::to_string(rank);
@@ -29,7 +29,13 @@ void throw_nccl(const Library& library, ncclResult_t result, const char* functio
     const char* last = nccl.ncclGetLastError(comm);
     if (last && *last) text += std::string(": ") + last;
   }
-  throw NcclFailure(result, function, rank, text + where(file, line));
+  return text;
+}
+
+void throw_nccl(const Library& library, ncclResult_t result, const char* function, ncclComm_t comm,
+                int rank, const char* file, int line) {
+  throw NcclFailure(result, function, rank,
+                    failure_text(library, result, function, comm, rank) + where(file, line));
 }
 
 void throw_driver(const Library& library, CUresult result, const char* function, const char* file,

@@ -180,13 +180,18 @@ void Graph::free_retired() noexcept {
   retired().erase(first, retired().end());
 }
 
+// The executable is freed at once: the driver completes a launch in flight first, and
+// ncclCommDestroy waits until the executable is gone.
 void Graph::retire() noexcept {
-  const std::lock_guard launch_lock(launching_);
+  std::shared_ptr<const Exec> freed;  // after the locks are released
   {
+    const std::lock_guard launch_lock(launching_);
     const std::lock_guard lock(graphs_mutex);
-    retired().push_back({std::move(launched_), std::exchange(exec_, {}),
-                         std::exchange(communicators_, {}), std::exchange(held_, {})});
+    freed = std::exchange(exec_, {});
+    retired().push_back(
+        {std::move(launched_), std::exchange(communicators_, {}), std::exchange(held_, {})});
   }
+  freed.reset();
   free_retired();
 }
 

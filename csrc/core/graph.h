@@ -56,10 +56,9 @@ class Graph {
 
   // Owns the CUgraphExec; launches in progress share it.
   class Exec;
-  // The resources of a closed graph, kept until its launches have completed.
+  // What the launches of a closed graph use, kept until they have completed.
   struct Retired {
     std::shared_ptr<Event> launched;
-    std::shared_ptr<const Exec> exec;
     std::vector<std::shared_ptr<Communicator>> communicators;
     std::vector<std::shared_ptr<void>> held;
 

@@ -8,6 +8,7 @@
 namespace pynccl {
 
 [[gnu::always_inline]] inline void Communicator::issue(OperationKind kind, const Operation& o) {
+  const Issuing issuing(*this);
   const ncclComm_t comm = handle();
   if (CommunicatorObservers::watched()) [[unlikely]]
     CommunicatorObservers::before_operation(shared_from_this(), o.stream);

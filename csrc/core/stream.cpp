@@ -21,6 +21,26 @@ class RelaxedMode {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
+// Calls the driver. Some drivers need a current context even for a call on a given stream or event:
+// in a thread without one the call is repeated with the device as the current one.
+template <class Call>
+CUresult in_context(const Library& library, int device, Call&& call) {
+  const CUresult result = call(library.driver());
+  if (result != CUDA_ERROR_INVALID_CONTEXT) [[likely]]
+    return result;
+  const DeviceScope scope(library, device);
+  return call(library.driver());
+}
+
+// For destructors.
+template <class Call>
+void in_context_nothrow(const Library& library, int device, Call&& call) noexcept {
+  try {
+    static_cast<void>(in_context(library, device, call));
+  } catch (...) {  // the device cannot be made current
+  }
+}
+
 bool done(const Library& library, CUresult result, const char* function) {
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) throw_driver(library, result, function, __FILE__, __LINE__);
@@ -28,6 +48,15 @@ bool done(const Library& library, CUresult result, const char* function) {
 }
 
 }  // namespace
+
+// DRIVER_CHECK in a context of the device.
+#define CHECK_IN_CONTEXT(function, args)                                                      \
+  do {                                                                                        \
+    const CUresult result_ = in_context(                                                      \
+        *library_, device_, [&](const DriverTable& driver) { return driver.function args; }); \
+    if (result_ != CUDA_SUCCESS) [[unlikely]]                                                 \
+      throw_driver(*library_, result_, "cu" #function, __FILE__, __LINE__);                   \
+  } while (false)
 
 Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
     : library_(std::move(library)) {
@@ -37,7 +66,9 @@ Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
 }
 
 Stream::~Stream() {
-  if (stream_) library_->driver().StreamDestroy(stream_);
+  if (!stream_) return;
+  const auto call = [&](const DriverTable& driver) { return driver.StreamDestroy(stream_); };
+  in_context_nothrow(*library_, device_, call);
 }
 
 CUstream Stream::handle() const {
@@ -47,47 +78,52 @@ CUstream Stream::handle() const {
 
 int Stream::priority() const {
   int priority = 0;
-  DRIVER_CHECK(*library_, StreamGetPriority, (handle(), &priority));
+  CHECK_IN_CONTEXT(StreamGetPriority, (handle(), &priority));
   return priority;
 }
 
 CUstreamCaptureStatus Stream::capture_status() const {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  DRIVER_CHECK(*library_, StreamIsCapturing, (handle(), &status));
+  CHECK_IN_CONTEXT(StreamIsCapturing, (handle(), &status));
   return status;
 }
 
-void Stream::synchronize() const { DRIVER_CHECK(*library_, StreamSynchronize, (handle())); }
+void Stream::synchronize() const { CHECK_IN_CONTEXT(StreamSynchronize, (handle())); }
 
 bool Stream::query() const {
   const RelaxedMode relaxed(*library_);
-  return done(*library_, library_->driver().StreamQuery(handle()), "cuStreamQuery");
+  const CUstream stream = handle();
+  const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
+  return done(*library_, in_context(*library_, device_, call), "cuStreamQuery");
 }
 
 void Stream::wait(const Event& event) const {
-  DRIVER_CHECK(*library_, StreamWaitEvent, (handle(), event.handle(), 0));
+  CHECK_IN_CONTEXT(StreamWaitEvent, (handle(), event.handle(), 0));
 }
 
 void Stream::launch_host_function(CUhostFn function, void* data) const {
-  DRIVER_CHECK(*library_, LaunchHostFunc, (handle(), function, data));
+  CHECK_IN_CONTEXT(LaunchHostFunc, (handle(), function, data));
 }
 
 void Stream::close() {
   if (!stream_) return;
   const CUstream stream = stream_;
   stream_ = nullptr;
-  DRIVER_CHECK(*library_, StreamDestroy, (stream));
+  CHECK_IN_CONTEXT(StreamDestroy, (stream));
 }
 
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)
     : library_(std::move(library)) {
   const DeviceScope scope(*library_, device);
+  device_ = scope.device();
   DRIVER_CHECK(*library_, EventCreate,
                (&event_, timing ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING));
 }
 
 Event::~Event() {
-  if (event_) library_->driver().EventDestroy(event_);
+  if (!event_) return;
+  const auto call = [&](const DriverTable& driver) { return driver.EventDestroy(event_); };
+  in_context_nothrow(*library_, device_, call);
 }
 
 CUevent Event::handle() const {
@@ -95,20 +131,20 @@ CUevent Event::handle() const {
   return event_;
 }
 
-void Event::record(CUstream stream) const {
-  DRIVER_CHECK(*library_, EventRecord, (handle(), stream));
-}
+void Event::record(CUstream stream) const { CHECK_IN_CONTEXT(EventRecord, (handle(), stream)); }
 
-void Event::synchronize() const { DRIVER_CHECK(*library_, EventSynchronize, (handle())); }
+void Event::synchronize() const { CHECK_IN_CONTEXT(EventSynchronize, (handle())); }
 
 bool Event::query() const {
   const RelaxedMode relaxed(*library_);
-  return done(*library_, library_->driver().EventQuery(handle()), "cuEventQuery");
+  const CUevent event = handle();
+  const auto call = [&](const DriverTable& driver) { return driver.EventQuery(event); };
+  return done(*library_, in_context(*library_, device_, call), "cuEventQuery");
 }
 
 double Event::elapsed_seconds(const Event& end) const {
   float milliseconds = 0;
-  DRIVER_CHECK(*library_, EventElapsedTime, (&milliseconds, handle(), end.handle()));
+  CHECK_IN_CONTEXT(EventElapsedTime, (&milliseconds, handle(), end.handle()));
   return static_cast<double>(milliseconds) / 1e3;
 }
 
@@ -116,7 +152,7 @@ void Event::close() {
   if (!event_) return;
   const CUevent event = event_;
   event_ = nullptr;
-  DRIVER_CHECK(*library_, EventDestroy, (event));
+  CHECK_IN_CONTEXT(EventDestroy, (event));
 }
 
 }  // namespace pynccl

@@ -1,5 +1,6 @@
-// Stream and Event: owners of a CUstream and a CUevent of either provider. Streams of torch and
-// CuPy are plain cudaStream_t handles and do not use these classes.
+// Stream and Event: owners of a CUstream and a CUevent of either provider. Every thread can call
+// them, also one without a current device. Streams of torch and CuPy are plain cudaStream_t handles
+// and do not use these classes.
 #pragma once
 
 #include <memory>
@@ -58,6 +59,7 @@ class Event {
  private:
   std::shared_ptr<Library> library_;
   CUevent event_ = nullptr;
+  int device_ = 0;
 };
 
 }  // namespace pynccl

@@ -18,15 +18,12 @@ Window::~Window() {
 }
 
 void Window::begin() {
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator::Use comm(*communicator_);
   NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommWindowRegister,
              (comm, address_, nbytes_, handle_, flags_));
 }
 
-void Window::finish() {
-  communicator_->wait_accepted("ncclCommWindowRegister");
-  state_ = State::kOpen;
-}
+void Window::finish() { state_ = State::kOpen; }
 
 void Window::close() {
   if (state_ == State::kPending)
@@ -34,7 +31,7 @@ void Window::close() {
   const bool open = !closed();
   state_ = State::kClosed;
   if (!open || !*handle_) return;
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator::Use comm(*communicator_);
   NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommWindowDeregister,
              (comm, *handle_));
 }
@@ -48,7 +45,7 @@ ncclWindow_t Window::handle() const {
 
 void* Window::user_pointer() const {
   const ncclWindow_t window = handle();
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator::Use comm(*communicator_);
   void* pointer = nullptr;
   NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclWinGetUserPtr,
              (comm, window, &pointer));

@@ -59,7 +59,6 @@ def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
     return values
 
 
-@known(2, "wait() returns before an operation of a group")
 def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
     values = launch(2, _work_of_a_group, str(tmp_path), provider="cuda", fresh=True)
     assert values == [[3.0] * 4] * 2
@@ -81,7 +80,6 @@ def _freed_in_flight(rank: Rank) -> list[str]:
 
 
 @pytest.mark.violations
-@known(3, "ncclMemFree does not wait for what uses the memory")
 def test_memory_of_nccl_is_freed_in_order(launch: Launcher) -> None:
     assert launch(1, _freed_in_flight, provider="cuda", fresh=True) == [[]]
 
@@ -113,7 +111,6 @@ def _closes_after_an_error(rank: Rank, seen: str) -> list[float]:
     return values
 
 
-@known(4, "after a failed ncclCommDestroy the thread is inside of a group")
 def test_collectives_go_on_after_a_failed_close(launch: Launcher, tmp_path: Path) -> None:
     env = {
         "NCCL_DOUBLE_DEAD_PEERS_SPIN": "0",
@@ -145,7 +142,6 @@ def _aborted_in_a_call(rank: Rank) -> list[str]:
 
 
 @pytest.mark.violations
-@known(5, "abort() frees a communicator under a call of another thread")
 def test_abort_waits_for_calls(launch: Launcher) -> None:
     assert launch(2, _aborted_in_a_call, provider="cuda", fresh=True) == [[], []]
 
@@ -177,7 +173,6 @@ def _runs(program: str) -> str:
     return done.stdout.strip()
 
 
-@known(8, "the executable of a launch in flight is kept until another graph is closed")
 def test_a_graph_in_flight_lets_its_communicator_go() -> None:
     assert _runs(_GRAPH_THEN_CLOSE) == "closed"
 
@@ -196,12 +191,10 @@ print("ended")
 """
 
 
-@known(9, "abort() waits for the graphs of others")
 def test_abort_does_not_wait_for_graphs_of_others() -> None:
     assert _runs(_GRAPH_AT_EXIT) == "ended"
 
 
-@known(10, "events and streams are used without a context")
 def test_streams_in_a_thread_without_a_context() -> None:
     stream, event = nccl.Stream("cuda", device=0), nccl.Event("cuda", device=0)
     errors: list[BaseException] = []
@@ -226,7 +219,6 @@ def test_streams_in_a_thread_without_a_context() -> None:
     assert errors == []
 
 
-@known(10, "the current stream of the wrong device is taken")
 def test_the_current_stream_of_an_arrays_device() -> None:
     import cupy
 
@@ -243,7 +235,6 @@ def test_the_current_stream_of_an_arrays_device() -> None:
     assert call.stream == stream.ptr
 
 
-@known(10, "an array of no elements has no address to ask for its device")
 def test_empty_arrays() -> None:
     import cupy
 

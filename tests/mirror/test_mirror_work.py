@@ -4,6 +4,7 @@ live as long as they are needed.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -75,6 +76,44 @@ def _every_collective(dist: Any, rank: int, size: int) -> None:
 def test_every_collective(any_world: World, provider: str, nranks: int) -> None:
     gpu.spare(provider, nranks)
     any_world(nranks, _every_collective)
+
+
+def _in_a_group(dist: Any, rank: int, size: int) -> None:
+    """The end of the group issues the operations; their works are waited for after it."""
+    import torch
+
+    from pynccl import nccl
+
+    first, second = torch.full((4,), rank + 1.0), torch.full((4,), 10.0 * rank)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+    with nccl.group():
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]
+        assert dist.broadcast(first.clone(), 0) is None
+        with pytest.raises(ValueError, match="leave the group first"):
+            works[0].wait()
+    for work in works:
+        work.wait()
+    assert first.tolist() == [size * (size + 1) / 2] * 4
+    assert second.tolist() == [10.0 * sum(range(size))] * 4
+
+    with contextlib.suppress(KeyError), nccl.group():
+        dropped = dist.all_reduce(first, async_op=True)
+        raise KeyError
+    with pytest.raises(ValueError, match="was not issued"):
+        dropped.wait()
+    with pytest.raises(RuntimeError, match="plan: an asynchronous operation cannot"), nccl.plan():
+        dist.all_reduce(first, async_op=True)
+    work = dist.all_reduce(second, async_op=True)
+    work.wait()
+    assert second.tolist() == [size * 10.0 * sum(range(size))] * 4
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_works_of_a_group(any_world: World, provider: str, nranks: int) -> None:
+    gpu.spare(provider, nranks)
+    any_world(nranks, _in_a_group)
 
 
 def _overlap(dist: Any, rank: int, size: int, seen: str) -> None:

@@ -114,6 +114,14 @@ CUresult hostCtxGetDevice(CUdevice* device) {
   return driver_guarded([=] { *non_null(device) = 0; });
 }
 
+CUresult hostCtxSynchronize() {
+  return driver_guarded([] {
+    Capture::check_unsafe_call();
+    Capture::check_nothing_captured();
+    Stream::synchronize_all();
+  });
+}
+
 CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
   return driver_guarded([=] {
     require(ptr != 0, CUDA_ERROR_INVALID_VALUE);

@@ -168,6 +168,13 @@ void Capture::check_not_captured(const Event::Record* record) {
   throw DeviceError(CUDA_ERROR_CAPTURED_EVENT);
 }
 
+void Capture::check_nothing_captured() {
+  if (open_count.load(std::memory_order_acquire) == 0) return;
+  const std::lock_guard lock(mutex);
+  for (Capture* capture : open_captures()) capture->invalidate();
+  require(open_captures().empty(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+}
+
 void Capture::check_unsafe_call() {
   if (open_count.load(std::memory_order_acquire) == 0) return;
   if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return;

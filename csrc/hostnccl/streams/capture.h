@@ -43,6 +43,7 @@ class Capture {
   // capture and throws. A null stream or record passes.
   static void check_not_capturing(const Ref<Stream>& stream, abi::CUresult error);
   static void check_not_captured(const Event::Record* record);
+  static void check_nothing_captured();  // by any stream
   // For calls that CUDA documents as potentially unsafe: by the modes of this thread and of each
   // capture.
   static void check_unsafe_call();

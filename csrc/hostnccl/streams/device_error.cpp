@@ -32,6 +32,7 @@ const ErrorText* find(CUresult result) {
             "a communicator or window that the graph needs is destroyed or not usable; "
             "ncclGetLastError has the reason"),
       ERROR(CUDA_ERROR_NOT_READY, "not ready: work is still queued"),
+      ERROR(CUDA_ERROR_NOT_PERMITTED, "not permitted in a function that a stream calls"),
       ERROR(CUDA_ERROR_NOT_SUPPORTED, "not supported on CPUs"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
             "not permitted while a stream is capturing, or on a default stream, which is the "

@@ -6,8 +6,25 @@
 #include <algorithm>
 
 #include "hostnccl/base/thread.h"
+#include "hostnccl/streams/device_error.h"
 
 namespace hostnccl {
+namespace {
+
+// The streams that have a thread.
+struct Running {
+  std::mutex mutex;
+  std::vector<Ref<Stream>> streams;
+};
+
+Running& running() {
+  static Running& all = *new Running;
+  return all;
+}
+
+thread_local bool in_callback = false;
+
+}  // namespace
 
 HandleTable<Stream>& streams() {
   static HandleTable<Stream>& table = *new HandleTable<Stream>;
@@ -20,7 +37,15 @@ void Stream::enqueue(const Ref<Stream>& self, Callback callback) {
   Stream& stream = *self;
   const std::lock_guard lock(stream.mutex_);
   if (!stream.has_thread_) {
-    start_thread([self] { self->run(); });
+    {
+      const std::lock_guard running_lock(running().mutex);
+      running().streams.push_back(self);
+    }
+    start_thread([self] {
+      self->run();
+      const std::lock_guard running_lock(running().mutex);
+      std::erase(running().streams, self);
+    });
     stream.has_thread_ = true;
   }
   stream.queue_.push_back(std::move(callback));
@@ -39,6 +64,7 @@ void Stream::prepare_thread() const {
 
 void Stream::run() {
   prepare_thread();
+  in_callback = true;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
@@ -66,6 +92,17 @@ void Stream::synchronize() {
     target = enqueued_;
   }
   sleep_until({&finished_, target});
+}
+
+void Stream::synchronize_all() {
+  require(!in_callback, abi::CUDA_ERROR_NOT_PERMITTED);
+  std::vector<Ref<Stream>> streams;
+  {
+    const std::lock_guard lock(running().mutex);
+    streams = running().streams;
+  }
+  for (const Ref<Stream>& stream : streams)
+    if (stream->is_of_this_process()) stream->synchronize();
 }
 
 bool Stream::idle() {

@@ -47,8 +47,11 @@ class Stream {
   static void enqueue(const Ref<Stream>& self, Callback callback);
 
   void synchronize();  // waits for every callback enqueued before
-  bool idle();         // every callback has finished
-  void close();        // the handle is closed: the thread ends after the last callback
+  // Waits for every callback enqueued before on any stream, also on those that are destroyed.
+  // Throws CUDA_ERROR_NOT_PERMITTED in a callback.
+  static void synchronize_all();
+  bool idle();   // every callback has finished
+  void close();  // the handle is closed: the thread ends after the last callback
 
   // An operation on the stream failed. The next synchronize or query reports it, once.
   void set_failed() { failed_.store(true, std::memory_order_release); }

@@ -73,7 +73,6 @@ template <Kind K>
       communicator.issue(operation);
     else
       communicator.issue(K, operation);
-    communicator.wait_accepted();
   }
   return Py_NewRef(Py_None);
 }

@@ -64,7 +64,6 @@ void issue(PyObject* self, Communicator& communicator, const Operation& operatio
     hold_in_capture(communicator.library(), operation.stream, needed);
   const GilReleased released;
   communicator.issue(operation);
-  communicator.wait_accepted();
 }
 
 PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -86,7 +85,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     if (values[3]) put.offset = integer_from_python<std::size_t>("offset", values[3]);
     put.signal = index_from_python("signal", values[4]);
     put.context = index_from_python("context", values[5]);
-    const TensorView tensor = view_tensor("tensor", values[0], given(values[7]), given(values[8]));
+    TensorView tensor = view_tensor("tensor", values[0], given(values[7]), given(values[8]));
     check_placement(tensor, library, communicator.device());
     put.sendbuff = tensor.data;
     put.count = tensor.count;

@@ -73,7 +73,7 @@ class CheckedCall {
   }
 
   // On a tensor that has been read before.
-  Operation operation(const TensorView& in) {
+  Operation operation(TensorView& in) {
     check_placement(in, communicator_.library(), communicator_.device());
     if constexpr (traits.reduces) op_ = op_from_python(arguments_.op, *in.dtype, communicator_);
     if (arguments_.out) return out_of_place(in, view("out", arguments_.out));
@@ -179,14 +179,14 @@ Operation make_operation(Communicator& communicator, const OperationArguments& a
 
 template <Kind K>
 void make_operation(Communicator& communicator, const OperationArguments& arguments,
-                    const TensorView& tensor, const cudaStream_t* stream, Operation& operation) {
+                    TensorView& tensor, const cudaStream_t* stream, Operation& operation) {
   operation = CheckedCall<K>(communicator, arguments, stream).operation(tensor);
 }
 
-#define INSTANTIATE(kind)                                                                  \
-  template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&); \
-  template void make_operation<Kind::kind>(Communicator&, const OperationArguments&,       \
-                                           const TensorView&, const cudaStream_t*, Operation&);
+#define INSTANTIATE(kind)                                                                         \
+  template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&);        \
+  template void make_operation<Kind::kind>(Communicator&, const OperationArguments&, TensorView&, \
+                                           const cudaStream_t*, Operation&);
 INSTANTIATE(kAllReduce)
 INSTANTIATE(kBroadcast)
 INSTANTIATE(kReduce)

@@ -31,7 +31,7 @@ Operation make_operation(Communicator& communicator, const OperationArguments& a
 // that is nullptr, on the stream that the arguments give.
 template <OperationKind K>
 void make_operation(Communicator& communicator, const OperationArguments& arguments,
-                    const TensorView& tensor, const cudaStream_t* stream, Operation& operation);
+                    TensorView& tensor, const cudaStream_t* stream, Operation& operation);
 
 // The last step: an Operation of values that have been checked.
 template <OperationKind K>

@@ -3,8 +3,10 @@
 #include <dlpack/dlpack.h>
 
 #include <limits>
+#include <utility>
 
 #include "core/device.h"
+#include "core/device_memory.h"
 
 namespace pynccl::python {
 
@@ -23,12 +25,11 @@ Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::in
   const DeviceScope scope(*library_, device);
   device_ = scope.device();
   // ncclMemAlloc rejects 0 bytes.
-  const std::size_t bytes = std::max<std::size_t>(elements * dtype.size(), 1);
-  NCCL_CHECK(*library_, nullptr, -1, ncclMemAlloc, (&data_, bytes));
+  data_ = allocate_memory(*library_, std::max<std::size_t>(elements * dtype.size(), 1));
 }
 
 Buffer::~Buffer() {
-  if (data_) NCCL_CALL_NOTHROW(*library_, ncclMemFree, (data_));
+  if (data_) free_memory_later(std::move(library_), data_, device_);
 }
 
 void* Buffer::data() const {
@@ -54,9 +55,7 @@ void Buffer::fill(TensorView& view) const {
 
 void Buffer::close() {
   if (!data_) return;
-  void* data = data_;
-  data_ = nullptr;
-  NCCL_CHECK(*library_, nullptr, -1, ncclMemFree, (data));
+  free_memory(library_, std::exchange(data_, nullptr), device_);
 }
 
 }  // namespace pynccl::python

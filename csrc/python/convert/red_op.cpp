@@ -23,7 +23,7 @@ void RedOp::close() {
   if (!communicator_ || closed_) return;
   closed_ = true;
   if (communicator_->closed()) return;
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator::Use comm(*communicator_);
   NCCL_CHECK(communicator_->library(), comm, -1, ncclRedOpDestroy, (value_, comm));
 }
 
@@ -53,20 +53,22 @@ ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& commu
 std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communicator,
                                    const py::object& scalar, const py::object& dtype) {
   const Library& library = communicator->library();
-  const ncclComm_t comm = communicator->handle();
+  communicator->handle();  // a closed communicator is refused before its arguments are read
   const DType& type = dtype_from_python("dtype", dtype.ptr());
   ncclRedOp_t op = ncclSum;
   // NumPy's scalars are instances of numbers.Real, arrays and tensors are not.
   if (py::isinstance(scalar, py::module_::import("numbers").attr("Real"))) {
     std::uint64_t bits = encode_scalar("scalar", scalar.ptr(), type);
+    const Communicator::Use comm(*communicator);
     NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
                (&op, &bits, type.nccl, ncclScalarHostImmediate, comm));
     return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);
   }
-  const TensorView view = view_tensor("scalar", scalar.ptr(), nullptr, nullptr);
+  TensorView view = view_tensor("scalar", scalar.ptr(), nullptr, nullptr);
   check_placement(view, library, communicator->device());
   if (view.count != 1 || view.dtype != &type)
     throw py::value_error("scalar: must be one element of " + std::string(type.name));
+  const Communicator::Use comm(*communicator);
   NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
              (&op, view.data, type.nccl, ncclScalarDevice, comm));
   return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);

@@ -43,7 +43,8 @@ cudaStream_t current_stream(const TensorView& view) {
     return current_stream(*view.api, {static_cast<DLDeviceType>(view.device_type), view.device_id});
   const auto module = py::cast<std::string>(
       py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
-  // Frameworks without the exchange API: CuPy, and torch before 2.10.
+  // Frameworks without the exchange API: CuPy, and torch before 2.10. They have a current stream
+  // for each device.
   constexpr struct {
     const char* framework;
     const char* module;
@@ -53,7 +54,7 @@ cudaStream_t current_stream(const TensorView& view) {
                      {"torch", "torch.cuda", "current_stream", "cuda_stream"}};
   for (const auto& f : kFrameworks) {
     if (!module.starts_with(f.framework)) continue;
-    const py::object current = py::module_::import(f.module).attr(f.current)();
+    const py::object current = py::module_::import(f.module).attr(f.current)(view.device_id);
     return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr(f.handle)));
   }
   throw py::type_error("stream: is required, " + std::string(view.argument) + " (" +

@@ -216,13 +216,15 @@ void view_uncached(TensorView& view, PyObject* count, PyObject* dtype) {
   view_other(view, view.owner, count, dtype);
 }
 
-void check_placement_slowly(const TensorView& view, const Library& library, int device) {
+void check_placement_slowly(TensorView& view, const Library& library, int device) {
   if (library.version() < view.dtype->since) throw_too_new(view, library);
-  int id = view.device_id;
+  const bool host = library.memory() == Memory::kHost;
   const bool cuda = view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged;
-  if (cuda && id < 0 && library.memory() != Memory::kHost) id = device_of(view.data, library);
-  if (!cuda || id != device || library.memory() == Memory::kHost)
-    throw_misplaced(view, id, library, device);
+  // An array of no elements has no address.
+  if (cuda && view.device_id < 0 && !host)
+    view.device_id = view.count ? device_of(view.data, library) : device;
+  if (!cuda || view.device_id != device || host)
+    throw_misplaced(view, view.device_id, library, device);
 }
 
 }  // namespace pynccl::python

@@ -121,11 +121,11 @@ inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* 
 }
 
 // The slow part of check_placement().
-void check_placement_slowly(const TensorView& view, const Library& library, int device);
+void check_placement_slowly(TensorView& view, const Library& library, int device);
 
 // Throws ValueError where the buffer is not in the memory of a communicator of the library on
-// device, or the library is too old for its dtype.
-[[gnu::always_inline]] inline void check_placement(const TensorView& view, const Library& library,
+// device, or the library is too old for its dtype. Afterwards the view has a device_id.
+[[gnu::always_inline]] inline void check_placement(TensorView& view, const Library& library,
                                                    int device) {
   const bool placed =
       view.device_type == 0 || is_placed(view.device_type, view.device_id, library, device);

@@ -20,6 +20,15 @@ AsyncQueue& CommStream::queue() {
   return *queue_;
 }
 
+// The end of the group issues the operation of the work, and is the end of that operation.
+void CommStream::end_with(Group& group, const Work& work) {
+  group.at_end([object = work.comm_stream_object, this, operation = work.operation](bool issued) {
+    if (!issued) return operation->drop();
+    const std::unique_lock order = lock_order();
+    queue().end(operation);
+  });
+}
+
 void explain(const py::object& comm_stream, PyObject* kind) {
   py::error_already_set raised;
   try {
@@ -38,7 +47,7 @@ namespace {
 void release_done(CommStream& comm_stream, const py::object& record) {
   if (!comm_stream.has_pending()) return;
   const py::object tensor = py::list(record.attr("calls"))[0].attr("tensor");
-  const TensorView view = view_tensor("tensor", tensor.ptr(), nullptr, nullptr);
+  TensorView view = view_tensor("tensor", tensor.ptr(), nullptr, nullptr);
   const Library& library = comm_stream.communicator().library();
   comm_stream.release_done(reinterpret_cast<CUstream>(resolve_stream(nullptr, view, library)));
 }

@@ -14,6 +14,7 @@
 #include "python/call/held.h"
 #include "python/mirror/hooks.h"
 #include "python/mirror/work.h"
+#include "python/objects/group.h"
 
 namespace pynccl::python::mirror {
 
@@ -43,20 +44,19 @@ class CommStream {
     std::atomic<std::size_t>& calls_;
   };
 
-  // Enqueues on the communication stream, after what is on the current one. enqueue takes the
-  // stream, and leaves the GIL as it finds it; held lives until the work was waited for or is done.
+  // Enqueues on the communication stream, after what is on the current one; in an open group at its
+  // end. enqueue takes the stream, and leaves the GIL as it finds it; held lives until the work was
+  // waited for or is done.
   template <class Enqueue>
   PyObject* start(Work&& work, py::object held, Enqueue&& enqueue) {
-    // A thread that waits for the lock must not keep the GIL from the thread that has the lock.
-    std::unique_lock order(order_, std::try_to_lock);
-    if (!order) [[unlikely]] {
-      const GilReleased released;
-      order.lock();
-    }
+    std::unique_lock order = lock_order();
     AsyncQueue& queue = this->queue();
-    queue.begin(work.current_stream());
+    work.operation = queue.begin(work.current_stream(), hold(std::move(held)));
     enqueue(queue.handle());
-    work.operation = queue.end(hold(std::move(held)));
+    if (Group* group = Group::active()) [[unlikely]]
+      end_with(*group, work);
+    else
+      queue.end(work.operation);
     order.unlock();
     return make_work(std::move(work));
   }
@@ -83,6 +83,17 @@ class CommStream {
   std::optional<std::size_t> oldest() { return queue_ ? queue_->oldest() : std::nullopt; }
 
  private:
+  // A thread that waits for the lock must not keep the GIL from the thread that has the lock.
+  std::unique_lock<std::mutex> lock_order() {
+    std::unique_lock order(order_, std::try_to_lock);
+    if (!order) [[unlikely]] {
+      const GilReleased released;
+      order.lock();
+    }
+    return order;
+  }
+  void end_with(Group& group, const Work& work);
+
   std::shared_ptr<Communicator> communicator_;
   int priority_;
   bool usable_ = true;

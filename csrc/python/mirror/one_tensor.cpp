@@ -43,7 +43,6 @@ bool reduces_as_it_is(const DType& dtype) { return dtype.width == 1 && dtype.cod
 template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
   communicator.issue(K, operation);
-  communicator.wait_accepted();
 }
 
 // A list of one object, or of none.

@@ -233,7 +233,7 @@ std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchang
 }
 
 void issue_together(Communicator& communicator, const std::vector<Operation>& operations) {
-  communicator.handle();  // of a closed one nothing is sent
+  const Communicator::Use use(communicator);  // of a closed one nothing is sent
   GroupScope group(communicator.library());
   for (const Operation& operation : operations) {
     if (operation.kind == Kind::kSend)
@@ -242,7 +242,6 @@ void issue_together(Communicator& communicator, const std::vector<Operation>& op
       communicator.issue(Kind::kRecv, operation);
   }
   group.end();
-  communicator.wait_accepted();
 }
 
 // The record for the hooks.

@@ -1,6 +1,7 @@
 #include "python/objects/batch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/graph.h"
 #include "core/window.h"
@@ -69,25 +70,48 @@ void Batch::hold_in_captures() const {
   }
 }
 
+// Communicator::Use for the communicators of all entries.
+class Batch::Uses {
+ public:
+  explicit Uses(const std::vector<Entry>& entries) : entries_(entries) {
+    each([](Communicator& communicator) { communicator.begin_use(); });
+  }
+  ~Uses() {
+    each([](Communicator& communicator) { communicator.end_use(); });
+  }
+  Uses(const Uses&) = delete;
+  Uses& operator=(const Uses&) = delete;
+
+ private:
+  // Once for neighbours that have the same one.
+  template <class F>
+  void each(F&& f) const {
+    const Communicator* last = nullptr;
+    for (const Entry& entry : entries_)
+      if (std::exchange(last, entry.communicator) != entry.communicator) f(*entry.communicator);
+  }
+
+  const std::vector<Entry>& entries_;
+};
+
 // One NCCL group per library; end(group) ends it.
 template <class End>
 void Batch::issue_groups(End&& end) const {
+  const Uses uses(entries_);
+  check_open();
   for (Library* library : libraries_) {
     GroupScope group(*library);
     for (const Entry& entry : entries_)
       if (&entry.communicator->library() == library) entry.communicator->issue(entry.operation);
     end(group);
   }
-  for (const Entry& entry : entries_) entry.communicator->wait_accepted();
 }
 
 void Batch::issue() const {
-  check_open();
   issue_groups([](GroupScope& group) { group.end(); });
 }
 
 std::optional<double> Batch::simulate() const {
-  check_open();
   for (Library* library : libraries_) library->nccl<&NcclTable::ncclGroupSimulateEnd>();
   std::optional<double> sum = 0;
   issue_groups([&](GroupScope& group) {

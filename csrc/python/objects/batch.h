@@ -56,6 +56,8 @@ class Batch {
     Operation operation;
   };
 
+  class Uses;
+
   void check_open() const;
   template <class End>
   void issue_groups(End&& end) const;

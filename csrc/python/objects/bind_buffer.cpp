@@ -62,8 +62,9 @@ void bind_buffer(py::module_& m) {
       R"(Memory from ncclMemAlloc with a shape and a dtype; Communicator.mem_alloc() makes one.
 
 torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) make tensors on
-this memory without a copy; collectives take the buffer directly. The memory is freed with the last
-reference. close() frees it at once: no tensor may use it afterwards.)",
+this memory without a copy; collectives take the buffer directly. The memory is freed after the last
+reference, in the background, when the work that was enqueued on its device until then is done.
+close() waits for that work: no tensor may use the memory afterwards.)",
       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
@@ -76,7 +77,9 @@ reference. close() frees it at once: no tensor may use it afterwards.)",
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
       .def("close", &Buffer::close, py::call_guard<py::gil_scoped_release>(),
-           R"(Free the memory (ncclMemFree). Closing twice is allowed.
+           R"(Wait for the work on the device and free the memory (ncclMemFree).
+
+During a capture the memory is freed after it. Closing twice is allowed.
 
 Raises:
     NcclError: NCCL failed.)")

@@ -17,9 +17,10 @@ class BufferRegistration {
  public:
   BufferRegistration(std::shared_ptr<Communicator> communicator, const py::object& buffer)
       : communicator_(std::move(communicator)), buffer_(buffer) {
-    const TensorView view = view_tensor("buffer", buffer.ptr(), nullptr, nullptr);
+    communicator_->handle();  // a closed communicator is refused before its arguments are read
+    TensorView view = view_tensor("buffer", buffer.ptr(), nullptr, nullptr);
     check_placement(view, communicator_->library(), communicator_->device());
-    const ncclComm_t comm = communicator_->handle();
+    const Communicator::Use comm(*communicator_);
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommRegister,
                (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
@@ -39,7 +40,7 @@ class BufferRegistration {
     if (!registered_) return;
     registered_ = false;
     if (communicator_->closed()) return;
-    const ncclComm_t comm = communicator_->handle();
+    const Communicator::Use comm(*communicator_);
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommDeregister,
                (comm, handle_));
     buffer_ = py::none();

@@ -2,6 +2,7 @@
 // process at once.
 #include <algorithm>
 
+#include "python/call/held.h"
 #include "python/convert/rank_argument.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
@@ -96,9 +97,8 @@ std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& u
   const auto [library, ordinal] = resolve(provider, device);
   auto communicator = make(library, options_from_python(config, ordinal));
   // config owns the strings that NCCL reads while the communicator is made.
-  make_communicator(communicator, [size = size, own = own, ids, config](Communicator& c) {
-    c.begin_init(size, ids, own);
-  });
+  make_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
+                                      Communicator& c) { c.begin_init(size, ids, own); });
   return communicator;
 }
 
@@ -125,7 +125,7 @@ py::object split(const std::shared_ptr<Communicator>& parent, const py::object& 
   }
   const int order = integer_from_python<int>("key", key.ptr());
   auto child = make_child(*parent, config);
-  make_communicator(child, [parent, group, order, config](Communicator& c) {
+  make_communicator(child, [parent, group, order, kept = hold(config)](Communicator& c) {
     c.begin_split(*parent, group, order);
   });
   return group == kSplitNoColor ? py::object(py::none()) : py::cast(child);
@@ -154,7 +154,7 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
                                      const py::object& config) {
   const std::vector<int> excluded = excluded_from_python(*parent, exclude);
   auto child = make_child(*parent, config);
-  make_communicator(child, [parent, excluded, abort, config](Communicator& c) {
+  make_communicator(child, [parent, excluded, abort, kept = hold(config)](Communicator& c) {
     c.begin_shrink(*parent, excluded, abort);
   });
   return child;
@@ -170,8 +170,9 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
   auto child = make_child(*parent, config);
-  make_communicator(
-      child, [parent, size, id, config](Communicator& c) { c.begin_grow(*parent, size, id); });
+  make_communicator(child, [parent, size, id, kept = hold(config)](Communicator& c) {
+    c.begin_grow(*parent, size, id);
+  });
   return child;
 }
 
@@ -182,9 +183,8 @@ std::shared_ptr<Communicator> join(const py::object& nranks, const py::object& u
   const ncclUniqueId id = unique_id_from_python("unique_id", unique_id.ptr());
   const auto [library, ordinal] = resolve(provider, device);
   auto communicator = make(library, options_from_python(config, ordinal));
-  make_communicator(communicator, [size = size, own = own, id, config](Communicator& c) {
-    c.begin_join(size, id, own);
-  });
+  make_communicator(communicator, [size = size, own = own, id, kept = hold(config)](
+                                      Communicator& c) { c.begin_join(size, id, own); });
   return communicator;
 }
 

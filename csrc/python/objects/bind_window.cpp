@@ -56,7 +56,7 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
   const Library& library = communicator->library();
   library.nccl<&NcclTable::ncclCommWindowRegister>();
   const auto given = [](const py::object& o) { return o.is_none() ? nullptr : o.ptr(); };
-  const TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
+  TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
   check_placement(view, library, communicator->device());
   if (view.nbytes() == 0) throw py::value_error("buffer: has no elements");
   if (reinterpret_cast<std::uintptr_t>(view.data) % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)

@@ -9,10 +9,9 @@ namespace pynccl::python {
 namespace {
 
 // Begins all items, one NCCL group per library, and finishes them. After an exception all are
-// dropped. Releases the GIL.
+// dropped. Does not need the GIL.
 template <class Item>
 void make_together(const std::vector<Item>& items) {
-  const GilReleased released;
   std::vector<Library*> libraries;
   for (const Item& item : items)
     if (std::find(libraries.begin(), libraries.end(), &item.library()) == libraries.end())
@@ -29,6 +28,15 @@ void make_together(const std::vector<Item>& items) {
     for (const Item& item : items) item.drop();
     throw;
   }
+}
+
+// The communicators that an init_timeout applies to.
+std::vector<std::shared_ptr<Communicator>> made_by(
+    const std::vector<Group::PendingCommunicator>& pending) {
+  std::vector<std::shared_ptr<Communicator>> made;
+  for (const auto& one : pending)
+    if (one.action == Group::Action::kMake) made.push_back(one.communicator);
+  return made;
 }
 
 // Drops the items after the first ones.
@@ -60,8 +68,15 @@ void Group::record(PendingWindow window) {
   windows_.push_back(std::move(window));
 }
 
+void Group::at_end(AtEnd function) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": an asynchronous operation cannot be recorded");
+  ends_.push_back(std::move(function));
+}
+
 void Group::enter() {
-  marks_.push_back({batch_.mark(), communicators_.size(), windows_.size()});
+  marks_.push_back({batch_.mark(), communicators_.size(), windows_.size(), ends_.size()});
   if (marks_.size() == 1) threads_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -72,6 +87,8 @@ void Group::leave(bool failed) {
   if (!failed) return;
   drop_after(communicators_, mark.communicators);
   drop_after(windows_, mark.windows);
+  for (std::size_t i = mark.ends; i < ends_.size(); ++i) ends_[i](false);
+  ends_.resize(mark.ends);
   batch_.cut(mark.batch);
 }
 
@@ -103,17 +120,34 @@ Batch Group::exit(const Recorder& recorder, bool failed) {
 void Group::issue() {
   // Moved out first: the next group starts empty even after an exception.
   Batch batch = std::exchange(batch_, {});
-  if (!communicators_.empty()) make_together(std::exchange(communicators_, {}));
-  if (!windows_.empty()) make_together(std::exchange(windows_, {}));
-  if (Graph::any_capture()) batch.hold_in_captures();
-  {
-    const GilReleased released;
-    batch.issue();
+  const std::vector<AtEnd> ends = std::exchange(ends_, {});
+  try {
+    issue(batch);
+  } catch (...) {
+    for (const AtEnd& end : ends) end(false);
+    throw;
   }
+  for (const AtEnd& end : ends) end(true);
   // The next group reuses the memory, unless releasing the objects ran Python code with a group of
   // its own.
   batch.cut({});
   if (batch_.empty()) batch_ = std::move(batch);
+}
+
+void Group::issue(const Batch& batch) {
+  if (!communicators_.empty()) {
+    const auto pending = std::exchange(communicators_, {});
+    const GilReleased released;
+    Communicator::make(made_by(pending), [pending] { make_together(pending); });
+  }
+  if (!windows_.empty()) {
+    const auto pending = std::exchange(windows_, {});
+    const GilReleased released;
+    make_together(pending);
+  }
+  if (Graph::any_capture()) batch.hold_in_captures();
+  const GilReleased released;
+  batch.issue();
 }
 
 namespace {
@@ -123,8 +157,10 @@ void make_or_change(Group::Action action, std::shared_ptr<Communicator> communic
   Group::PendingCommunicator pending{action, std::move(communicator), std::move(begin)};
   if (Group* group = Group::active()) return group->record(std::move(pending));
   const GilReleased released;
-  pending.begin();
-  pending.finish();
+  Communicator::make(made_by({pending}), [pending] {
+    pending.begin();
+    pending.finish();
+  });
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class Group {
 
   // What the end of the group makes: begin() calls NCCL, finish() waits, drop() undoes it.
   enum class Action { kMake, kChange };
-  struct PendingCommunicator {
+  struct PendingCommunicator {  // any thread can release it, with or without the GIL
     Action action;
     std::shared_ptr<Communicator> communicator;
     std::function<void(Communicator&)> make_or_change;
@@ -38,7 +38,7 @@ class Group {
     Library& library() const { return communicator->library(); }
     void begin() const { make_or_change(*communicator); }
     void finish() const {
-      action == Action::kMake ? communicator->finish() : communicator->wait_accepted();
+      if (action == Action::kMake) communicator->finish();
     }
     void drop() const {
       if (action == Action::kMake) communicator->abort();
@@ -56,6 +56,10 @@ class Group {
   };
   void record(PendingCommunicator communicator);
   void record(PendingWindow window);
+  // A function for the end of the outermost group: called with true after the operations were
+  // issued, with false where they are dropped or fail.
+  using AtEnd = std::function<void(bool issued)>;
+  void at_end(AtEnd function);
 
   void enter();
   // Ends the innermost group. An inner group leaves its operations to the outer one; the outermost
@@ -73,11 +77,12 @@ class Group {
  private:
   struct Mark {
     Batch::Mark batch;
-    std::size_t communicators, windows;
+    std::size_t communicators, windows, ends;
   };
 
   void leave(bool failed);
   void issue();
+  void issue(const Batch& batch);
 
   inline static std::atomic<int> threads_ = 0;  // threads with an open group
 
@@ -85,6 +90,7 @@ class Group {
   Batch batch_;
   std::vector<PendingCommunicator> communicators_;
   std::vector<PendingWindow> windows_;
+  std::vector<AtEnd> ends_;
   const Recorder* recorder_ = nullptr;
 };
 

@@ -134,10 +134,10 @@ class CommStream(_C.CommStream):
             self._finished = True
 
     def free(self) -> None:
-        """Destroy the communicator, or abort it where finish() was not successful."""
+        """Destroy the communicator, or abort it where an operation failed or did not finish."""
         try:
             with translated(NcclError, DriverError):
-                if self._finished or self.comm.closed:
+                if self.comm.closed or (self._finished and self.comm.async_error() is None):
                     self._operators.clear()
                     self.comm.close()
                 else:

@@ -12,7 +12,6 @@ namespace cuda_double {
 
 using namespace pynccl::abi;
 
-inline constexpr CUresult CUDA_ERROR_INVALID_CONTEXT = static_cast<CUresult>(201);
 inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = static_cast<CUresult>(906);
 
 }  // namespace cuda_double

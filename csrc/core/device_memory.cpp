@@ -1,0 +1,109 @@
+#include "core/device_memory.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/device.h"
+#include "core/graph.h"
+
+namespace pynccl {
+namespace {
+
+struct Freed {
+  std::shared_ptr<Library> library;
+  void* data;
+  int device;
+};
+
+// The memory that waits to be freed, and whether a thread is freeing it.
+struct Pending {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Freed> memory;
+  bool has_thread = false;
+};
+
+Pending& pending() {
+  static Pending& all = *new Pending;  // its thread may outlive static objects
+  return all;
+}
+
+void free_after_work(const std::vector<Freed>& memory) {
+  const Freed* last = nullptr;
+  for (const Freed& one : memory) {
+    const bool same = last && last->library == one.library && last->device == one.device;
+    last = &one;
+    try {
+      while (!same && !wait_for_device(*one.library, one.device))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const DeviceScope scope(*one.library, one.device);
+      NCCL_CALL_NOTHROW(*one.library, ncclMemFree, (one.data));
+    } catch (...) {  // the device is gone, and its memory with it
+    }
+  }
+}
+
+void free_pending() {
+  Pending& all = pending();
+  std::unique_lock lock(all.mutex);
+  while (!all.memory.empty()) {
+    const std::vector<Freed> memory = std::exchange(all.memory, {});
+    lock.unlock();
+    free_after_work(memory);
+    lock.lock();
+  }
+  all.has_thread = false;
+  all.changed.notify_all();
+}
+
+void wait_for_pending() {
+  constexpr std::chrono::seconds kLimit(10);
+  Pending& all = pending();
+  std::unique_lock lock(all.mutex);
+  all.changed.wait_for(lock, kLimit, [&] { return !all.has_thread; });
+}
+
+}  // namespace
+
+void* allocate_memory(Library& library, std::size_t bytes) {
+  const auto allocate = library.nccl<&NcclTable::ncclMemAlloc>();
+  void* data = nullptr;
+  if (succeeded(allocate(&data, bytes))) return data;
+  wait_for_pending();
+  NCCL_CHECK(library, nullptr, -1, ncclMemAlloc, (&data, bytes));
+  return data;
+}
+
+bool wait_for_device(const Library& library, int device) {
+  if (Graph::any_capture()) return false;  // it would be invalidated
+  const DeviceScope scope(library, device);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  library.driver().ThreadExchangeStreamCaptureMode(&mode);
+  const CUresult result = library.driver().CtxSynchronize();
+  library.driver().ThreadExchangeStreamCaptureMode(&mode);
+  return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
+}
+
+void free_memory(const std::shared_ptr<Library>& library, void* data, int device) {
+  if (!wait_for_device(*library, device)) return free_memory_later(library, data, device);
+  const DeviceScope scope(*library, device);
+  NCCL_CHECK(*library, nullptr, -1, ncclMemFree, (data));
+}
+
+void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept {
+  Pending& all = pending();
+  const std::lock_guard lock(all.mutex);
+  try {
+    all.memory.push_back({std::move(library), data, device});
+    if (std::exchange(all.has_thread, true)) return;
+    std::thread(&free_pending).detach();
+  } catch (...) {  // no thread: a later call tries again
+    all.has_thread = false;
+  }
+}
+
+}  // namespace pynccl

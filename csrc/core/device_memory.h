@@ -1,0 +1,24 @@
+// Memory of ncclMemAlloc. ncclMemFree does not wait for the device; the functions of this file free
+// memory when the work that was enqueued before, on any stream of its device, is done.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "core/library.h"
+
+namespace pynccl {
+
+// Allocates on the current device. Waits for free_later() where there is not enough memory.
+void* allocate_memory(Library& library, std::size_t bytes);
+
+// Waits for the work on a device. False where a capture is in progress, which does not allow it.
+bool wait_for_device(const Library& library, int device);
+
+// Waits for the device, as cudaFree does; during a capture the same as free_memory_later().
+void free_memory(const std::shared_ptr<Library>& library, void* data, int device);
+// Waits in the background. For destructors, which must not wait for work that may depend on their
+// own thread.
+void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;
+
+}  // namespace pynccl
