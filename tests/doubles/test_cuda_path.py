@@ -1,5 +1,5 @@
-"""Shows what is wrong in pynccl's CUDA path, on the double: each test fails for the reason that its
-mark gives, and a fix removes the mark.
+"""Proves on the double what only CUDA and NCCL make hard: contexts, streams of devices, the order of
+destruction, memory that is in use, and calls that may not return.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ from pynccl import nccl
 from tests.doubles import build, library
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
-
-
-def known(item: int, text: str) -> pytest.MarkDecorator:
-    """A failure that issue 10 lists in its section 2."""
-    return pytest.mark.xfail(reason=f"issue 10, item {item}: {text}", strict=True)
 
 
 def _init(rank: Rank, folder: str) -> ModuleType:
@@ -244,3 +239,118 @@ def test_empty_arrays() -> None:
             comm.all_reduce(cupy.zeros(0, "float32"))
     finally:
         comm.close()
+
+
+def _freed_while_copied(rank: Rank) -> list[str]:
+    """A segment of a pool: the allocator of a framework frees it."""
+    import torch
+
+    from pynccl import _C
+
+    torch.cuda.set_device(rank.device)
+    arena = _C.Arena.of(rank.comm.library)
+    address = arena.allocate(64, torch.cuda.current_device())
+    stream = rank.stream()
+    library.busy(0.3, stream.handle)
+    rank.comm.all_reduce(address, count=16, dtype="float32", stream=stream)
+    arena.deallocate(address)
+    return library.violations()
+
+
+@pytest.mark.violations
+def test_a_segment_is_freed_in_order(launch: Launcher) -> None:
+    assert launch(1, _freed_while_copied, provider="cuda", fresh=True) == [[]]
+
+
+def test_memory_is_freed_after_a_capture() -> None:
+    """cuCtxSynchronize would invalidate the capture."""
+    comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+    stream = nccl.Stream("cuda", device=0)
+    kept, freed, closed = (comm.mem_alloc(4, "float32") for _ in range(3))
+    with library.record() as record:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(kept, stream=stream)
+            del freed
+            closed.close()
+            time.sleep(0.05)
+            record.read()
+            assert not record.named("ncclMemFree")
+        graph.launch(stream)
+        until = time.monotonic() + 20
+        while len(record.named("ncclMemFree")) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+            record.read()
+    graph.close()
+    comm.close()
+
+
+def _fails_to_initialize(rank: Rank) -> int:
+    """The ranks do not agree on the number of ranks."""
+    with library.record() as record:
+        with pytest.raises(nccl.NcclError):
+            nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="cuda")
+    return len(record.named("ncclCommAbort"))
+
+
+def test_a_failed_initialization_leaves_nothing(launch: Launcher) -> None:
+    assert launch(2, _fails_to_initialize, provider="cuda", fresh=True) == [1, 1]
+
+
+_RUNTIME = """
+#include <stddef.h>
+int cudaGetDevice(int* device) { return *device = 1, 0; }
+"""
+
+
+def test_the_device_of_the_runtime_is_kept(tmp_path: Path) -> None:
+    """Before CUDA 12 cudaSetDevice(1) chooses a device without a context."""
+    source, file = tmp_path / "runtime.c", tmp_path / "libcudart.so.11.0"
+    source.write_text(_RUNTIME)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", file, source], check=True, timeout=60)
+    program = f"""
+import ctypes
+ctypes.CDLL({str(file)!r})
+from pynccl import nccl
+print(nccl.Stream("cuda").device)
+"""
+    assert _runs(program) == "1"
+
+
+def _child_of_non_blocking(rank: Rank) -> None:
+    parent = rank.communicator(config=nccl.Config(blocking=0))
+    parent.wait_ready(20)
+    child = parent.split(0)
+    assert child is not None
+    until = time.monotonic() + 20
+    while not child.ready:
+        assert time.monotonic() < until
+    assert parent.ready
+    child.abort()
+    parent.abort()
+
+
+def test_a_child_is_ready_after_its_parent(launch: Launcher) -> None:
+    launch(2, _child_of_non_blocking, provider="cuda", fresh=True)
+
+
+def _limited(rank: Rank) -> None:
+    """The limit is on the creation only: the communicator is a blocking one."""
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    limited = rank.communicator(0, config=nccl.Config(init_timeout=30))
+    plain = rank.communicator(1)
+    child = limited.split(0)
+    assert child is not None
+    tensors = [torch.ones(4, device="cuda") for _ in range(3)]
+    with nccl.group():
+        for comm, tensor in zip((limited, plain, child), tensors, strict=True):
+            comm.all_reduce(tensor)
+    assert all(tensor.tolist() == [2.0] * 4 for tensor in tensors)
+    for comm in (child, plain, limited):
+        comm.close()
+
+
+def test_init_timeout_leaves_a_blocking_communicator(launch: Launcher) -> None:
+    launch(2, _limited, provider="cuda", ids=2, fresh=True)

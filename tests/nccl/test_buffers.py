@@ -6,6 +6,7 @@ protocol only, misaligned and sliced memory.
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -266,6 +267,28 @@ def _allocated(rank: Rank) -> None:
 
 def test_allocated_buffers(launch: Launcher, provider: str) -> None:
     launch(2, _allocated, provider=provider)
+
+
+def _dropped_in_flight(rank: Rank, close: bool) -> None:
+    """The stream still sends from the memory when its last reference goes."""
+    stream, received = rank.stream(), rank.memory.put(np.zeros(1000, np.float32))
+    buffer = rank.comm.mem_alloc(1000, "float32")
+    rank.comm.all_reduce(received, out=buffer)
+    begin = threading.Event()
+    stream.launch(begin.wait)
+    rank.comm.all_reduce(buffer, out=received, stream=stream)
+    threading.Timer(0.2, begin.set).start()
+    if close:
+        buffer.close()
+        assert begin.is_set()
+    del buffer
+    stream.synchronize()
+    assert not rank.memory.get(received).any()
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_memory_in_use_is_not_freed(launch: Launcher, provider: str, close: bool) -> None:
+    launch(2, _dropped_in_flight, close, provider=provider)
 
 
 def _numpy_over_buffer(rank: Rank) -> None:

@@ -195,7 +195,7 @@ def test_a_blocking_one_is_ready(launch: Launcher, provider: str) -> None:
 
 
 def _with_deadline(rank: Rank) -> None:
-    """Config(init_timeout=) uses the same mechanism: its calls wait by themselves."""
+    """Config(init_timeout=) limits the creation, of children too; other calls block as usual."""
     with rank.communicator(1, config=nccl.Config(init_timeout=20)) as comm:
         check_works(rank, comm, [0, 1, 2])
         comm.suspend()

@@ -19,7 +19,8 @@ def compile_nccl(folder: Path, version: int, source: str, *, with_streams: bool 
         folder: where to put it.
         version: as NCCL_VERSION_CODE.
         source: C.
-        with_streams: add stream calls that do nothing, so that its communicators work on CPUs.
+        with_streams: add stream calls that do nothing and an ncclCommGetAsyncError, so that its
+            communicators work on CPUs.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
     if compiler is None:
@@ -28,6 +29,7 @@ def compile_nccl(folder: Path, version: int, source: str, *, with_streams: bool 
     if with_streams:
         names = re.findall(r"^FUNCTION\(\w+, CUresult, (\w+)", _DRIVER.read_text(), re.MULTILINE)
         names.remove("DeviceGetCount")
+        text += "int ncclCommGetAsyncError(void* comm, int* error) { *error = 0; return 0; }\n"
         text += "int hostDeviceGetCount(int* count) { *count = 1; return 0; }\n"
         text += "".join(f"int host{name}() {{ return 0; }}\n" for name in names)
     file, library = folder / f"nccl-{version}.c", folder / f"libnccl-{version}.so"

@@ -47,6 +47,21 @@ bool Communicator::failed() const {
   return error != ncclSuccess && error != ncclInProgress;
 }
 
+bool Communicator::makes_child() {
+  constexpr std::chrono::milliseconds kLater(50);
+  const CommunicatorRef made = child.lock();
+  if (!made || !holds(kParentLater)) return false;
+  ncclResult_t state = ncclInProgress;
+  if (made->engine) nccl().ncclCommGetAsyncError(made->engine, &state);
+  if (state == ncclInProgress) return true;
+  const auto now = std::chrono::steady_clock::now();
+  if (child_ready == decltype(child_ready)()) child_ready = now;
+  if (now - child_ready < kLater) return true;
+  child.reset();
+  child_ready = {};
+  return false;
+}
+
 CommunicatorRef find_communicator(ncclComm_t handle) {
   const std::lock_guard lock(communicators().mutex);
   const auto found = communicators().open.find(handle);

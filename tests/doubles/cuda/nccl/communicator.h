@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -23,12 +24,15 @@ struct Communicator {
   std::atomic<int> calls{0};   // under way
   std::atomic<int> graphs{0};  // that have its operations, with executables and launches
   std::atomic<bool> aborted{false};
+  std::weak_ptr<Communicator> child;  // the last one, of a non-blocking communicator
+  std::chrono::steady_clock::time_point child_ready{};
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
   // Its number and rank from the engine, once that knows them.
   void learn();
   void connect(int peer);
   bool failed() const;  // has an asynchronous error, as the engine sees it
+  bool makes_child();   // whether the call that makes the last child is under way
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
 

@@ -27,8 +27,8 @@ bool blocking_of(const ncclConfig_t* config, bool otherwise) {
 
 // Creates a communicator: call takes where the engine puts its handle.
 template <class EngineCall>
-ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
-                    EngineCall&& call) {
+ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key, EngineCall&& call,
+                    const CommunicatorRef& parent = nullptr) {
   if (out == nullptr) return ncclInvalidArgument;
   *out = nullptr;
   Group& group = Group::of_this_thread();
@@ -40,12 +40,15 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   publish(made);
   const DeviceScope scope(device);
   const ncclResult_t result = call(&made->engine);
-  if (result != ncclSuccess && result != ncclInProgress) {
+  if (result == ncclInvalidArgument) {  // refused at once
     withdraw(made->handle());
     return result;
   }
+  // A communicator whose initialization has failed is the caller's, to abort.
   *out = made->handle();
+  if (result != ncclSuccess && result != ncclInProgress) return result;
   group.creations.push_back({out, made});
+  if (parent && !parent->blocking) parent->child = made;
   if (group.depth == 0) group.settle_creations();
   return result;
 }
@@ -130,10 +133,13 @@ ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int 
                                               ncclComm_t* out, ncclConfig_t* config) {
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
-  return create(out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
-                derived_key(parent, ":split", color), [&](ncclComm_t* made) {
-                  return nccl().ncclCommSplit(engine_handle(comm), color, key, made, config);
-                });
+  return create(
+      out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
+      derived_key(parent, ":split", color),
+      [&](ncclComm_t* made) {
+        return nccl().ncclCommSplit(engine_handle(comm), color, key, made, config);
+      },
+      parent);
 }
 
 ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int* excluded,
@@ -141,11 +147,13 @@ ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int
                                                int flags) {
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
-  return create(out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
-                derived_key(parent, ":shrink", count), [&](ncclComm_t* made) {
-                  return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, config,
-                                               flags);
-                });
+  return create(
+      out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
+      derived_key(parent, ":shrink", count),
+      [&](ncclComm_t* made) {
+        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, config, flags);
+      },
+      parent);
 }
 
 // Its ranks are not followed: those that were there and those that come have no key in common.
@@ -155,10 +163,12 @@ ncclResult_t Call<&Table::ncclCommGrow>::run(const char*, ncclComm_t comm, int n
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
   const int device = parent ? parent->device : current_or_first().device();
-  return create(out, device, blocking_of(config, !parent || parent->blocking), {},
-                [&](ncclComm_t* made) {
-                  return nccl().ncclCommGrow(engine_handle(comm), nranks, id, rank, made, config);
-                });
+  return create(
+      out, device, blocking_of(config, !parent || parent->blocking), {},
+      [&](ncclComm_t* made) {
+        return nccl().ncclCommGrow(engine_handle(comm), nranks, id, rank, made, config);
+      },
+      parent);
 }
 
 ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
@@ -212,6 +222,7 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   const ncclResult_t result = nccl().ncclCommGetAsyncError(engine_handle(comm), error);
   if (!communicator || result != ncclSuccess) return result;
   if (*error == ncclSuccess) communicator->learn();
+  if (*error == ncclSuccess && communicator->makes_child()) *error = ncclInProgress;
   if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;
   return result;
 }

@@ -20,6 +20,9 @@ inline constexpr Rule kDestroyInGroup{"NCCL_DOUBLE_DESTROY_IN_GROUP", true};
 inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
 // Blocking and non-blocking communicators in one group are refused.
 inline constexpr Rule kRefuseMixedGroups{"NCCL_DOUBLE_REFUSE_MIXED_GROUPS", true};
+// The call that makes a child of a non-blocking communicator is under way on the parent for a while
+// after the child is ready.
+inline constexpr Rule kParentLater{"NCCL_DOUBLE_PARENT_LATER", true};
 // A kernel whose peer has died spins until the communicator is aborted, and NCCL does not notice.
 inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
 // ncclCommInitAll refuses two ranks on one GPU, unless NCCL_MULTI_RANK_GPU_ENABLE is set. Ranks of
