@@ -124,10 +124,12 @@ def _groups_and_plans(rank: Rank) -> None:
         stream.synchronize()
         assert (memory.get(x) == turn * rank.nranks + sum(range(rank.nranks))).all()
         assert (memory.get(y) == turn).all()
+    gathered = memory.put(np.zeros(100 * rank.nranks, np.float32))
     with nccl.group():
-        comm.all_gather(y, out=memory.put(np.zeros(100 * rank.nranks, np.float32)), stream=stream)
+        comm.all_gather(y, out=gathered, stream=stream)
         comm.broadcast(x, 0, stream=stream, config=nccl.CollConfig(max_ctas=1))
     stream.synchronize()
+    assert (memory.get(gathered) == 4).all()
     assert (memory.get(x) == 4 * rank.nranks + sum(range(rank.nranks))).all()
 
 
