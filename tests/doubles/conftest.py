@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _active() -> None:
+def pytest_configure() -> None:
+    """Refuse this folder by name without the double; else tests/conftest.py leaves it out."""
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
-        pytest.skip("the CUDA double is not active: pass -p tests.doubles.plugin")
+        raise pytest.UsageError(
+            "the tests of the CUDA double need it: "
+            "python -m pytest -p tests.doubles.plugin tests/doubles"
+        )
 
 
 @pytest.fixture

@@ -55,7 +55,9 @@ def take_violations() -> list[str]:
     return lines
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Activate the double before any conftest or test can load another libcuda.so.1."""
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
         try:
             prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
