@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+_HERE = Path(__file__).parent
 
 
 def pytest_configure() -> None:
@@ -15,6 +18,14 @@ def pytest_configure() -> None:
             "the tests of the CUDA double need it: "
             "python -m pytest -p tests.doubles.plugin tests/doubles"
         )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test of this folder the mark ``double``, before -m selects."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker("double")
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def _scaled_sums(rank: Rank, path: str) -> None:
     np.testing.assert_allclose(tensor.cpu().numpy(), expected, rtol=1e-6)
 
 
-_KERNEL = pytest.mark.needs_gpu("nvcc has compiled the kernel for it")
+_KERNEL = pytest.mark.needs_gpu("it runs a kernel that nvcc has compiled")
 
 
 @pytest.mark.parametrize(
