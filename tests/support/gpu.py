@@ -40,12 +40,13 @@ def require(provider: str, *functions: str) -> raw.Library:
     gives the library. For a test whose ranks would wait for the one that calls it.
     """
     library = libraries.load(provider)
-    present = library.functions()
+    known = library.functions()
+    loaded = ".".join(map(str, nccl.get_version(provider)))
     for name in functions:
-        since, there = present[name]
+        code, there = known[name]
         if not there:
-            version = f"{since // 10000}.{since // 100 % 100}.{since % 100}"
-            pytest.skip(f"{name} is in NCCL since {version}; the loaded one is {library.version}")
+            since = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+            pytest.skip(f"{name} is in NCCL since {since}; the loaded one is {loaded}")
     return library
 
 
