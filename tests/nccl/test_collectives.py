@@ -55,11 +55,12 @@ def _run_oversubscribed(rank: Rank, collective: str) -> int:
     """With more ranks than cores: all dtypes, and few combinations of the rest."""
     runner = Runner(rank)
     small = collectives.product(collective, rank.nranks, dtypes.ALL, (1, 331))
-    done = runner.run_all(collectives.thin(small, 11 if collective in collectives.REDUCING else 3))
+    small = collectives.thin(small, 11 if collective in collectives.REDUCING else 3)
+    done = runner.run_all(collectives.few(small, rank))
     float32 = collectives.product(collective, rank.nranks, ("float32",), (0, 7))
-    done += runner.run_all(collectives.thin(float32, 3))
+    done += runner.run_all(collectives.few(collectives.thin(float32, 3), rank))
     large = collectives.product(collective, rank.nranks, ("float32", "int8"), (40_009,))
-    return done + runner.run_all(collectives.thin(large, 13))
+    return done + runner.run_all(collectives.few(collectives.thin(large, 13), rank))
 
 
 def _run_core(rank: Rank, collective: str) -> int:
