@@ -24,6 +24,9 @@ TO_TEST := $(VENV)/.installed $(VENV)/.group-test
 TO_BENCH := $(VENV)/.installed $(VENV)/.group-bench
 endif
 
+# pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
+DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
+
 .PHONY: help check test test-all test-gpu test-torch-suite sanitize abi lint lint-fast format hooks \
   bench bench-calls bench-gpu bench-host wheels clean
 
@@ -45,10 +48,15 @@ bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time
 check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt: under a minute
 	$(PY) -m pytest -q -m "not gpu" @tests/quick.txt $(PYTEST_ARGS)
 
-test: $(TO_TEST) ## run the tests that need no GPU
+# First what needs a GPU, on the double; PYTEST_ARGS may select none of it (pytest's status 5).
+test: $(TO_TEST) ## run the tests without a GPU; those that need one run on the test double
+	$(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
-test-all: $(TO_TEST) ## all tests without a GPU: more seeds, callgrind, PyTorch's suite, sanitizers
+test-all: $(TO_TEST) ## also more seeds, all versions of the double, callgrind, PyTorch's suite, sanitizers
+	for version in 2.18 2.24 2.28; do \
+	  PYNCCL_DOUBLE=$$version $(DOUBLE) -m gpu $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; done
+	PYNCCL_TEST_FULL=1 $(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	PYNCCL_TEST_FULL=1 $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 	$(MAKE) test-torch-suite sanitize
 

@@ -6,6 +6,7 @@ current one. The product is repeated until it takes about as long as the collect
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -51,7 +52,8 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
     if world.torch:
         ways["torch.distributed"] = _asynchronous(dist, send, recv)
     comms = []
-    for ctas in _CTAS:
+    # The variable, which is set where ranks share a GPU, overrides every configuration.
+    for ctas in (limit,) if (limit := _limit()) else _CTAS:
         comm = world.communicator(nccl.Config(min_ctas=ctas, max_ctas=ctas))
         comms.append(comm)
         ways[f"pynccl, {ctas} CTA"] = _on_a_stream(world, comm, send, recv)
@@ -60,6 +62,12 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
         yield Overlap(world.nranks, way, collective, work.nbytes, *seconds)
     for comm in comms:
         comm.close()
+
+
+def _limit() -> int:
+    """The number of CTAs that NCCL's environment sets; 0 where it does not."""
+    text = os.environ.get("NCCL_MAX_CTAS", "")
+    return int(text) if text.isdigit() else 0
 
 
 class _Product:

@@ -139,7 +139,9 @@ def _take_gpu(rank: int, nranks: int) -> torch.device:
         raise BenchmarkError("this torch sees no GPU; use --device cpu")
     gpus = torch.cuda.device_count()
     if nranks > gpus:
-        # Read by NCCL when the first communicator is made.
+        # Read by NCCL when the first communicator is made. Kernels that wait for each other must
+        # all fit on the GPU at the same time, hence few CTAs.
+        os.environ.setdefault("NCCL_MAX_CTAS", "4")
         if nccl.get_version("cuda") >= (2, 30, 0):
             os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         else:

@@ -46,7 +46,13 @@ def build(folder: Path) -> Path:
 
 
 def nccl(folder: Path, version: str) -> Path:
-    """The libnccl.so.2 of a version in the folder of a build."""
+    """The libnccl.so.2 of a version in the folder of a build.
+
+    Raises:
+        BuildError: there is no such version.
+    """
+    if version not in VERSIONS:
+        raise BuildError(f"PYNCCL_DOUBLE is {version!r}, not one of {', '.join(VERSIONS)}")
     return folder / str(VERSIONS[version]) / "libnccl.so.2"
 
 

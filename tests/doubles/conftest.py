@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+_HERE = Path(__file__).parent
 
-@pytest.fixture(autouse=True)
-def _active() -> None:
+
+def pytest_configure() -> None:
+    """Refuse this folder by name without the double; else tests/conftest.py leaves it out."""
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
-        pytest.skip("the CUDA double is not active: pass -p tests.doubles.plugin")
+        raise pytest.UsageError(
+            "the tests of the CUDA double need it: "
+            "python -m pytest -p tests.doubles.plugin tests/doubles"
+        )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test of this folder the mark ``double``, before -m selects."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker("double")
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from tests.doubles import activate, build
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 NEWEST = "2.32"
+# The tests marked gpu, each with the reason for which it needs a real GPU, or "".
+COLLECTED = pytest.StashKey[dict[str, str]]()
 
 
 def prepare(version: str = NEWEST) -> None:
@@ -55,12 +57,24 @@ def take_violations() -> list[str]:
     return lines
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Activate the double before any conftest or test can load another libcuda.so.1."""
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
         try:
             prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
         except build.BuildError as error:
             raise pytest.UsageError(f"the CUDA double cannot be built: {error}") from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what needs a real GPU, before -m and -k select."""
+    config.stash[COLLECTED] = {
+        item.nodeid: next((mark.args[0] for mark in item.iter_markers("needs_gpu")), "")
+        for item in items
+        if item.get_closest_marker("gpu")
+    }
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,7 @@ _COUNTS = (0, 1, 1009, 70_001)
 _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
-def _algorithms(provider: str) -> tuple[str, ...]:
-    """The algorithms that every collective of a provider can use."""
-    return ("staged", "DIRECT", "staged,direct", "^direct") if provider == "host" else ("ring",)
+_OF_HOST = ("staged", "DIRECT", "staged,direct", "^direct")
 
 
 def _run(rank: Rank, collective: str, config: nccl.CollConfig) -> int:
@@ -50,14 +49,20 @@ def test_values(launch: Launcher, provider: str, collective: str, threads: bool)
     launch(3, _run, collective, config, provider=provider, threads=threads)
 
 
-@pytest.mark.parametrize("collective", collectives.ALL)
-@pytest.mark.parametrize("algorithm", [*_algorithms("host"), "ring"])
+def _paths() -> Iterator[object]:
+    for algorithm in (*_OF_HOST, "ring"):
+        yield from (("host", algorithm, collective) for collective in collectives.ALL)
+    # The only algorithm that NCCL has on every GPU.
+    yield from (pytest.param("cuda", "ring", name, marks=pytest.mark.gpu) for name in _RINGS)
+
+
+@pytest.mark.parametrize(
+    ("provider", "algorithm", "collective"), [*_paths()], indirect=["provider"]
+)
 def test_every_path_gives_the_same(
-    launch: Launcher, provider: str, collective: str, algorithm: str
+    launch: Launcher, provider: str, algorithm: str, collective: str
 ) -> None:
-    if provider == "cuda" and (algorithm != "ring" or collective not in _RINGS):
-        pytest.skip("NCCL's only algorithm that every GPU has is the ring, of five collectives")
-    if algorithm not in _algorithms(provider):
+    if provider == "host" and algorithm not in _OF_HOST:
         force = collective not in ("all_reduce", "broadcast", "reduce")
         config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
         launch(2, _run, collective, config, provider=provider, threads=force)
@@ -124,10 +129,12 @@ def _groups_and_plans(rank: Rank) -> None:
         stream.synchronize()
         assert (memory.get(x) == turn * rank.nranks + sum(range(rank.nranks))).all()
         assert (memory.get(y) == turn).all()
+    gathered = memory.put(np.zeros(100 * rank.nranks, np.float32))
     with nccl.group():
-        comm.all_gather(y, out=memory.put(np.zeros(100 * rank.nranks, np.float32)), stream=stream)
+        comm.all_gather(y, out=gathered, stream=stream)
         comm.broadcast(x, 0, stream=stream, config=nccl.CollConfig(max_ctas=1))
     stream.synchronize()
+    assert (memory.get(gathered) == 4).all()
     assert (memory.get(x) == 4 * rank.nranks + sum(range(rank.nranks))).all()
 
 

@@ -141,7 +141,7 @@ def test_with_closes_and_an_exception_aborts(launch: Launcher) -> None:
 
 def _closed(rank: Rank) -> None:
     comm = rank.communicator()
-    array = np.ones(4)
+    array = rank.memory.put(np.ones(4))
     op = comm.pre_mul_sum(2.0, "float64")
     comm.close()
     for call in (

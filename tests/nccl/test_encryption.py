@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pynccl import errors, libraries, nccl, raw
+from pynccl import errors, nccl, raw
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
@@ -84,10 +85,7 @@ def test_wrong_arguments(arguments: tuple[object, ...], error: type[Exception], 
 @pytest.fixture
 def library(provider: str) -> raw.Library:
     """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
-    loaded = libraries.load(provider)
-    if not loaded.functions()["ncclSetEncryption"][1]:
-        pytest.skip(f"{loaded.path} has no ncclSetEncryption")
-    return loaded
+    return gpu.require(provider, "ncclSetEncryption")
 
 
 def test_the_rules_of_nccl(library: raw.Library) -> None:

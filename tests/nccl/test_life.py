@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from tests.support import holdings, shared_memory
+from tests.support import gpu, holdings, shared_memory
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
@@ -230,6 +230,7 @@ def _grow(rank: Rank) -> None:
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_grow_from_two_to_four(launch: Launcher, provider: str, threads: bool) -> None:
+    gpu.require(provider, "ncclCommGrow")
     launch(4, _grow, provider=provider, threads=threads, ids=2)
 
 

@@ -221,8 +221,11 @@ def _pools(rank: Rank, framework: str) -> None:
     assert registration.segments < before
 
 
+_OF_TORCH = pytest.mark.needs_gpu("the memory is that of torch's own caching allocator")
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("framework", ["torch", "cupy"])
+@pytest.mark.parametrize("framework", [pytest.param("torch", marks=_OF_TORCH), "cupy"])
 @pytest.mark.parametrize("nranks", [1, 2])
 def test_pools(launch: Launcher, framework: str, nranks: int) -> None:
     from tests.support import gpu

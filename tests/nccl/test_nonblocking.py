@@ -12,6 +12,7 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import carry, check_works
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -106,6 +107,7 @@ def _life(rank: Rank) -> None:
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_whole_life(launch: Launcher, provider: str, threads: bool) -> None:
+    gpu.require(provider, "ncclCommShrink", "ncclCommSuspend", "ncclCommRevoke")
     launch(3, _life, provider=provider, threads=threads, ids=2)
 
 
@@ -131,6 +133,7 @@ def _grow(rank: Rank) -> None:
 
 
 def test_grow(launch: Launcher, provider: str) -> None:
+    gpu.require(provider, "ncclCommGrow")
     launch(3, _grow, provider=provider, ids=2)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.support import gpu
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
@@ -81,6 +82,7 @@ def _values(rank: Rank) -> None:
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_values_on_streams(launch: Launcher, provider: str, nranks: int) -> None:
+    gpu.require(provider, "ncclPutSignal")
     launch(nranks, _values, provider=provider)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pynccl import errors, libraries, nccl, raw
+from pynccl import errors, nccl, raw
+from tests.support import gpu
 from tests.support.old_nccl import compile_nccl
 
 _TYPES = {
@@ -52,10 +53,7 @@ def _python(code: str, **env: str) -> str:
 @pytest.fixture
 def library(provider: str) -> raw.Library:
     """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
-    loaded = libraries.load(provider)
-    if not loaded.functions()["ncclParamBind"][1]:
-        pytest.skip(f"{loaded.path} has no parameter functions")
-    return loaded
+    return gpu.require(provider, "ncclParamBind")
 
 
 def test_they_are_a_mapping(library: raw.Library) -> None:

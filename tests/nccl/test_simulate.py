@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pynccl import errors, libraries, nccl, raw
+from pynccl import errors, nccl, raw
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
@@ -148,10 +149,7 @@ def test_an_nccl_without_it(tmp_path: Path) -> None:
 @pytest.fixture
 def library(provider: str) -> raw.Library:
     """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
-    loaded = libraries.load(provider)
-    if not loaded.functions()["ncclGroupSimulateEnd"][1]:
-        pytest.skip(f"{loaded.path} has no ncclGroupSimulateEnd")
-    return loaded
+    return gpu.require(provider, "ncclGroupSimulateEnd")
 
 
 def test_how_groups_end(library: raw.Library) -> None:

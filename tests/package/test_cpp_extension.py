@@ -115,9 +115,19 @@ def _scaled_sums(rank: Rank, path: str) -> None:
     np.testing.assert_allclose(tensor.cpu().numpy(), expected, rtol=1e-6)
 
 
+_KERNEL = pytest.mark.needs_gpu("it runs a kernel that nvcc has compiled")
+
+
+@pytest.mark.parametrize(
+    ("extension", "provider"),
+    [
+        ("plain", "host"),
+        pytest.param("nvcc", "host", marks=pytest.mark.gpu),
+        pytest.param("nvcc", "cuda", marks=[pytest.mark.gpu, _KERNEL]),
+    ],
+    indirect=True,
+)
 def test_extension_with_ranks(launch: Launcher, provider: str, extension: Path) -> None:
-    if provider == "cuda" and "cuda" not in extension.parent.name:
-        pytest.skip("built without nvcc")
     launch(2, _scaled_sums, str(extension), provider=provider)
 
 

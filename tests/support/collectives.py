@@ -227,9 +227,10 @@ def thin(cases: Iterator[Case], step: int) -> Iterator[Case]:
 
 def few(cases: Iterator[Case], rank: Rank) -> Iterator[Case]:
     """As many of the cases as this rank's provider has time for, spread over all of them so that
-    every form is still tested.
+    every form is still tested: every step-th case, then every step-th of those that follow them.
     """
     listed = list(cases)
     most = gpu.most_cases(rank.provider, rank.nranks) or len(listed)
     step = next(prime for prime in _STEPS if prime * most >= len(listed))
-    return thin(iter(listed), step)
+    order = sorted(range(len(listed)), key=lambda number: (number % step, number))
+    return (listed[number] for number in sorted(order[:most]))

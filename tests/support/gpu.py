@@ -7,10 +7,11 @@ import os
 
 import pytest
 
-from pynccl import libraries, nccl
+from pynccl import libraries, nccl, raw
 from pynccl.errors import DriverError, LibraryNotFoundError
 
 _MOST_ON_ONE = 4  # processes on one GPU, which take turns: more exceed the time of a test
+_CTAS_ON_ONE = "4"  # of each rank's kernels where ranks share a GPU
 
 
 @functools.cache
@@ -32,6 +33,21 @@ def missing() -> str:
     except (LibraryNotFoundError, DriverError) as error:
         return f"no GPU to test on: {error}"
     return "" if torch.cuda.is_available() else "this PyTorch has no CUDA"
+
+
+def require(provider: str, *functions: str) -> raw.Library:
+    """Skip the test where the provider's library is too old for one of these functions of NCCL;
+    gives the library. For a test whose ranks would wait for the one that calls it.
+    """
+    library = libraries.load(provider)
+    known = library.functions()
+    loaded = ".".join(map(str, nccl.get_version(provider)))
+    for name in functions:
+        code, there = known[name]
+        if not there:
+            since = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+            pytest.skip(f"{name} is in NCCL since {since}; the loaded one is {loaded}")
+    return library
 
 
 def too_many(nranks: int, *, threads: bool) -> str:
@@ -82,7 +98,9 @@ def environment(nranks: int, rank: int) -> dict[str, str]:
     """The environment variables of a rank's process where ranks share a GPU."""
     if nranks <= count():
         return {}
+    # Kernels that wait for each other must all fit on the GPU at the same time.
+    ctas = {} if "NCCL_MAX_CTAS" in os.environ else {"NCCL_MAX_CTAS": _CTAS_ON_ONE}
     if nccl.get_version("cuda") >= (2, 30, 0):
-        return {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        return {**ctas, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     # An older NCCL refuses two ranks on one GPU of one host: each rank gets its own host id.
-    return {"NCCL_HOSTID": f"pynccl-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    return {**ctas, "NCCL_HOSTID": f"pynccl-{rank}", "NCCL_SOCKET_IFNAME": "lo"}

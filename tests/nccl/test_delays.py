@@ -4,7 +4,8 @@ which delays hostnccl's queues at random (HOSTNCCL_DELAY_SEED) finds a missing w
 Every seed makes another randomized program: operations of three communicators, functions, groups,
 graphs and asynchronous work on four streams and the calling thread, over shared buffers. Steps on
 different streams that depend on each other are ordered by events, and the result is compared with
-the same program run step by step in NumPy.
+the same program run step by step in NumPy. The CUDA double runs on hostnccl's queues, so the mode
+delays its streams too; on a GPU the variable has no effect.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ import torch
 from pynccl import nccl
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.record import Call, OperationRecord
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
@@ -36,21 +39,25 @@ COMMUNICATORS = 3
 
 
 @contextmanager
-def delays(seed: int) -> Iterator[None]:
+def delays(rank: Rank, seed: int) -> Iterator[None]:
     """Switch the mode on for the streams that are made inside."""
     os.environ["HOSTNCCL_DELAY_SEED"] = str(seed)
     try:
         yield
     finally:
-        os.environ["HOSTNCCL_DELAY_SEED"] = "0"
-        nccl.Stream("host").close()  # reads the variable: nothing is delayed from here on
+        no_delays(rank)
+
+
+def no_delays(rank: Rank) -> None:
+    os.environ["HOSTNCCL_DELAY_SEED"] = "0"
+    rank.stream().close()  # reads the variable: nothing is delayed from here on
 
 
 @dataclass
 class Buffer:
     """An array, and the events after which it may be read or written."""
 
-    array: np.ndarray
+    array: Any
     written: nccl.Event | None = None
     read: list[nccl.Event] = field(default_factory=list)
 
@@ -61,15 +68,14 @@ class Program:
     def __init__(self, rank: Rank, comms: list[nccl.Communicator], seed: int) -> None:
         self.rank, self.comms = rank, comms
         self.random = random.Random(seed)
-        self.streams = [nccl.Stream("host") for _ in range(STREAMS)]
-        self.comm_streams = [
-            CommStream(comm, torch.device("cpu"), timedelta(minutes=1)) for comm in comms
-        ]
+        self.streams = [rank.stream() for _ in range(STREAMS)]
+        device = torch.device("cpu" if rank.device is None else f"cuda:{rank.device}")
+        self.comm_streams = [CommStream(comm, device, timedelta(minutes=1)) for comm in comms]
         start = [
             [np.arange(COUNT) % 7 + 3.0 * r + i for i in range(BUFFERS)] for r in range(rank.nranks)
         ]
         self.model = start
-        self.buffers = [Buffer(array.copy()) for array in start[rank.rank]]
+        self.buffers = [Buffer(rank.memory.put(array)) for array in start[rank.rank]]
 
     def run(self) -> None:
         steps = (self.collective, self.collective, self.function, self.ring, self.graph, self.work)
@@ -80,7 +86,7 @@ class Program:
                 if event is not None:
                     event.synchronize()
         for buffer, wanted in zip(self.buffers, self.model[self.rank.rank], strict=True):
-            np.testing.assert_array_equal(buffer.array, wanted)
+            np.testing.assert_array_equal(self.rank.memory.get(buffer.array), wanted)
         for stream in self.streams:
             stream.synchronize()
             stream.close()
@@ -102,7 +108,7 @@ class Program:
                 stream.wait(event)
 
     def after(self, stream: nccl.Stream | None, source: int, target: int) -> None:
-        event = nccl.Event("host")
+        event = self.rank.event()
         event.record(0 if stream is None else stream)
         self.buffers[source].read.append(event)
         self.buffers[target].written = event
@@ -134,22 +140,29 @@ class Program:
                 arrays[target] = result.copy()
         self.after(stream, source, target)
 
-    def add(self, source: int, target: int) -> Callable[[], None]:
-        """Add one buffer to another: a function for a stream."""
+    def add(self, stream: nccl.Stream, source: int, target: int) -> None:
+        """Add one buffer to another on a stream: by a function, on a device by kernels."""
         read, write = self.buffers[source].array, self.buffers[target].array
 
         def function() -> None:
             write[:] = (write + read) % 1000.0
 
+        if self.rank.device is None:
+            stream.launch(function)
+            return
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, self.rank.device)):
+            write.add_(read).remainder_(1000.0)
+
+    def added(self, source: int, target: int) -> None:
         for arrays in self.model:
             arrays[target] = (arrays[target] + arrays[source]) % 1000.0
-        return function
 
     def function(self) -> None:
         source, target = self.draw(1)
         stream = self.random.choice(self.streams)
         self.before(stream, source, target)
-        stream.launch(self.add(source, target))
+        self.add(stream, source, target)
+        self.added(source, target)
         self.after(stream, source, target)
 
     def ring(self) -> None:
@@ -172,18 +185,18 @@ class Program:
         source, target = self.draw(1)
         stream, fork = self.random.sample(self.streams, 2)
         comm = self.random.choice(self.comms)
-        forked, joined = nccl.Event("host"), nccl.Event("host")
+        forked, joined = self.rank.event(), self.rank.event()
         array = self.buffers[target].array
         with nccl.capture(stream) as graph:
             forked.record(stream)
             fork.wait(forked)
-            fork.launch(self.add(source, target))
+            self.add(fork, source, target)
             joined.record(fork)
             stream.wait(joined)
             comm.all_reduce(array, nccl.MAX)
-        self.reduce(target, target)
-        self.add(source, target)
-        self.reduce(target, target)
+        for _ in range(2):
+            self.added(source, target)
+            self.reduce(target, target)
         where = self.random.choice(self.streams)
         self.before(where, source, target)
         graph.launch(where)
@@ -206,10 +219,22 @@ class Program:
         self.after(comm_stream.stream, source, target)
 
 
-def _randomized_programs(rank: Rank) -> None:
+def _communicators(rank: Rank) -> list[nccl.Communicator]:
+    """Connected: the first call of a kind must not be in a capture."""
+    if rank.device is not None:
+        torch.cuda.set_device(rank.device)
     comms = [rank.communicator(i) for i in range(COMMUNICATORS)]
-    for seed in range(1, SEEDS + 1):
-        with delays(seed):
+    buffer = rank.memory.put(np.zeros(COUNT))
+    for comm in comms:
+        comm.all_reduce(buffer, nccl.MAX)
+    rank.memory.get(buffer)
+    return comms
+
+
+def _randomized_programs(rank: Rank) -> None:
+    comms = _communicators(rank)
+    for seed in range(1, min(SEEDS, gpu.most_cases(rank.provider, rank.nranks) or SEEDS) + 1):
+        with delays(rank, seed):
             try:
                 Program(rank, comms, seed).run()
             except AssertionError as error:
@@ -219,34 +244,36 @@ def _randomized_programs(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-def test_randomized_programs_are_exact_with_every_seed(launch: Launcher, threads: bool) -> None:
-    if threads:  # they share the environment, and with it the seed
-        launch(2, _same_seed, ids=COMMUNICATORS, threads=True)
-    else:
-        launch(2, _randomized_programs, ids=COMMUNICATORS)
+def test_randomized_programs_are_exact_with_every_seed(
+    launch: Launcher, provider: str, threads: bool
+) -> None:
+    # Threads share the environment, and with it the seed.
+    program = _same_seed if threads else _randomized_programs
+    launch(2, program, provider=provider, ids=COMMUNICATORS, threads=threads, timeout=120)
 
 
 def _same_seed(rank: Rank) -> None:
-    comms = [rank.communicator(i) for i in range(COMMUNICATORS)]
+    comms = _communicators(rank)
     for number in range(20):
         if rank.rank == 0:
             os.environ["HOSTNCCL_DELAY_SEED"] = str(number + 1)
         Program(rank, comms, number).run()
-        comms[0].all_reduce(np.zeros(1))
-    os.environ["HOSTNCCL_DELAY_SEED"] = "0"
-    nccl.Stream("host").close()
+        both = rank.memory.put(np.zeros(1))
+        comms[0].all_reduce(both)
+        rank.memory.get(both)
+    no_delays(rank)
     for comm in comms:
         comm.close()
 
 
-def _race(rank: Rank, waits: bool) -> int:
+def race(rank: Rank, waits: bool) -> int:
     """How many of fifty seeds give a wrong result in a program that needs one wait."""
     first, second = (rank.communicator(i) for i in range(2))
     wrong = 0
     for seed in range(1, 51):
-        with delays(seed):
+        with delays(rank, seed):
             a, b, event = rank.stream(), rank.stream(), rank.event()
-            x, y = np.ones(COUNT), np.zeros(COUNT)
+            x, y = (rank.memory.put(np.full(COUNT, value)) for value in (1.0, 0.0))
             for _ in range(5):
                 first.all_reduce(x, stream=a)
             if waits:
@@ -255,7 +282,7 @@ def _race(rank: Rank, waits: bool) -> int:
             second.all_reduce(x, out=y, stream=b)
             a.synchronize()
             b.synchronize()
-            wrong += not (y == float(rank.nranks) ** 6).all()
+            wrong += not (rank.memory.get(y) == float(rank.nranks) ** 6).all()
             a.close()
             b.close()
     first.close()
@@ -263,11 +290,11 @@ def _race(rank: Rank, waits: bool) -> int:
     return wrong
 
 
-def _reader(_: Rank, waits: bool) -> int:
+def _reader(rank: Rank, waits: bool) -> int:
     """The same for the calling thread, which reads what a stream has still to write."""
     wrong = 0
     for seed in range(1, 51):
-        with delays(seed):
+        with delays(rank, seed):
             stream, x = nccl.Stream("host"), np.zeros(COUNT)
             for _number in range(5):
                 stream.launch(lambda x=x: x.__iadd__(1))
@@ -279,7 +306,7 @@ def _reader(_: Rank, waits: bool) -> int:
     return wrong
 
 
-@pytest.mark.parametrize(("program", "nranks"), [(_race, 2), (_reader, 1)])
+@pytest.mark.parametrize(("program", "nranks"), [(race, 2), (_reader, 1)])
 def test_a_missing_wait_is_found_by_most_seeds(
     launch: Launcher, program: Callable[[Rank, bool], int], nranks: int
 ) -> None:

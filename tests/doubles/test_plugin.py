@@ -1,0 +1,65 @@
+"""Proves that the plugin activates the double in every process, also where there is another driver,
+that its tests refuse to run without it, and that docs/status.md lists the tests that it skips.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.doubles import plugin
+
+_ROOT = Path(__file__).parents[2]
+_MOST = 0.1  # of the tests marked gpu may need a real GPU
+_LOOK = """
+import ctypes
+library = ctypes.CDLL("libcuda.so.1")
+print(hasattr(library, "cuda_double_calls"))
+from pynccl import libraries, nccl
+print(libraries.load("cuda").driver_path, len(libraries.load("cuda").device_names()))
+"""
+
+
+def test_it_wins_over_another_driver(tmp_path: Path) -> None:
+    """Another libcuda.so.1 that the dynamic linker finds first, as on a machine with a GPU."""
+    other = tmp_path / "libcuda.so.1"
+    subprocess.run(
+        ["g++", "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(other)],
+        check=True, timeout=60,
+    )  # fmt: skip
+    paths = os.pathsep.join([str(tmp_path), os.environ["LD_LIBRARY_PATH"]])
+    seen = subprocess.run(
+        [sys.executable, "-c", _LOOK], env={**os.environ, "LD_LIBRARY_PATH": paths},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    has, path, devices = seen.stdout.split()
+    assert (has, devices) == ("True", "4")
+    assert Path(path).resolve().is_relative_to(os.environ["CUDA_DOUBLE_LIBRARIES"])
+
+
+def test_the_folder_is_refused_without_it() -> None:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_DOUBLE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/doubles/test_plugin.py"],
+        cwd=_ROOT, env=variables, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "python -m pytest -p tests.doubles.plugin tests/doubles" in done.stdout + done.stderr
+
+
+def test_the_status_lists_what_needs_a_gpu(request: pytest.FixtureRequest) -> None:
+    """Of the files that this session has collected."""
+    collected = request.config.stash[plugin.COLLECTED]
+    files = {name.partition("::")[0] for name in collected}
+    text = (_ROOT / "docs" / "status.md").read_text()
+    rows = re.findall(r"^\| `(tests/[^`]+)` \| (.+) \|$", text, re.MULTILINE)
+    listed = {name: reason for name, reason in rows if name.partition("::")[0] in files}
+    needed = {name: reason for name, reason in collected.items() if reason}
+    assert listed == needed
+    if len(files) > 10:  # not a part of the tests
+        assert len(rows) == len(needed) <= _MOST * len(collected)
