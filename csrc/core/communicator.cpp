@@ -58,9 +58,17 @@ void Communicator::throw_not_open() const {
                                 : "communicator: it is closed");
 }
 
-void Communicator::throw_failed(ncclResult_t result, const char* function, int line) {
-  // Loaded here: an abort on another thread frees the handle during the call that it interrupts.
-  throw_nccl(*library_, result, function, comm_.load(), rank_, __FILE__, line);
+void Communicator::throw_failed(ncclResult_t result, const char* function, const char* file,
+                                int line) {
+  std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
+  note_failed(text);
+  throw NcclFailure(result, function, rank_, text + place_text(file, line));
+}
+
+void Communicator::note_failed(std::string& text) {
+  constexpr std::string_view kAborted = "; another thread has aborted the communicator";
+  error_thrown_ = true;
+  if (closed() && !text.ends_with(kAborted)) text += kAborted;
 }
 
 void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank) {
@@ -221,8 +229,7 @@ ncclResult_t Communicator::async_error() {
 
 bool Communicator::ready() {
   const ncclResult_t state = async_error();
-  if (!succeeded(state))
-    throw_nccl(*library_, state, "ncclCommGetAsyncError", comm_.load(), rank_, __FILE__, __LINE__);
+  check(state, "ncclCommGetAsyncError", __LINE__);
   return state == ncclSuccess;
 }
 
@@ -323,6 +330,7 @@ void Communicator::close() {
       const std::string text =
           failure_text(*library_, error, "ncclCommDestroy", comm_.load(), rank_);
       abort();
+      if (error_thrown_) return;
       throw NcclFailure(error, "ncclCommDestroy", rank_, text);
     }
   }

@@ -67,7 +67,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   void finalize();
   // Finalizes and destroys; closing twice is allowed. A communicator with an asynchronous error is
-  // aborted, and the error is thrown.
+  // aborted, and the error is thrown unless an operation has thrown one before.
   void close();
   // From any thread; does nothing where it is closed. Calls of other threads return first, from
   // NCCL 2.28.7 on because they are revoked. NCCL may wait for graphs and local peers without
@@ -85,12 +85,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Use& operator=(const Use&) = delete;
 
     operator ncclComm_t() const { return communicator_.comm_.load(std::memory_order_relaxed); }
+    Communicator& communicator() const { return communicator_; }
 
    private:
     Communicator& communicator_;
   };
   void begin_use() { uses_.fetch_add(1); }
   void end_use() { uses_.fetch_sub(1); }
+  // Throws for a result of NCCL. Where another thread has aborted the communicator, the text says
+  // so.
+  [[noreturn]] void throw_failed(ncclResult_t result, const char* function, const char* file,
+                                 int line);
+  // The same for the end of a group, which has thrown: it adds to the text.
+  void note_failed(std::string& text);
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
@@ -149,9 +156,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   [[noreturn]] void throw_not_open() const;
   void check(ncclResult_t result, const char* function, int line) {
     if (!succeeded(result)) [[unlikely]]
-      throw_failed(result, function, line);
+      throw_failed(result, function, __FILE__, line);
   }
-  [[noreturn]] void throw_failed(ncclResult_t result, const char* function, int line);
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator);
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
@@ -183,12 +189,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Communicator> parent_;  // until it is ready again
   bool no_color_ = false;                 // split() with NCCL_SPLIT_NOCOLOR: no communicator
   std::atomic<bool> revoked_ = false;
+  std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::deque<ncclWindow_t> windows_;
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;
   std::atomic<const char*> creator_ = "ncclCommInitRankConfig";
 };
+
+// NCCL_CHECK with a Use throws by throw_failed().
+[[noreturn]] inline void throw_nccl(const Library&, ncclResult_t result, const char* function,
+                                    const Communicator::Use& use, int, const char* file, int line) {
+  use.communicator().throw_failed(result, function, file, line);
+}
 
 // A group of NCCL calls on one library (ncclGroupStart, ncclGroupEnd), open from construction to
 // end(). The destructor ends a group that an exception left open and ignores the result.

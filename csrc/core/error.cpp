@@ -13,11 +13,11 @@ const char* basename(const char* path) {
   return slash ? slash + 1 : path;
 }
 
-std::string where(const char* file, int line) {
+}  // namespace
+
+std::string place_text(const char* file, int line) {
   return std::string(" [") + basename(file) + ":" + std::to_string(line) + "]";
 }
-
-}  // namespace
 
 std::string failure_text(const Library& library, ncclResult_t result, const char* function,
                          ncclComm_t comm, int rank) {
@@ -35,7 +35,7 @@ std::string failure_text(const Library& library, ncclResult_t result, const char
 void throw_nccl(const Library& library, ncclResult_t result, const char* function, ncclComm_t comm,
                 int rank, const char* file, int line) {
   throw NcclFailure(result, function, rank,
-                    failure_text(library, result, function, comm, rank) + where(file, line));
+                    failure_text(library, result, function, comm, rank) + place_text(file, line));
 }
 
 void throw_driver(const Library& library, CUresult result, const char* function, const char* file,
@@ -47,7 +47,7 @@ void throw_driver(const Library& library, CUresult result, const char* function,
     text += std::string(": ") + name;
   if (library.driver().GetErrorString(result, &meaning) == CUDA_SUCCESS && meaning)
     text += std::string(" (") + meaning + ")";
-  throw DriverFailure(result, function, text + where(file, line));
+  throw DriverFailure(result, function, text + place_text(file, line));
 }
 
 }  // namespace pynccl

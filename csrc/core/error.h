@@ -50,9 +50,10 @@ inline bool succeeded(ncclResult_t result) {
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-// The text of the exception for a result of NCCL, without the place in the sources.
+// The parts of the text of an exception: what NCCL says, and the place in the sources.
 std::string failure_text(const Library& library, ncclResult_t result, const char* function,
                          ncclComm_t comm, int rank);
+std::string place_text(const char* file, int line);
 [[noreturn]] void throw_nccl(const Library& library, ncclResult_t result, const char* function,
                              ncclComm_t comm, int rank, const char* file, int line);
 [[noreturn]] void throw_driver(const Library& library, CUresult result, const char* function,

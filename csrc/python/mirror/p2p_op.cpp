@@ -234,14 +234,20 @@ std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchang
 
 void issue_together(Communicator& communicator, const std::vector<Operation>& operations) {
   const Communicator::Use use(communicator);  // of a closed one nothing is sent
-  GroupScope group(communicator.library());
-  for (const Operation& operation : operations) {
-    if (operation.kind == Kind::kSend)
-      communicator.issue(Kind::kSend, operation);
-    else
-      communicator.issue(Kind::kRecv, operation);
+  try {
+    GroupScope group(communicator.library());
+    for (const Operation& operation : operations) {
+      if (operation.kind == Kind::kSend)
+        communicator.issue(Kind::kSend, operation);
+      else
+        communicator.issue(Kind::kRecv, operation);
+    }
+    group.end();
+  } catch (const NcclFailure& failure) {
+    std::string text = failure.what();
+    communicator.note_failed(text);
+    throw NcclFailure(failure.code, failure.function, failure.rank, text);
   }
-  group.end();
 }
 
 // The record for the hooks.

@@ -99,11 +99,17 @@ template <class End>
 void Batch::issue_groups(End&& end) const {
   const Uses uses(entries_);
   check_open();
-  for (Library* library : libraries_) {
-    GroupScope group(*library);
-    for (const Entry& entry : entries_)
-      if (&entry.communicator->library() == library) entry.communicator->issue(entry.operation);
-    end(group);
+  try {
+    for (Library* library : libraries_) {
+      GroupScope group(*library);
+      for (const Entry& entry : entries_)
+        if (&entry.communicator->library() == library) entry.communicator->issue(entry.operation);
+      end(group);
+    }
+  } catch (const NcclFailure& failure) {
+    std::string text = failure.what();
+    for (const Entry& entry : entries_) entry.communicator->note_failed(text);
+    throw NcclFailure(failure.code, failure.function, failure.rank, text);
   }
 }
 

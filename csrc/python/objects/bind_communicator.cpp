@@ -119,16 +119,21 @@ Raises:
       .def("close", &Communicator::close, Release(),
            R"(Wait for the issued operations and free the communicator (ncclCommDestroy).
 
-Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards.
+Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards. One with
+an asynchronous error is aborted.
 
 Raises:
     ValueError: it is not ready yet, or a capture in progress uses it.
-    NcclError: NCCL failed, or a rank died.)")
+    NcclError: the communicator has an asynchronous error that no operation has raised, or NCCL
+        failed.)")
       .def("abort", &Communicator::abort, Release(),
            R"(Free the communicator at once (ncclCommAbort).
 
-Any thread can call it. A call that blocks in the communicator raises an error. Aborting a closed
-communicator does nothing.
+Any thread can call it. Calls of other threads on the communicator raise an error first: they are
+revoked (NCCL 2.28.7). With an older NCCL abort() waits 2 seconds for them to return; it frees the
+communicator under one that has not, which is undefined. NCCL itself may wait without limit for
+graphs that captured the communicator and for ranks on this machine; after 5 seconds abort() returns
+and NCCL continues in the background. Aborting a closed communicator does nothing.
 
 Raises:
     NcclError: NCCL failed.)")
