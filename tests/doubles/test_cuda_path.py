@@ -1,5 +1,5 @@
-"""Proves on the double what only CUDA and NCCL make hard: contexts, streams of devices, the order of
-destruction, memory that is in use, and calls that may not return.
+"""Proves what only CUDA and NCCL make hard, on the double: contexts, streams of devices, the order
+of destruction, memory that is in use, and calls that may not return.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def test_a_segment_is_freed_in_order(launch: Launcher) -> None:
 
 
 def test_memory_is_freed_after_a_capture() -> None:
-    """cuCtxSynchronize would invalidate the capture."""
+    """CuCtxSynchronize would invalidate the capture."""
     comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
     stream = nccl.Stream("cuda", device=0)
     kept, freed, closed = (comm.mem_alloc(4, "float32") for _ in range(3))
@@ -287,9 +287,8 @@ def test_memory_is_freed_after_a_capture() -> None:
 
 def _fails_to_initialize(rank: Rank) -> int:
     """The ranks do not agree on the number of ranks."""
-    with library.record() as record:
-        with pytest.raises(nccl.NcclError):
-            nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="cuda")
+    with library.record() as record, pytest.raises(nccl.NcclError):
+        nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="cuda")
     return len(record.named("ncclCommAbort"))
 
 
