@@ -5,6 +5,7 @@ leave, and errors at once for a rank or a store that is gone.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -27,10 +28,23 @@ REPEATS = 20 if FULL else 5
 COUNTS = (3, 70_000)  # elements: within a message's buffer, and beyond
 
 
+def _wait_until_closed(url: str) -> None:
+    """Wait until nothing listens at the address of a store."""
+    host, port = url.removeprefix("tcp://").split(":")
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection((host, int(port))).close()
+        except OSError:
+            return
+        assert time.monotonic() < deadline, f"the store at {url} is still there"
+        time.sleep(0.01)
+
+
 def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
     """The first rank sends, each other receives from the one before and sends on, then leaves.
 
-    Its process ends before the next but one takes part.
+    The store of rank 0 is closed before rank 1 sends.
     """
     import torch
 
@@ -54,10 +68,11 @@ def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
             tensor.fill_(7)
     else:
         transfer(False, rank.rank - 1)
-        time.sleep(0.05)  # the rank before has left
+        _wait_until_closed(url)
     if rank.rank < rank.nranks - 1:
         transfer(True, rank.rank + 1)
     dist.destroy_process_group()
+    gc.collect()  # the group, and with it the store
     return float(sum(tensor.sum() for tensor in tensors))
 
 

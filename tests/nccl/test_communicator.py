@@ -153,6 +153,8 @@ def _closed(rank: Rank) -> None:
         lambda: comm.handle,
         lambda: comm.pre_mul_sum(1.0, "float32"),
         lambda: comm.register(array),
+        lambda: comm.register(array[::2]),
+        lambda: comm.register(np.ones(4)),  # on GPUs: of the wrong memory
     ):
         with pytest.raises(ValueError, match="communicator: it is closed"):
             call()
