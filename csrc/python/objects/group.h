@@ -38,10 +38,10 @@ class Group {
     Library& library() const { return communicator->library(); }
     void begin() const { make_or_change(*communicator); }
     void finish() const {
-      if (action == Action::kMake) communicator->finish();
+      action == Action::kMake ? communicator->finish() : communicator->finish_change();
     }
     void drop() const {
-      if (action == Action::kMake) communicator->abort();
+      if (action == Action::kMake) communicator->discard();
     }
   };
 
