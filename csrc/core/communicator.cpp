@@ -345,6 +345,7 @@ void Communicator::close() {
   end_calls();
   const ncclComm_t comm = comm_.exchange(nullptr);
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
+  kept_.clear();
   if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
 }
@@ -392,6 +393,7 @@ void Communicator::abort_alone() {
   }
   if (!comm) return;
   const ncclResult_t result = abort_bounded(library_, comm);
+  kept_.clear();
   if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
@@ -408,6 +410,12 @@ void Communicator::end_calls() {
     });
   while (in_use() && Clock::now() < until)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void Communicator::add_window(void* address) {
+  if (!window_addresses_.insert(address).second)
+    throw std::invalid_argument(
+        "buffer: a window of this communicator begins at the same address; close that one first");
 }
 
 ncclUniqueId Communicator::get_unique_id() {

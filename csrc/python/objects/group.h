@@ -47,11 +47,7 @@ class Group {
 
   struct PendingWindow {
     std::shared_ptr<Window> window;
-    py::object buffer;  // owns the memory
 
-    Library& library() const { return window->communicator()->library(); }
-    void begin() const { window->begin(); }
-    void finish() const { window->finish(); }
     void drop() const { window->cancel(); }
   };
   void record(PendingCommunicator communicator);
