@@ -38,22 +38,23 @@ void* Arena::allocate(std::size_t bytes, int device) {
 
 void Arena::deallocate(void* data) {
   int device = -1;
+  bool registered = false;
   {
     const std::lock_guard lock(mutex_);
     const auto segment = segments_.find(data);
     if (segment == segments_.end())
       throw std::invalid_argument("data: it is not the address of a segment of this arena");
     device = segment->second.device;
+    for (const PoolRegistration* registration : registrations_)
+      registered |= registration->handles_.contains(data);
   }
-  const bool idle = wait_for_device(*library_, device);
+  if (registered) wait_for_device(*library_, device);  // as cudaFree does
   {
     const std::lock_guard lock(mutex_);
     segments_.erase(data);
     for (PoolRegistration* registration : registrations_) registration->drop(data);
   }
-  if (!idle) return free_memory_later(library_, data, device);
-  const DeviceScope scope(*library_, device);
-  NCCL_CHECK(*library_, nullptr, -1, ncclMemFree, (data));
+  free_memory_later(library_, data, device);
 }
 
 Arena::PoolRegistration::PoolRegistration(Arena& arena,

@@ -30,8 +30,8 @@ class Arena {
   // Allocates a segment on a device (below 0: the current one) and registers it with every
   // communicator of that device that has a PoolRegistration.
   void* allocate(std::size_t bytes, int device);
-  // Waits for the device, deregisters a segment and frees it. Throws std::invalid_argument for
-  // another address.
+  // Deregisters a segment and frees it after the work on its device. Waits for that work where the
+  // segment is registered. Throws std::invalid_argument for another address.
   void deallocate(void* data);
 
   // The registration of an arena's segments with a communicator, until close(). Present segments

@@ -88,12 +88,6 @@ bool wait_for_device(const Library& library, int device) {
   return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
 }
 
-void free_memory(const std::shared_ptr<Library>& library, void* data, int device) {
-  if (!wait_for_device(*library, device)) return free_memory_later(library, data, device);
-  const DeviceScope scope(*library, device);
-  NCCL_CHECK(*library, nullptr, -1, ncclMemFree, (data));
-}
-
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept {
   Pending& all = pending();
   const std::lock_guard lock(all.mutex);

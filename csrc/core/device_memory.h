@@ -9,16 +9,14 @@
 
 namespace pynccl {
 
-// Allocates on the current device. Waits for free_later() where there is not enough memory.
+// Allocates on the current device. Waits for free_memory_later() where there is not enough memory.
 void* allocate_memory(Library& library, std::size_t bytes);
 
-// Waits for the work on a device. False where a capture is in progress, which does not allow it.
+// Waits for the work on a device, of all ranks that use it. False where a capture is in progress,
+// which does not allow it.
 bool wait_for_device(const Library& library, int device);
 
-// Waits for the device, as cudaFree does; during a capture the same as free_memory_later().
-void free_memory(const std::shared_ptr<Library>& library, void* data, int device);
-// Waits in the background. For destructors, which must not wait for work that may depend on their
-// own thread.
+// Waits in the background: the work may depend on what the caller does next.
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;
 
 }  // namespace pynccl

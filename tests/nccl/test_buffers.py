@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -280,7 +281,6 @@ def _dropped_in_flight(rank: Rank, close: bool) -> None:
     threading.Timer(0.2, begin.set).start()
     if close:
         buffer.close()
-        assert begin.is_set()
     del buffer
     stream.synchronize()
     assert not rank.memory.get(received).any()
@@ -289,6 +289,24 @@ def _dropped_in_flight(rank: Rank, close: bool) -> None:
 @pytest.mark.parametrize("close", [False, True])
 def test_memory_in_use_is_not_freed(launch: Launcher, provider: str, close: bool) -> None:
     launch(2, _dropped_in_flight, close, provider=provider)
+
+
+def _freed_while_another_rank_waits(rank: Rank) -> None:
+    """The other rank's stream waits for this thread, which must not wait for that stream."""
+    array = rank.memory.put(np.ones(4, np.float32))
+    rank.comm.all_reduce(array)
+    buffer = rank.comm.mem_alloc(4, "float32")
+    stream = rank.stream()
+    if rank.rank == 0:
+        time.sleep(0.2)
+        buffer.close()
+    rank.comm.all_reduce(array, stream=stream)
+    stream.synchronize()
+    assert (rank.memory.get(array) == 4).all()
+
+
+def test_freeing_waits_for_no_other_rank(launch: Launcher, provider: str) -> None:
+    launch(2, _freed_while_another_rank_waits, provider=provider, threads=True)
 
 
 def _numpy_over_buffer(rank: Rank) -> None:

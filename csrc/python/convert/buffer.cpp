@@ -55,7 +55,7 @@ void Buffer::fill(TensorView& view) const {
 
 void Buffer::close() {
   if (!data_) return;
-  free_memory(library_, std::exchange(data_, nullptr), device_);
+  free_memory_later(library_, std::exchange(data_, nullptr), device_);
 }
 
 }  // namespace pynccl::python

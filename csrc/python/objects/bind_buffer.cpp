@@ -62,9 +62,9 @@ void bind_buffer(py::module_& m) {
       R"(Memory from ncclMemAlloc with a shape and a dtype; Communicator.mem_alloc() makes one.
 
 torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) make tensors on
-this memory without a copy; collectives take the buffer directly. The memory is freed after the last
-reference, in the background, when the work that was enqueued on its device until then is done.
-close() waits for that work: no tensor may use the memory afterwards.)",
+this memory without a copy; collectives take the buffer directly. After the last reference, or close(),
+the memory is freed in the background when the work that was enqueued on its device until then is
+done. No tensor may use the memory after close().)",
       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
@@ -77,12 +77,8 @@ close() waits for that work: no tensor may use the memory afterwards.)",
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
       .def("close", &Buffer::close, py::call_guard<py::gil_scoped_release>(),
-           R"(Wait for the work on the device and free the memory (ncclMemFree).
-
-During a capture the memory is freed after it. Closing twice is allowed.
-
-Raises:
-    NcclError: NCCL failed.)")
+           "Free the memory (ncclMemFree) when the work on its device is done. Closing twice is "
+           "allowed.")
       .def("__dlpack_device__",
            [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
