@@ -1,5 +1,6 @@
 #include "core/communicator.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -412,10 +413,20 @@ void Communicator::end_calls() {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-void Communicator::add_window(void* address) {
-  if (!window_addresses_.insert(address).second)
+void Communicator::add_memory(void* address, WindowMemory memory) {
+  if (!window_memory_.emplace(static_cast<char*>(address), memory).second)
     throw std::invalid_argument(
         "buffer: a window of this communicator begins at the same address; close that one first");
+}
+
+bool Communicator::in_symmetric_window(const void* data, std::size_t nbytes) const {
+  const auto* begin = static_cast<const char*>(data);
+  return std::any_of(window_memory_.begin(), window_memory_.end(), [&](const auto& entry) {
+    const auto& [address, memory] = entry;
+    const auto offset = static_cast<std::size_t>(begin - address);
+    return memory.symmetric && begin >= address && offset <= memory.nbytes &&
+           nbytes <= memory.nbytes - offset;
+  });
 }
 
 ncclUniqueId Communicator::get_unique_id() {

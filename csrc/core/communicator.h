@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "core/barrier.h"
@@ -128,10 +128,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
   ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // NCCL writes it
-  // The addresses of windows. NCCL finds windows by their address: throws std::invalid_argument for
-  // one that is in use.
-  void add_window(void* address);
-  void remove_window(void* address) { window_addresses_.erase(address); }
+  // The memory of windows. NCCL finds a window by its address: add_memory() throws
+  // std::invalid_argument for one that is in use.
+  struct WindowMemory {
+    std::size_t nbytes;
+    bool symmetric;
+  };
+  void add_memory(void* address, WindowMemory memory);
+  void remove_memory(void* address) { window_memory_.erase(static_cast<char*>(address)); }
+  bool in_symmetric_window(const void* data, std::size_t nbytes) const;
   void keep_until_closed(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
@@ -215,8 +220,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::deque<ncclWindow_t> windows_;
-  std::set<void*> window_addresses_;
-  std::vector<std::shared_ptr<void>> kept_;  // the memory of windows that were not closed
+  std::map<const char*, WindowMemory> window_memory_;  // by address
+  std::vector<std::shared_ptr<void>> kept_;            // the memory of windows that were not closed
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "abi/constants.h"
 #include "core/device.h"
 #include "core/device_memory.h"
 #include "core/issue.h"
@@ -44,7 +45,13 @@ class Window::Exchange {
   }
   void finish() {
     copy(places_.data(), memory_, bytes());
-    stream_.synchronize();
+    try {
+      stream_.synchronize();
+    } catch (const DriverFailure&) {  // the communicator has the reason
+      const ncclResult_t error = communicator_.async_error();
+      if (succeeded(error)) throw;
+      communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
+    }
     window_.places_ = std::move(places_);
   }
 
@@ -76,14 +83,19 @@ Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::s
       flags_(flags),
       memory_(std::move(memory)),
       handle_(communicator_->new_window()) {
-  communicator_->add_window(address_);
+  communicator_->add_memory(address_, {nbytes_, (flags & abi::NCCL_WIN_COLL_SYMMETRIC) != 0});
 }
 
 Window::~Window() {
   if (is_open())
     communicator_->keep_until_closed(std::move(memory_));
   else
-    communicator_->remove_window(address_);
+    cancel();
+}
+
+void Window::cancel() {
+  if (state_ != State::kClosed) communicator_->remove_memory(address_);
+  state_ = State::kClosed;
 }
 
 void Window::make(const std::vector<Window*>& windows) {
@@ -126,16 +138,14 @@ void Window::begin() {
 void Window::close() {
   if (state_ == State::kPending)
     throw std::invalid_argument("window: it is still being registered; leave the group first");
-  if (closed()) {
-    state_ = State::kClosed;
-    return;
-  }
+  if (closed()) return cancel();
   const ncclWindow_t window = handle();
   Library& library = communicator_->library();
-  if (!wait_for_device(library, communicator_->device()))
+  // NCCL unmaps the memory of the peers at once; hostnccl keeps it until its operations are done.
+  const bool unmaps = library.memory() == Memory::kDevice;
+  if (unmaps && !wait_for_device(library, communicator_->device()))
     throw std::invalid_argument("window: it cannot be closed during a capture");
-  state_ = State::kClosed;
-  communicator_->remove_window(address_);
+  cancel();
   if (!window) return;
   const Communicator::Use comm(*communicator_);
   NCCL_CHECK(library, comm, communicator_->known_rank(), ncclCommWindowDeregister, (comm, window));

@@ -27,8 +27,8 @@ class Window {
   // std::invalid_argument on all of them where it begins at different places of its allocations:
   // NCCL addresses the memory of a peer by the place of the own memory.
   static void make(const std::vector<Window*>& windows);
-  void cancel() { state_ = State::kClosed; }  // it will not be registered
-  // Waits for the device, because NCCL unmaps the memory at once. Closing twice is allowed.
+  void cancel();  // it will not be registered, or is not any more
+  // Waits for the work on the device. Closing twice is allowed.
   void close();
 
   // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot

@@ -103,8 +103,13 @@ void Batch::issue_groups(End&& end) const {
   try {
     for (Library* library : libraries_) {
       GroupScope group(*library);
-      for (const Entry& entry : entries_)
-        if (&entry.communicator->library() == library) entry.communicator->issue(entry.operation);
+      // The signals first: NCCL runs the one-sided operations of a context in order, so that a wait
+      // before the put that another rank waits for would not end.
+      for (const bool waits : {false, true})
+        for (const Entry& entry : entries_)
+          if (&entry.communicator->library() == library &&
+              (entry.operation.kind == OperationKind::kWaitSignal) == waits)
+            entry.communicator->issue(entry.operation);
       end(group);
     }
   } catch (const NcclFailure& failure) {
