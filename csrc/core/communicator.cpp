@@ -1,7 +1,9 @@
 #include "core/communicator.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "abi/constants.h"
@@ -36,22 +38,21 @@ Communicator::Communicator(std::shared_ptr<Library> library, const Options& opti
   options_.config = library_->fit(options_.config);
 }
 
-Communicator::~Communicator() {
-  try {
-    abort();
-  } catch (...) {  // a destructor must not throw
-  }
-}
+Communicator::~Communicator() { discard(); }
 
 Communicator::Use::Use(Communicator& communicator) : communicator_(communicator) {
   communicator.begin_use();
-  if (communicator.state_.load() == State::kOpen) return;
+  const State state = communicator.state_.load();
+  if (state == State::kOpen || state == State::kSuspended) return;
   communicator.end_use();
   communicator.throw_not_open();
 }
 
 void Communicator::throw_not_open() const {
   const State state = state_.load();
+  if (state == State::kSuspended)
+    throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
+                      "communicator: it is suspended; resume() makes it usable again");
   throw std::invalid_argument(
       state == State::kPending  ? "communicator: it is still being made; leave the group first"
       : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
@@ -88,9 +89,17 @@ void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, 
         creator_, __LINE__);
 }
 
-void Communicator::begin_child(Communicator& parent, const char* creator) {
+void Communicator::begin_child(Communicator& parent, const char* creator, bool shares) {
+  if (parent.growing_)
+    throw std::invalid_argument(
+        "communicator: get_unique_id() was called; grow() must come before another communicator");
   creator_ = creator;
   parent_ = parent.shared_from_this();
+  if (shares && !parent.revoked_) {
+    shared_parent_ = parent_;
+    std::erase_if(parent.shared_children_, [](const auto& child) { return child.expired(); });
+    parent.shared_children_.push_back(weak_from_this());
+  }
   std::erase_if(parent.children_, [](const auto& made) { return made.use_count() == 1 && *made; });
   parent.children_.push_back(created_);
 }
@@ -99,14 +108,14 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
   const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
   const Use comm(parent);
   no_color_ = color == kSplitNoColor;
-  begin_child(parent, "ncclCommSplit");
+  begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
   parent.check(split(comm, color, key, created_.get(), child_config()), creator_, __LINE__);
 }
 
 void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
   const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
   const Use comm(parent);
-  begin_child(parent, "ncclCommShrink");
+  begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   if (flags != 0) parent.revoked_ = true;
   parent.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
                       child_config(), flags),
@@ -117,7 +126,8 @@ void Communicator::begin_grow(Communicator& parent, int nranks,
                               const std::optional<ncclUniqueId>& id) {
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   const Use comm(parent);
-  begin_child(parent, "ncclCommGrow");
+  parent.growing_ = false;
+  begin_child(parent, "ncclCommGrow", false);
   parent.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()),
                creator_, __LINE__);
 }
@@ -172,10 +182,7 @@ void Communicator::abandon() {
 void Communicator::free_abandoned() {
   State abandoned = State::kAbandoned;
   state_.compare_exchange_strong(abandoned, State::kMaking);
-  try {
-    abort();
-  } catch (...) {  // the caller has gone on
-  }
+  discard();
 }
 
 void Communicator::finish() {
@@ -329,27 +336,57 @@ void Communicator::close() {
     if (!succeeded(error)) {
       const std::string text =
           failure_text(*library_, error, "ncclCommDestroy", comm_.load(), rank_);
-      abort();
+      discard();
       if (error_thrown_) return;
       throw NcclFailure(error, "ncclCommDestroy", rank_, text);
     }
   }
-  if (state_.exchange(State::kClosed) != State::kOpen) return;
+  const State before = state_.exchange(State::kClosed);
+  if (before != State::kOpen && before != State::kSuspended) return;
   end_calls();
   const ncclComm_t comm = comm_.exchange(nullptr);
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
+  kept_.clear();
   if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
 }
 
 void Communicator::abort() {
+  if (!closed() && shares())
+    throw std::invalid_argument(
+        "communicator: it shares the resources of its parent (split_share, shrink_share): an abort "
+        "would end the parent's operations as if they were done; close() it or abort its parent");
+  abort_alone();
+}
+
+void Communicator::discard() noexcept {
+  try {
+    if (!shares()) return abort_alone();
+    CommunicatorObservers::before_close(*this, true);
+    if (state_.exchange(State::kClosed) >= State::kClosed) return;
+    const ncclComm_t made = comm_.exchange(nullptr);
+    if (const ncclComm_t comm = made ? made : std::atomic_ref(*created_).exchange(nullptr))
+      run_within(kAbortSeconds, [library = library_, comm] {
+        NCCL_CALL_NOTHROW(*library, ncclCommDestroy, (comm));
+      });
+  } catch (...) {  // there is nobody to tell
+  }
+}
+
+// Whether it shares resources with its parent, which is open.
+bool Communicator::shares() const {
+  const auto parent = shared_parent_.lock();
+  return parent && !parent->closed();
+}
+
+void Communicator::abort_alone() {
   CommunicatorObservers::before_close(*this, true);
   State before = state_.load();
   do {
     if (before >= State::kClosed) return;
   } while (!state_.compare_exchange_weak(before, State::kClosed));
   ncclComm_t comm = nullptr;
-  if (before == State::kOpen) {
+  if (before == State::kOpen || before == State::kSuspended) {
     end_calls();
     comm = comm_.exchange(nullptr);
   } else {
@@ -357,6 +394,7 @@ void Communicator::abort() {
   }
   if (!comm) return;
   const ncclResult_t result = abort_bounded(library_, comm);
+  kept_.clear();
   if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
@@ -375,10 +413,31 @@ void Communicator::end_calls() {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
+void Communicator::add_memory(void* address, WindowMemory memory) {
+  if (!window_memory_.emplace(static_cast<char*>(address), memory).second)
+    throw std::invalid_argument(
+        "buffer: a window of this communicator begins at the same address; close that one first");
+}
+
+bool Communicator::in_symmetric_window(const void* data, std::size_t nbytes) const {
+  const auto* begin = static_cast<const char*>(data);
+  return std::any_of(window_memory_.begin(), window_memory_.end(), [&](const auto& entry) {
+    const auto& [address, memory] = entry;
+    const auto offset = static_cast<std::size_t>(begin - address);
+    return memory.symmetric && begin >= address && offset <= memory.nbytes &&
+           nbytes <= memory.nbytes - offset;
+  });
+}
+
 ncclUniqueId Communicator::get_unique_id() {
+  const auto get = library_->nccl<&NcclTable::ncclCommGetUniqueId>();
+  if (std::getenv("NCCL_COMM_ID"))
+    throw std::invalid_argument(
+        "NCCL_COMM_ID: it is set in the environment, so NCCL cannot make an id for new ranks");
   const Use comm(*this);
   ncclUniqueId id;
-  NCCL_CHECK(*library_, comm, rank_, ncclCommGetUniqueId, (comm, &id));
+  check(get(comm, &id), "ncclCommGetUniqueId", __LINE__);
+  growing_ = true;
   return id;
 }
 
@@ -389,13 +448,33 @@ void Communicator::revoke() {
 }
 
 void Communicator::begin_suspend() {
+  const auto suspend = library_->nccl<&NcclTable::ncclCommSuspend>();
+  check_shares_nothing();
   const Use comm(*this);
-  NCCL_CHECK(*library_, comm, rank_, ncclCommSuspend, (comm, NCCL_SUSPEND_MEM));
+  check(suspend(comm, NCCL_SUSPEND_MEM), "ncclCommSuspend", __LINE__);
+  changed_ = State::kSuspended;
 }
 
 void Communicator::begin_resume() {
   const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommResume, (comm));
+  changed_ = State::kOpen;
+}
+
+void Communicator::finish_change() {
+  State before = changed_ == State::kOpen ? State::kSuspended : State::kOpen;
+  state_.compare_exchange_strong(before, changed_);
+}
+
+// NCCL cannot suspend memory that communicators share.
+void Communicator::check_shares_nothing() const {
+  if (shares())
+    throw std::invalid_argument(
+        "communicator: it shares the memory of its parent (split_share, shrink_share)");
+  for (const auto& shared : shared_children_)
+    if (const auto child = shared.lock(); child && !child->closed())
+      throw std::invalid_argument(
+          "communicator: a child shares its memory (split_share, shrink_share); close it first");
 }
 
 std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {

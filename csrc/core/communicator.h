@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -73,10 +74,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // NCCL 2.28.7 on because they are revoked. NCCL may wait for graphs and local peers without
   // limit: after some seconds the abort continues in the background.
   void abort();
+  // abort() for a communicator that nobody needs. One that shares its parent's resources is
+  // destroyed in the background instead.
+  void discard() noexcept;
 
   // A call of NCCL that uses the communicator, from construction to destruction: an abort on
-  // another thread waits for it. Throws std::invalid_argument unless the communicator is open.
-  // Several communicators, in a group: begin_use() and end_use().
+  // another thread waits for it. Throws std::invalid_argument unless the communicator is open or
+  // suspended. Several communicators, in a group: begin_use() and end_use().
   class Use {
    public:
     explicit Use(Communicator& communicator);
@@ -101,9 +105,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
-  // Inside a group NCCL suspends and resumes at its end; wait_accepted() waits for it.
+  // Inside a group NCCL suspends and resumes at its end, before finish_change().
   void begin_suspend();
   void begin_resume();
+  void finish_change();
   std::uint64_t memory_stat(ncclCommMemStat_t stat);
 
   // The state of NCCL's background work (ncclCommGetAsyncError). wait_ready throws ncclTimeout
@@ -114,13 +119,28 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Library& library() const { return *library_; }
   const std::shared_ptr<Library>& shared_library() const { return library_; }
-  [[gnu::always_inline]] ncclComm_t handle() const {  // throws std::invalid_argument unless open
+  // Throws std::invalid_argument unless it is open, and ncclInvalidUsage while it is suspended:
+  // NCCL does not check that, and would run on memory that it has released.
+  [[gnu::always_inline]] ncclComm_t handle() const {
     if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
       throw_not_open();
     return comm_.load(std::memory_order_relaxed);
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
   ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // NCCL writes it
+  // The memory of windows. NCCL finds a window by its address: add_memory() throws
+  // std::invalid_argument for one that is in use.
+  struct WindowMemory {
+    std::size_t nbytes;
+    bool symmetric;
+  };
+  void add_memory(void* address, WindowMemory memory);
+  void remove_memory(void* address) { window_memory_.erase(static_cast<char*>(address)); }
+  bool in_symmetric_window(const void* data, std::size_t nbytes) const;
+  void keep_until_closed(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+  bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
+  bool blocking() const { return options_.config.blocking != 0; }
+  bool suspended() const { return state_.load(std::memory_order_acquire) == State::kSuspended; }
   bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
   bool pending() const {  // it has no ncclComm_t yet
     const State state = state_.load(std::memory_order_acquire);
@@ -135,7 +155,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   // kMaking: NCCL was called and has not written the handle yet. kAbandoned: init_timeout has
   // passed while NCCL was called.
-  enum class State { kPending, kMaking, kOpen, kClosed, kAbandoned };
+  enum class State { kPending, kMaking, kOpen, kSuspended, kClosed, kAbandoned };
 
   // A Use in issue(), at the price of two stores: one thread at a time issues operations.
   class Issuing {
@@ -159,7 +179,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
       throw_failed(result, function, __FILE__, line);
   }
   [[noreturn]] void throw_late(double seconds, const char* function) const;
-  void begin_child(Communicator& parent, const char* creator);
+  void begin_child(Communicator& parent, const char* creator, bool shares);
+  bool shares() const;
+  void check_shares_nothing() const;
+  void abort_alone();
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
   Communicator& identified() {
@@ -188,9 +211,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::shared_ptr<ncclComm_t>> children_;
   std::shared_ptr<Communicator> parent_;  // until it is ready again
   bool no_color_ = false;                 // split() with NCCL_SPLIT_NOCOLOR: no communicator
+  // NCCL shares the memory and the abort flag of a parent with its children where the parent's
+  // configuration says so.
+  std::weak_ptr<Communicator> shared_parent_;
+  std::vector<std::weak_ptr<Communicator>> shared_children_;
+  bool growing_ = false;          // between get_unique_id() and begin_grow()
+  State changed_ = State::kOpen;  // by finish_change()
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::deque<ncclWindow_t> windows_;
+  std::map<const char*, WindowMemory> window_memory_;  // by address
+  std::vector<std::shared_ptr<void>> kept_;            // the memory of windows that were not closed
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;

@@ -328,7 +328,7 @@ def _mistakes(rank: Rank) -> None:
     data = np.from_dlpack(buffer)
     data[:] = 9
     window, foreign = comm.register_window(buffer), other.register_window(buffer)
-    closed = comm.register_window(buffer)
+    closed = comm.register_window(comm.mem_alloc(_PAGE))
     closed.close()
     ten, outside = data[:10], np.zeros(10, np.uint8)
     room = (1 if rank.rank else 2) * _PAGE
@@ -351,22 +351,19 @@ def _mistakes(rank: Rank) -> None:
         (TypeError, "peers: .*1.5", lambda: comm.wait_signal([1.5])),  # type: ignore[list-item]
         (ValueError, "peers: a descriptor has opCnt=0", lambda: comm.wait_signal([_DESCRIPTOR])),
     ]
-    fits_not = f"does not fit into the window of rank {peer}, which has {room} bytes"
+    fits_not = f"end after the window of rank {peer}, which has {room} bytes"
     for offset in (room - 9, room, room + 1, 2**63):
         wrong.append(
             (
-                nccl.NcclInvalidArgumentError,
+                ValueError,
                 fits_not,
                 lambda offset=offset: comm.put_signal(ten, peer, window, offset),  # type: ignore[misc]
             )
         )
-    wrong.append(
-        (
-            nccl.NcclInvalidArgumentError,
-            "NCCL puts from registered memory only",
-            lambda: comm.put_signal(outside, peer, window),
-        )
-    )
+    wrong += [
+        (ValueError, "registered memory only", lambda: comm.put_signal(outside, peer, window)),
+        (ValueError, "has no elements", lambda: comm.put_signal(data[:0], peer, window)),
+    ]
     for kind, message, mistake in wrong:
         with pytest.raises(kind, match=message):
             mistake()

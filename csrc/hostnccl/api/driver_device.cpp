@@ -1,6 +1,7 @@
 // The driver API's functions for the device, its context, pointers and copies. There is one device,
 // 0: the CPUs of this machine.
 #include "hostnccl/api/driver_api.h"
+#include "hostnccl/segment/memory.h"
 
 #include <unistd.h>
 
@@ -134,6 +135,16 @@ CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUde
         return;
     }
     throw DeviceError(CUDA_ERROR_NOT_SUPPORTED);
+  });
+}
+
+// Of the allocations of ncclMemAlloc.
+CUresult hostMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr ptr) {
+  return driver_guarded([=] {
+    const auto allocation = find_allocation(reinterpret_cast<const void*>(ptr), 1);
+    require(allocation != nullptr, CUDA_ERROR_INVALID_VALUE);
+    if (base != nullptr) *base = reinterpret_cast<CUdeviceptr>(allocation->base());
+    if (bytes != nullptr) *bytes = allocation->bytes();
   });
 }
 

@@ -21,11 +21,26 @@ namespace {
 
 PyObject* given(PyObject* value) { return value == Py_None ? nullptr : value; }
 
+void check_index(const char* name, int index, const Library& library) {
+  constexpr int kSince = 23100;
+  if (index == 0 || library.version() >= kSince) return;
+  throw py::value_error(std::string(name) + ": " + std::to_string(index) + " needs NCCL " +
+                        version_text(kSince) + ", the loaded one is " +
+                        version_text(library.version()) + " and has only 0");
+}
+
 int index_from_python(const char* name, PyObject* value) {
   if (!value) return 0;
   const int index = integer_from_python<int>(name, value);
   if (index < 0)
     throw py::value_error(std::string(name) + ": " + std::to_string(index) + " is negative");
+  return index;
+}
+
+// A signal or a context. NCCL has only number 0 before 2.31.
+int index_from_python(const char* name, PyObject* value, const Library& library) {
+  const int index = index_from_python(name, value);
+  check_index(name, index, library);
   return index;
 }
 
@@ -49,6 +64,22 @@ const Window& window_from_python(PyObject* value, const Communicator& communicat
   if (!window.handle())
     throw py::value_error("window: NCCL cannot share this memory between the ranks");
   return window;
+}
+
+// NCCL does not check where a put ends, and does not say what is wrong with its source.
+void check_range(const Communicator& communicator, const Operation& put, const TensorView& tensor) {
+  const std::size_t size = put.window->nbytes_of(put.root_or_peer);
+  if (tensor.count == 0)
+    throw py::value_error("tensor: has no elements; signal() sends a signal alone");
+  if (put.offset > size || tensor.nbytes() > size - put.offset)
+    throw py::value_error("offset: " + std::to_string(put.offset) + " and " +
+                          std::to_string(tensor.nbytes()) + " bytes end after the window of rank " +
+                          std::to_string(put.root_or_peer) + ", which has " + std::to_string(size) +
+                          " bytes");
+  if (!communicator.in_symmetric_window(tensor.data, tensor.nbytes()))
+    throw py::value_error(
+        "tensor: is not in a symmetric window of this communicator; NCCL puts from registered "
+        "memory only");
 }
 
 // needed: the objects whose memory the operation uses; the graph of a capture keeps them.
@@ -83,13 +114,14 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     put.root_or_peer = rank_from_python("peer", values[1], communicator.nranks());
     put.window = &window_from_python(values[2], communicator);
     if (values[3]) put.offset = integer_from_python<std::size_t>("offset", values[3]);
-    put.signal = index_from_python("signal", values[4]);
-    put.context = index_from_python("context", values[5]);
+    put.signal = index_from_python("signal", values[4], library);
+    put.context = index_from_python("context", values[5], library);
     TensorView tensor = view_tensor("tensor", values[0], given(values[7]), given(values[8]));
     check_placement(tensor, library, communicator.device());
     put.sendbuff = tensor.data;
     put.count = tensor.count;
     put.dtype = tensor.dtype->nccl;
+    check_range(communicator, put, tensor);
     PyObject* stream = given(values[6]);
     put.stream = resolve_stream(stream, tensor, library);
     issue(self, communicator, put, stream, {values[0], values[2]});
@@ -109,8 +141,8 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     Operation operation{};
     operation.kind = OperationKind::kSignal;
     operation.root_or_peer = rank_from_python("peer", values[0], communicator.nranks());
-    operation.signal = index_from_python("signal", values[1]);
-    operation.context = index_from_python("context", values[2]);
+    operation.signal = index_from_python("signal", values[1], communicator.library());
+    operation.context = index_from_python("context", values[2], communicator.library());
     PyObject* stream = given(values[3]);
     operation.stream = stream_without_tensor("signal", stream, communicator.library());
     issue(self, communicator, operation, stream, {});
@@ -168,6 +200,8 @@ class SignalDescriptors {
       throw py::value_error("peers: a descriptor has opCnt=" + std::to_string(one.opCnt) +
                             ", sigIdx=" + std::to_string(one.sigIdx) +
                             ", ctx=" + std::to_string(one.ctx));
+    check_index("peers: sigIdx", one.sigIdx, communicator_.library());
+    check_index("peers: ctx", one.ctx, communicator_.library());
     all_.push_back(one);
   }
 
@@ -188,7 +222,8 @@ PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     communicator.library().nccl<&NcclTable::ncclWaitSignal>();
     SignalDescriptors descriptors(
         communicator, values[1] ? SignalDescriptors::count_from_python("count", values[1]) : 1,
-        index_from_python("signal", values[2]), index_from_python("context", values[3]));
+        index_from_python("signal", values[2], communicator.library()),
+        index_from_python("context", values[3], communicator.library()));
     descriptors.add(values[0]);
     PyObject* stream = given(values[4]);
     Operation operation{};

@@ -56,6 +56,7 @@ void Batch::check_open() const {
       throw std::invalid_argument(std::string(closed) + ": it is closed, and operation " +
                                   std::to_string(i + 1) + " of " + std::to_string(entries_.size()) +
                                   " uses it; nothing was issued");
+    entries_[i].communicator->handle();  // throws where it is suspended
   }
 }
 
@@ -102,8 +103,13 @@ void Batch::issue_groups(End&& end) const {
   try {
     for (Library* library : libraries_) {
       GroupScope group(*library);
-      for (const Entry& entry : entries_)
-        if (&entry.communicator->library() == library) entry.communicator->issue(entry.operation);
+      // The signals first: NCCL runs the one-sided operations of a context in order, so that a wait
+      // before the put that another rank waits for would not end.
+      for (const bool waits : {false, true})
+        for (const Entry& entry : entries_)
+          if (&entry.communicator->library() == library &&
+              (entry.operation.kind == OperationKind::kWaitSignal) == waits)
+            entry.communicator->issue(entry.operation);
       end(group);
     }
   } catch (const NcclFailure& failure) {
@@ -117,8 +123,33 @@ void Batch::issue() const {
   issue_groups([](GroupScope& group) { group.end(); });
 }
 
+// NCCL would run these: it has no simulation of messages, which remain in its queue, nor for
+// non-blocking communicators.
+void Batch::check_simulated() const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const std::string which =
+        "operation " + std::to_string(i + 1) + " of " + std::to_string(entries_.size());
+    if (!entries_[i].communicator->blocking())
+      throw std::invalid_argument("simulate: the communicator of " + which +
+                                  " is non-blocking; NCCL would run it");
+    if (plain(entries_[i].operation.kind) > OperationKind::kReduceScatter)
+      throw std::invalid_argument("simulate: " + which +
+                                  " consists of messages; NCCL simulates all_reduce, broadcast, "
+                                  "reduce, all_gather and reduce_scatter");
+  }
+}
+
 std::optional<double> Batch::simulate() const {
   for (Library* library : libraries_) library->nccl<&NcclTable::ncclGroupSimulateEnd>();
+  check_simulated();
+  // NCCL copies at once in a communicator of one rank.
+  Batch several;
+  for (const Entry& entry : entries_)
+    if (entry.communicator->nranks() > 1) several.add(*entry.communicator, entry.operation, {});
+  return several.simulate_several();
+}
+
+std::optional<double> Batch::simulate_several() const {
   std::optional<double> sum = 0;
   issue_groups([&](GroupScope& group) {
     const std::optional<double> seconds = group.end_simulated();

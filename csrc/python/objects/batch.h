@@ -59,6 +59,8 @@ class Batch {
   class Uses;
 
   void check_open() const;
+  void check_simulated() const;
+  std::optional<double> simulate_several() const;
   template <class End>
   void issue_groups(End&& end) const;
 

@@ -154,7 +154,9 @@ Raises:
                              "The Library of its provider, as pynccl.raw.load() returns it.")
       .def_property_readonly(
           "handle",
-          [](const Communicator& c) { return reinterpret_cast<std::uintptr_t>(c.handle()); },
+          [](Communicator& c) {
+            return reinterpret_cast<std::uintptr_t>(ncclComm_t(Communicator::Use(c)));
+          },
           "The ncclComm_t as an integer, for C++ code and for pynccl.raw.")
       .def(
           "register",

@@ -28,8 +28,7 @@ py::object async_error(Communicator& c) {
   if (c.known_rank() >= 0) text += " of rank " + std::to_string(c.known_rank());
   const Library& library = c.library();
   text += std::string(": ") + library.nccl<&NcclTable::ncclGetErrorString>()(state);
-  const char* last =
-      library.nccl<&NcclTable::ncclGetLastError>()(c.pending() ? nullptr : c.handle());
+  const char* last = library.nccl<&NcclTable::ncclGetLastError>()(c.handle_or_null());
   if (last && *last) text += std::string(": ") + last;
   return error_object(state, "ncclCommGetAsyncError", c.known_rank(), text);
 }

@@ -53,18 +53,20 @@ void bind_simulation(py::module_& m) {
     print(s.estimated_time)
 
 The with block collects and checks operations as group() does. At its end NCCL estimates the
-duration; nothing is sent, no buffer is accessed, and the other ranks need not take part.
-estimated_time is in seconds (nccl.h has microseconds). NCCL estimates one collective of the group
-from its model of the machine, and gives no estimate for a group of sends and receives only: then
-estimated_time is None. hostnccl adds up all operations, with constants that were measured on one
-machine. An empty block gives 0.0. A simulation begins outside of groups and plans, and
-communicators and windows cannot be made inside.
+duration; no buffer is accessed. All ranks of a communicator call it: NCCL connects them for an
+algorithm that it has not used before. estimated_time is in seconds (nccl.h has microseconds). NCCL
+estimates one collective of the group from its model of the machine; hostnccl adds up all
+operations, with constants that were measured on one machine. An empty block, and communicators of
+one rank, give 0.0. A simulation begins outside of groups and plans, and communicators and windows
+cannot be made inside.
 
 Returns:
     A Simulation, a context manager.
 
 Raises:
     RuntimeError: at the beginning of the block, inside a group, a plan or a simulation.
+    ValueError: at the end of the block, an operation that NCCL would run instead: of a non-blocking
+        communicator, a message, an all_to_all, gather or scatter, a one-sided operation.
     MissingFunctionError: at the end of the block, the library is older than NCCL 2.22.
     NcclError: at the end of the block, NCCL rejects an operation.)");
 }

@@ -2,12 +2,29 @@
 #include "abi/constants.h"
 #include "core/window.h"
 #include "python/call/gil.h"
+#include "python/call/held.h"
 #include "python/convert/tensor.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
 
 namespace pynccl::python {
 namespace {
+
+// A window that Python deletes without closing it stays registered, with a ResourceWarning.
+class OwnedWindow : public Window {
+ public:
+  using Window::Window;
+  ~OwnedWindow() {
+    if (!is_open()) return;
+    const py::gil_scoped_acquire gil;
+    const py::error_scope raised;  // an exception may be set
+    if (PyErr_WarnEx(PyExc_ResourceWarning,
+                     "a pynccl Window was not closed; it stays registered until its communicator "
+                     "is closed",
+                     1) != 0)
+      PyErr_WriteUnraisable(nullptr);
+  }
+};
 
 struct WindowFlag {
   const char* keyword;
@@ -64,22 +81,25 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
                           std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) +
                           " bytes; use memory of mem_alloc()");
   const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
-  auto window = std::make_shared<Window>(std::move(communicator), view.data, view.nbytes(), flags);
+  auto window = std::make_shared<OwnedWindow>(std::move(communicator), view.data, view.nbytes(),
+                                              flags, hold(buffer));
   if (Group* group = Group::active()) {
-    group->record(Group::PendingWindow{window, buffer});
+    group->record(Group::PendingWindow{window});
     return window;
   }
   const GilReleased released;
-  window->begin();
-  window->finish();
+  Window::make({window.get()});
   return window;
 }
 
 constexpr char kRegisterDoc[] =
     R"(Register memory as a window that all ranks can write into (ncclCommWindowRegister, NCCL 2.27).
 
-All ranks must call it; the sizes may differ. Large collectives on tensors inside windows are
-faster. Inside group() the window is ready when the group ends.
+All ranks must call it, and register and close windows in the same order; the sizes may differ.
+Large collectives on tensors inside windows are faster. Inside group() the window is ready when the
+group ends. The ranks exchange where their memory begins and ends, so the call waits for all of
+them; with a non-blocking communicator it does not, and put_signal() does not know the sizes of the
+others.
 
 Args:
     buffer: memory that NCCL can share between ranks: of mem_alloc() or a tensor on it, at an
@@ -93,11 +113,13 @@ Args:
     count, dtype: the number of elements and their type, where the buffer is an integer address.
 
 Returns:
-    A Window. It keeps the buffer alive and deregisters the memory when it is closed or deleted.
+    A Window. It keeps the buffer alive. One that is deleted without close() stays registered until
+    the communicator is closed: the ranks could not keep the order otherwise.
 
 Raises:
-    TypeError, ValueError: a wrong argument, a flag that the library is too old for, or the
-        communicator is closed; nothing was registered.
+    TypeError, ValueError: a wrong argument, a flag that the library is too old for, a buffer that
+        begins at the address of an open window, buffers that begin at different places of their
+        allocations, or the communicator is closed; nothing was registered.
     MissingFunctionError: the library is older than NCCL 2.27.
     NcclError: NCCL cannot share the memory of a rank, or failed. Then no rank has a window.)";
 
@@ -128,12 +150,13 @@ void bind_window(py::module_& m) {
           "is "
           "older than NCCL 2.29.")
       .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
-           R"(Deregister the memory on this rank (ncclCommWindowDeregister).
+           R"(Wait for the work on the device and deregister the memory (ncclCommWindowDeregister).
 
-No operation may be using the window. Closing twice is allowed.
+All ranks close their windows in the same order, and none before the others have finished writing
+into it. Closing twice is allowed.
 
 Raises:
-    ValueError: the window is being registered by an open group.
+    ValueError: the window is being registered, or a graph is being captured.
     NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",

@@ -8,26 +8,56 @@
 namespace pynccl::python {
 namespace {
 
-// Begins all items, one NCCL group per library, and finishes them. After an exception all are
-// dropped. Does not need the GIL.
-template <class Item>
-void make_together(const std::vector<Item>& items) {
-  std::vector<Library*> libraries;
-  for (const Item& item : items)
-    if (std::find(libraries.begin(), libraries.end(), &item.library()) == libraries.end())
-      libraries.push_back(&item.library());
+// The items of each library, in the order in which the libraries first appear.
+template <class Item, class LibraryOf>
+std::vector<std::vector<const Item*>> by_library(const std::vector<Item>& items,
+                                                 LibraryOf&& library_of) {
+  std::vector<std::vector<const Item*>> parts;
+  for (const Item& item : items) {
+    const auto same = std::find_if(parts.begin(), parts.end(), [&](const auto& part) {
+      return &library_of(*part.front()) == &library_of(item);
+    });
+    (same == parts.end() ? parts.emplace_back() : *same).push_back(&item);
+  }
+  return parts;
+}
+
+// Calls make; after an exception all items are dropped.
+template <class Item, class Make>
+void or_drop(const std::vector<Item>& items, Make&& make) {
   try {
-    for (Library* library : libraries) {
-      GroupScope group(*library);
-      for (const Item& item : items)
-        if (&item.library() == library) item.begin();
-      group.end();
-    }
-    for (const Item& item : items) item.finish();
+    make();
   } catch (...) {
     for (const Item& item : items) item.drop();
     throw;
   }
+}
+
+// Makes or changes communicators, one NCCL group per library. Does not need the GIL.
+void make_together(const std::vector<Group::PendingCommunicator>& items) {
+  or_drop(items, [&] {
+    const auto library_of = [](const auto& item) -> Library& { return item.library(); };
+    for (const auto& part : by_library(items, library_of)) {
+      GroupScope group(part.front()->library());
+      for (const auto* item : part) item->begin();
+      group.end();
+    }
+    for (const auto& item : items) item.finish();
+  });
+}
+
+// Registers windows. Does not need the GIL.
+void register_together(const std::vector<Group::PendingWindow>& items) {
+  or_drop(items, [&] {
+    const auto library_of = [](const auto& item) -> Library& {
+      return item.window->communicator()->library();
+    };
+    for (const auto& part : by_library(items, library_of)) {
+      std::vector<Window*> windows;
+      for (const auto* item : part) windows.push_back(item->window.get());
+      Window::make(windows);
+    }
+  });
 }
 
 // The communicators that an init_timeout applies to.
@@ -143,7 +173,7 @@ void Group::issue(const Batch& batch) {
   if (!windows_.empty()) {
     const auto pending = std::exchange(windows_, {});
     const GilReleased released;
-    make_together(pending);
+    register_together(pending);
   }
   if (Graph::any_capture()) batch.hold_in_captures();
   const GilReleased released;

@@ -38,20 +38,16 @@ class Group {
     Library& library() const { return communicator->library(); }
     void begin() const { make_or_change(*communicator); }
     void finish() const {
-      if (action == Action::kMake) communicator->finish();
+      action == Action::kMake ? communicator->finish() : communicator->finish_change();
     }
     void drop() const {
-      if (action == Action::kMake) communicator->abort();
+      if (action == Action::kMake) communicator->discard();
     }
   };
 
   struct PendingWindow {
     std::shared_ptr<Window> window;
-    py::object buffer;  // owns the memory
 
-    Library& library() const { return window->communicator()->library(); }
-    void begin() const { window->begin(); }
-    void finish() const { window->finish(); }
     void drop() const { window->cancel(); }
   };
   void record(PendingCommunicator communicator);

@@ -1,0 +1,119 @@
+"""Proves that pynccl refuses calls that NCCL does not check and would run wrong: on suspended
+communicators, on communicators that share their resources, and between the steps of growing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import gpu
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _suspended(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommSuspend")
+    comm = rank.comm
+    x = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(x)
+    with nccl.plan() as plan:
+        comm.all_reduce(x)
+    comm.suspend()
+    calls: list[Callable[[], object]] = [
+        lambda: comm.all_reduce(x),
+        lambda: comm.send(x, 1 - rank.rank),
+        lambda: comm.pre_mul_sum(2, "float32"),
+        lambda: comm.register(x),
+        plan,
+    ]
+    for call in calls:
+        with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
+            call()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"), nccl.group():
+        comm.all_reduce(x)
+    assert comm.async_error() is None
+    assert comm.ready
+    assert comm.memory_stats().suspended
+    assert comm.handle
+    comm.resume()
+    plan()
+    assert (rank.memory.get(x) == 4).all()
+    comm.suspend()  # a suspended one can be closed
+
+
+def test_a_suspended_communicator_accepts_nothing(launch: Launcher, provider: str) -> None:
+    launch(2, _suspended, provider=provider)
+
+
+def _suspended_while_shared(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommSuspend")
+    with rank.communicator(config=nccl.Config(split_share=1)) as parent:
+        with parent.split(0) as child:
+            assert child is not None
+            for comm in (parent, child):
+                with pytest.raises(ValueError, match=r"split_share"):
+                    comm.suspend()
+        parent.suspend()
+        parent.resume()
+
+
+def test_shared_memory_is_not_suspended(launch: Launcher, provider: str) -> None:
+    launch(2, _suspended_while_shared, provider=provider)
+
+
+def _aborted_while_shared(rank: Rank) -> None:
+    """NCCL has one abort flag for a parent and the children that share its resources."""
+    parent = rank.communicator(config=nccl.Config(split_share=1))
+    x = rank.memory.put(np.ones(4, np.float32))
+    for _ in range(2):
+        child = parent.split(0)
+        assert child is not None
+        child.all_reduce(x)
+        with pytest.raises(ValueError, match="abort its parent"):
+            child.abort()
+        assert not child.closed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del child
+    parent.all_reduce(x)
+    assert (rank.memory.get(x) == 8).all()
+    child = parent.split(0)
+    assert child is not None
+    parent.abort()
+    child.abort()
+
+
+def test_children_that_share_are_not_aborted_alone(launch: Launcher, provider: str) -> None:
+    launch(2, _aborted_while_shared, provider=provider)
+
+
+def _split_before_grow(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommGetUniqueId")
+    with rank.communicator() as comm:
+        comm.get_unique_id()
+        for call in (lambda: comm.split(0), lambda: comm.shrink([1 - rank.rank])):
+            with pytest.raises(ValueError, match=r"grow\(\) must come before"):
+                call()
+        comm.abort()
+
+
+def test_growing_comes_first(launch: Launcher, provider: str) -> None:
+    launch(2, _split_before_grow, provider=provider)
+
+
+def _unique_id_of_the_environment(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommGetUniqueId")
+    comm = rank.comm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCCL_COMM_ID", "127.0.0.1:23456")
+        with pytest.raises(ValueError, match="NCCL_COMM_ID"):
+            comm.get_unique_id()
+
+
+def test_no_id_of_the_environment_for_new_ranks(launch: Launcher, provider: str) -> None:
+    launch(1, _unique_id_of_the_environment, provider=provider, fresh=True)
