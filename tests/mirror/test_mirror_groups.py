@@ -123,9 +123,10 @@ def test_arguments_of_init_that_are_refused() -> None:
         dist.init_process_group("host", store=store, rank=0, world_size=1, timeout=5)
     with pytest.raises(TypeError, match="pg_options"):
         dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=3)
-    config = dist.nccl.Config(blocking=0)
-    with pytest.raises(ValueError, match=r"blocking=0.* cannot be used"):
-        dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=config)
+    for name, value in (("blocking", 0), ("split_share", 1), ("shrink_share", 1)):
+        config = dist.nccl.Config(**{name: value})
+        with pytest.raises(ValueError, match=rf"{name}={value}.* cannot be used"):
+            dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=config)
     assert not dist.is_initialized()
     assert not dist.is_initialized()
 

@@ -117,3 +117,27 @@ def _unique_id_of_the_environment(rank: Rank) -> None:
 
 def test_no_id_of_the_environment_for_new_ranks(launch: Launcher, provider: str) -> None:
     launch(1, _unique_id_of_the_environment, provider=provider, fresh=True)
+
+
+def _window_in_a_failed_group(rank: Rank, buffer: nccl.Buffer) -> None:
+    comm = rank.comm
+    with nccl.group():
+        comm.register_window(buffer)
+        rank.communicator(1, config=nccl.Config(init_timeout=0.3))
+
+
+def _fails_with_a_window(rank: Rank) -> None:
+    """What a group has collected is dropped where its communicators cannot be made."""
+    gpu.require(rank.provider, "ncclCommWindowRegister")
+    comm = rank.comm
+    buffer = comm.mem_alloc(4096)
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclTimeoutError):
+            _window_in_a_failed_group(rank, buffer)
+        with nccl.group():
+            pass
+    comm.register_window(buffer).close()
+
+
+def test_a_failed_group_leaves_no_window(launch: Launcher, provider: str) -> None:
+    launch(2, _fails_with_a_window, provider=provider, ids=2, fresh=True)

@@ -5,6 +5,7 @@ the background is found and reported.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -246,3 +247,21 @@ def _held_alive(rank: Rank) -> None:
 
 def test_forgotten_streams_finish_their_work(launch: Launcher) -> None:
     launch(2, _held_alive)
+
+
+_AT_THE_END = """
+import sys, time
+from pynccl import nccl
+stream = nccl.Stream(sys.argv[1])
+comm = nccl.Communicator(1, nccl.get_unique_id(sys.argv[1]), 0, provider=sys.argv[1])
+stream.launch(lambda: time.sleep(0.3))
+stream.launch(lambda: None)
+"""
+
+
+def test_the_process_ends_while_a_function_runs(provider: str) -> None:
+    """The stream's thread asks for the GIL of an interpreter that ends."""
+    for _ in range(5):
+        command = [sys.executable, "-W", "ignore", "-c", _AT_THE_END, provider]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,9 @@
 // The classes Stream and Event, on either provider.
 #include "core/stream.h"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include "core/graph.h"
 #include "python/call/errors.h"
 #include "python/call/held.h"
@@ -19,14 +22,31 @@ void call(const py::object& callable) {
   }
 }
 
+// A thread that asks for the GIL while the interpreter ends is ended by Python before 3.14. That
+// unwinds the stack, which must not pass the frames of the driver: the thread sleeps instead.
+template <class Body>
+void or_sleep(Body&& body) {
+  try {
+    body();
+  } catch (const ::abi::__forced_unwind&) {
+    for (;;) ::pause();
+  }
+}
+
+template <class Body>
+void with_gil(Body&& body) {
+  or_sleep([&] {
+    const py::gil_scoped_acquire gil;
+    or_sleep(body);
+  });
+}
+
 void call_once(void* data) {
-  const py::gil_scoped_acquire gil;
-  call(py::reinterpret_steal<py::object>(static_cast<PyObject*>(data)));
+  with_gil([&] { call(py::reinterpret_steal<py::object>(static_cast<PyObject*>(data))); });
 }
 
 void call_again(void* data) {
-  const py::gil_scoped_acquire gil;
-  call(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data)));
+  with_gil([&] { call(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data))); });
 }
 
 // Captures the call into a graph, which keeps the function.

@@ -165,15 +165,17 @@ void Group::issue() {
 }
 
 void Group::issue(const Batch& batch) {
-  if (!communicators_.empty()) {
-    const auto pending = std::exchange(communicators_, {});
+  const auto communicators = std::exchange(communicators_, {});
+  const auto windows = std::exchange(windows_, {});
+  if (!communicators.empty()) {
     const GilReleased released;
-    Communicator::make(made_by(pending), [pending] { make_together(pending); });
+    or_drop(windows, [&] {
+      Communicator::make(made_by(communicators), [communicators] { make_together(communicators); });
+    });
   }
-  if (!windows_.empty()) {
-    const auto pending = std::exchange(windows_, {});
+  if (!windows.empty()) {
     const GilReleased released;
-    register_together(pending);
+    register_together(windows);
   }
   if (Graph::any_capture()) batch.hold_in_captures();
   const GilReleased released;

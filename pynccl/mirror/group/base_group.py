@@ -38,7 +38,7 @@ class Options:
 
     Raises:
         TypeError: it is something else.
-        ValueError: it asks for communicators that do not block.
+        ValueError: it asks for communicators that do not block, or that share their resources.
     """
 
     def __init__(self, given: Any) -> None:
@@ -51,6 +51,12 @@ class Options:
                     "pg_options: Config(blocking=0) cannot be used by process groups: they would "
                     "have to wait until each call is done; Config(init_timeout=...) limits the "
                     "time in which a communicator is made"
+                )
+            if given is not None and 1 in (given.split_share, given.shrink_share):
+                raise ValueError(
+                    "pg_options: Config(split_share=1) and Config(shrink_share=1) cannot be used "
+                    "by process groups: a group that is aborted alone would end the operations of "
+                    "its parent"
                 )
         elif hasattr(given, "config"):
             self.config = _copy_config(given.config)
@@ -70,9 +76,10 @@ def _copy(config: nccl.Config) -> nccl.Config:
 
 
 def _copy_config(given: Any) -> nccl.Config:
+    """The fields that concern one group. Not split_share: groups are aborted alone."""
     undefined = -(2**31)
     config = nccl.Config()
-    for name in ("cga_cluster_size", "min_ctas", "max_ctas", "split_share", "net_name"):
+    for name in ("cga_cluster_size", "min_ctas", "max_ctas", "net_name"):
         value = getattr(given, name, None)
         if value not in (None, "", undefined):
             setattr(config, name, value)

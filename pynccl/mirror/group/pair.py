@@ -170,6 +170,7 @@ class Pair(_C.Pair):
         links = list(dict.fromkeys(self._links.values()))
         comm_streams = [stream for link in links for stream in link.close(until)]
         self._disconnect()
+        self._links = {}  # they refer to the group
         return comm_streams
 
 
