@@ -1,0 +1,129 @@
+// The end of a communicator: finalize, close, abort and revoke.
+#include <chrono>
+#include <thread>
+
+#include "abi/constants.h"
+#include "core/communicator.h"
+#include "core/observer.h"
+#include "core/run_within.h"
+
+namespace pynccl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
+constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
+
+// ncclCommAbort waits without limit for the graphs that captured the communicator and for the ranks
+// of this machine; after some seconds it continues on its thread.
+ncclResult_t abort_bounded(const std::shared_ptr<Library>& library, ncclComm_t comm) {
+  const auto result = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
+  run_within(kAbortSeconds, [library, comm, result] {
+    *result = library->nccl<&NcclTable::ncclCommAbort>()(comm);
+  });
+  return *result;
+}
+
+}  // namespace
+
+void Communicator::finalize() {
+  const Use comm(*this);
+  NCCL_CHECK(*library_, comm, rank_, ncclCommFinalize, (comm));
+}
+
+void Communicator::close() {
+  CommunicatorObservers::before_close(*this, false);
+  if (closed()) return;
+  take_handle();
+  if (pending()) throw_not_open();
+  if (!revoked_) {
+    // NCCL 2.24 to 2.30: where ncclCommDestroy returns the error, it leaves this thread in a group.
+    const ncclResult_t error = async_error();
+    if (!succeeded(error)) {
+      const std::string text =
+          failure_text(*library_, error, "ncclCommDestroy", comm_.load(), rank_);
+      discard();
+      if (error_thrown_) return;
+      throw NcclFailure(error, "ncclCommDestroy", rank_, text);
+    }
+  }
+  const State before = state_.exchange(State::kClosed);
+  if (before != State::kOpen && before != State::kSuspended) return;
+  end_calls();
+  const ncclComm_t comm = comm_.exchange(nullptr);
+  const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
+  kept_.clear();
+  if (!succeeded(result))
+    throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
+}
+
+void Communicator::abort() {
+  if (!closed() && shares())
+    throw std::invalid_argument(
+        "communicator: it shares the resources of its parent (split_share, shrink_share): an abort "
+        "would end the parent's operations as if they were done; close() it or abort its parent");
+  abort_alone();
+}
+
+void Communicator::discard() noexcept {
+  try {
+    if (!shares()) return abort_alone();
+    CommunicatorObservers::before_close(*this, true);
+    if (state_.exchange(State::kClosed) >= State::kClosed) return;
+    const ncclComm_t made = comm_.exchange(nullptr);
+    if (const ncclComm_t comm = made ? made : std::atomic_ref(*created_).exchange(nullptr))
+      run_within(kAbortSeconds, [library = library_, comm] {
+        NCCL_CALL_NOTHROW(*library, ncclCommDestroy, (comm));
+      });
+  } catch (...) {  // there is nobody to tell
+  }
+}
+
+// Whether it shares resources with its parent, which is open.
+bool Communicator::shares() const {
+  const auto parent = shared_parent_.lock();
+  return parent && !parent->closed();
+}
+
+void Communicator::abort_alone() {
+  CommunicatorObservers::before_close(*this, true);
+  State before = state_.load();
+  do {
+    if (before >= State::kClosed) return;
+  } while (!state_.compare_exchange_weak(before, State::kClosed));
+  ncclComm_t comm = nullptr;
+  if (before == State::kOpen || before == State::kSuspended) {
+    end_calls();
+    comm = comm_.exchange(nullptr);
+  } else {
+    comm = std::atomic_ref(*created_).exchange(nullptr);
+  }
+  if (!comm) return;
+  const ncclResult_t result = abort_bounded(library_, comm);
+  kept_.clear();
+  if (!succeeded(result))
+    throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
+}
+
+// Waits for the calls of other threads, where there are any, and makes them return. The state is
+// kClosed: no call begins.
+void Communicator::end_calls() {
+  heavy_barrier();
+  if (!in_use()) return;
+  const auto until = Clock::now() + std::chrono::duration<double>(kEndCallsSeconds);
+  if (library_->nccl_table().ncclCommRevoke && !revoked_)
+    run_within(kEndCallsSeconds, [library = library_, comm = comm_.load()] {
+      NCCL_CALL_NOTHROW(*library, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+    });
+  while (in_use() && Clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void Communicator::revoke() {
+  const Use comm(*this);
+  NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+  revoked_ = true;
+}
+
+}  // namespace pynccl
