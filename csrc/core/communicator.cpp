@@ -64,7 +64,7 @@ void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, 
   nranks_ = nranks;
   if (ids.size() == 1) {
     const auto init = library_->nccl<&NcclTable::ncclCommInitRankConfig>();
-    check(init(created_.get(), nranks, ids[0], rank, &options_.config), creator_, __LINE__);
+    check(init(created_.get(), nranks, ids[0], rank, &options_.config), creator_);
     return;
   }
   creator_ = "ncclCommInitRankScalable";
@@ -72,7 +72,7 @@ void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, 
   std::vector<ncclUniqueId> own(ids);  // not const in nccl.h
   check(init(created_.get(), nranks, rank, static_cast<int>(own.size()), own.data(),
              &options_.config),
-        creator_, __LINE__);
+        creator_);
 }
 
 void Communicator::begin_child(Communicator& parent, const char* creator, bool shares) {
@@ -95,7 +95,7 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
   const Use comm(parent);
   no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
-  parent.check(split(comm, color, key, created_.get(), child_config()), creator_, __LINE__);
+  parent.check(split(comm, color, key, created_.get(), child_config()), creator_);
 }
 
 void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
@@ -105,7 +105,7 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   if (flags != 0) parent.revoked_ = true;
   parent.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
                       child_config(), flags),
-               creator_, __LINE__);
+               creator_);
 }
 
 void Communicator::begin_grow(Communicator& parent, int nranks,
@@ -115,7 +115,7 @@ void Communicator::begin_grow(Communicator& parent, int nranks,
   parent.growing_ = false;
   begin_child(parent, "ncclCommGrow", false);
   parent.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()),
-               creator_, __LINE__);
+               creator_);
 }
 
 void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
@@ -124,7 +124,7 @@ void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   rank_ = rank;
   nranks_ = nranks;
-  check(grow(nullptr, nranks, &id, rank, created_.get(), &options_.config), creator_, __LINE__);
+  check(grow(nullptr, nranks, &id, rank, created_.get(), &options_.config), creator_);
 }
 
 Communicator::Options Communicator::inherited() const {
@@ -222,7 +222,7 @@ ncclResult_t Communicator::async_error() {
 
 bool Communicator::ready() {
   const ncclResult_t state = async_error();
-  check(state, "ncclCommGetAsyncError", __LINE__);
+  check(state, "ncclCommGetAsyncError");
   return state == ncclSuccess;
 }
 
@@ -329,7 +329,7 @@ ncclUniqueId Communicator::get_unique_id() {
         "NCCL_COMM_ID: it is set in the environment, so NCCL cannot make an id for new ranks");
   const Use comm(*this);
   ncclUniqueId id;
-  check(get(comm, &id), "ncclCommGetUniqueId", __LINE__);
+  check(get(comm, &id), "ncclCommGetUniqueId");
   growing_ = true;
   return id;
 }
@@ -338,7 +338,7 @@ void Communicator::begin_suspend() {
   const auto suspend = library_->nccl<&NcclTable::ncclCommSuspend>();
   check_shares_nothing();
   const Use comm(*this);
-  check(suspend(comm, NCCL_SUSPEND_MEM), "ncclCommSuspend", __LINE__);
+  check(suspend(comm, NCCL_SUSPEND_MEM), "ncclCommSuspend");
   changed_ = State::kSuspended;
 }
 

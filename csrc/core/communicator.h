@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <vector>
 
 #include "core/barrier.h"
@@ -174,9 +175,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
 
   [[noreturn]] void throw_not_open() const;
-  void check(ncclResult_t result, const char* function, int line) {
+  void check(ncclResult_t result, const char* function,
+             std::source_location where = std::source_location::current()) {
     if (!succeeded(result)) [[unlikely]]
-      throw_failed(result, function, __FILE__, line);
+      throw_failed(result, function, where.file_name(), static_cast<int>(where.line()));
   }
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator, bool shares);

@@ -46,7 +46,7 @@ void Communicator::issue_configured(const Operation& o) {
   visit_entry(o, [&]<auto Entry>(const char* name, auto... between) {
     const auto function = library_->nccl<Entry>();
     check(function(o.sendbuff, o.recvbuff, o.count, o.dtype, between..., comm, o.stream, &config),
-          name, __LINE__);
+          name);
   });
 }
 

@@ -13,8 +13,8 @@ namespace pynccl {
   if (CommunicatorObservers::watched()) [[unlikely]]
     CommunicatorObservers::before_operation(shared_from_this(), o.stream);
   const NcclTable& nccl = library_->nccl_table();
-#define CALL(entry, function, ...)                                  \
-  check((entry)(__VA_ARGS__, comm, o.stream), #function, __LINE__); \
+#define CALL(entry, function, ...)                        \
+  check((entry)(__VA_ARGS__, comm, o.stream), #function); \
   return
 #define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
 #define NEWER(function, ...) CALL(library_->nccl<&NcclTable::function>(), function, __VA_ARGS__)

@@ -23,10 +23,11 @@ Args:
     count, dtype: the number of elements and their type, where the tensor is an integer address.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or a window that is closed or of another communicator;
-        nothing was issued.
+    TypeError, ValueError: a wrong argument; a window that is closed or of another communicator; a
+        tensor of no elements, outside of the communicator's symmetric windows, or that does not fit
+        into the peer's window. Nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
-    NcclError: the data does not fit into the peer's window, or NCCL failed.
+    NcclError: NCCL failed.
 )";
 
 inline constexpr char kSignal[] =
