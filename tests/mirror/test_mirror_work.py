@@ -116,6 +116,31 @@ def test_works_of_a_group(any_world: World, provider: str, nranks: int) -> None:
     any_world(nranks, _in_a_group)
 
 
+def _revoked(dist: Any, rank: int, size: int) -> None:
+    """On GPUs the operation ends as if it were done."""
+    import torch
+
+    tensor = torch.ones(4)
+    comm = dist.group.WORLD.comm_stream(tensor.device).comm
+    gpu.require("cuda" if tensor.is_cuda else "host", "ncclCommRevoke")
+    dist.all_reduce(tensor)
+    if rank == 0:  # the other rank never comes
+        time.sleep(0.3)
+        work = dist.all_reduce(tensor, async_op=True)
+        comm.revoke()
+        with pytest.raises(dist.DistBackendError, match="revoked"):
+            work.wait()
+    else:
+        time.sleep(0.6)
+        comm.revoke()
+    assert comm.revoked
+    comm.abort()
+
+
+def test_a_revocation_is_an_error_in_wait(any_world: World) -> None:
+    any_world(2, _revoked)
+
+
 def _overlap(dist: Any, rank: int, size: int, seen: str) -> None:
     """The caller goes on while the others have not come, which they do when it has seen that."""
     import torch

@@ -33,11 +33,13 @@ Work& started(PyObject* self) {
   return work;
 }
 
-// Whether the communicator has failed, as far as is known.
+// Whether the communicator has failed, as far as is known. NCCL reports an operation that a
+// revocation has ended as done.
 bool failed(const Work& work) {
   if (!work.comm_stream->usable()) return true;
   Communicator& communicator = work.comm_stream->communicator();
-  return !communicator.closed() && communicator.async_error() != ncclSuccess;
+  return communicator.revoked() ||
+         (!communicator.closed() && communicator.async_error() != ncclSuccess);
 }
 
 // The first error is kept. After a wait a new error of the communicator is of a later operation.

@@ -150,6 +150,8 @@ Raises:
                              "The device's ordinal (ncclCommCuDevice).")
       .def_property_readonly("closed", &Communicator::closed,
                              "Whether the communicator was closed or aborted.")
+      .def_property_readonly("revoked", &Communicator::revoked,
+                             "Whether revoke() or shrink(abort=True) has ended its operations.")
       .def_property_readonly("library", &Communicator::shared_library,
                              "The Library of its provider, as pynccl.raw.load() returns it.")
       .def_property_readonly(

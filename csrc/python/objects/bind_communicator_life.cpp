@@ -79,9 +79,10 @@ Raises:
           "revoke", &Communicator::revoke, Release(),
           R"(Abort the operations in progress and keep the communicator (ncclCommRevoke, NCCL 2.28.7).
 
-Every rank calls it; any thread can. Blocked operations return, and later ones raise
-NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On hostnccl an
-operation that waits for a revoked rank raises NcclRemoteError.
+Every rank calls it, once; any thread can. Blocked operations return, and later ones raise
+NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On GPUs operations
+that are interrupted end as if they were done, with incomplete data; Work.wait() of the mirror raises
+for them. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError.
 
 Raises:
     ValueError: the communicator is closed.

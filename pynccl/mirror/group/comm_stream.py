@@ -25,7 +25,7 @@ from pynccl.mirror.group.work import Work
 __all__ = ["CommStream", "close_all", "run_all"]
 
 _GRACE = 2.0  # seconds on CPUs for operations that were not waited for, when their group ends
-_TIMEOUT = 8  # ncclTimeout
+_INVALID_USAGE, _TIMEOUT = 5, 8  # ncclInvalidUsage, ncclTimeout
 
 
 class CommStream(_C.CommStream):
@@ -78,6 +78,12 @@ class CommStream(_C.CommStream):
         """The error of the communicator, for an asynchronous operation of this kind."""
         if self._expired:
             return self.timed_out(kind)
+        if self.comm.revoked:
+            return BackendError(
+                f"{kind} on rank {self.rank}: the communicator was revoked before wait(); the data "
+                "may be incomplete",
+                *(_INVALID_USAGE, kind, self.rank),
+            )
         if self.comm.closed:
             return None
         error = self.comm.async_error()
