@@ -125,8 +125,9 @@ A script needs two changes: the import, and the name of the backend.
   must take part.
 * A transfer with a rank that has died or has left raises at once. `destroy_process_group` waits for
   operations on GPUs as long as the timeout of the group; then it aborts them and raises.
-* `pg_options` takes a `pynccl.nccl.Config`, but neither `Config(blocking=0)` nor one that shares resources with its parent
-  (`split_share`, `shrink_share`): a group that is aborted alone would end the operations of its parent.
+* `pg_options` takes a `pynccl.nccl.Config`, but neither `Config(blocking=0)` nor one that shares
+  resources (`split_share`, `shrink_share`): an abort of one group would end the operations of its
+  parent.
 * `recv` from any source works in groups of two ranks, where the source is known. Elsewhere it is
   refused: NCCL has no receive from any source. Tags are ignored.
 * dtypes are NCCL's: int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64,
