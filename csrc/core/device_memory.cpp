@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "core/graph.h"
+#include "core/stream.h"
 
 namespace pynccl {
 namespace {
@@ -81,10 +82,8 @@ void* allocate_memory(Library& library, std::size_t bytes) {
 bool wait_for_device(const Library& library, int device) {
   if (Graph::any_capture()) return false;  // it would be invalidated
   const DeviceScope scope(library, device);
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  library.driver().ThreadExchangeStreamCaptureMode(&mode);
+  const RelaxedMode relaxed(library);
   const CUresult result = library.driver().CtxSynchronize();
-  library.driver().ThreadExchangeStreamCaptureMode(&mode);
   return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
 }
 

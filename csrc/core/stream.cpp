@@ -5,22 +5,6 @@
 namespace pynccl {
 namespace {
 
-// The relaxed capture mode for the length of a scope. A query of a stream or event in another mode
-// invalidates a global capture of another thread.
-class RelaxedMode {
- public:
-  explicit RelaxedMode(const Library& library) : library_(library) { exchange(); }
-  ~RelaxedMode() { exchange(); }
-  RelaxedMode(const RelaxedMode&) = delete;
-  RelaxedMode& operator=(const RelaxedMode&) = delete;
-
- private:
-  void exchange() { library_.driver().ThreadExchangeStreamCaptureMode(&mode_); }
-
-  const Library& library_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
 // Calls the driver. Some drivers need a current context even for a call on a given stream or event:
 // in a thread without one the call is repeated with the device as the current one.
 template <class Call>

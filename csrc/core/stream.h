@@ -11,6 +11,22 @@ namespace pynccl {
 
 class Event;
 
+// The relaxed capture mode of this thread for the length of a scope. In another mode the query and
+// the synchronization of a stream or event invalidate a global capture.
+class RelaxedMode {
+ public:
+  explicit RelaxedMode(const Library& library) : library_(library) { exchange(); }
+  ~RelaxedMode() { exchange(); }
+  RelaxedMode(const RelaxedMode&) = delete;
+  RelaxedMode& operator=(const RelaxedMode&) = delete;
+
+ private:
+  void exchange() { library_.driver().ThreadExchangeStreamCaptureMode(&mode_); }
+
+  const Library& library_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 class Stream {
  public:
   // priority: CUDA's, lower numbers first; 0 is the default, and a number that the device does not

@@ -19,7 +19,7 @@ class Window::Exchange {
         library_(communicator_.library()),
         scope_(library_, communicator_.device()),
         stream_(communicator_.shared_library(), communicator_.device(), 0),
-        places_(static_cast<std::size_t>(communicator_.nranks())),
+        places_(std::make_shared<std::vector<Place>>(communicator_.nranks())),
         memory_(allocate_memory(library_, bytes())) {
     CUdeviceptr base = 0;
     const auto address = reinterpret_cast<CUdeviceptr>(window.address_);
@@ -29,7 +29,13 @@ class Window::Exchange {
     own() = {known == CUDA_SUCCESS ? address - base : 0, window.nbytes_};
     copy(own_memory(), &own(), sizeof(Place));
   }
-  ~Exchange() { free_memory_later(communicator_.shared_library(), memory_, scope_.device()); }
+  ~Exchange() {
+    // After an exception the stream may still copy to and from places_.
+    auto* kept = new std::shared_ptr(places_);
+    const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
+    library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
+    free_memory_later(communicator_.shared_library(), memory_, scope_.device());
+  }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
@@ -44,21 +50,28 @@ class Window::Exchange {
     communicator_.issue(operation);
   }
   void finish() {
-    copy(places_.data(), memory_, bytes());
+    copy(places_->data(), memory_, bytes());
     try {
       stream_.synchronize();
     } catch (const DriverFailure&) {  // the communicator has the reason
-      const ncclResult_t error = communicator_.async_error();
+      const ncclResult_t error = error_of_communicator();
       if (succeeded(error)) throw;
       communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
     }
-    window_.places_ = std::move(places_);
+    window_.places_ = *places_;
   }
 
  private:
+  ncclResult_t error_of_communicator() const {
+    try {
+      return communicator_.async_error();
+    } catch (const std::invalid_argument&) {  // another thread has aborted it
+      return ncclInvalidUsage;
+    }
+  }
   std::size_t rank() const { return static_cast<std::size_t>(communicator_.rank()); }
-  std::size_t bytes() const { return places_.size() * sizeof(Place); }
-  Place& own() { return places_[rank()]; }
+  std::size_t bytes() const { return places_->size() * sizeof(Place); }
+  Place& own() { return (*places_)[rank()]; }
   char* own_memory() const { return static_cast<char*>(memory_) + rank() * sizeof(Place); }
   void copy(void* to, const void* from, std::size_t size) const {
     DRIVER_CHECK(library_, MemcpyAsync,
@@ -71,7 +84,7 @@ class Window::Exchange {
   Library& library_;
   DeviceScope scope_;
   Stream stream_;
-  std::vector<Place> places_;
+  std::shared_ptr<std::vector<Place>> places_;
   void* memory_;
 };
 
@@ -101,6 +114,7 @@ void Window::cancel() {
 void Window::make(const std::vector<Window*>& windows) {
   if (windows.empty()) return;
   Library& library = windows.front()->communicator_->library();
+  const RelaxedMode relaxed(library);  // a thread that captures may register windows
   std::vector<std::unique_ptr<Exchange>> exchanges;
   for (Window* window : windows)
     if (window->communicator_->blocking() && window->communicator_->nranks() > 1)

@@ -215,7 +215,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
         stream.synchronize()
     _check_refused(graph, stream, comm.library, "revoked")
     for refused in (
-        lambda: comm.register_window(area.buffer),
+        lambda: comm.register_window(comm.mem_alloc(4096)),
         lambda: area.put(comm, peer),
         comm.suspend,
     ):

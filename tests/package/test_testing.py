@@ -258,8 +258,10 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 _LEFT = """
-import os, time
+import os, signal, time
 from pynccl.testing import launch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell
 
 def wait(rank):
     os.write(1, b"%d\\n" % os.getpid())
