@@ -1,11 +1,8 @@
 #include "core/async_operation.h"
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
-
 #include "core/device.h"
 #include "core/graph.h"
+#include "core/poll.h"
 
 namespace pynccl {
 namespace {
@@ -57,15 +54,7 @@ void AsyncOperation::wait(CUstream stream) const {
 }
 
 bool AsyncOperation::wait_for(double seconds) const {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  auto pause = std::chrono::microseconds(1);
-  while (!done()) {
-    if (std::chrono::duration<double>(Clock::now() - start).count() > seconds) return false;
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(1000));
-  }
-  return true;
+  return poll_until(seconds, [this] { return done(); });
 }
 
 AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream)

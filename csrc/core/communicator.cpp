@@ -1,23 +1,17 @@
 #include "core/communicator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 
 #include "abi/constants.h"
 #include "core/device.h"
 #include "core/issue.h"
+#include "core/poll.h"
 #include "core/run_within.h"
 #include "core/window.h"
 
 namespace pynccl {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
 
 Communicator::Communicator(std::shared_ptr<Library> library, const Options& options)
     : library_(std::move(library)), options_(options) {
@@ -227,14 +221,8 @@ bool Communicator::ready() {
 }
 
 void Communicator::wait_ready(std::optional<double> seconds) {
-  const auto start = Clock::now();
-  auto pause = std::chrono::microseconds(1);
-  while (!ready()) {
-    if (seconds && std::chrono::duration<double>(Clock::now() - start).count() >= *seconds)
-      throw_late(*seconds, "ncclCommGetAsyncError");
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(1000));
-  }
+  if (!poll_until(seconds, [this] { return ready(); }))
+    throw_late(*seconds, "ncclCommGetAsyncError");
 }
 
 void Communicator::throw_late(double seconds, const char* function) const {

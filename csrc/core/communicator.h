@@ -141,7 +141,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void keep_until_closed(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
-  bool suspended() const { return state_.load(std::memory_order_acquire) == State::kSuspended; }
   bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
   bool pending() const {  // it has no ncclComm_t yet
     const State state = state_.load(std::memory_order_acquire);
@@ -185,6 +184,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool shares() const;
   void check_shares_nothing() const;
   void abort_alone();
+  ncclComm_t take_to_free();
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
   Communicator& identified() {

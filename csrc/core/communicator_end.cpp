@@ -1,16 +1,12 @@
 // The end of a communicator: finalize, close, abort and revoke.
-#include <chrono>
-#include <thread>
-
 #include "abi/constants.h"
 #include "core/communicator.h"
 #include "core/observer.h"
+#include "core/poll.h"
 #include "core/run_within.h"
 
 namespace pynccl {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
 constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
@@ -48,10 +44,8 @@ void Communicator::close() {
       throw NcclFailure(error, "ncclCommDestroy", rank_, text);
     }
   }
-  const State before = state_.exchange(State::kClosed);
-  if (before != State::kOpen && before != State::kSuspended) return;
-  end_calls();
-  const ncclComm_t comm = comm_.exchange(nullptr);
+  const ncclComm_t comm = take_to_free();
+  if (!comm) return;
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
   kept_.clear();
   if (!succeeded(result))
@@ -70,9 +64,7 @@ void Communicator::discard() noexcept {
   try {
     if (!shares()) return abort_alone();
     CommunicatorObservers::before_close(*this, true);
-    if (state_.exchange(State::kClosed) >= State::kClosed) return;
-    const ncclComm_t made = comm_.exchange(nullptr);
-    if (const ncclComm_t comm = made ? made : std::atomic_ref(*created_).exchange(nullptr))
+    if (const ncclComm_t comm = take_to_free())
       run_within(kAbortSeconds, [library = library_, comm] {
         NCCL_CALL_NOTHROW(*library, ncclCommDestroy, (comm));
       });
@@ -88,17 +80,7 @@ bool Communicator::shares() const {
 
 void Communicator::abort_alone() {
   CommunicatorObservers::before_close(*this, true);
-  State before = state_.load();
-  do {
-    if (before >= State::kClosed) return;
-  } while (!state_.compare_exchange_weak(before, State::kClosed));
-  ncclComm_t comm = nullptr;
-  if (before == State::kOpen || before == State::kSuspended) {
-    end_calls();
-    comm = comm_.exchange(nullptr);
-  } else {
-    comm = std::atomic_ref(*created_).exchange(nullptr);
-  }
+  const ncclComm_t comm = take_to_free();
   if (!comm) return;
   const ncclResult_t result = abort_bounded(library_, comm);
   kept_.clear();
@@ -106,18 +88,28 @@ void Communicator::abort_alone() {
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
 
+// Closes the communicator. Its handle, for the caller to free; null where it has none, or is closed
+// already.
+ncclComm_t Communicator::take_to_free() {
+  State before = state_.load();
+  do {
+    if (before >= State::kClosed) return nullptr;
+  } while (!state_.compare_exchange_weak(before, State::kClosed));
+  if (before < State::kOpen) return std::atomic_ref(*created_).exchange(nullptr);
+  end_calls();
+  return comm_.exchange(nullptr);
+}
+
 // Waits for the calls of other threads, where there are any, and makes them return. The state is
 // kClosed: no call begins.
 void Communicator::end_calls() {
   heavy_barrier();
   if (!in_use()) return;
-  const auto until = Clock::now() + std::chrono::duration<double>(kEndCallsSeconds);
   if (library_->nccl_table().ncclCommRevoke && !revoked_)
     run_within(kEndCallsSeconds, [library = library_, comm = comm_.load()] {
       NCCL_CALL_NOTHROW(*library, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
     });
-  while (in_use() && Clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  poll_until(kEndCallsSeconds, [this] { return !in_use(); });
 }
 
 void Communicator::revoke() {

@@ -1,7 +1,5 @@
 #include "core/window.h"
 
-#include <optional>
-
 #include "abi/constants.h"
 #include "core/device.h"
 #include "core/device_memory.h"
@@ -17,10 +15,10 @@ class Window::Exchange {
       : window_(window),
         communicator_(*window.communicator_),
         library_(communicator_.library()),
-        scope_(library_, communicator_.device()),
         stream_(communicator_.shared_library(), communicator_.device(), 0),
-        places_(std::make_shared<std::vector<Place>>(communicator_.nranks())),
-        memory_(allocate_memory(library_, bytes())) {
+        places_(std::make_shared<std::vector<Place>>(communicator_.nranks())) {
+    const DeviceScope scope(library_, stream_.device());
+    memory_ = allocate_memory(library_, bytes());
     CUdeviceptr base = 0;
     const auto address = reinterpret_cast<CUdeviceptr>(window.address_);
     std::size_t size = 0;
@@ -34,7 +32,7 @@ class Window::Exchange {
     auto* kept = new std::shared_ptr(places_);
     const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
     library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
-    free_memory_later(communicator_.shared_library(), memory_, scope_.device());
+    free_memory_later(communicator_.shared_library(), memory_, stream_.device());
   }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -50,6 +48,7 @@ class Window::Exchange {
     communicator_.issue(operation);
   }
   void finish() {
+    const DeviceScope scope(library_, stream_.device());
     copy(places_->data(), memory_, bytes());
     try {
       stream_.synchronize();
@@ -82,10 +81,9 @@ class Window::Exchange {
   Window& window_;
   Communicator& communicator_;
   Library& library_;
-  DeviceScope scope_;
   Stream stream_;
   std::shared_ptr<std::vector<Place>> places_;
-  void* memory_;
+  void* memory_ = nullptr;
 };
 
 Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes,

@@ -170,11 +170,11 @@ Raises:
       });
 
   const py::type type = py::type::of<Communicator>();
-  const py::cpp_function method(
-      &register_window, py::name("register_window"), py::is_method(type), py::arg("buffer"),
-      py::kw_only(), py::arg("symmetric") = py::none(), py::arg("strict_ordering") = false,
-      py::arg("gin_only") = false, py::arg("cft_counted") = false, py::arg("count") = py::none(),
-      py::arg("dtype") = py::none(), py::keep_alive<0, 2>(), kRegisterDoc);
+  const py::cpp_function method(&register_window, py::name("register_window"), py::is_method(type),
+                                py::arg("buffer"), py::kw_only(), py::arg("symmetric") = py::none(),
+                                py::arg("strict_ordering") = false, py::arg("gin_only") = false,
+                                py::arg("cft_counted") = false, py::arg("count") = py::none(),
+                                py::arg("dtype") = py::none(), kRegisterDoc);
   py::setattr(type, "register_window", method);
 }
 

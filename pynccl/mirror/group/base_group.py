@@ -44,15 +44,15 @@ class Options:
     def __init__(self, given: Any) -> None:
         self.high_priority = bool(getattr(given, "is_high_priority_stream", False))
         self.config: nccl.Config | None = None
-        if given is None or isinstance(given, nccl.Config):
+        if isinstance(given, nccl.Config):
             self.config = given
-            if given is not None and given.blocking == 0:
+            if given.blocking == 0:
                 raise ValueError(
                     "pg_options: Config(blocking=0) cannot be used by process groups: they would "
                     "have to wait until each call is done; Config(init_timeout=...) limits the "
                     "time in which a communicator is made"
                 )
-            if given is not None and 1 in (given.split_share, given.shrink_share):
+            if 1 in (given.split_share, given.shrink_share):
                 raise ValueError(
                     "pg_options: Config(split_share=1) and Config(shrink_share=1) cannot be used "
                     "by process groups: a group that is aborted alone would end the operations of "
@@ -60,7 +60,7 @@ class Options:
                 )
         elif hasattr(given, "config"):
             self.config = _copy_config(given.config)
-        elif not hasattr(given, "is_high_priority_stream"):
+        elif given is not None and not hasattr(given, "is_high_priority_stream"):
             raise TypeError(
                 "pg_options: expected a pynccl.nccl.Config or a ProcessGroupNCCL.Options, got "
                 f"{type(given).__name__}"
