@@ -54,7 +54,7 @@ test: $(TO_TEST) ## run the tests without a GPU; those that need one run on the 
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-all: $(TO_TEST) ## also more seeds, all versions of the double, callgrind, PyTorch's suite, sanitizers
-	for version in 2.18 2.24 2.28; do \
+	for version in 2.18 2.24 2.28 2.30; do \
 	  PYNCCL_DOUBLE=$$version $(DOUBLE) -m gpu $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; done
 	PYNCCL_TEST_FULL=1 $(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	PYNCCL_TEST_FULL=1 $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)

@@ -8,6 +8,7 @@ namespace pynccl::abi {
 
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
+using CUmemGenericAllocationHandle = unsigned long long;
 using CUstream = CUstream_st*;
 using CUevent = CUevent_st*;
 struct CUctx_st;

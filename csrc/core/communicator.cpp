@@ -46,6 +46,17 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
   throw NcclFailure(result, function, rank_, text + place_text(file, line));
 }
 
+// NCCL does not say why it refuses an operation whose arguments are right.
+void Communicator::throw_one_sided(ncclResult_t result, const char* function) {
+  std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
+  if (result == ncclInvalidArgument)
+    text +=
+        "; NCCL runs one-sided operations where all ranks can map each other's memory (one LSA "
+        "team), or where its RMA proxy connects them";
+  note_failed(text);
+  throw NcclFailure(result, function, rank_, text);
+}
+
 void Communicator::note_failed(std::string& text) {
   constexpr std::string_view kAborted = "; another thread has aborted the communicator";
   error_thrown_ = true;
@@ -294,10 +305,14 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
   group.end();
 }
 
-void Communicator::add_memory(void* address, WindowMemory memory) {
-  if (!window_memory_.emplace(static_cast<char*>(address), memory).second)
-    throw std::invalid_argument(
-        "buffer: a window of this communicator begins at the same address; close that one first");
+std::uint64_t Communicator::identity_of_windows() const {
+  std::uint64_t identity = 0;
+  for (const auto& [address, memory] : window_memory_) {
+    std::uint64_t number = memory.number * 0x9e3779b97f4a7c15u;  // a mixer of SplitMix64
+    number = (number ^ (number >> 32)) * 0xd6e8feb86659fd93u;
+    identity ^= number ^ (number >> 32);
+  }
+  return identity;
 }
 
 bool Communicator::in_symmetric_window(const void* data, std::size_t nbytes) const {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <source_location>
+#include <utility>
 #include <vector>
 
 #include "core/barrier.h"
@@ -129,15 +130,23 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
   ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // NCCL writes it
-  // The memory of windows. NCCL finds a window by its address: add_memory() throws
-  // std::invalid_argument for one that is in use.
+  // The memory of windows. NCCL finds a window by its address: add_memory() is false for one that
+  // is in use.
   struct WindowMemory {
     std::size_t nbytes;
     bool symmetric;
+    std::uint64_t number = 0;  // of the registered windows; equal on all ranks
   };
-  void add_memory(void* address, WindowMemory memory);
+  bool add_memory(void* address, WindowMemory memory) {
+    return window_memory_.emplace(static_cast<char*>(address), memory).second;
+  }
+  void number_memory(void* address) {
+    window_memory_.at(static_cast<char*>(address)).number = ++registered_windows_;
+  }
   void remove_memory(void* address) { window_memory_.erase(static_cast<char*>(address)); }
   bool in_symmetric_window(const void* data, std::size_t nbytes) const;
+  std::uint64_t identity_of_windows() const;  // equal on ranks with the same open windows
+  bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once
   void keep_until_closed(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
@@ -179,6 +188,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     if (!succeeded(result)) [[unlikely]]
       throw_failed(result, function, where.file_name(), static_cast<int>(where.line()));
   }
+  void check_one_sided(ncclResult_t result, const char* function) {
+    if (!succeeded(result)) [[unlikely]]
+      throw_one_sided(result, function);
+  }
+  [[noreturn]] void throw_one_sided(ncclResult_t result, const char* function);
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator, bool shares);
   bool shares() const;
@@ -223,7 +237,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::deque<ncclWindow_t> windows_;
   std::map<const char*, WindowMemory> window_memory_;  // by address
-  std::vector<std::shared_ptr<void>> kept_;            // the memory of windows that were not closed
+  std::uint64_t registered_windows_ = 0;
+  bool one_sided_ = false;
+  std::vector<std::shared_ptr<void>> kept_;  // the memory of windows that were not closed
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;

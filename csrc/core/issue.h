@@ -17,9 +17,11 @@ namespace pynccl {
   check((entry)(__VA_ARGS__, comm, o.stream), #function); \
   return
 #define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
-#define NEWER(function, ...) CALL(library_->nccl<&NcclTable::function>(), function, __VA_ARGS__)
-  // PRESENT: every library from 2.18 on has the function, or sends and receives replace it. NEWER:
-  // a library without the function is an error.
+#define ONE_SIDED(function, ...)                                                                   \
+  check_one_sided(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function); \
+  return
+  // PRESENT: every library from 2.18 on has the function, or sends and receives replace
+  // it. ONE_SIDED: a library without the function is an error.
   switch (kind) {
     case OperationKind::kAllReduce:
       PRESENT(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
@@ -45,17 +47,18 @@ namespace pynccl {
     case OperationKind::kRecv:
       PRESENT(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kPutSignal:
-      NEWER(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(),
-            o.offset, o.signal, o.context, 0);
+      o.window->note_put(o.stream);
+      ONE_SIDED(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(),
+                o.offset, o.signal, o.context, 0);
     case OperationKind::kSignal:
-      NEWER(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
+      ONE_SIDED(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
     case OperationKind::kWaitSignal:
-      NEWER(ncclWaitSignal, static_cast<int>(o.count),
-            static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
+      ONE_SIDED(ncclWaitSignal, static_cast<int>(o.count),
+                static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
     default:
       issue_configured(o);
   }
-#undef NEWER
+#undef ONE_SIDED
 #undef PRESENT
 #undef CALL
 }

@@ -120,6 +120,14 @@ void Library::load_driver() const {
   });
 }
 
+int Library::driver_version() const {
+  if (const int known = driver_version_.load(std::memory_order_relaxed)) return known;
+  int version = 0;
+  DRIVER_CHECK(*this, DriverGetVersion, (&version));
+  driver_version_.store(version, std::memory_order_relaxed);
+  return version;
+}
+
 void* Library::symbol(const char* name) const { return dlsym(handle_, name); }
 
 void* Library::driver_symbol(std::string_view name) const {

@@ -61,6 +61,8 @@ class Library {
     return driver_path_;
   }
 
+  int driver_version() const;  // 13000 for CUDA 13.0. Throws as driver() does, or DriverFailure
+
   // A copy of a struct with the size and version of this library's nccl.h. Throws
   // std::invalid_argument where a field is set that this library is too old for.
   ncclConfig_t fit(const ncclConfig_t& config) const;
@@ -82,6 +84,7 @@ class Library {
   mutable std::atomic<bool> driver_ready_ = false;
   mutable DriverTable driver_;
   mutable std::string driver_path_;
+  mutable std::atomic<int> driver_version_ = 0;
 };
 
 // "2.32.3" for 23203; "2.8.4" for 2804, the form before NCCL 2.9.

@@ -37,6 +37,8 @@ constexpr OperationKind plain(OperationKind kind) {
 class Communicator;
 class Window;
 
+constexpr int kOneSidedDriver = 12050;  // the first CUDA driver with what NCCL needs for them
+
 struct Operation {
   OperationKind kind;
   ncclDataType_t dtype;

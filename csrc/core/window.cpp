@@ -1,5 +1,8 @@
 #include "core/window.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "abi/constants.h"
 #include "core/device.h"
 #include "core/device_memory.h"
@@ -8,7 +11,15 @@
 
 namespace pynccl {
 
-// An all-gather of the places of one window, in the memory of its device.
+namespace {
+
+// NCCL sets up one-sided operations with the first of them, which waits for all ranks. Later
+// versions do it when a symmetric window is registered.
+constexpr int kSetsUpWithWindow = 23100;
+
+}  // namespace
+
+// An all-gather of the offers for one window, in the memory of its device.
 class Window::Exchange {
  public:
   explicit Exchange(Window& window)
@@ -16,20 +27,15 @@ class Window::Exchange {
         communicator_(*window.communicator_),
         library_(communicator_.library()),
         stream_(communicator_.shared_library(), communicator_.device(), 0),
-        places_(std::make_shared<std::vector<Place>>(communicator_.nranks())) {
+        offers_(std::make_shared<std::vector<Offer>>(communicator_.nranks())) {
     const DeviceScope scope(library_, stream_.device());
     memory_ = allocate_memory(library_, bytes());
-    CUdeviceptr base = 0;
-    const auto address = reinterpret_cast<CUdeviceptr>(window.address_);
-    std::size_t size = 0;
-    // Memory that the driver does not know is refused by NCCL.
-    const CUresult known = library_.driver().MemGetAddressRange(&base, &size, address);
-    own() = {known == CUDA_SUCCESS ? address - base : 0, window.nbytes_};
-    copy(own_memory(), &own(), sizeof(Place));
+    own() = window.offers_.front();
+    copy(own_memory(), &own(), sizeof(Offer));
   }
   ~Exchange() {
-    // After an exception the stream may still copy to and from places_.
-    auto* kept = new std::shared_ptr(places_);
+    // After an exception the stream may still copy to and from offers_.
+    auto* kept = new std::shared_ptr(offers_);
     const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
     library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
     free_memory_later(communicator_.shared_library(), memory_, stream_.device());
@@ -43,13 +49,13 @@ class Window::Exchange {
     operation.dtype = ncclUint8;
     operation.sendbuff = own_memory();
     operation.recvbuff = memory_;
-    operation.count = sizeof(Place);
+    operation.count = sizeof(Offer);
     operation.stream = stream_.handle();
     communicator_.issue(operation);
   }
   void finish() {
     const DeviceScope scope(library_, stream_.device());
-    copy(places_->data(), memory_, bytes());
+    copy(offers_->data(), memory_, bytes());
     try {
       stream_.synchronize();
     } catch (const DriverFailure&) {  // the communicator has the reason
@@ -57,7 +63,7 @@ class Window::Exchange {
       if (succeeded(error)) throw;
       communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
     }
-    window_.places_ = *places_;
+    window_.offers_ = *offers_;
   }
 
  private:
@@ -69,9 +75,9 @@ class Window::Exchange {
     }
   }
   std::size_t rank() const { return static_cast<std::size_t>(communicator_.rank()); }
-  std::size_t bytes() const { return places_->size() * sizeof(Place); }
-  Place& own() { return (*places_)[rank()]; }
-  char* own_memory() const { return static_cast<char*>(memory_) + rank() * sizeof(Place); }
+  std::size_t bytes() const { return offers_->size() * sizeof(Offer); }
+  Offer& own() { return (*offers_)[rank()]; }
+  char* own_memory() const { return static_cast<char*>(memory_) + rank() * sizeof(Offer); }
   void copy(void* to, const void* from, std::size_t size) const {
     DRIVER_CHECK(library_, MemcpyAsync,
                  (reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size,
@@ -82,7 +88,7 @@ class Window::Exchange {
   Communicator& communicator_;
   Library& library_;
   Stream stream_;
-  std::shared_ptr<std::vector<Place>> places_;
+  std::shared_ptr<std::vector<Offer>> offers_;
   void* memory_ = nullptr;
 };
 
@@ -93,9 +99,7 @@ Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::s
       nbytes_(nbytes),
       flags_(flags),
       memory_(std::move(memory)),
-      handle_(communicator_->new_window()) {
-  communicator_->add_memory(address_, {nbytes_, (flags & abi::NCCL_WIN_COLL_SYMMETRIC) != 0});
-}
+      handle_(communicator_->new_window()) {}
 
 Window::~Window() {
   if (is_open())
@@ -105,7 +109,7 @@ Window::~Window() {
 }
 
 void Window::cancel() {
-  if (state_ != State::kClosed) communicator_->remove_memory(address_);
+  if (std::exchange(holds_address_, false)) communicator_->remove_memory(address_);
   state_ = State::kClosed;
 }
 
@@ -114,9 +118,11 @@ void Window::make(const std::vector<Window*>& windows) {
   Library& library = windows.front()->communicator_->library();
   const RelaxedMode relaxed(library);  // a thread that captures may register windows
   std::vector<std::unique_ptr<Exchange>> exchanges;
-  for (Window* window : windows)
+  for (Window* window : windows) {
+    window->offers_ = {window->make_offer()};
     if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
       exchanges.push_back(std::make_unique<Exchange>(*window));
+  }
   if (!exchanges.empty()) {
     GroupScope group(library);
     for (const auto& exchange : exchanges) exchange->begin();
@@ -124,21 +130,114 @@ void Window::make(const std::vector<Window*>& windows) {
   }
   for (const auto& exchange : exchanges) exchange->finish();
   exchanges.clear();
-  for (const Window* window : windows) window->check_exchanged();
+  for (const Window* window : windows) window->check_offers();
   GroupScope group(library);
   for (Window* window : windows) window->begin();
   group.end();
   for (Window* window : windows) window->finish();
+  set_up_one_sided(windows);
 }
 
-void Window::check_exchanged() const {
-  for (std::size_t rank = 0; rank < places_.size(); ++rank)
-    if (places_[rank].start != places_[0].start)
-      throw std::invalid_argument("buffer: begins " + std::to_string(places_[0].start) +
-                                  " bytes after the beginning of its allocation on rank 0, and " +
-                                  std::to_string(places_[rank].start) + " bytes on rank " +
-                                  std::to_string(rank) +
-                                  "; NCCL needs the same on all ranks. No rank has registered it");
+Window::Offer Window::make_offer() {
+  const Library& library = communicator_->library();
+  const auto address = reinterpret_cast<CUdeviceptr>(address_);
+  holds_address_ =
+      communicator_->add_memory(address_, {nbytes_, (flags_ & abi::NCCL_WIN_COLL_SYMMETRIC) != 0});
+  Offer offer{0, nbytes_, communicator_->identity_of_windows(), Problem::kNone,
+              library.driver_version() >= kOneSidedDriver};
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  const bool known = library.driver().MemGetAddressRange(&base, &size, address) == CUDA_SUCCESS;
+  if (known) offer.start = address - base;
+  CUmemGenericAllocationHandle handle = 0;
+  const bool shareable =
+      known && library.driver().MemRetainAllocationHandle(&handle, address_) == CUDA_SUCCESS;
+  if (shareable) library.driver().MemRelease(handle);
+  if (nbytes_ == 0)
+    offer.problem = Problem::kEmpty;
+  else if (!holds_address_)
+    offer.problem = Problem::kInUse;
+  else if (address % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    offer.problem = Problem::kMisaligned;
+  else if (!shareable)
+    offer.problem = Problem::kNotShareable;
+  return offer;
+}
+
+std::string Window::text_of(Problem problem) {
+  switch (problem) {
+    case Problem::kEmpty:
+      return "has no elements";
+    case Problem::kMisaligned:
+      return "the address must be a multiple of " +
+             std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) + " bytes; use memory of mem_alloc()";
+    case Problem::kInUse:
+      return "a window of this communicator begins at the same address; close that one first";
+    default:
+      return "is not memory that NCCL can share between ranks; use memory of mem_alloc()";
+  }
+}
+
+void Window::check_offers() const {
+  const auto refuse = [](const std::string& text) {
+    throw std::invalid_argument("buffer: " + text + ". No rank has registered it");
+  };
+  const auto shareable = [](const Offer& offer) { return offer.problem != Problem::kNotShareable; };
+  // NCCL decides about memory that no rank can share: it may register nothing and report success.
+  if (std::any_of(offers_.begin(), offers_.end(), shareable)) {
+    const auto has_problem = [](const Offer& offer) { return offer.problem != Problem::kNone; };
+    const auto own = offers_.begin() + (offers_.size() == 1 ? 0 : communicator_->rank());
+    if (has_problem(*own)) refuse(text_of(own->problem));
+    const auto found = std::find_if(offers_.begin(), offers_.end(), has_problem);
+    if (found != offers_.end())
+      refuse("of rank " + std::to_string(found - offers_.begin()) + ": " + text_of(found->problem));
+  }
+  for (std::size_t rank = 1; rank < offers_.size(); ++rank) {
+    const Offer &first = offers_[0], &other = offers_[rank];
+    if (other.start != first.start)
+      refuse("begins " + std::to_string(first.start) +
+             " bytes after the beginning of its allocation on rank 0, and " +
+             std::to_string(other.start) + " bytes on rank " + std::to_string(rank) +
+             "; NCCL needs the same on all ranks");
+    if (other.open_windows != first.open_windows)
+      refuse("rank 0 and rank " + std::to_string(rank) +
+             " have different windows open; NCCL needs the same on all ranks when a window is "
+             "registered: close windows in the same order");
+  }
+}
+
+void Window::set_up_one_sided(const std::vector<Window*>& windows) {
+  Library& library = windows.front()->communicator_->library();
+  const NcclTable& nccl = library.nccl_table();
+  if (!nccl.ncclSignal || library.version() >= kSetsUpWithWindow) return;
+  const auto supports = [](const Offer& offer) { return offer.one_sided != 0; };
+  std::vector<std::pair<Communicator*, std::unique_ptr<Stream>>> ranks;
+  for (const Window* window : windows) {
+    Communicator& communicator = *window->communicator_;
+    const std::vector<Offer>& offers = window->offers_;
+    if (offers.size() == 1 || !std::all_of(offers.begin(), offers.end(), supports)) continue;
+    if (communicator.set_up_one_sided())
+      ranks.emplace_back(&communicator, std::make_unique<Stream>(communicator.shared_library(),
+                                                                 communicator.device(), 0));
+  }
+  const auto together = [&](auto&& call) {
+    GroupScope group(library);
+    for (const auto& [communicator, stream] : ranks) {
+      const Communicator::Use comm(*communicator);
+      // Where NCCL cannot run one-sided operations between these ranks, no rank can.
+      if (!succeeded(call(comm, communicator->rank(), stream->handle()))) return false;
+    }
+    group.end();
+    return true;
+  };
+  const auto signal = [&](ncclComm_t comm, int self, cudaStream_t stream) {
+    return nccl.ncclSignal(self, 0, 0, 0, comm, stream);
+  };
+  const auto wait = [&](ncclComm_t comm, int self, cudaStream_t stream) {
+    ncclWaitSignalDesc_t one{1, self, 0, 0};
+    return nccl.ncclWaitSignal(1, &one, comm, stream);
+  };
+  if (!ranks.empty() && together(signal)) together(wait);
 }
 
 void Window::begin() {
@@ -147,20 +246,39 @@ void Window::begin() {
              (comm, address_, nbytes_, handle_, flags_));
 }
 
+void Window::finish() {
+  state_ = State::kOpen;
+  communicator_->number_memory(address_);
+}
+
 void Window::close() {
   if (state_ == State::kPending)
     throw std::invalid_argument("window: it is still being registered; leave the group first");
   if (closed()) return cancel();
   const ncclWindow_t window = handle();
-  Library& library = communicator_->library();
-  // NCCL unmaps the memory of the peers at once; hostnccl keeps it until its operations are done.
-  const bool unmaps = library.memory() == Memory::kDevice;
-  if (unmaps && !wait_for_device(library, communicator_->device()))
-    throw std::invalid_argument("window: it cannot be closed during a capture");
+  wait_for_use();
+  if (window) {
+    const Communicator::Use comm(*communicator_);
+    NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(),
+               ncclCommWindowDeregister, (comm, window));
+  }
   cancel();
-  if (!window) return;
-  const Communicator::Use comm(*communicator_);
-  NCCL_CHECK(library, comm, communicator_->known_rank(), ncclCommWindowDeregister, (comm, window));
+}
+
+// NCCL unmaps the memory of the peers at once. hostnccl keeps it for collectives, not for puts.
+void Window::wait_for_use() const {
+  const Library& library = communicator_->library();
+  if (library.memory() == Memory::kHost) {
+    for (const cudaStream_t stream : put_streams_)  // one that is destroyed has no work
+      library.driver().StreamSynchronize(stream);
+  } else if (!wait_for_device(library, communicator_->device())) {
+    throw std::invalid_argument("window: it cannot be closed during a capture");
+  }
+}
+
+void Window::note_put(cudaStream_t stream) const {
+  if (stream && std::find(put_streams_.begin(), put_streams_.end(), stream) == put_streams_.end())
+    put_streams_.push_back(stream);
 }
 
 ncclWindow_t Window::handle() const {
@@ -184,7 +302,7 @@ void* Window::user_pointer() const {
 }
 
 std::size_t Window::nbytes_of(int rank) const {
-  return places_.empty() ? nbytes_ : places_[static_cast<std::size_t>(rank)].nbytes;
+  return offers_.size() == 1 ? nbytes_ : offers_[static_cast<std::size_t>(rank)].nbytes;
 }
 
 }  // namespace pynccl

@@ -1,12 +1,13 @@
 // Window: owns an ncclWindow_t, memory that all ranks of a communicator have registered so that
 // each can write into the memory of the others.
 //
-// All ranks register and deregister in the same order: NCCL takes the offsets of windows from an
-// allocator of each rank. So a window that is deleted without close() stays registered, with its
-// memory, until its communicator is closed.
+// When a window is registered, the same windows are open on all ranks: NCCL takes the offsets of
+// windows from an allocator of each rank. So a window that is deleted without close() stays
+// registered, with its memory, until its communicator is closed.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/communicator.h"
@@ -23,12 +24,14 @@ class Window {
   Window& operator=(const Window&) = delete;
 
   // Registers windows of one library, of several communicators where one thread has several ranks.
-  // The ranks of a blocking communicator first exchange where their memory begins and ends. Throws
-  // std::invalid_argument on all of them where it begins at different places of its allocations:
-  // NCCL addresses the memory of a peer by the place of the own memory.
+  //
+  // The ranks of a blocking communicator first exchange what they are about to register. Memory
+  // that one of them cannot register, and what NCCL does not check, is std::invalid_argument on all
+  // of them: in NCCL the others would wait for that rank. The ranks of a non-blocking communicator
+  // check their own memory only.
   static void make(const std::vector<Window*>& windows);
   void cancel();  // it will not be registered, or is not any more
-  // Waits for the work on the device. Closing twice is allowed.
+  // Waits for what uses it. Closing twice is allowed.
   void close();
 
   // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot
@@ -37,6 +40,7 @@ class Window {
   void* user_pointer() const;
   // The size of a rank's memory in bytes; of a non-blocking communicator's window the own size.
   std::size_t nbytes_of(int rank) const;
+  void note_put(cudaStream_t stream) const;
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   void* address() const { return address_; }
@@ -48,15 +52,26 @@ class Window {
  private:
   enum class State { kPending, kOpen, kClosed };
 
-  void begin();
-  void finish() { state_ = State::kOpen; }
-  void check_exchanged() const;
+  // Why a rank cannot register its memory.
+  enum class Problem : std::uint32_t { kNone, kEmpty, kMisaligned, kInUse, kNotShareable };
+  static std::string text_of(Problem problem);
 
-  struct Place {
+  // What a rank is about to register.
+  struct Offer {
     std::uint64_t start;  // bytes from the beginning of its allocation
     std::uint64_t nbytes;
+    std::uint64_t open_windows;  // Communicator::identity_of_windows()
+    Problem problem;
+    std::uint32_t one_sided;  // whether its driver has what one-sided operations need
   };
   class Exchange;
+
+  Offer make_offer();
+  void check_offers() const;
+  static void set_up_one_sided(const std::vector<Window*>& windows);
+  void begin();
+  void finish();
+  void wait_for_use() const;
 
   std::shared_ptr<Communicator> communicator_;
   void* address_;
@@ -64,7 +79,9 @@ class Window {
   int flags_;
   std::shared_ptr<void> memory_;
   State state_ = State::kPending;
-  std::vector<Place> places_;  // by rank
+  bool holds_address_ = false;  // in the communicator's list
+  std::vector<Offer> offers_;   // by rank; the own one alone of a non-blocking communicator
+  mutable std::vector<cudaStream_t> put_streams_;
   // NCCL writes it, for a non-blocking communicator after make() has returned. The communicator
   // owns the memory and outlives that write.
   ncclWindow_t* handle_;

@@ -9,7 +9,7 @@ Device memory is host memory, a kernel is a function in a stream's queue; contex
 streams, events, captures and lifetimes are CUDA's, and NCCL's own rules are modelled.
 
 Environment:
-    PYNCCL_DOUBLE: the version that NCCL is: 2.18, 2.24, 2.28 or 2.32; empty for no double.
+    PYNCCL_DOUBLE: the version that NCCL is: 2.18, 2.24, 2.28, 2.30 or 2.32; empty for no double.
     CUDA_DOUBLE_DEVICES: how many devices there are; 4 by default.
     CUDA_DOUBLE_KERNEL_SECONDS: how long each kernel takes at least; 0 by default.
     CUDA_DOUBLE_STRICT: 0 for a driver that takes explicit streams in threads without a context.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["VERSIONS", "BuildError", "build", "nccl"]
 
-VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.32": 23203}
+VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.30": 23007, "2.32": 23203}
 
 _SOURCES = Path(__file__).parent / "cuda"
 

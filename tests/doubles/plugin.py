@@ -28,7 +28,7 @@ def prepare(version: str = NEWEST) -> None:
     """Make this process and those that it starts use the double.
 
     Args:
-        version: of NCCL: 2.18, 2.24, 2.28 or 2.32.
+        version: of NCCL: 2.18, 2.24, 2.28, 2.30 or 2.32.
     """
     folder = build.build(_ROOT / "build" / "cuda-double")
     scratch = Path(tempfile.mkdtemp(prefix="cuda-double-"))

@@ -133,11 +133,24 @@ def _refused(rank: Rank) -> None:
     # One rank's mistake is raised on all of them, and their communicator stays usable.
     ordinary = np.zeros(3 * _PAGE, np.uint8)
     aligned = ordinary[-ordinary.ctypes.data % _PAGE :][:_PAGE]
-    with pytest.raises(nccl.NcclInvalidArgumentError) as caught:
-        comm.register_window(aligned if rank.rank == 1 else buffer)
+    wrong_on_one = [
+        ("is not memory that NCCL can share", lambda: comm.register_window(aligned)),
+        ("has no elements", lambda: comm.register_window(comm.mem_alloc(0))),
+        (
+            "must be a multiple of 4096",
+            lambda: comm.register_window(buffer.ptr + 8, count=8, dtype="uint8"),
+        ),
+    ]
+    for text, call in wrong_on_one:
+        with pytest.raises(ValueError, match=text) as caught:
+            if rank.rank == 1:
+                call()
+            else:
+                comm.register_window(buffer)
+        assert (rank.rank == 1) == ("of rank 1: " not in str(caught.value))
     text = "is not within one allocation of ncclMemAlloc"
-    assert text in str(caught.value)
-    assert (rank.rank == 1) == ("rank 1 (pid" not in str(caught.value))
+    with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
+        comm.register_window(aligned)
     with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
         comm.register_window(buffer.ptr, count=3 * _PAGE, dtype="uint8")
     comm.register_window(buffer, gin_only=True).close()

@@ -148,6 +148,19 @@ CUresult hostMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pt
   });
 }
 
+// An allocation is its own handle. Nothing is retained: memory files are not shared by handles.
+CUresult hostMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  return driver_guarded([=] {
+    const auto allocation = find_allocation(address, 1);
+    require(allocation != nullptr, CUDA_ERROR_INVALID_VALUE);
+    *non_null(handle) = reinterpret_cast<CUmemGenericAllocationHandle>(allocation->base());
+  });
+}
+
+CUresult hostMemRelease(CUmemGenericAllocationHandle handle) {
+  return driver_guarded([=] { require(handle != 0, CUDA_ERROR_INVALID_VALUE); });
+}
+
 CUresult hostMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
   return driver_guarded([=] {
     const Ref<Stream> target = stream_of(stream);

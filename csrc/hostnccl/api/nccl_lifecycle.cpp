@@ -1,5 +1,6 @@
 // NCCL's C API: deriving communicators (split, shrink, grow), and revoking and suspending them.
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "abi/constants.h"
@@ -16,6 +17,12 @@ Ref<Communicator> parent_comm(ncclComm_t handle) {
   Ref<Communicator> comm = open_comm(handle);
   comm->state().check_parent();
   return comm;
+}
+
+// NCCL takes the next communicator that is derived from comm for the one that grows.
+void check_not_growing(Communicator& comm) {
+  if (!comm.settings().strict || !comm.derived_names().growing()) return;
+  fail(ncclInvalidUsage, "ncclCommGrow must come first: comm has an id of ncclCommGetUniqueId");
 }
 
 // A sorted copy; NCCL sorts the caller's list.
@@ -83,6 +90,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     if (color < 0 && color != kSplitNoColor) {
       fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
     }
+    check_not_growing(*parent);
     const CommSettings settings = read_config(config, parent->settings());
     return Group::of_this_thread().submit(split_job(newcomm, parent, color, key, settings));
   });
@@ -99,6 +107,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
     const bool aborts = shrinkFlags == NCCL_SHRINK_ABORT;
     const Ref<Communicator> parent = aborts ? ready_comm(comm) : parent_comm(comm);
     std::vector<int> excluded = read_excluded(*parent, excludeRanksList, excludeRanksCount);
+    if (!aborts) check_not_growing(*parent);
     const CommSettings settings = read_config(config, parent->settings());
     return Group::of_this_thread().submit(
         shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
@@ -108,6 +117,10 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
   return guarded([=] {
     const Ref<Communicator> parent = parent_comm(comm);
+    if (parent->settings().strict && std::getenv("NCCL_COMM_ID") != nullptr) {
+      fail(ncclInvalidUsage,
+           "NCCL_COMM_ID is set in the environment: NCCL cannot make an id to grow comm with");
+    }
     *non_null(uniqueId, "uniqueId") = parent->derived_names().make_grow_id();
     return ncclSuccess;
   });
@@ -146,6 +159,11 @@ ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   return group_guarded([&] {
     const Ref<Communicator> suspended = usable_comm(comm);
     if ((flags & NCCL_SUSPEND_MEM) == 0) return ncclSuccess;
+    if (suspended->shares()) {
+      fail(ncclInvalidUsage,
+           "comm shares its resources with another communicator (splitShare, shrinkShare): NCCL "
+           "cannot suspend them");
+    }
     return Group::of_this_thread().submit(suspend_job(suspended));
   });
 }

@@ -47,10 +47,13 @@ PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, nc
   const SignalRange& range = comm.settings().signals;
   check_index("sigIdx", signal, range.per_context);
   check_index("ctx", context, range.contexts);
-  if (!comm.windows().any_ever() && !comm.settings().rma_eager_init) {
+  const CommSettings& settings = comm.settings();
+  const bool initialized =
+      settings.strict ? comm.windows().any_symmetric_ever() : comm.windows().any_ever();
+  if (!initialized && !settings.rma_eager_init) {
     fail(ncclInvalidUsage,
-         "%s before a window was registered: register one, or set config->rmaEagerInit to 1",
-         traits_of(kind).name);
+         "%s before a %swindow was registered: register one, or set config->rmaEagerInit to 1",
+         traits_of(kind).name, settings.strict ? "symmetric " : "");
   }
   pending.operation.root_or_peer = peer;
   pending.operation.signal =
@@ -62,12 +65,19 @@ PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, nc
 void check_source(const Communicator& comm, const Window& window, const void* source,
                   size_t bytes) {
   const auto address = reinterpret_cast<uint64_t>(non_null(source, "localbuff"));
-  if (window.local_address(comm.rank(), address, bytes) != nullptr) return;
-  if (comm.windows().open_set()->contains(source, bytes, comm.rank())) return;
+  const bool strict = comm.settings().strict;
+  const auto contains_source = [&](const Window& candidate) {
+    return (candidate.symmetric() || !strict) &&
+           candidate.local_address(comm.rank(), address, bytes) != nullptr;
+  };
+  if (contains_source(window)) return;
+  for (const Ref<Window>& other : comm.windows().open_set()->windows()) {
+    if (contains_source(*other)) return;
+  }
   fail(ncclInvalidArgument,
-       "localbuff=%p with %zu bytes is not within a window of comm: NCCL puts from registered "
+       "localbuff=%p with %zu bytes is not within a %swindow of comm: NCCL puts from registered "
        "memory only",
-       source, bytes);
+       source, bytes, strict ? "symmetric " : "");
 }
 
 PendingOperation make_wait(const ncclWaitSignalDesc_t* signals, int index, ncclComm_t comm,
@@ -102,7 +112,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
            "or NCCL_WIN_CFT_COUNTED",
            static_cast<unsigned>(winFlags));
     }
-    return Group::of_this_thread().submit(registration_job(win, owner, buff, size));
+    const bool symmetric = (winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0;
+    return Group::of_this_thread().submit(registration_job(win, owner, buff, size, symmetric));
   });
 }
 
@@ -110,6 +121,11 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
     const Ref<Window> window = open_window(*owner, win, "win");
+    if (owner->settings().strict && window->has_puts()) {
+      fail(ncclInvalidUsage,
+           "win=%p: a put into it is not complete, and NCCL unmaps the memory of the peers at once",
+           static_cast<void*>(win));
+    }
     if (!owner->windows().remove(window)) {
       fail(ncclInvalidArgument, "win=%p was already deregistered", static_cast<void*>(win));
     }
@@ -137,6 +153,9 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
     const Window& window = *pending.window;
     put.dtype = datatype;
     put.count = count;
+    if (count == 0 && pending.comm->settings().strict) {
+      fail(ncclInvalidArgument, "count=0: NCCL refuses an empty put; ncclSignal signals alone");
+    }
     const size_t capacity = window.part(peer).bytes;
     if (peerWinOffset > capacity || count > (capacity - peerWinOffset) / element_size(datatype)) {
       fail(ncclInvalidArgument,
@@ -167,7 +186,9 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
     if (nDesc != 0) non_null(signalDescs, "signalDescs");
     Group& group = Group::of_this_thread();
     if (nDesc == 1) return group.submit(make_wait(signalDescs, 0, comm, stream));
-    usable_comm(comm);
+    if (usable_comm(comm)->settings().strict && nDesc == 0) {
+      fail(ncclInvalidArgument, "nDesc=0: NCCL refuses to wait for nothing");
+    }
     std::vector<PendingOperation> waits;
     for (int i = 0; i < nDesc; ++i) waits.push_back(make_wait(signalDescs, i, comm, stream));
     // One group: the waits run one after the other in one progress engine.

@@ -45,6 +45,9 @@ constexpr Param kParams[] = {
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "131072",
      "HOSTNCCL_DIRECT_BYTES for a collective whose buffers lie in windows on all ranks"},
+    {"HOSTNCCL_STRICT", ParamType::Bool, false, 0, 1, "FALSE",
+     "whether a new communicator refuses what NCCL leaves undefined, and runs one-sided operations "
+     "in the order of NCCL; the ranks must agree"},
     {"HOSTNCCL_DELAY_SEED", ParamType::Uint64, false, 0, UINT64_MAX, "0",
      "test mode: seed of the random pauses that threads and streams make before their work; 0 is "
      "off"},

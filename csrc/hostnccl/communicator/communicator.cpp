@@ -20,11 +20,14 @@ abi::ncclComm_t handle_of(const Ref<Communicator>& comm) {
   return reinterpret_cast<abi::ncclComm_t>(comm.slot());
 }
 
-Communicator::Communicator(CommSettings settings)
+Communicator::Communicator(CommSettings settings, Ref<Communicator> shares_with)
     : settings_(std::move(settings)),
+      shares_with_(std::move(shares_with)),
       state_(settings_, order_),
       consumed_signals_(settings_.signals),
-      agreement_(state_) {}
+      agreement_(state_) {
+  if (shares_with_) ++shares_with_->sharing_children_;
+}
 
 void Communicator::initialize(int nranks, int rank, const RendezvousName& name,
                               Rendezvous::Watch watch) {
@@ -50,7 +53,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousName& name,
   state_.start_initializing(rendezvous);
   std::shared_ptr<Segment> segment = rendezvous->run(name);
   try {
-    segment->announce_rank(rank_, settings_.signals);
+    segment->announce_rank(rank_, settings_);
     await_step(*segment, 1, rendezvous->deadline());
     segment->probe_peer_memory(rank_);
     await_step(*segment, 2, rendezvous->deadline());
@@ -102,9 +105,16 @@ void Communicator::drain() {
   while (!complete.met() && !state_.stopped()) sleep_on(complete, kCheckInterval);
 }
 
+// The parent that it has shared resources with until now.
+Ref<Communicator> Communicator::end_sharing() {
+  if (shares_with_) --shares_with_->sharing_children_;
+  return std::exchange(shares_with_, {});
+}
+
 void Communicator::destroy() {
   if (!state_.of_this_process()) return;  // the segment belongs to the parent process
   if (state_.initializing()) return abort();
+  end_sharing();
   drain();
   order_.wait_until_idle();
   windows_.close_all();
@@ -113,6 +123,11 @@ void Communicator::destroy() {
 
 void Communicator::abort() {
   if (!state_.of_this_process()) return;
+  // NCCL has one abort flag for both; the operations of the parent would end without a result.
+  if (const Ref<Communicator> parent = end_sharing(); parent && parent.slot()->open) {
+    parent->state().fail(Error(abi::ncclInvalidUsage,
+                               "a communicator that shares the resources of comm was aborted"));
+  }
   state_.abort();
   order_.wait_until_idle();
   windows_.close_all();

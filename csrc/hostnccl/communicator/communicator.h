@@ -25,7 +25,11 @@ namespace hostnccl {
 
 class Communicator {
  public:
-  explicit Communicator(CommSettings settings);
+  // shares_with: the parent whose resources it shares, or none.
+  explicit Communicator(CommSettings settings, Ref<Communicator> shares_with = {});
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator() { end_sharing(); }
 
   // Blocks until all ranks have joined. watch throws when a missing rank can no longer come.
   void initialize(int nranks, int rank, const RendezvousName& name, Rendezvous::Watch watch = {});
@@ -49,6 +53,8 @@ class Communicator {
   Registrations& registrations() { return registrations_; }
   Windows& windows() { return windows_; }
   const Windows& windows() const { return windows_; }
+  // Whether it shares resources with its parent, or an open child with it. In strict mode only.
+  bool shares() const { return shares_with_ || sharing_children_ != 0; }
 
   // Brackets the operations of this rank that run together. begin throws the communicator's error
   // when none may run any more.
@@ -63,8 +69,11 @@ class Communicator {
   std::shared_ptr<Segment> join_segment(const RendezvousName& name, Rendezvous::Watch watch);
   void await_step(Segment& segment, uint32_t step, Clock::time_point deadline) const;
   void drain();
+  Ref<Communicator> end_sharing();
 
   const CommSettings settings_;
+  Ref<Communicator> shares_with_;
+  std::atomic<int> sharing_children_{0};
   int rank_ = -1;
   int nranks_ = 0;
   std::shared_ptr<Segment> segment_;

@@ -40,6 +40,11 @@ void DerivedNames::check_grow_id(const RendezvousName& name) const {
        "already");
 }
 
+bool DerivedNames::growing() const {
+  const std::lock_guard lock(mutex_);
+  return grow_name_.has_value();
+}
+
 void DerivedNames::use_grow_id() {
   const std::lock_guard lock(mutex_);
   grow_name_.reset();

@@ -22,6 +22,7 @@ class DerivedNames {
   abi::ncclUniqueId make_grow_id();
   void check_grow_id(const RendezvousName& name) const;  // throws if it is not that id
   void use_grow_id();
+  bool growing() const;  // it has such an id
 
  private:
   mutable std::mutex mutex_;

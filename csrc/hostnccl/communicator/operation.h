@@ -94,8 +94,9 @@ struct Operation {
   uint32_t signal = 0;    // one-sided operations: index in SignalRange
   const void* send = nullptr;
   void* recv = nullptr;
-  size_t count = 0;  // elements of one block; for WaitSignal: number of signals
-  uint64_t tag = 0;  // userProfilerTag of the caller, shown in error texts
+  size_t count = 0;       // elements of one block; for WaitSignal: number of signals
+  bool captured = false;  // part of a graph
+  uint64_t tag = 0;       // userProfilerTag of the caller, shown in error texts
   Multiplier multiplier = {};
 
   size_t block_bytes() const { return count * element_size(dtype); }

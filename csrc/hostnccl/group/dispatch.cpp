@@ -157,7 +157,7 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     const PendingOperation& operation = operations[i];
     Component& component = components[component_of[i]];
     if (component.capturing()) {
-      component.captured.push_back({operation.comm, operation.operation, operation.window});
+      component.captured.emplace_back(operation.comm, operation.operation, operation.window);
       continue;
     }
     ProgressEngine& engine = component.has_calling_thread ? inline_engine : component.own_engine();

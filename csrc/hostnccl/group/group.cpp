@@ -14,6 +14,28 @@ bool is_message_to_self(const PendingOperation& pending) {
          pending.operation.root_or_peer == pending.comm->rank();
 }
 
+// What NCCL runs, or keeps for the next group, although the group is simulated.
+void check_simulated(const PendingOperation& pending) {
+  const CommSettings& settings = pending.comm->settings();
+  if (!settings.strict) return;
+  if (!settings.blocking) {
+    fail(abi::ncclInvalidUsage,
+         "ncclGroupSimulateEnd with a non-blocking communicator: NCCL runs the operations");
+  }
+  switch (const Kind kind = pending.operation.kind) {
+    case Kind::AllReduce:
+    case Kind::Broadcast:
+    case Kind::Reduce:
+    case Kind::AllGather:
+    case Kind::ReduceScatter:
+      return;
+    default:
+      fail(abi::ncclInvalidUsage,
+           "ncclGroupSimulateEnd with %s: NCCL keeps its messages for the next group",
+           traits_of(kind).name);
+  }
+}
+
 }  // namespace
 
 Group& Group::of_this_thread() {
@@ -82,6 +104,7 @@ std::optional<double> Group::end_simulated() {
     if (!jobs_.empty()) {
       fail(abi::ncclInvalidUsage, "ncclGroupSimulateEnd in a group that initializes communicators");
     }
+    for (const PendingOperation& pending : operations_) check_simulated(pending);
     std::optional<double> microseconds;
     if (!operations_.empty()) microseconds = estimate_microseconds(operations_);
     clear();

@@ -93,9 +93,11 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
   initialize(job, members, nranks, all[static_cast<size_t>(root)].name);
 }
 
-Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommSettings& settings) {
+Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommSettings& settings,
+              bool shares = false) {
   Job job;
-  job.comm = communicators().open(std::make_unique<Communicator>(settings));
+  job.comm = communicators().open(std::make_unique<Communicator>(
+      settings, shares && settings.strict ? parent : Ref<Communicator>()));
   job.parent = parent;
   job.out = out;
   job.blocking = settings.blocking;
@@ -109,7 +111,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
               const CommSettings& settings) {
   Job job;
   if (color != abi::kSplitNoColor) {
-    job = child_job(out, parent, settings);
+    job = child_job(out, parent, settings, parent->settings().split_share);
   } else {
     job.parent = parent;
     job.blocking = settings.blocking;
@@ -121,7 +123,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
 
 Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
                bool aborts, const CommSettings& settings) {
-  Job job = child_job(out, parent, settings);
+  Job job = child_job(out, parent, settings, parent->settings().shrink_share && !aborts);
   if (aborts) job.sequence_count = 0;
   job.work = [excluded = std::move(excluded), aborts](const Job& self) {
     shrink(self, excluded, aborts);

@@ -10,11 +10,22 @@
 namespace hostnccl {
 namespace {
 
+// In strict mode the one-sided operations of context c have the key kFirstContext + c, which is
+// below all others.
+constexpr int64_t kFirstContext = INT32_MIN;
+
 constexpr auto kMaxSleep = std::chrono::milliseconds(50);  // between two checks of the waits
 constexpr auto kLivenessInterval = std::chrono::milliseconds(200);  // between checks of processes
 
+bool is_one_sided(Kind kind) {
+  return kind == Kind::PutSignal || kind == Kind::Signal || kind == Kind::WaitSignal;
+}
+
 // Operations of a communicator with equal keys share a queue.
-int64_t queue_key(const Operation& operation) {
+int64_t queue_key(const Operation& operation, const CommSettings& settings) {
+  if (settings.strict && is_one_sided(operation.kind)) {
+    return kFirstContext + settings.signals.context_of(operation.signal);
+  }
   switch (operation.kind) {
     case Kind::Send:
       return 2 * int64_t{operation.root_or_peer};
@@ -58,8 +69,8 @@ void ProgressEngine::add(const Ref<Communicator>& comm, const Operation& operati
     works_.emplace_back();
     works_.back().comm = comm;
   }
-  operations_.emplace_back(work, queue_key(operation), operation);
-  if (window) windows_.push_back(window);
+  operations_.emplace_back(work, queue_key(operation, comm->settings()), operation);
+  if (window) puts_.emplace_back(window);
 }
 
 void ProgressEngine::take_sequences() {
@@ -70,7 +81,7 @@ void ProgressEngine::clear() {
   queues_.clear();
   operations_.clear();
   works_.clear();
-  windows_.clear();
+  puts_.clear();
   error_.reset();
 }
 
@@ -97,6 +108,7 @@ std::optional<Error> ProgressEngine::run() {
     if (check_liveness) last_check = now;
     check_waits(check_liveness);
   }
+  puts_.clear();  // their windows can be deregistered
   return std::move(error_);
 }
 
@@ -107,6 +119,7 @@ void ProgressEngine::make_queues() {
   if (!std::is_sorted(operations_.begin(), operations_.end(), by_queue)) {
     std::stable_sort(operations_.begin(), operations_.end(), by_queue);
   }
+  size_t after = kNone;
   for (size_t i = 0; i < operations_.size(); ++i) {
     const bool same_queue = i > 0 && !by_queue(operations_[i - 1], operations_[i]);
     if (!same_queue) {
@@ -115,6 +128,11 @@ void ProgressEngine::make_queues() {
       PeerQueue& queue = queues_.emplace_back();
       queue.work = operations_[i].work;
       queue.next = i;
+      if (i == 0 || operations_[i - 1].work != queue.work) after = kNone;
+      queue.after = after;
+      if (work.comm->settings().strict && is_one_sided(operations_[i].operation.kind)) {
+        after = queues_.size() - 1;
+      }
       queue.blocked = {work.comm->order().before(work.sequence), work.comm->rank()};
     }
     queues_.back().end = i + 1;
@@ -125,7 +143,7 @@ void ProgressEngine::make_queues() {
 bool ProgressEngine::advance_all() {
   bool moved = false;
   for (PeerQueue& queue : queues_) {
-    if (queue.finished || !queue.blocked.condition.met()) continue;
+    if (!waiting(queue) || !queue.blocked.condition.met()) continue;
     moved = true;
     try {
       advance(queue);
@@ -184,7 +202,7 @@ void ProgressEngine::fail_work(size_t index, const Error& error) {
 void ProgressEngine::sleep() {
   conditions_.clear();
   for (const PeerQueue& queue : queues_) {
-    if (!queue.finished) conditions_.push_back(queue.blocked.condition);
+    if (waiting(queue)) conditions_.push_back(queue.blocked.condition);
   }
   sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
 }
@@ -192,7 +210,7 @@ void ProgressEngine::sleep() {
 // Ends the work of communicators that can no longer progress.
 void ProgressEngine::check_waits(bool check_liveness) {
   for (PeerQueue& queue : queues_) {
-    if (queue.finished || queue.blocked.condition.met()) continue;
+    if (!waiting(queue) || queue.blocked.condition.met()) continue;
     try {
       works_[queue.work].comm->state().check_wait(queue.blocked, check_liveness);
     } catch (...) {

@@ -3,7 +3,9 @@
 // Operations are sorted into queues: per communicator one queue for the collectives, for each peer
 // one for its sends, one for its receives and one for its puts and signals, and one for the waits
 // for signals. The operations of a queue run one after the other; all queues progress together, so
-// no order of operations within a group can deadlock. The thread resumes the queues whose wait
+// no order of operations within a group can deadlock. In strict mode the one-sided operations run
+// as in NCCL: those of a context one after the other, context by context, before everything else of
+// their communicator. The thread resumes the queues whose wait
 // condition is met. When none is, it spins, yields, then sleeps on exactly those conditions.
 #pragma once
 
@@ -34,6 +36,8 @@ class ProgressEngine {
   void clear();  // removes all operations; keeps the allocated memory
 
  private:
+  static constexpr size_t kNone = SIZE_MAX;
+
   // The work of one communicator in this engine.
   struct CommunicatorWork {
     Ref<Communicator> comm;
@@ -54,11 +58,16 @@ class ProgressEngine {
     size_t work = 0;  // index in works_
     size_t next = 0;  // operations_[next, end) are still to be started
     size_t end = 0;
+    size_t after = kNone;  // the queue that is finished first
     bool finished = false;
     Task task;  // the running operation
     Blocked blocked;
   };
 
+  // Whether an unfinished queue waits for its condition, not for another queue.
+  bool waiting(const PeerQueue& queue) const {
+    return !queue.finished && (queue.after == kNone || queues_[queue.after].finished);
+  }
   void make_queues();
   bool advance_all();
   void advance(PeerQueue& queue);
@@ -71,7 +80,7 @@ class ProgressEngine {
   std::vector<QueuedOperation> operations_;
   std::vector<PeerQueue> queues_;
   std::vector<WaitCondition> conditions_;
-  std::vector<Ref<Window>> windows_;
+  std::vector<PutTarget> puts_;
   size_t unfinished_queues_ = 0;
   std::optional<Error> error_;
 };

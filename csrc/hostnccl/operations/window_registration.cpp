@@ -32,7 +32,8 @@ struct Status {
 struct Contribution {
   uint64_t address;
   uint64_t bytes;
-  uint64_t offset;  // in its memory file
+  uint64_t offset;       // in its memory file
+  uint64_t open_before;  // WindowSet::identity()
   FileExchange::Address file_address;
   Status status;
 };
@@ -41,16 +42,16 @@ struct Contribution {
 // still takes part in the second all-gather and all ranks get the error.
 class Registration {
  public:
-  Registration(Communicator& comm, void* buffer, size_t bytes)
-      : comm_(comm), segment_(comm.segment()), rank_(comm.rank()) {
+  Registration(Communicator& comm, void* buffer, size_t bytes, bool symmetric)
+      : comm_(comm), segment_(comm.segment()), rank_(comm.rank()), symmetric_(symmetric) {
     record_error([&] { check_buffer(buffer, bytes); });
   }
 
   // Called in the order of operations, so all ranks take the same window number.
   Contribution contribution() {
     number_ = comm_.windows().next_number();
-    Contribution own{
-        reinterpret_cast<uint64_t>(own_.local), own_.bytes, offset_, {}, Status::of(error_)};
+    Contribution own{reinterpret_cast<uint64_t>(own_.local), own_.bytes, offset_,
+                     comm_.windows().open_set()->identity(), {},         Status::of(error_)};
     if (files_) own.file_address = files_->address();
     return own;
   }
@@ -58,6 +59,7 @@ class Registration {
   // Maps the memory of the other ranks. Does nothing when a rank's status is an error.
   void map(const std::vector<Contribution>& all) {
     for (size_t rank = 0; rank < all.size(); ++rank) note_status(int(rank), all[rank].status);
+    if (comm_.settings().strict) record_error([&] { check_alike(all); });
     if (error_) return;
     std::vector<FileExchange::Peer> peers;
     for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -80,8 +82,8 @@ class Registration {
 
   Ref<Window> finish() {
     if (error_) throw *error_;
-    Ref<Window> window =
-        windows().open(std::make_unique<Window>(&comm_, number_, rank_, std::move(parts_)));
+    Ref<Window> window = windows().open(
+        std::make_unique<Window>(&comm_, number_, rank_, symmetric_, std::move(parts_)));
     comm_.windows().add(window);
     return window;
   }
@@ -111,11 +113,41 @@ class Registration {
           "only such memory",
           buffer, bytes);
     }
+    if (comm_.settings().strict) check_not_open(buffer);
     own_.local = static_cast<char*>(buffer);
     own_.bytes = bytes;
     offset_ = static_cast<size_t>(own_.local - own_.allocation->base());
     for (int rank = 0; rank < segment_.nranks() && !files_; ++rank) {
       if (!segment_.same_process(rank)) files_.emplace();
+    }
+  }
+
+  // NCCL finds a window by its address.
+  void check_not_open(const void* buffer) const {
+    for (const Ref<Window>& window : comm_.windows().open_set()->windows()) {
+      if (window->own().local != buffer) continue;
+      fail(abi::ncclInvalidUsage, "buff=%p is the address of a window of comm that is open",
+           buffer);
+    }
+  }
+
+  // NCCL addresses the memory of a peer by the place of the own, and takes the place of a window
+  // from an allocator of each rank.
+  void check_alike(const std::vector<Contribution>& all) const {
+    for (size_t rank = 1; rank < all.size(); ++rank) {
+      if (all[rank].status.success && all[0].status.success && all[rank].offset != all[0].offset) {
+        fail(abi::ncclInvalidUsage,
+             "the window begins %llu bytes after the beginning of its allocation on %s, and %llu "
+             "bytes on %s",
+             static_cast<unsigned long long>(all[0].offset), segment_.name_of(0).c_str(),
+             static_cast<unsigned long long>(all[rank].offset),
+             segment_.name_of(static_cast<int>(rank)).c_str());
+      }
+      if (all[rank].open_before != all[0].open_before) {
+        fail(abi::ncclInvalidUsage,
+             "%s and %s have different windows open: they deregister windows in different orders",
+             segment_.name_of(0).c_str(), segment_.name_of(static_cast<int>(rank)).c_str());
+      }
     }
   }
 
@@ -157,6 +189,7 @@ class Registration {
   Communicator& comm_;
   Segment& segment_;
   const int rank_;
+  const bool symmetric_;
   uint64_t number_ = 0;
   Window::Part own_;
   size_t offset_ = 0;
@@ -188,8 +221,9 @@ class BackgroundGuard {
   const Ref<Communicator> comm_;
 };
 
-void register_window(const Job& job, abi::ncclWindow_t* out, void* buffer, size_t bytes) {
-  Registration registration(*job.parent, buffer, bytes);
+void register_window(const Job& job, abi::ncclWindow_t* out, void* buffer, size_t bytes,
+                     bool symmetric) {
+  Registration registration(*job.parent, buffer, bytes, symmetric);
   Operation operation{Kind::WindowRegister, abi::ncclUint8};
   operation.recv = &registration;
   ProgressEngine engine;
@@ -223,16 +257,16 @@ Task run_registration(Communicator& comm, const Operation& operation) {
 }
 
 Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void* buffer,
-                     size_t bytes) {
+                     size_t bytes, bool symmetric) {
   Job job;
   job.parent = comm;
   job.blocking = comm->settings().blocking;
   const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
-  job.work = [out, buffer, bytes, background](const Job& self) {
+  job.work = [out, buffer, bytes, symmetric, background](const Job& self) {
     // Abort and destroy wait for this job: after them the caller may free out.
     const JobGuard guard(self.parent);
     try {
-      register_window(self, out, buffer, bytes);
+      register_window(self, out, buffer, bytes, symmetric);
     } catch (...) {
       // In the background no caller gets the exception.
       if (background != nullptr) self.parent->state().fail(current_error());

@@ -15,6 +15,6 @@ namespace hostnccl {
 Task run_registration(Communicator& comm, const Operation& operation);
 
 Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void* buffer,
-                     size_t bytes);
+                     size_t bytes, bool symmetric);
 
 }  // namespace hostnccl

@@ -41,9 +41,10 @@ CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inh
   CommSettings settings;  // a config given to a split replaces the parent's completely
   check_flag("blocking", config.blocking);
   if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
-  // Communicators share no resources here, so these two have no effect.
   check_flag("splitShare", config.splitShare);
   check_flag("shrinkShare", config.shrinkShare);
+  settings.split_share = config.splitShare == 1;
+  settings.shrink_share = config.shrinkShare == 1;
   settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
   settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
   if (settings.signals.contexts > kMaxSignals / settings.signals.per_context) {

@@ -5,12 +5,16 @@
 #include <string>
 
 #include "abi/nccl_types.h"
+#include "hostnccl/base/params.h"
 #include "hostnccl/segment/rank_state.h"
 
 namespace hostnccl {
 
 struct CommSettings {
   bool blocking = true;
+  bool strict = param_number(ParamId::Strict) != 0;
+  bool split_share = false;   // of the children that split() makes, and shrink()
+  bool shrink_share = false;  // both have an effect in strict mode only
   std::string name;
   SignalRange signals;
   bool rma_eager_init = false;  // signals work without a window

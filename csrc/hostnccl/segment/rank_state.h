@@ -15,7 +15,7 @@
 
 namespace hostnccl {
 
-inline constexpr uint32_t kProtocol = 2;  // version of the rendezvous messages and these layouts
+inline constexpr uint32_t kProtocol = 3;  // version of the rendezvous messages and these layouts
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kStagingBytes = size_t{256} << 10;
 
@@ -43,6 +43,7 @@ struct SignalRange {
   uint32_t contexts = 1;
   uint32_t per_context = 1;
   uint32_t index(uint32_t signal, uint32_t context) const { return context * per_context + signal; }
+  uint32_t context_of(uint32_t index) const { return index / per_context; }
   friend bool operator==(const SignalRange&, const SignalRange&) = default;
 };
 inline constexpr uint32_t kMaxSignals = 1024;
@@ -73,6 +74,7 @@ struct alignas(4096) RankState {
   cpu_set_t cpus;  // that this rank may run on
   std::atomic<uint64_t> direct_threshold;  // this rank's value; SIZE_MAX if it cannot read directly
   SignalRange signals;
+  bool strict;
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
 };
 
@@ -96,6 +98,12 @@ struct Cell {
   alignas(64) unsigned char payload[kCellBytes];
 };
 
+// A signal of captured operations in strict mode. As in NCCL at most one is under way.
+struct CapturedSignal {
+  Flag given;
+  Flag taken;
+};
+
 // One direction between two ranks: a ring of messages, and a flag per signal that counts how often
 // it was given.
 struct alignas(4096) PairRing {
@@ -103,6 +111,7 @@ struct alignas(4096) PairRing {
   alignas(128) Flag taken;   // cells that the receiver has emptied
   alignas(128) Cell cells[kCells];
   alignas(128) Flag signals[kMaxSignals];
+  alignas(128) CapturedSignal captured_signals[kMaxSignals];
 };
 
 // The first failure of any rank.

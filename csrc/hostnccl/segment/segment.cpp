@@ -47,9 +47,10 @@ void Segment::set_process(int rank, const ProcessId& process) {
   rank_state(rank).start = process.start;
 }
 
-void Segment::announce_rank(int rank, const SignalRange& signals) {
+void Segment::announce_rank(int rank, const CommSettings& settings) {
   RankState& own = rank_state(rank);
-  own.signals = signals;
+  own.signals = settings.signals;
+  own.strict = settings.strict;
   own.probe = reinterpret_cast<uint64_t>(&probe_value_);
   if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) CPU_ZERO(&own.cpus);
   own.presence.store(Presence::Alive, std::memory_order_release);
@@ -79,13 +80,19 @@ void Segment::finish_setup() {
     CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
     largest = std::max<size_t>(largest,
                                rank_state(rank).direct_threshold.load(std::memory_order_relaxed));
-    check_signals(rank);
+    check_settings(rank);
   }
   direct_threshold_ = largest;
   oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
 }
 
-void Segment::check_signals(int rank) const {
+void Segment::check_settings(int rank) const {
+  if (rank_state(rank).strict != rank_state(0).strict) {
+    hostnccl::fail(abi::ncclInvalidUsage,
+                   "the ranks disagree about HOSTNCCL_STRICT: %s sets it to %d, %s to %d",
+                   name_of(0).c_str(), rank_state(0).strict, name_of(rank).c_str(),
+                   rank_state(rank).strict);
+  }
   const SignalRange& first = rank_state(0).signals;
   const SignalRange& other = rank_state(rank).signals;
   if (first == other) return;

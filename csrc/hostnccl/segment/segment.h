@@ -13,6 +13,7 @@
 #include "hostnccl/base/error.h"
 #include "hostnccl/base/process.h"
 #include "hostnccl/base/unique_id.h"
+#include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/rank_state.h"
 
 namespace hostnccl {
@@ -43,9 +44,9 @@ class Segment {
 
   // Setup of every rank, in lockstep: a rank calls the next function when all ranks have signalled
   // the step before.
-  void announce_rank(int rank, const SignalRange& signals);  // signals step 1
-  void probe_peer_memory(int rank);                          // signals step 2
-  void finish_setup();                                       // before the first operation
+  void announce_rank(int rank, const CommSettings& settings);  // signals step 1
+  void probe_peer_memory(int rank);                            // signals step 2
+  void finish_setup();                                         // before the first operation
 
   // Minimum size of a rank's contribution for a collective to read it directly instead of staging
   // it. SIZE_MAX unless every rank can read the memory of every other one.
@@ -81,7 +82,7 @@ class Segment {
   std::string name_of(int rank) const;  // "rank 2 (pid 4711)"
 
  private:
-  void check_signals(int rank) const;
+  void check_settings(int rank) const;
   // How a rank became unavailable, as the predicate of an error text; null if it is available. A
   // rank that has revoked is available for agreements but not for operations.
   const char* how_unavailable(int rank, bool check_process, bool for_operations) const;

@@ -34,6 +34,7 @@ void Windows::add(const Ref<Window>& window) {
   std::vector<Ref<Window>> all = set_->windows();
   all.push_back(window);
   replace(std::move(all));
+  if (window->symmetric()) any_symmetric_ever_.store(true, std::memory_order_relaxed);
   any_ever_.store(true, std::memory_order_relaxed);
 }
 

@@ -3,6 +3,7 @@
 // mappings of their memory files.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,8 +26,12 @@ class Window {
     Mapping mapping = {};
   };
 
-  Window(const void* owner, uint64_t number, int rank, std::vector<Part> parts)
-      : owner_(owner), number_(number), rank_(rank), parts_(std::move(parts)) {}
+  Window(const void* owner, uint64_t number, int rank, bool symmetric, std::vector<Part> parts)
+      : owner_(owner),
+        number_(number),
+        rank_(rank),
+        symmetric_(symmetric),
+        parts_(std::move(parts)) {}
 
   // comm: the address of a Communicator, which closes its windows before it is destroyed.
   bool belongs_to(const void* comm) const { return owner_ == comm; }
@@ -34,8 +39,14 @@ class Window {
   uint64_t number() const {
     return number_;
   }  // the same on all ranks, unique within the communicator
+  bool symmetric() const { return symmetric_; }  // registered with NCCL_WIN_COLL_SYMMETRIC
   const Part& part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
   const Part& own() const { return part(rank_); }
+
+  void begin_put() { puts_.fetch_add(1, std::memory_order_relaxed); }
+  void end_put() { puts_.fetch_sub(1, std::memory_order_release); }
+  // Whether a put of this rank is queued or under way.
+  bool has_puts() const { return puts_.load(std::memory_order_acquire) != 0; }
 
   // Where a peer's memory is mapped in this process; null if it is not completely in this window.
   char* local_address(int peer, uint64_t address, size_t bytes) const {
@@ -49,7 +60,23 @@ class Window {
   const void* owner_;
   uint64_t number_;
   int rank_;
+  bool symmetric_;
   std::vector<Part> parts_;
+  std::atomic<int> puts_{0};
+};
+
+// The window of a put that is queued or under way; it stays open until then.
+class PutTarget {
+ public:
+  explicit PutTarget(const Ref<Window>& window) : window_(window) { window_->begin_put(); }
+  PutTarget(PutTarget&&) = default;
+  PutTarget& operator=(PutTarget&&) = delete;
+  ~PutTarget() {
+    if (window_) window_->end_put();
+  }
+
+ private:
+  Ref<Window> window_;
 };
 
 // The windows that one rank has open at one time; immutable.
@@ -94,6 +121,7 @@ class Windows {
   uint64_t next_number() { return ++last_; }
   // Whether a window has ever been registered.
   bool any_ever() const { return any_ever_.load(std::memory_order_relaxed); }
+  bool any_symmetric_ever() const { return any_symmetric_ever_.load(std::memory_order_relaxed); }
 
  private:
   void replace(std::vector<Ref<Window>> windows);
@@ -102,6 +130,7 @@ class Windows {
   std::shared_ptr<const WindowSet> set_ = std::make_shared<const WindowSet>();
   std::atomic<bool> any_{false};
   std::atomic<bool> any_ever_{false};
+  std::atomic<bool> any_symmetric_ever_{false};
   uint64_t last_ = 0;
 };
 

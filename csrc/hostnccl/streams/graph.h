@@ -14,6 +14,11 @@ namespace hostnccl {
 class Graph {
  public:
   struct NodeOperation {
+    NodeOperation(const Ref<Communicator>& its_comm, const Operation& its_operation,
+                  const Ref<Window>& its_window)
+        : comm(its_comm), operation(its_operation), window(its_window) {
+      operation.captured = true;
+    }
     Ref<Communicator> comm;
     Operation operation;
     Ref<Window> window;  // the destination of a put

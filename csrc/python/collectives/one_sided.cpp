@@ -29,6 +29,20 @@ void check_index(const char* name, int index, const Library& library) {
                         version_text(library.version()) + " and has only 0");
 }
 
+// NCCL has one-sided operations, and the driver what they need.
+template <auto Function>
+void check_available(const Library& library) {
+  library.nccl<Function>();
+  const int version = library.driver_version();
+  if (version >= kOneSidedDriver) return;
+  const auto text = [](int number) {
+    return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+  };
+  throw std::runtime_error("one-sided operations need a CUDA driver of version " +
+                           text(kOneSidedDriver) + " or later; this one is of version " +
+                           text(version));
+}
+
 int index_from_python(const char* name, PyObject* value) {
   if (!value) return 0;
   const int index = integer_from_python<int>(name, value);
@@ -108,7 +122,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     auto& communicator = unwrap<Communicator>(self);
     communicator.handle();
     const Library& library = communicator.library();
-    library.nccl<&NcclTable::ncclPutSignal>();
+    check_available<&NcclTable::ncclPutSignal>(library);
     Operation put{};
     put.kind = OperationKind::kPutSignal;
     put.root_or_peer = rank_from_python("peer", values[1], communicator.nranks());
@@ -137,7 +151,7 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     PyObject* const* values = signature.parse(args, nargs, kwnames, storage);
     auto& communicator = unwrap<Communicator>(self);
     communicator.handle();
-    communicator.library().nccl<&NcclTable::ncclSignal>();
+    check_available<&NcclTable::ncclSignal>(communicator.library());
     Operation operation{};
     operation.kind = OperationKind::kSignal;
     operation.root_or_peer = rank_from_python("peer", values[0], communicator.nranks());
@@ -219,7 +233,7 @@ PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     PyObject* const* values = signature.parse(args, nargs, kwnames, storage);
     auto& communicator = unwrap<Communicator>(self);
     communicator.handle();
-    communicator.library().nccl<&NcclTable::ncclWaitSignal>();
+    check_available<&NcclTable::ncclWaitSignal>(communicator.library());
     SignalDescriptors descriptors(
         communicator, values[1] ? SignalDescriptors::count_from_python("count", values[1]) : 1,
         index_from_python("signal", values[2], communicator.library()),

@@ -75,11 +75,6 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
   const auto given = [](const py::object& o) { return o.is_none() ? nullptr : o.ptr(); };
   TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
   check_placement(view, library, communicator->device());
-  if (view.nbytes() == 0) throw py::value_error("buffer: has no elements");
-  if (reinterpret_cast<std::uintptr_t>(view.data) % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
-    throw py::value_error("buffer: the address must be a multiple of " +
-                          std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) +
-                          " bytes; use memory of mem_alloc()");
   const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
   auto window = std::make_shared<OwnedWindow>(std::move(communicator), view.data, view.nbytes(),
                                               flags, hold(buffer));

@@ -96,14 +96,8 @@ does not have the function.)");
           "The memory of the buffers of its communicators: 'host' or 'device'.")
       .def_property_readonly("driver_path", &Library::driver_path,
                              "The path of the library of the stream calls.")
-      .def(
-          "driver_version",
-          [](const Library& l) {
-            int version = 0;
-            DRIVER_CHECK(l, DriverGetVersion, (&version));
-            return version;
-          },
-          "The driver's version (cuDriverGetVersion): 13000 for CUDA 13.0.")
+      .def("driver_version", &Library::driver_version,
+           "The driver's version (cuDriverGetVersion): 13000 for CUDA 13.0.")
       .def(
           "device_names",
           [](const Library& l) {

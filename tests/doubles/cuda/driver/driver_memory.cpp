@@ -1,5 +1,6 @@
 // Device memory.
 #include <cstring>
+#include <string_view>
 
 #include "driver/driver.h"
 #include "driver/memory.h"
@@ -170,6 +171,19 @@ CUresult MemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr ptr) {
   if (base != nullptr) *base = reinterpret_cast<CUdeviceptr>(range->base);
   if (bytes != nullptr) *bytes = range->bytes;
   return CUDA_SUCCESS;
+}
+
+// Of the memory of ncclMemAlloc, as of all memory that NCCL can share between processes.
+CUresult MemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  const RangeRef range = find_range(address);
+  if (!range || std::string_view(range->origin) != "ncclMemAlloc") return CUDA_ERROR_INVALID_VALUE;
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *handle = reinterpret_cast<CUmemGenericAllocationHandle>(range->base);
+  return CUDA_SUCCESS;
+}
+
+CUresult MemRelease(CUmemGenericAllocationHandle handle) {
+  return handle != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace cuda_double::driver

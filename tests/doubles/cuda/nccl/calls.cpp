@@ -104,6 +104,7 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
     if (group.depth > 0) --group.depth;
     return result;
   }
+  const ncclResult_t set_up = group.set_up_one_sided();
   std::vector<StreamRef> streams;
   for (const Operation& operation : group.operations)
     if (std::find(streams.begin(), streams.end(), operation.stream()) == streams.end())
@@ -117,7 +118,7 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
   }
   for (const StreamRef& stream : streams) stream->after_work();
   group.clear();
-  return result;
+  return result == ncclSuccess ? set_up : result;
 }
 
 ncclResult_t Call<&Table::ncclGroupSimulateEnd>::run(const char*, ncclSimInfo_t* simInfo) {

@@ -174,6 +174,12 @@ DOUBLE_OWN_CALL(ncclResult_t, ncclMemFree, void*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclGroupStart);
 DOUBLE_OWN_CALL(ncclResult_t, ncclGroupEnd);
 DOUBLE_OWN_CALL(ncclResult_t, ncclGroupSimulateEnd, ncclSimInfo_t*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclPutSignal, const void*, size_t, ncclDataType_t, int, ncclWindow_t,
+                size_t, int, int, unsigned, ncclComm_t, cudaStream_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclSignal, int, int, int, unsigned, ncclComm_t, cudaStream_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclWaitSignal, int, ncclWaitSignalDesc_t*, ncclComm_t, cudaStream_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommWindowRegister, ncclComm_t, void*, size_t, ncclWindow_t*,
+                int);
 
 #undef DOUBLE_OWN_CALL
 

@@ -122,6 +122,7 @@ void Group::clear() {
   operations.clear();
   for (const CommunicatorRef& communicator : communicators) communicator->calls.fetch_sub(1);
   communicators.clear();
+  one_sided.clear();
   settle_creations();
   blocking = -1;
 }

@@ -51,7 +51,10 @@ struct Group {
   };
   std::vector<Creation> creations;
 
+  std::vector<CommunicatorRef> one_sided;  // that have not set up one-sided operations yet
+
   static Group& of_this_thread();
+  ncclResult_t set_up_one_sided();
   ncclResult_t join(bool comm_blocking);
   void settle_creations();
   void clear();

@@ -35,7 +35,7 @@ Peers::Peers(const std::string& key, int nranks, int rank)
   char name[40];
   std::snprintf(name, sizeof name, "/nccl-double-%016zx", std::hash<std::string>()(key));
   path_ = folder() + name;
-  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (nranks + 2));
+  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (nranks + 3));
   const int file = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
     std::perror(path_.c_str());
@@ -61,6 +61,17 @@ void Peers::connect(int peer) {
 }
 
 void Peers::close() { closed(rank_).store(1); }
+
+bool Peers::wait_set_up(const std::atomic<bool>& aborted) const {
+  for (int peer = 0; peer < nranks_; ++peer) {
+    while (set_up_word(peer).load() == 0) {
+      const bool gone = closed(peer).load() != 0 || (pid(peer).load() != 0 && !in_use(peer));
+      if (aborted.load() || gone) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return true;
+}
 
 bool Peers::in_use(int rank) const {
   return closed(rank).load() == 0 && pid(rank).load() != 0 && alive(pid(rank).load());

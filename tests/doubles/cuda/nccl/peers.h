@@ -22,13 +22,19 @@ class Peers {
   // once while another rank of this process is not closed: the last one waits.
   void wait() const;
 
+  // One-sided operations. wait_set_up() waits for all ranks; false where one is closed, or this one
+  // is aborted.
+  void set_up() { set_up_word(rank_).store(1); }
+  bool wait_set_up(const std::atomic<bool>& aborted) const;
+
   const std::string& key() const { return key_; }
 
  private:
   std::atomic<int>& pid(int rank) const { return words_[rank]; }
   std::atomic<int>& closed(int rank) const { return words_[nranks_ + rank]; }
+  std::atomic<int>& set_up_word(int rank) const { return words_[2 * nranks_ + rank]; }
   std::atomic<int>& connected(int from, int to) const {
-    return words_[2 * nranks_ + from * nranks_ + to];
+    return words_[3 * nranks_ + from * nranks_ + to];
   }
   bool in_use(int rank) const;
 

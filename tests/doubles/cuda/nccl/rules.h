@@ -29,6 +29,11 @@ inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
 // several processes on one GPU are not refused.
 inline constexpr Rule kRefuseSharedGpus{"NCCL_DOUBLE_REFUSE_SHARED_GPUS", true};
 
+// Ranks can map each other's memory. Otherwise one-sided operations are refused.
+inline constexpr Rule kOneSided{"NCCL_DOUBLE_ONE_SIDED", true};
+// Before 2.31 the first one-sided operation of a communicator waits for all ranks.
+inline constexpr Rule kSetUpOneSided{"NCCL_DOUBLE_SET_UP_ONE_SIDED", true};
+
 bool holds(const Rule& rule);
 
 }  // namespace cuda_double
