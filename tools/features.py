@@ -149,13 +149,43 @@ CALLS["ncclBcast"] = ("Communicator.broadcast", _VALUES)
 for _type in ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "Str"):
     CALLS[f"ncclParamGet{_type}"] = ("Param.get", "nccl/test_params.py::test_every_type_is_kept")
 
+# What hostnccl does otherwise than NCCL, with HOSTNCCL_STRICT=1. Most of it is stricter than NCCL.
+DIFFERS = {
+    "ncclGetUniqueId": "an id of another machine is refused",
+    "ncclResetDebugInit": "no effect: nothing is printed",
+    "ncclSetEncryption": "authenticates the rendezvous; no data leaves the machine",
+    "ncclCommInitRankScalable": "only the first id is used",
+    "ncclCommInitAll": "the only device is 0; all ranks are on it",
+    "ncclCommAbort": "ranks that wait for this one get an error",
+    "ncclCommShrink": "after NCCL_SHRINK_ABORT operations of the parent are errors",
+    "ncclCommSuspend": "releases the memory for staging",
+    "ncclCommGetAsyncError": "a dead rank is an error",
+    "ncclCommCuDevice": "always 0",
+    "ncclMemAlloc": "host memory",
+    "ncclCommRegister": "no effect on performance",
+    "ncclCommWindowRegister": "the error of one rank is an error of all ranks",
+    "ncclSend": "returns before its receive for up to 4 messages of 8 KiB, as over some transports",
+    "ncclGroupSimulateEnd": "a model of its own",
+    "ncclParamGetAllParameterKeys": "the parameters are HOSTNCCL_*",
+}
+_HAS_EFFECT = {
+    "blocking", "splitShare", "commName", "shrinkShare", "numRmaCtx", "numRmaSig", "rmaEagerInit",
+    "algSelection", "forceAlgSelection", "userProfilerTag", "launchCompletionEvent",
+}  # fmt: skip
+_FIELDS_DIFFER = {
+    "splitShare": "nothing is shared, but NCCL's rules for it hold",
+    "shrinkShare": "nothing is shared, but NCCL's rules for it hold",
+    "algSelection": "the algorithms are staged and direct",
+    "userProfilerTag": "shown in error texts",
+}
+
 HEAD = """\
 # NCCL's features
 
 Every function of nccl.h 2.32, in its order. **cuda**: the NCCL that has it; an older one raises
 `MissingFunctionError`, which names this version. **host**: whether hostnccl has it. **call**: what
 covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
-in `tests/`.
+in `tests/`. **differs on hosts**: what hostnccl does otherwise than NCCL with `HOSTNCCL_STRICT=1`.
 
 This page is written by `python -m tools.features` and checked by
 `tests/package/test_features.py`.
@@ -204,11 +234,13 @@ def _test(name: str) -> str:
 
 
 def _fields(file: str, title: str) -> str:
-    lines = [f"\n## {title}\n", "| nccl.h | cuda | attribute |", "|---|---|---|"]
+    head = "| nccl.h | cuda | attribute | differs on hosts |"
+    lines = [f"\n## {title}\n", head, "|---|---|---|---|"]
     for since, name, attribute in re.findall(
         r"^FIELD\((\d+), .+, (\w+), (\w+)\)$", _read(file), re.M
     ):
-        lines.append(f"| {name} | {version(int(since))} | `{attribute}` |")
+        differs = _FIELDS_DIFFER.get(name, "" if name in _HAS_EFFECT else "no effect")
+        lines.append(f"| {name} | {version(int(since))} | `{attribute}` | {differs} |")
     return "\n".join(lines) + "\n"
 
 
@@ -218,14 +250,15 @@ def document() -> str:
     for function in functions():
         if function.section != section:
             section = function.section
-            text += f"\n## {section}\n\n| nccl.h | cuda | host | call | test |\n"
-            text += "|---|---|---|---|---|\n"
+            text += f"\n## {section}\n\n| nccl.h | cuda | host | call | test "
+            text += "| differs on hosts |\n|---|---|---|---|---|---|\n"
         cells = (
             function.name,
             version(function.since),
             "yes" if function.on_host else "no",
             _calls(function.name),
             _test(function.name),
+            DIFFERS.get(function.name, ""),
         )
         text += "| " + " | ".join(cells) + " |\n"
     text += _fields("config_fields.inc", "Fields of `Config` (ncclConfig_t)")

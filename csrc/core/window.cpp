@@ -157,10 +157,10 @@ Window::Offer Window::make_offer() {
     offer.problem = Problem::kEmpty;
   else if (!holds_address_)
     offer.problem = Problem::kInUse;
-  else if (address % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
-    offer.problem = Problem::kMisaligned;
   else if (!shareable)
     offer.problem = Problem::kNotShareable;
+  else if (address % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    offer.problem = Problem::kMisaligned;
   return offer;
 }
 

@@ -322,7 +322,9 @@ def _mistakes(rank: Rank) -> None:
     comm, peer = rank.comm, 1 - rank.rank
     other = rank.communicator(1)
     for call in (comm.signal, comm.wait_signal):
-        with pytest.raises(nccl.NcclInvalidUsageError, match="before a symmetric window was registered"):
+        with pytest.raises(
+            nccl.NcclInvalidUsageError, match="before a symmetric window was registered"
+        ):
             call(peer)
     buffer = comm.mem_alloc((2 if rank.rank else 1) * _PAGE)
     data = np.from_dlpack(buffer)

@@ -142,11 +142,9 @@ def _refused(rank: Rank) -> None:
         ),
     ]
     for text, call in wrong_on_one:
+        register = call if rank.rank == 1 else lambda: comm.register_window(buffer)
         with pytest.raises(ValueError, match=text) as caught:
-            if rank.rank == 1:
-                call()
-            else:
-                comm.register_window(buffer)
+            register()
         assert (rank.rank == 1) == ("of rank 1: " not in str(caught.value))
     text = "is not within one allocation of ncclMemAlloc"
     with pytest.raises(nccl.NcclInvalidArgumentError, match=text):

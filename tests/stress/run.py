@@ -41,7 +41,7 @@ def build(folder: Path, sanitizer: str, environment: dict[str, str]) -> None:
 def main(builds: Path) -> None:
     # cmake may be installed in the virtual environment of this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, **OPTIONS, "PATH": path}
+    environment = {**os.environ, **OPTIONS, "PATH": path, "HOSTNCCL_STRICT": "1"}
     for sanitizer in SANITIZERS:
         folder = builds / f"stress-{sanitizer.replace(',', '-')}"
         build(folder, sanitizer, environment)

@@ -29,8 +29,10 @@ def compile_nccl(folder: Path, version: int, source: str, *, with_streams: bool 
     if with_streams:
         names = re.findall(r"^FUNCTION\(\w+, CUresult, (\w+)", _DRIVER.read_text(), re.MULTILINE)
         names.remove("DeviceGetCount")
+        names.remove("DriverGetVersion")
         text += "int ncclCommGetAsyncError(void* comm, int* error) { *error = 0; return 0; }\n"
         text += "int hostDeviceGetCount(int* count) { *count = 1; return 0; }\n"
+        text += "int hostDriverGetVersion(int* version) { *version = 13000; return 0; }\n"
         text += "".join(f"int host{name}() {{ return 0; }}\n" for name in names)
     file, library = folder / f"nccl-{version}.c", folder / f"libnccl-{version}.so"
     file.write_text(text)

@@ -27,6 +27,7 @@ Raises:
         tensor of no elements, outside of the communicator's symmetric windows, or that does not fit
         into the peer's window. Nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
+    RuntimeError: the CUDA driver is older than 12.5.
     NcclError: NCCL failed.
 )";
 
@@ -47,6 +48,7 @@ Args:
 Raises:
     TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
+    RuntimeError: the CUDA driver is older than 12.5.
     NcclError: NCCL failed.
 )";
 
@@ -74,6 +76,7 @@ Args:
 Raises:
     TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
+    RuntimeError: the CUDA driver is older than 12.5.
     NcclError: a peer died, or NCCL failed.
 )";
 

@@ -92,9 +92,12 @@ constexpr char kRegisterDoc[] =
 
 All ranks must call it, and register and close windows in the same order; the sizes may differ.
 Large collectives on tensors inside windows are faster. Inside group() the window is ready when the
-group ends. The ranks exchange where their memory begins and ends, so the call waits for all of
-them; with a non-blocking communicator it does not, and put_signal() does not know the sizes of the
-others.
+group ends.
+
+The ranks exchange what they are about to register, so the call waits for all of them, and what is
+wrong on one rank is an error on all. With NCCL 2.29 and 2.30 it also sets up one-sided operations.
+With a non-blocking communicator the call does neither, and put_signal() does not know the sizes of
+the others.
 
 Args:
     buffer: memory that NCCL can share between ranks: of mem_alloc() or a tensor on it, at an
@@ -112,9 +115,11 @@ Returns:
     the communicator is closed: the ranks could not keep the order otherwise.
 
 Raises:
-    TypeError, ValueError: a wrong argument, a flag that the library is too old for, a buffer that
-        begins at the address of an open window, buffers that begin at different places of their
-        allocations, or the communicator is closed; nothing was registered.
+    TypeError: a wrong argument; nothing was registered.
+    ValueError: a flag that the library is too old for, the communicator is closed; or, on all ranks
+        where it is so on one: a buffer without elements, of memory that NCCL cannot share, or at
+        the address of an open window; buffers that begin at different places of their
+        allocations; other windows are open on other ranks. No rank has registered anything.
     MissingFunctionError: the library is older than NCCL 2.27.
     NcclError: NCCL cannot share the memory of a rank, or failed. Then no rank has a window.)";
 
@@ -145,7 +150,9 @@ void bind_window(py::module_& m) {
           "is "
           "older than NCCL 2.29.")
       .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
-           R"(Wait for the work on the device and deregister the memory (ncclCommWindowDeregister).
+           R"(Wait for what uses the window and deregister the memory (ncclCommWindowDeregister).
+
+On GPUs it waits for all work on the device, on CPUs for the puts of this rank into the window.
 
 All ranks close their windows in the same order, and none before the others have finished writing
 into it. Closing twice is allowed.

@@ -1,0 +1,183 @@
+"""Proves that windows and one-sided operations keep to the rules of the NCCL that is loaded: before
+2.31 the first operation waits for all ranks, a rank whose memory cannot be shared fails alone, and
+there is only signal 0; and that drivers and machines without what they need are named.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from tests.doubles import build, library
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_PAGE = 4096
+_VERSIONS = pytest.mark.parametrize("version", ["2.30", "2.32"])
+
+
+def _env(version: str, **others: str) -> dict[str, str]:
+    path = str(build.nccl(library.folder(), version))
+    return {"PYNCCL_DOUBLE": version, "PYNCCL_NCCL_LIBRARY": path, **others}
+
+
+def _window(rank: Rank) -> nccl.Window:
+    return rank.comm.register_window(rank.comm.mem_alloc(2 * _PAGE))
+
+
+def _two_of_three(rank: Rank) -> None:
+    """Rank 2 has no part in what the others do after the registration."""
+    comm, stream = rank.comm, rank.stream()
+    buffer = comm.mem_alloc(2 * _PAGE)
+    window = comm.register_window(buffer)
+    if rank.rank == 0:
+        comm.put_signal(buffer.ptr, 1, window, _PAGE, stream=stream, count=8, dtype="uint8")
+        comm.wait_signal(1, stream=stream)
+    elif rank.rank == 1:
+        comm.wait_signal(0, stream=stream)
+        comm.signal(0, stream=stream)
+    stream.synchronize()
+
+
+@_VERSIONS
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_put_needs_its_peer_only(launch: Launcher, version: str, threads: bool) -> None:
+    launch(
+        3, _two_of_three, provider="cuda", env=_env(version), threads=threads, fresh=True,
+        timeout=30,
+    )  # fmt: skip
+
+
+def _ranks_of_one_thread(rank: Rank) -> None:
+    comms = nccl.Communicator.init_all([0, 1, 2], provider="cuda")
+    with nccl.group():
+        windows = [comm.register_window(comm.mem_alloc(_PAGE)) for comm in comms]
+    stream = nccl.Stream("cuda", device=0)
+    comms[0].signal(0, stream=stream)
+    comms[0].wait_signal(0, stream=stream)
+    stream.synchronize()
+    assert all(window.handle for window in windows)
+    for comm in comms:
+        comm.close()
+
+
+@_VERSIONS
+def test_ranks_of_one_thread(launch: Launcher, version: str) -> None:
+    launch(1, _ranks_of_one_thread, provider="cuda", env=_env(version), fresh=True, timeout=30)
+
+
+def _first_is_collective(rank: Rank, waits: bool) -> None:
+    """With nccl.h's functions, which nothing comes before."""
+    lib = raw.load("cuda")
+    memory = rank.comm.mem_alloc(_PAGE)
+    comm, stream = rank.comm.handle, rank.stream()
+    lib.ncclCommWindowRegister(comm, memory.ptr, _PAGE, raw.NCCL_WIN_COLL_SYMMETRIC)
+    done = threading.Event()
+
+    def signal() -> None:
+        lib.ncclSignal(1, 0, 0, 0, comm, stream.handle)
+        done.set()
+
+    if rank.rank == 0:
+        thread = threading.Thread(target=signal)
+        thread.start()
+        assert done.wait(0.5) != waits
+    if rank.rank == 1:
+        time.sleep(1)
+        lib.ncclWaitSignal(1, [raw.ncclWaitSignalDesc_t(opCnt=1, peer=0)], comm, stream.handle)
+    else:
+        thread.join(20)
+        assert done.is_set()
+
+
+@_VERSIONS
+def test_the_first_operation_is_collective_before_2_31(launch: Launcher, version: str) -> None:
+    waits = version == "2.30"
+    launch(
+        2, _first_is_collective, waits, provider="cuda", env=_env(version), fresh=True, timeout=30
+    )
+
+
+def _one_cannot_share(rank: Rank) -> None:
+    comm = rank.comm
+    ordinary = rank.memory.put(np.zeros(_PAGE, np.uint8))
+    shared = comm.mem_alloc(_PAGE)
+    calls: list[tuple[Callable[[], nccl.Window], str]] = [
+        (lambda: comm.register_window(ordinary), "is not memory that NCCL can share"),
+        (lambda: comm.register_window(comm.mem_alloc(0)), "has no elements"),
+    ]
+    for call, text in calls:
+        wrong = call if rank.rank == 1 else lambda: comm.register_window(shared)
+        with pytest.raises(ValueError, match=text) as caught:
+            wrong()
+        assert ("of rank 1" in str(caught.value)) == (rank.rank != 1)
+    with pytest.raises(nccl.NcclInvalidArgumentError):  # no rank can: NCCL says so
+        comm.register_window(ordinary)
+    with comm.register_window(shared) as window:
+        assert window.handle
+
+
+@_VERSIONS
+def test_all_ranks_learn_that_one_cannot_register(launch: Launcher, version: str) -> None:
+    launch(3, _one_cannot_share, provider="cuda", env=_env(version), fresh=True, timeout=30)
+
+
+def _indices(rank: Rank, many: bool) -> None:
+    _window(rank)
+    lib, stream = raw.load("cuda"), rank.stream()
+    calls: list[Callable[[], object]] = [
+        lambda: rank.comm.signal(rank.rank, signal=1, stream=stream),
+        lambda: rank.comm.wait_signal(rank.rank, context=1, stream=stream),
+    ]
+    wrong = nccl.NcclInvalidArgumentError if many else ValueError
+    text = r"is not in \[0, 1\)" if many else "needs NCCL 2.31"
+    for call in calls:
+        with pytest.raises(wrong, match=text):
+            call()
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        lib.ncclSignal(rank.rank, 1, 0, 0, rank.comm.handle, stream.handle)
+
+
+@_VERSIONS
+def test_signals_of_versions(launch: Launcher, version: str) -> None:
+    launch(
+        2, _indices, version == "2.32", provider="cuda", env=_env(version), fresh=True, timeout=30
+    )
+
+
+def _not_available(rank: Rank, error: type[Exception], text: str) -> None:
+    """Registration works, collectives work."""
+    window = _window(rank)
+    stream = rank.stream()
+    calls: list[Callable[[], object]] = [
+        lambda: rank.comm.signal(1 - rank.rank, stream=stream),
+        lambda: rank.comm.wait_signal(1 - rank.rank, stream=stream),
+        lambda: rank.comm.put_signal(
+            window.address, 1 - rank.rank, window, stream=stream, count=8, dtype="uint8"
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(error, match=text):
+            call()
+    x = rank.memory.put(np.ones(4, np.float32))
+    rank.comm.all_reduce(x)
+    assert (rank.memory.get(x) == 2).all()
+
+
+_MISSING = {
+    "CUDA_DOUBLE_DRIVER_VERSION=12040": (RuntimeError, r"of version 12\.5 or later; .*12\.4"),
+    "NCCL_DOUBLE_ONE_SIDED=0": (nccl.NcclInvalidArgumentError, "one LSA team"),
+}
+
+
+@_VERSIONS
+@pytest.mark.parametrize("missing", _MISSING)
+def test_what_one_sided_operations_need(launch: Launcher, version: str, missing: str) -> None:
+    variable, value = missing.split("=")
+    env = _env(version, **{variable: value})
+    launch(2, _not_available, *_MISSING[missing], provider="cuda", env=env, fresh=True, timeout=30)

@@ -1,0 +1,352 @@
+"""Proves that hostnccl is as strict as NCCL with HOSTNCCL_STRICT=1: what NCCL leaves undefined is
+an error, and one-sided operations run in its order. The same calls succeed without it. They are
+those of nccl.h: pynccl itself prevents most of these mistakes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_PAGE = 4096
+_BYTE = raw.ncclUint8
+
+_MODES = pytest.mark.parametrize("strict", [True, False], ids=["strict", "kind"])
+
+
+def _run(launch: Launcher, function: Callable[..., None], strict: bool, nranks: int = 2) -> None:
+    launch(nranks, function, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, timeout=30)
+
+
+@contextmanager
+def _refused(strict: bool, message: str) -> Iterator[None]:
+    if strict:
+        with pytest.raises(nccl.NcclError, match=message):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _group(lib: raw.Library) -> Iterator[None]:
+    lib.ncclGroupStart()
+    yield
+    lib.ncclGroupEnd()
+
+
+def _wait(lib: raw.Library, comm: int, peer: int, stream: int = 0, context: int = 0) -> None:
+    signals = [raw.ncclWaitSignalDesc_t(opCnt=1, peer=peer, ctx=context)]
+    lib.ncclWaitSignal(1, signals, comm, stream)
+
+
+def _window(rank: Rank) -> tuple[nccl.Buffer, nccl.Window]:
+    buffer = rank.comm.mem_alloc(2 * _PAGE)
+    return buffer, rank.comm.register_window(buffer)
+
+
+def _check_blocks(rank: Rank, stream: nccl.Stream, blocks: bool) -> None:
+    """Whether the work on the stream waits for ever."""
+    event = rank.event()
+    event.record(stream)
+    until = time.monotonic() + (0.3 if blocks else 20)
+    while not event.query() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert event.query() != blocks
+    if blocks:
+        rank.comm.abort()
+
+
+def _wait_first(rank: Rank, strict: bool) -> None:
+    lib, comm, stream = raw.load("host"), rank.comm.handle, rank.stream()
+    buffer, window = _window(rank)
+    with _group(lib):
+        _wait(lib, comm, 1 - rank.rank, stream.handle)
+        lib.ncclPutSignal(
+            buffer.ptr, 8, _BYTE, 1 - rank.rank, window.handle, _PAGE, 0, 0, 0, comm, stream.handle
+        )
+    _check_blocks(rank, stream, strict)
+
+
+def _one_sided_first(rank: Rank, strict: bool) -> None:
+    """In a group NCCL runs the one-sided operations before all others."""
+    lib, comm, stream = raw.load("host"), rank.comm.handle, rank.stream()
+    _window(rank)
+    x = np.ones(1, np.float32)
+    reduce = (x.ctypes.data, x.ctypes.data, 1, raw.ncclFloat32, raw.ncclSum, comm, stream.handle)
+    if rank.rank == 0:
+        with _group(lib):
+            lib.ncclAllReduce(*reduce)
+            _wait(lib, comm, 1, stream.handle)
+    else:
+        lib.ncclAllReduce(*reduce)
+        lib.ncclSignal(0, 0, 0, 0, comm, stream.handle)
+    _check_blocks(rank, stream, strict)
+
+
+def _context_by_context(rank: Rank, strict: bool) -> None:
+    rank._comm = rank.communicator(config=nccl.Config(num_rma_ctx=2))
+    lib, comm, stream = raw.load("host"), rank.comm.handle, rank.stream()
+    _window(rank)
+    if rank.rank == 0:
+        with _group(lib):
+            lib.ncclSignal(1, 0, 1, 0, comm, stream.handle)
+            _wait(lib, comm, 1, stream.handle)
+    else:
+        _wait(lib, comm, 0, stream.handle, 1)
+        lib.ncclSignal(0, 0, 0, 0, comm, stream.handle)
+    _check_blocks(rank, stream, strict)
+
+
+@_MODES
+@pytest.mark.parametrize("program", [_wait_first, _one_sided_first, _context_by_context])
+def test_one_sided_operations_run_in_order(
+    launch: Launcher, program: Callable[..., None], strict: bool
+) -> None:
+    _run(launch, program, strict)
+
+
+def _captured(rank: Rank, call: Callable[[nccl.Stream], None]) -> tuple[nccl.Graph, nccl.Stream]:
+    stream = rank.stream()
+    with nccl.capture(stream) as graph:
+        call(stream)
+    return graph, stream
+
+
+def _captured_and_not(rank: Rank, strict: bool) -> None:
+    """A captured signal does not end a wait that is not captured."""
+    _window(rank)
+    peer = 1 - rank.rank
+    graph, stream = _captured(rank, lambda stream: rank.comm.signal(peer, stream=stream))
+    graph.launch(stream)
+    rank.comm.wait_signal(peer, stream=stream)
+    _check_blocks(rank, stream, strict)
+
+
+def _two_under_way(rank: Rank, strict: bool) -> None:
+    """A graph keeps one signal for each peer under way."""
+    _window(rank)
+    peer = 1 - rank.rank
+
+    def call(stream: nccl.Stream) -> None:
+        rank.comm.signal(peer, stream=stream)
+        rank.comm.signal(peer, stream=stream)
+        rank.comm.wait_signal(peer, 2, stream=stream)
+
+    graph, stream = _captured(rank, call)
+    graph.launch(stream)
+    _check_blocks(rank, stream, strict)
+
+
+@_MODES
+@pytest.mark.parametrize("program", [_captured_and_not, _two_under_way])
+def test_captured_signals_are_separate(
+    launch: Launcher, program: Callable[..., None], strict: bool
+) -> None:
+    _run(launch, program, strict)
+
+
+def _graphs_of_both(rank: Rank, strict: bool) -> None:
+    """What is right in NCCL: a put and its wait are captured, beside others that are not."""
+    comm, peer = rank.comm, 1 - rank.rank
+    buffer, window = _window(rank)
+    data = np.from_dlpack(buffer)
+
+    def call(stream: nccl.Stream) -> None:
+        for _ in range(3):
+            comm.put_signal(data[:8], peer, window, _PAGE, stream=stream)
+            comm.wait_signal(peer, stream=stream)
+
+    graph, stream = _captured(rank, call)
+    for turn in range(1, 20):
+        data[:8] = 10 * rank.rank + turn
+        graph.launch(stream)
+        comm.signal(peer, stream=stream)
+        comm.wait_signal(peer, stream=stream)
+        stream.synchronize()
+        assert (data[_PAGE : _PAGE + 8] == 10 * peer + turn).all()
+        comm.all_reduce(np.zeros(1))
+    assert not data[_PAGE + 8 :].any()
+
+
+@_MODES
+def test_graphs_with_their_waits(launch: Launcher, strict: bool) -> None:
+    _run(launch, _graphs_of_both, strict)
+
+
+def _registrations(rank: Rank, strict: bool) -> None:
+    lib, comm = raw.load("host"), rank.comm.handle
+    memory = [lib.ncclMemAlloc(4 * _PAGE) for _ in range(3)]
+
+    def register(address: int, flags: int = raw.NCCL_WIN_COLL_SYMMETRIC) -> int:
+        return lib.ncclCommWindowRegister(comm, address, _PAGE, flags)
+
+    with _refused(strict, "bytes after the beginning of its allocation"):
+        register(memory[0] + rank.rank * _PAGE)
+    first, second = register(memory[1]), register(memory[2])
+    with _refused(strict, "is the address of a window of comm that is open"):
+        register(memory[1])
+    lib.ncclCommWindowDeregister(comm, first if rank.rank == 0 else second)
+    with _refused(strict, "have different windows open"):
+        register(memory[0])
+    lib.ncclCommWindowDeregister(comm, second if rank.rank == 0 else first)
+    # The order of two that are closed between the same registrations makes no difference.
+    lib.ncclCommWindowDeregister(comm, register(memory[0] + 2 * _PAGE))
+
+
+@_MODES
+def test_windows_are_alike_on_all_ranks(launch: Launcher, strict: bool) -> None:
+    _run(launch, _registrations, strict)
+
+
+def _deregistered_under_a_put(rank: Rank, strict: bool) -> None:
+    lib, comm, stream = raw.load("host"), rank.comm.handle, rank.stream()
+    memory = lib.ncclMemAlloc(2 * _PAGE)
+    symmetric = raw.NCCL_WIN_COLL_SYMMETRIC
+    window = lib.ncclCommWindowRegister(comm, memory, 2 * _PAGE, symmetric)
+    event = rank.event()
+    if rank.rank == 1:
+        stream.launch(lambda: time.sleep(0.5))
+        lib.ncclPutSignal(memory, 8, _BYTE, 0, window, _PAGE, 0, 0, 0, comm, stream.handle)
+        event.record(stream)
+        with _refused(strict, "a put into it is not complete"):
+            lib.ncclCommWindowDeregister(comm, window)
+        stream.synchronize()
+    else:
+        _wait(lib, comm, 1)
+    if strict or rank.rank == 0:
+        lib.ncclCommWindowDeregister(comm, window)
+    lib.ncclMemFree(memory)
+
+
+@_MODES
+def test_windows_of_queued_puts_stay(launch: Launcher, strict: bool) -> None:
+    _run(launch, _deregistered_under_a_put, strict)
+
+
+def _arguments(rank: Rank, strict: bool) -> None:
+    lib, comm, peer = raw.load("host"), rank.comm.handle, 1 - rank.rank
+    memory = lib.ncclMemAlloc(2 * _PAGE)
+    plain = lib.ncclCommWindowRegister(comm, memory, _PAGE, 0)
+    with _refused(strict, "before a symmetric window was registered"):
+        lib.ncclSignal(peer, 0, 0, 0, comm, 0)
+        _wait(lib, comm, peer)
+    symmetric = raw.NCCL_WIN_COLL_SYMMETRIC
+    window = lib.ncclCommWindowRegister(comm, memory + _PAGE, _PAGE, symmetric)
+    for source, count, message in (
+        (memory + _PAGE, 0, "count=0"),
+        (memory, 8, "is not within a symmetric window"),
+    ):
+        with _refused(strict, message):
+            lib.ncclPutSignal(source, count, _BYTE, peer, plain, 0, 0, 0, 0, comm, 0)
+            _wait(lib, comm, peer)
+    with _refused(strict, "nDesc=0"):
+        lib.ncclWaitSignal(0, [], comm, 0)
+    lib.ncclPutSignal(memory + _PAGE, 8, _BYTE, peer, plain, 0, 0, 0, 0, comm, 0)
+    _wait(lib, comm, peer)
+    assert window != plain
+
+
+@_MODES
+def test_arguments_that_nccl_refuses(launch: Launcher, strict: bool) -> None:
+    _run(launch, _arguments, strict)
+
+
+def _simulations(rank: Rank, strict: bool) -> None:
+    lib = raw.load("host")
+    x = np.ones(2, np.float32)
+    address = x.ctypes.data
+
+    def simulate(comm: nccl.Communicator, call: Callable[[int], None]) -> None:
+        lib.ncclGroupStart()
+        call(comm.handle)
+        lib.ncclGroupSimulateEnd(raw.ncclSimInfo_t())
+
+    def send(comm: int) -> None:
+        lib.ncclSend(address, 2, raw.ncclFloat32, 1 - rank.rank, comm, 0)
+
+    def gather(comm: int) -> None:
+        lib.ncclGather(address, address, 1, raw.ncclFloat32, 0, comm, 0)
+
+    def all_reduce(comm: int) -> None:
+        lib.ncclAllReduce(address, address, 2, raw.ncclFloat32, raw.ncclSum, comm, 0)
+
+    for call, name in ((send, "ncclSend"), (gather, "ncclGather")):
+        with _refused(strict, f"{name}: NCCL keeps its messages"):
+            simulate(rank.comm, call)
+    simulate(rank.comm, all_reduce)
+    other = rank.communicator(1, config=nccl.Config(blocking=0))
+    other.wait_ready(20)
+    with _refused(strict, "with a non-blocking communicator"):
+        simulate(other, all_reduce)
+    rank.comm.all_reduce(x)
+    assert (x == 2).all()
+
+
+@_MODES
+def test_simulation_of_what_nccl_runs(launch: Launcher, strict: bool) -> None:
+    launch(2, _simulations, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2)
+
+
+def _shared(rank: Rank, strict: bool) -> None:
+    lib = raw.load("host")
+    parent = rank.communicator(config=nccl.Config(split_share=1))
+    child = lib.ncclCommSplit(parent.handle, 0, rank.rank, None)
+    for comm in (parent.handle, child):
+        with _refused(strict, "shares its resources"):
+            lib.ncclCommSuspend(comm, raw.NCCL_SUSPEND_MEM)
+            lib.ncclCommResume(comm)
+    lib.ncclCommDestroy(child)
+    lib.ncclCommSuspend(parent.handle, raw.NCCL_SUSPEND_MEM)
+    lib.ncclCommResume(parent.handle)
+    child = lib.ncclCommSplit(parent.handle, 0, rank.rank, None)
+    parent.all_reduce(np.ones(1))
+    lib.ncclCommAbort(child)
+    with _refused(strict, "shares the resources of comm was aborted|was aborted"):
+        parent.all_reduce(np.ones(1))
+    if strict:
+        parent.abort()
+
+
+@_MODES
+def test_shared_resources(launch: Launcher, strict: bool) -> None:
+    _run(launch, _shared, strict)
+
+
+def _growing(rank: Rank, strict: bool) -> None:
+    lib = raw.load("host")
+    comm = rank.comm.handle
+    if rank.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NCCL_COMM_ID", "127.0.0.1:1")
+            with _refused(strict, "NCCL_COMM_ID"):
+                lib.ncclCommGetUniqueId(comm)
+        if strict:
+            lib.ncclCommGetUniqueId(comm)
+            with _refused(strict, "ncclCommGrow must come first"):
+                lib.ncclCommSplit(comm, 0, 0, None)
+    if not strict:
+        lib.ncclCommDestroy(lib.ncclCommSplit(comm, 0, rank.rank, None))
+
+
+@_MODES
+def test_growing_comes_first(launch: Launcher, strict: bool) -> None:
+    _run(launch, _growing, strict)
+
+
+def _disagreeing(rank: Rank) -> None:
+    os.environ["HOSTNCCL_STRICT"] = str(rank.rank)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about HOSTNCCL_STRICT: rank 0"):
+        rank.communicator()
+
+
+def test_all_ranks_are_strict(launch: Launcher) -> None:
+    launch(2, _disagreeing, fresh=True)
