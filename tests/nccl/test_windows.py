@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support import shared_memory
+from tests.support import gpu, shared_memory
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -62,6 +62,25 @@ def _lifecycle(rank: Rank) -> None:
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_lifecycle(launch: Launcher, provider: str, nranks: int, threads: bool) -> None:
     launch(nranks, _lifecycle, provider=provider, threads=threads)
+
+
+def _alike(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommWindowRegister")
+    comm = rank.comm
+    buffers = [comm.mem_alloc(2 * _PAGE) for _ in range(3)]
+    first, second = comm.register_window(buffers[0]), comm.register_window(buffers[1])
+    (first if rank.rank == 0 else second).close()
+    with pytest.raises(ValueError, match="rank 0 and rank 1 have different windows open"):
+        comm.register_window(buffers[2])
+    (second if rank.rank == 0 else first).close()
+    start = buffers[2].ptr + rank.rank * _PAGE
+    with pytest.raises(ValueError, match=r"begins 0 bytes .* on rank 0, and 4096 bytes on rank 1"):
+        comm.register_window(start, count=_PAGE, dtype="uint8")
+    comm.register_window(buffers[2]).close()
+
+
+def test_windows_are_alike_on_all_ranks(launch: Launcher, provider: str) -> None:
+    launch(2, _alike, provider=provider)
 
 
 def test_a_deleted_window_stays_registered() -> None:
