@@ -23,8 +23,8 @@ _BYTE = raw.ncclUint8
 _MODES = pytest.mark.parametrize("strict", [True, False], ids=["strict", "kind"])
 
 
-def _run(launch: Launcher, function: Callable[..., None], strict: bool, nranks: int = 2) -> None:
-    launch(nranks, function, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, timeout=30)
+def _run(launch: Launcher, function: Callable[..., None], strict: bool) -> None:
+    launch(2, function, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2, timeout=30)
 
 
 @contextmanager
@@ -54,13 +54,15 @@ def _window(rank: Rank) -> tuple[nccl.Buffer, nccl.Window]:
 
 
 def _check_blocks(rank: Rank, stream: nccl.Stream, blocks: bool) -> None:
-    """Whether the work on the stream waits for ever."""
+    """Whether the work on the stream waits for ever, on both ranks."""
+    other = rank.communicator(1)
     event = rank.event()
     event.record(stream)
     until = time.monotonic() + (0.3 if blocks else 20)
     while not event.query() and time.monotonic() < until:
         time.sleep(0.001)
     assert event.query() != blocks
+    other.all_reduce(np.zeros(1))  # no rank aborts before both have looked
     if blocks:
         rank.comm.abort()
 
@@ -293,7 +295,7 @@ def _simulations(rank: Rank, strict: bool) -> None:
 
 @_MODES
 def test_simulation_of_what_nccl_runs(launch: Launcher, strict: bool) -> None:
-    launch(2, _simulations, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2)
+    _run(launch, _simulations, strict)
 
 
 def _shared(rank: Rank, strict: bool) -> None:

@@ -53,7 +53,7 @@ void all_put(int rank, int nranks, ncclComm_t comm, int repetitions) {
   std::mt19937 random{unsigned(rank)};
   for (int round = 0; round < repetitions; ++round) {
     for (int peer = 0; peer < nranks; ++peer) {
-      const size_t count = random() % 3 == 0 ? random() % part : random() % 8;
+      const size_t count = 1 + (random() % 3 == 0 ? random() % (part - 1) : random() % 7);
       int32_t* data = outgoing.data + size_t(peer) * part;
       for (size_t i = 0; i < count; ++i) data[i] = int32_t(rank * 100000 + round);
       const size_t at = size_t(rank) * part;
