@@ -137,7 +137,7 @@ void on_streams() {
   });
 }
 
-// All ranks in one thread, with the waits called before the puts.
+// All ranks in one thread.
 void in_a_group() {
   constexpr int kRanks = 3;
   ncclComm_t comms[kRanks];
@@ -154,12 +154,12 @@ void in_a_group() {
     for (void* one : memory) static_cast<int32_t*>(one)[0] = round;
     OK(ncclGroupStart());
     for (int rank = 0; rank < kRanks; ++rank) {
-      ncclWaitSignalDesc_t signals[] = {{1, (rank + 1) % kRanks, 0, 0},
-                                        {1, (rank + 2) % kRanks, 0, 0}};
-      OK(ncclWaitSignal(2, signals, comms[rank], nullptr));
       OK(ncclPutSignal(memory[rank], 1, ncclInt32, (rank + 1) % kRanks, windows[rank], 64, 0, 0, 0,
                        comms[rank], nullptr));
       OK(ncclSignal((rank + 2) % kRanks, 0, 0, 0, comms[rank], nullptr));
+      ncclWaitSignalDesc_t signals[] = {{1, (rank + 1) % kRanks, 0, 0},
+                                        {1, (rank + 2) % kRanks, 0, 0}};
+      OK(ncclWaitSignal(2, signals, comms[rank], nullptr));
     }
     OK(ncclGroupEnd());
     for (void* one : memory) CHECK(static_cast<int32_t*>(one)[16] == round);
