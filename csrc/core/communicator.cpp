@@ -40,21 +40,11 @@ void Communicator::throw_not_open() const {
 }
 
 void Communicator::throw_failed(ncclResult_t result, const char* function, const char* file,
-                                int line) {
+                                int line, const char* hint) {
   std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
+  if (result == ncclInvalidArgument) text += hint;
   note_failed(text);
   throw NcclFailure(result, function, rank_, text + place_text(file, line));
-}
-
-// NCCL does not say why it refuses an operation whose arguments are right.
-void Communicator::throw_one_sided(ncclResult_t result, const char* function) {
-  std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
-  if (result == ncclInvalidArgument)
-    text +=
-        "; NCCL runs one-sided operations where all ranks can map each other's memory (one LSA "
-        "team), or where its RMA proxy connects them";
-  note_failed(text);
-  throw NcclFailure(result, function, rank_, text);
 }
 
 void Communicator::note_failed(std::string& text) {
@@ -308,9 +298,10 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
 std::uint64_t Communicator::identity_of_windows() const {
   std::uint64_t identity = 0;
   for (const auto& [address, memory] : window_memory_) {
-    std::uint64_t number = memory.number * 0x9e3779b97f4a7c15u;  // a mixer of SplitMix64
-    number = (number ^ (number >> 32)) * 0xd6e8feb86659fd93u;
-    identity ^= number ^ (number >> 32);
+    std::uint64_t number = memory.number;  // mixed by the finaliser of SplitMix64
+    number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9u;
+    number = (number ^ (number >> 27)) * 0x94d049bb133111ebu;
+    identity ^= number ^ (number >> 31);
   }
   return identity;
 }

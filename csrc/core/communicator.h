@@ -99,9 +99,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void begin_use() { uses_.fetch_add(1); }
   void end_use() { uses_.fetch_sub(1); }
   // Throws for a result of NCCL. Where another thread has aborted the communicator, the text says
-  // so.
+  // so. hint: follows NCCL's text of ncclInvalidArgument.
   [[noreturn]] void throw_failed(ncclResult_t result, const char* function, const char* file,
-                                 int line);
+                                 int line, const char* hint = "");
   // The same for the end of a group, which has thrown: it adds to the text.
   void note_failed(std::string& text);
 
@@ -183,16 +183,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
 
   [[noreturn]] void throw_not_open() const;
-  void check(ncclResult_t result, const char* function,
+  void check(ncclResult_t result, const char* function, const char* hint = "",
              std::source_location where = std::source_location::current()) {
     if (!succeeded(result)) [[unlikely]]
-      throw_failed(result, function, where.file_name(), static_cast<int>(where.line()));
+      throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
   }
-  void check_one_sided(ncclResult_t result, const char* function) {
-    if (!succeeded(result)) [[unlikely]]
-      throw_one_sided(result, function);
-  }
-  [[noreturn]] void throw_one_sided(ncclResult_t result, const char* function);
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator, bool shares);
   bool shares() const;

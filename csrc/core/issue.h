@@ -17,8 +17,9 @@ namespace pynccl {
   check((entry)(__VA_ARGS__, comm, o.stream), #function); \
   return
 #define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
-#define ONE_SIDED(function, ...)                                                                   \
-  check_one_sided(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function); \
+#define ONE_SIDED(function, ...)                                                        \
+  check(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function, \
+        kOneSidedHint);                                                                 \
   return
   // PRESENT: every library from 2.18 on has the function, or sends and receives replace
   // it. ONE_SIDED: a library without the function is an error.

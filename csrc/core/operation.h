@@ -39,6 +39,11 @@ class Window;
 
 constexpr int kOneSidedDriver = 12050;  // the first CUDA driver with what NCCL needs for them
 
+// NCCL does not say why it refuses one whose arguments are right.
+constexpr char kOneSidedHint[] =
+    "; NCCL runs one-sided operations where all ranks can map each other's memory (one LSA team), "
+    "or where its RMA proxy connects them";
+
 struct Operation {
   OperationKind kind;
   ncclDataType_t dtype;

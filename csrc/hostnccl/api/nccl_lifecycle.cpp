@@ -19,7 +19,7 @@ Ref<Communicator> parent_comm(ncclComm_t handle) {
   return comm;
 }
 
-// NCCL takes the next communicator that is derived from comm for the one that grows.
+// In NCCL a split or shrink of comm between ncclCommGetUniqueId and ncclCommGrow fails or hangs.
 void check_not_growing(Communicator& comm) {
   if (!comm.settings().strict || !comm.derived_names().growing()) return;
   fail(ncclInvalidUsage, "ncclCommGrow must come first: comm has an id of ncclCommGetUniqueId");

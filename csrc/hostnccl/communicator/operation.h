@@ -71,6 +71,7 @@ inline const CollectiveTraits& traits_of(Kind kind) {
   return kCollectiveTraits[static_cast<size_t>(kind)];
 }
 inline bool is_collective(Kind kind) { return kind <= Kind::Resume; }
+inline bool is_one_sided(Kind kind) { return kind >= Kind::PutSignal; }
 inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::Recv; }
 
 // The path of a collective's data: see operations/collective_paths.h.

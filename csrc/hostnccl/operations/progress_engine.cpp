@@ -17,10 +17,6 @@ constexpr int64_t kFirstContext = INT32_MIN;
 constexpr auto kMaxSleep = std::chrono::milliseconds(50);  // between two checks of the waits
 constexpr auto kLivenessInterval = std::chrono::milliseconds(200);  // between checks of processes
 
-bool is_one_sided(Kind kind) {
-  return kind == Kind::PutSignal || kind == Kind::Signal || kind == Kind::WaitSignal;
-}
-
 // Operations of a communicator with equal keys share a queue.
 int64_t queue_key(const Operation& operation, const CommSettings& settings) {
   if (settings.strict && is_one_sided(operation.kind)) {

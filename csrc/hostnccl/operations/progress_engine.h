@@ -5,8 +5,10 @@
 // for signals. The operations of a queue run one after the other; all queues progress together, so
 // no order of operations within a group can deadlock. In strict mode the one-sided operations run
 // as in NCCL: those of a context one after the other, context by context, before everything else of
-// their communicator. The thread resumes the queues whose wait
-// condition is met. When none is, it spins, yields, then sleeps on exactly those conditions.
+// their communicator.
+//
+// The thread resumes the queues whose wait condition is met. When none is, it spins, yields, then
+// sleeps on exactly those conditions.
 #pragma once
 
 #include <optional>

@@ -50,8 +50,12 @@ class Registration {
   // Called in the order of operations, so all ranks take the same window number.
   Contribution contribution() {
     number_ = comm_.windows().next_number();
-    Contribution own{reinterpret_cast<uint64_t>(own_.local), own_.bytes, offset_,
-                     comm_.windows().open_set()->identity(), {},         Status::of(error_)};
+    Contribution own{};
+    own.address = reinterpret_cast<uint64_t>(own_.local);
+    own.bytes = own_.bytes;
+    own.offset = offset_;
+    own.open_before = comm_.windows().open_set()->identity();
+    own.status = Status::of(error_);
     if (files_) own.file_address = files_->address();
     return own;
   }

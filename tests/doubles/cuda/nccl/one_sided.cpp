@@ -1,6 +1,5 @@
 // One-sided operations, and the windows that they need.
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "driver/driver.h"
@@ -76,8 +75,10 @@ ncclResult_t Call<&Table::ncclWaitSignal>::run(const char* function, int count,
 ncclResult_t Call<&Table::ncclCommWindowRegister>::run(const char* function, ncclComm_t comm,
                                                        void* memory, size_t size,
                                                        ncclWindow_t* window, int flags) {
-  const RangeRef range = find_range(memory);
-  if (!range || std::string_view(range->origin) != "ncclMemAlloc") return ncclInvalidArgument;
+  CUmemGenericAllocationHandle allocation = 0;
+  if (driver::MemRetainAllocationHandle(&allocation, memory) != CUDA_SUCCESS)
+    return ncclInvalidArgument;
+  driver::MemRelease(allocation);
   return forward(function, nccl().ncclCommWindowRegister, comm, memory, size, window, flags);
 }
 
