@@ -232,6 +232,7 @@ void register_window(const Job& job, abi::ncclWindow_t* out, void* buffer, size_
   operation.recv = &registration;
   ProgressEngine engine;
   engine.add(job.parent, operation);
+  engine.prepare();
   engine.set_sequence(job.sequence);
   if (const std::optional<Error> error = engine.run()) throw *error;
   *out = reinterpret_cast<abi::ncclWindow_t>(registration.finish().slot());
