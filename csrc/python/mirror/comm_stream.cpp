@@ -111,7 +111,7 @@ Args:
 Returns:
     The Work of an asynchronous operation, None for a synchronous one.)")
       .def("call_under_way", &CommStream::call_under_way,
-           "The number of the synchronous call that is under way, 0 for none.")
+           "The number of the next synchronous call to end, 0 where none is under way.")
       .def("oldest", &CommStream::oldest,
            "The number of the oldest asynchronous operation that is not done; None if all are.");
 }

@@ -67,7 +67,7 @@ std::vector<std::int64_t> extents_from_python(const py::object& shape) {
 }  // namespace
 
 void bind_communicator(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
+  using Release = py::call_guard<GilReleased>;
 
   py::class_<BufferRegistration>(
       m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).")
@@ -140,7 +140,7 @@ Raises:
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](Communicator& c, const py::object& exception, const py::object&, const py::object&) {
-             const py::gil_scoped_release released;
+             const GilReleased released;
              exception.is_none() ? c.close() : c.abort();
            })
       .def_property_readonly("rank", &Communicator::rank, "This rank (ncclCommUserRank).")

@@ -6,6 +6,7 @@
 
 #include "core/graph.h"
 #include "python/call/errors.h"
+#include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
 #include "python/objects/bind.h"
@@ -36,7 +37,7 @@ void or_sleep(Body&& body) {
 template <class Body>
 void with_gil(Body&& body) {
   or_sleep([&] {
-    const py::gil_scoped_acquire gil;
+    const GilAcquired gil;
     or_sleep(body);
   });
 }
@@ -55,7 +56,7 @@ void capture(const Stream& stream, const py::function& callable) {
   if (!Graph::hold(stream.library(), stream.handle(), hold(py::object(callable))) && valid)
     throw py::value_error(
         "stream: it is captured, but not by capture(), which would keep the function alive");
-  const py::gil_scoped_release released;
+  const GilReleased released;
   stream.launch_host_function(&call_again, callable.ptr());
 }
 
@@ -63,7 +64,7 @@ void launch(const Stream& stream, const py::function& callable) {
   if (stream.capture_status() != CU_STREAM_CAPTURE_STATUS_NONE) return capture(stream, callable);
   PyObject* reference = callable.inc_ref().ptr();
   try {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     stream.launch_host_function(&call_once, reference);
   } catch (...) {
     callable.dec_ref();
@@ -74,7 +75,7 @@ void launch(const Stream& stream, const py::function& callable) {
 }  // namespace
 
 void bind_stream(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
+  using Release = py::call_guard<GilReleased>;
   py::class_<Stream, std::shared_ptr<Stream>> stream(
       m, "Stream", R"(A stream: a queue that runs work in order (cudaStream_t).
 
@@ -149,7 +150,7 @@ Raises:
           "record",
           [](const Event& e, const py::object& on) {
             const cudaStream_t handle = stream_from_python(on.ptr(), e.library());
-            const py::gil_scoped_release released;
+            const GilReleased released;
             e.record(handle);
           },
           py::arg("stream"), R"(Record the present end of a stream (cuEventRecord).

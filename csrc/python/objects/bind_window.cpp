@@ -16,7 +16,7 @@ class OwnedWindow : public Window {
   using Window::Window;
   ~OwnedWindow() {
     if (!is_open()) return;
-    const py::gil_scoped_acquire gil;
+    const GilAcquired gil;
     const py::error_scope raised;  // an exception may be set
     if (PyErr_WarnEx(PyExc_ResourceWarning,
                      "a pynccl Window was not closed; it stays registered until its communicator "
@@ -149,7 +149,7 @@ void bind_window(py::module_& m) {
           "Raises:\n    ValueError: the window is closed.\n    MissingFunctionError: the library "
           "is "
           "older than NCCL 2.29.")
-      .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
+      .def("close", &Window::close, py::call_guard<GilReleased>(),
            R"(Wait for what uses the window and deregister the memory (ncclCommWindowDeregister).
 
 On GPUs it waits for all work on the device, on CPUs for the puts of this rank into the window.
