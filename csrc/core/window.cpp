@@ -115,6 +115,9 @@ void Window::cancel() {
 
 void Window::make(const std::vector<Window*>& windows) {
   if (windows.empty()) return;
+  RawGroup::check_none();
+  std::vector<Communicator::Claim> claims;
+  for (const Window* window : windows) claims.emplace_back(window->communicator_);
   Library& library = windows.front()->communicator_->library();
   const RelaxedMode relaxed(library);  // a thread that captures may register windows
   std::vector<std::unique_ptr<Exchange>> exchanges;
@@ -255,6 +258,7 @@ void Window::close() {
   if (state_ == State::kPending)
     throw std::invalid_argument("window: it is still being registered; leave the group first");
   if (closed()) return cancel();
+  const Communicator::Claim claim(communicator_);
   const ncclWindow_t window = handle();
   wait_for_use();
   if (window) {
