@@ -232,17 +232,25 @@ elif how == "event":
     event.record(stream)
     threading.Thread(target=event.synchronize, daemon=True).start()
 elif how == "launch":
-    for _ in range(20):
-        stream.launch(lambda: time.sleep(0.01))
+    for _ in range(200):
+        stream.launch(lambda sleep=time.sleep: sleep(0.01))
 else:
     def call():
+        alone = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
         while True:
-            nccl.get_unique_id("host")
+            alone.all_reduce(array)
     for _ in range(4):
         threading.Thread(target=call, daemon=True).start()
 time.sleep(0.1)
-for comm in comms if how != "collective" else ():
-    comm.abort()
+
+class Slow:
+    # The end of the interpreter takes a while, in which other threads ask for the GIL.
+    def __del__(self, sleep=time.sleep, comms=comms):
+        for comm in comms:
+            comm.abort()
+        sleep(0.3)
+
+slow = Slow()
 """
 
 

@@ -5,20 +5,35 @@
 // pybind11's thread state.
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
+
+#include <utility>
 
 namespace pynccl::python {
 
 namespace gil {
-// PyEval_RestoreThread and PyGILState_Ensure, for a thread that may outlive the interpreter.
-void restore(PyThreadState* state);
+[[noreturn, gnu::cold]] void sleep_until_exit();
+
+// Calls body, in which Python may end this thread.
+template <class Body>
+auto or_sleep(Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const ::abi::__forced_unwind&) {  // pthread_exit
+    sleep_until_exit();
+  }
+}
+
 PyGILState_STATE ensure();
 }  // namespace gil
 
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
-  ~GilReleased() { gil::restore(state_); }
+  ~GilReleased() {
+    gil::or_sleep([this] { PyEval_RestoreThread(state_); });
+  }
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;
 

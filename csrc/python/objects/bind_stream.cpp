@@ -1,9 +1,6 @@
 // The classes Stream and Event, on either provider.
 #include "core/stream.h"
 
-#include <cxxabi.h>
-#include <unistd.h>
-
 #include "core/graph.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
@@ -23,23 +20,10 @@ void call(const py::object& callable) {
   }
 }
 
-// A thread that asks for the GIL while the interpreter ends is ended by Python before 3.14. That
-// unwinds the stack, which must not pass the frames of the driver: the thread sleeps instead.
-template <class Body>
-void or_sleep(Body&& body) {
-  try {
-    body();
-  } catch (const ::abi::__forced_unwind&) {
-    for (;;) ::pause();
-  }
-}
-
 template <class Body>
 void with_gil(Body&& body) {
-  or_sleep([&] {
-    const GilAcquired gil;
-    or_sleep(body);
-  });
+  const GilAcquired gil;
+  gil::or_sleep(body);
 }
 
 void call_once(void* data) {
