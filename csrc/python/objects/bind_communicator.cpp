@@ -16,14 +16,16 @@ namespace {
 class BufferRegistration {
  public:
   BufferRegistration(std::shared_ptr<Communicator> communicator, const py::object& buffer)
-      : communicator_(std::move(communicator)), buffer_(buffer) {
+      : communicator_(std::move(communicator)) {
     communicator_->handle();  // a closed communicator is refused before its arguments are read
-    TensorView view = view_tensor("buffer", buffer.ptr(), nullptr, nullptr);
+    Owners owners;
+    TensorView view = view_tensor(owners, "buffer", buffer.ptr());
     check_placement(view, communicator_->library(), communicator_->device());
     const Communicator::Use comm(*communicator_);
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommRegister,
                (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
+    buffer_ = py::make_tuple(buffer, owners.object());
   }
   BufferRegistration(const BufferRegistration&) = delete;
   BufferRegistration& operator=(const BufferRegistration&) = delete;

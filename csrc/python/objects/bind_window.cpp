@@ -73,11 +73,12 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
   const Library& library = communicator->library();
   library.nccl<&NcclTable::ncclCommWindowRegister>();
   const auto given = [](const py::object& o) { return o.is_none() ? nullptr : o.ptr(); };
-  TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
+  Owners owners;
+  TensorView view = view_tensor(owners, "buffer", buffer.ptr(), given(count), given(dtype));
   check_placement(view, library, communicator->device());
   const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
   auto window = std::make_shared<OwnedWindow>(std::move(communicator), view.data, view.nbytes(),
-                                              flags, hold(buffer));
+                                              flags, hold(py::make_tuple(buffer, owners.object())));
   if (Group* group = Group::active()) {
     group->record(Group::PendingWindow{window});
     return window;

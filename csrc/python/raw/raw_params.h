@@ -154,19 +154,21 @@ struct Array {
     null = object == Py_None;
     if (null) return;
     const std::string parameter(reference(name, 0));
-    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(object, ""));
-    if (!sequence) {
+    // A copy: the conversion of an item may run Python code that changes a list.
+    const auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(object));
+    if (!items) {
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
       PyErr_Clear();
       throw_type_error(parameter.c_str(), "a sequence or None", object);
     }
-    const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+    const auto size = static_cast<std::size_t>(PyTuple_GET_SIZE(items.ptr()));
     const std::size_t needed = call.count(reference(name, 1));
     if (size < needed)
       throw py::value_error(parameter + ": has " + std::to_string(size) + " items, " +
                             std::string(reference(name, 1)) + " is " + std::to_string(needed));
     for (std::size_t i = 0; i < size; ++i)
       values.push_back(from_python<std::remove_const_t<T>>(
-          parameter.c_str(), PySequence_Fast_GET_ITEM(sequence.ptr(), static_cast<Py_ssize_t>(i))));
+          parameter.c_str(), PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
   }
   C argument() { return null ? nullptr : values.data(); }
 };
