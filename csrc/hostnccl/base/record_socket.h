@@ -1,35 +1,40 @@
 // Unix sockets with abstract names that carry records, each optionally with a file descriptor. Such
 // a socket has no file and ends with its last descriptor, however a process ends.
+//
+// Every user of the machine can connect to an abstract name, and bind one that nobody has bound.
 #pragma once
 
 #include <sys/socket.h>
-#include <sys/un.h>
+#include <sys/types.h>
 
 #include <cstddef>
+#include <span>
 
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/unique_id.h"
 
 namespace hostnccl {
 
-class SocketName {
- public:
-  explicit SocketName(const RendezvousName& name);
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
-  socklen_t length() const { return length_; }
+// The name is a hash of the key, because all users see it in /proc/net/unix. None of these sockets
+// ever blocks.
+Fd try_bind(const RendezvousKey& key);     // a listening socket; empty if the name is bound already
+Fd try_connect(const RendezvousKey& key);  // empty if nobody listens, or the queue is full
 
- private:
-  sockaddr_un address_{};
-  socklen_t length_;
-};
+// The next connection of this user; those of others are closed. Empty if there is none, or after a
+// number of others.
+Fd try_accept(int listener);
 
-Fd make_record_socket(int type);  // SOCK_SEQPACKET or SOCK_DGRAM; never blocks
+// The process that has connected, or that listens.
+pid_t peer_pid(int connection);
+bool peer_is_same_user(int connection);
 
 // False, with errno, if the record was not sent completely.
-bool send_record(int socket, const void* record, size_t size, int passed_fd,
-                 const SocketName* to = nullptr);
+bool send_record(int socket, std::span<const std::byte> record, int passed_fd = -1);
 
 enum class Received { Message, Nothing, Closed };
-Received receive_record(int socket, void* record, size_t size, Fd* passed_fd);
+
+// Receives a record into the buffer and sets its length; one that is longer than the buffer is cut.
+// Descriptors that come with it are closed, except a single one if passed_fd is not null.
+Received receive_record(int socket, std::span<std::byte> buffer, size_t& length, Fd* passed_fd);
 
 }  // namespace hostnccl

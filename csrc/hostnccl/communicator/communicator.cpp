@@ -29,12 +29,12 @@ Communicator::Communicator(CommSettings settings, Ref<Communicator> shares_with)
   if (shares_with_) ++shares_with_->sharing_children_;
 }
 
-void Communicator::initialize(int nranks, int rank, const RendezvousName& name,
+void Communicator::initialize(int nranks, int rank, const RendezvousKey& key,
                               Rendezvous::Watch watch) {
   rank_ = rank;
   nranks_ = nranks;
   try {
-    segment_ = join_segment(name, std::move(watch));
+    segment_ = join_segment(key, std::move(watch));
     collective_.attach(*segment_, rank_);
     agreement_.attach(*segment_, rank_);
     state_.finish_initializing(*segment_, rank_);
@@ -44,14 +44,14 @@ void Communicator::initialize(int nranks, int rank, const RendezvousName& name,
   }
 }
 
-std::shared_ptr<Segment> Communicator::join_segment(const RendezvousName& name,
+std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
                                                     Rendezvous::Watch watch) {
   read_tuning();
   Delay::read_seed();
   Delay::set_rank(rank_);
   const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_, std::move(watch));
   state_.start_initializing(rendezvous);
-  std::shared_ptr<Segment> segment = rendezvous->run(name);
+  std::shared_ptr<Segment> segment = rendezvous->run(key);
   try {
     segment->announce_rank(rank_, settings_);
     await_step(*segment, 1, rendezvous->deadline());

@@ -134,6 +134,7 @@ void ProgressEngine::make_queues() {
     queues_.back().end = i + 1;
   }
   unfinished_queues_ = queues_.size();
+  conditions_.reserve(queues_.size());  // no allocation fails while operations run
 }
 
 bool ProgressEngine::advance_all() {
@@ -213,6 +214,20 @@ void ProgressEngine::check_waits(bool check_liveness) {
       fail_work(queue.work, current_error());
     }
   }
+}
+
+void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence) {
+  std::optional<Error> error;
+  try {
+    ProgressEngine engine;
+    engine.add(comm, operation);
+    engine.set_sequence(sequence);
+    error = engine.run();
+  } catch (...) {
+    comm->state().fail(current_error());
+    throw;
+  }
+  if (error) throw *error;
 }
 
 }  // namespace hostnccl
