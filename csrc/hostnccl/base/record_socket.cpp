@@ -1,6 +1,5 @@
 #include "hostnccl/base/record_socket.h"
 
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,22 +13,6 @@ namespace {
 
 constexpr int kBacklog = 4096;
 constexpr int kMaxOthers = 256;  // connections of other users that one call closes
-
-struct Address {
-  sockaddr_un value{};
-  socklen_t length;
-
-  explicit Address(const RendezvousKey& key) {
-    constexpr size_t kHashed = 16;  // bytes of the hash in the name
-    const Proof hash = hmac(key, bytes_of("socket"));
-    std::string text = "hostnccl-";
-    for (size_t i = 0; i < kHashed; ++i) text += format("%02x", hash[i]);
-    value.sun_family = AF_UNIX;
-    std::memcpy(value.sun_path + 1, text.data(), text.size());  // the zero makes it abstract
-    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  }
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
-};
 
 Fd make_socket() {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -60,10 +43,19 @@ void take_descriptors(msghdr& header, Fd& passed) {
 
 }  // namespace
 
-Fd try_bind(const RendezvousKey& key) {
+SocketName::SocketName(const RendezvousKey& key) {
+  constexpr size_t kHashed = 16;  // bytes of the hash in the name
+  const Proof hash = hmac(key, bytes_of("socket"));
+  std::string text = "hostnccl-";
+  for (size_t i = 0; i < kHashed; ++i) text += format("%02x", hash[i]);
+  address_.sun_family = AF_UNIX;
+  std::memcpy(address_.sun_path + 1, text.data(), text.size());  // the zero makes it abstract
+  length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+}
+
+Fd try_bind(const SocketName& name) {
   Fd fd = make_socket();
-  const Address address(key);
-  if (bind(fd.get(), address.get(), address.length) != 0) {
+  if (bind(fd.get(), name.get(), name.length()) != 0) {
     if (errno == EADDRINUSE) return {};
     fail_errno("bind of a socket");
   }
@@ -71,10 +63,9 @@ Fd try_bind(const RendezvousKey& key) {
   return fd;
 }
 
-Fd try_connect(const RendezvousKey& key) {
+Fd try_connect(const SocketName& name) {
   Fd fd = make_socket();
-  const Address address(key);
-  if (connect(fd.get(), address.get(), address.length) == 0) return fd;
+  if (connect(fd.get(), name.get(), name.length()) == 0) return fd;
   // Nobody listens, or not yet, or the queue is full.
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   fail_errno("connect to the socket of another rank");

@@ -6,6 +6,7 @@
 
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include <cstddef>
 #include <span>
@@ -15,10 +16,21 @@
 
 namespace hostnccl {
 
-// The name is a hash of the key, because all users see it in /proc/net/unix. None of these sockets
-// ever blocks.
-Fd try_bind(const RendezvousKey& key);     // a listening socket; empty if the name is bound already
-Fd try_connect(const RendezvousKey& key);  // empty if nobody listens, or the queue is full
+// The name of a key is a hash of it, because all users see names in /proc/net/unix.
+class SocketName {
+ public:
+  explicit SocketName(const RendezvousKey& key);
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
+  socklen_t length() const { return length_; }
+
+ private:
+  sockaddr_un address_{};
+  socklen_t length_;
+};
+
+// None of these sockets ever blocks.
+Fd try_bind(const SocketName& name);     // a listening socket; empty if the name is bound already
+Fd try_connect(const SocketName& name);  // empty if nobody listens, or the queue is full
 
 // The next connection of this user; those of others are closed. Empty if there is none, or after a
 // number of others.

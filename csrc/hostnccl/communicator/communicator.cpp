@@ -54,9 +54,9 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
   std::shared_ptr<Segment> segment = rendezvous->run(key);
   try {
     segment->announce_rank(rank_, settings_);
-    await_step(*segment, 1, rendezvous->deadline());
+    await_step(*segment, 1, *rendezvous);
     segment->probe_peer_memory(rank_);
-    await_step(*segment, 2, rendezvous->deadline());
+    await_step(*segment, 2, *rendezvous);
     segment->finish_setup();
   } catch (...) {
     segment->fail(current_error());
@@ -67,7 +67,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
 }
 
 // Returns when every rank has reached this step of the initialisation.
-void Communicator::await_step(Segment& segment, uint32_t step, Clock::time_point deadline) const {
+void Communicator::await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const {
   SpinBackoff backoff(segment.oversubscribed());
   auto last_check = Clock::now();
   for (int peer = 0; peer < nranks_; ++peer) {
@@ -82,8 +82,9 @@ void Communicator::await_step(Segment& segment, uint32_t step, Clock::time_point
              segment.name_of(rank_).c_str());
       }
       if (segment.failed()) throw segment.failure();
+      rendezvous.check_joiners();
       const auto now = Clock::now();
-      if (now > deadline) {
+      if (now > rendezvous.deadline()) {
         fail(abi::ncclTimeout, "%s has joined but does not finish its initialisation",
              segment.name_of(peer).c_str());
       }

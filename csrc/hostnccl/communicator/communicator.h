@@ -67,7 +67,7 @@ class Communicator {
 
  private:
   std::shared_ptr<Segment> join_segment(const RendezvousKey& key, Rendezvous::Watch watch);
-  void await_step(Segment& segment, uint32_t step, Clock::time_point deadline) const;
+  void await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const;
   void drain();
   Ref<Communicator> end_sharing();
 

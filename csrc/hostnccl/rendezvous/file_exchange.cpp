@@ -25,7 +25,7 @@ Fd checked(Fd file, int rank) {
 // The connection to a lower rank.
 class Outgoing {
  public:
-  explicit Outgoing(Peer& peer) : peer_(peer), handshake_(peer.key) {}
+  explicit Outgoing(Peer& peer) : peer_(peer), name_(peer.key), handshake_(peer.key) {}
 
   const Peer& peer() const { return peer_; }
   int descriptor() const { return connection_.get(); }
@@ -34,7 +34,7 @@ class Outgoing {
   bool advance(const MemoryFile& own, int own_file) {
     if (peer_.file) return false;
     if (!connection_) {
-      connection_ = try_connect(peer_.key);
+      connection_ = try_connect(name_);
       if (!connection_ || !peer_is_same_user(connection_.get())) return close();
       if (!handshake_.send_hello(connection_.get())) return close();
     }
@@ -62,6 +62,7 @@ class Outgoing {
   }
 
   Peer& peer_;
+  SocketName name_;
   ConnectingSide handshake_;
   Fd connection_;
   bool proven_ = false;
@@ -108,7 +109,7 @@ class Incoming {
 };
 
 Fd listen_at(const RendezvousKey& key) {
-  Fd listener = try_bind(key);
+  Fd listener = try_bind(SocketName(key));
   if (!listener) fail(abi::ncclSystemError, "the name of a new socket is in use");
   return listener;
 }

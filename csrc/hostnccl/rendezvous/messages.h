@@ -30,7 +30,6 @@ enum class MessageKind : uint32_t {
   JoinRequest,
   Progress,
   Accepted,
-  Ready,
   Failure,
   MemoryFile,
 };
@@ -76,9 +75,6 @@ struct Progress : MessageHeader<MessageKind::Progress> {
 // All ranks have joined. Carries the descriptor of the memory.
 struct Accepted : MessageHeader<MessageKind::Accepted> {};
 
-// From a joiner that has mapped the memory.
-struct Ready : MessageHeader<MessageKind::Ready> {};
-
 // From the host: why there will be no communicator. From a joiner: why it cannot map the memory.
 struct Failure : MessageHeader<MessageKind::Failure> {
   uint32_t code;
@@ -93,8 +89,8 @@ struct MemoryFile : MessageHeader<MessageKind::MemoryFile> {
   int64_t rank;
 };
 
-using Message = std::variant<Hello, Challenge, Answer, JoinRequest, Progress, Accepted, Ready,
-                             Failure, MemoryFile>;
+using Message =
+    std::variant<Hello, Challenge, Answer, JoinRequest, Progress, Accepted, Failure, MemoryFile>;
 
 // Empty unless the bytes are exactly a message, all of whose fields are in range.
 std::optional<Message> parse_message(std::span<const std::byte> bytes);

@@ -67,6 +67,12 @@ Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
       deadline_(Clock::now() + timeout_),
       joined_(nranks, rank) {}
 
+Rendezvous::~Rendezvous() = default;
+
+void Rendezvous::check_joiners() const {
+  if (host_) host_->check_joiners();
+}
+
 std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
   if (nranks_ == 1) {
     auto segment = std::make_shared<Segment>(-1, 1);
@@ -74,9 +80,13 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
     return segment;
   }
   forbid_second_use(key);
+  const SocketName name(key);
   for (;;) {
-    if (Fd listener = try_bind(key)) return RendezvousHost(*this, key, std::move(listener)).run();
-    if (Fd connection = try_connect(key)) {
+    if (Fd listener = try_bind(name)) {
+      host_ = std::make_unique<RendezvousHost>(*this, key, std::move(listener));
+      return host_->run();
+    }
+    if (Fd connection = try_connect(name)) {
       if (auto segment = try_join(key, std::move(connection))) return segment;
     }
     check_deadline();
@@ -88,10 +98,13 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
 // had no room for another connection.
 std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd connection) {
   const int fd = connection.get();
-  const ProcessId host = process_of(peer_pid(fd));
   if (!peer_is_same_user(fd)) {
-    fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", host.pid);
+    fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", peer_pid(fd));
   }
+  const ConnectingSide handshake(key);
+  bool open = handshake.send_hello(fd);
+  const ProcessId host = process_of(peer_pid(fd));
+  const JoinRequest request = make_join_request(key, nranks_, rank_);
   int64_t host_rank = -1;
   const auto check_host = [&](bool closed) {
     const bool alive = closed ? is_alive_after_close(host) : is_alive(host);
@@ -101,10 +114,9 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
     fail(abi::ncclRemoteError, "%s %s during the rendezvous that it hosted; %s", who.c_str(),
          alive ? "gave up" : "died", progress().c_str());
   };
-  const ConnectingSide handshake(key);
   auto checked = Clock::now();
   bool proven = false;  // nothing is read from a host that has not proved to know the key
-  for (bool open = handshake.send_hello(fd); open;) {
+  while (open) {
     Message message;
     Fd file;
     const Received received = receive_message(fd, message, &file);
@@ -124,7 +136,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
              "the rendezvous is hosted by pid %d, which does not know the unique id", host.pid);
       }
       proven = true;
-      open = send_message(fd, make_join_request(key, nranks_, rank_));
+      open = send_message(fd, request);
     } else if (const auto* failure = std::get_if<Failure>(&message)) {
       throw failure->error();
     } else if (std::holds_alternative<Accepted>(message)) {
@@ -138,13 +150,11 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
   return nullptr;
 }
 
-// Tells the host whether it succeeds.
+// Tells the host if it fails: all ranks would wait for this one.
 std::shared_ptr<Segment> Rendezvous::map(int connection, const RendezvousKey& key,
                                          const Fd& file) const {
   try {
-    auto segment = map_segment(file, nranks_, key);
-    send_message(connection, Ready());
-    return segment;
+    return map_segment(file, nranks_, key);
   } catch (...) {
     const Error error = current_error();
     send_message(connection, Failure::of(error));

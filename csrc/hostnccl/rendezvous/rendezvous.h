@@ -15,16 +15,21 @@
 
 namespace hostnccl {
 
+class RendezvousHost;
+
 class Rendezvous {
  public:
   // Liveness check of a rank that has not joined; throws if it no longer can.
   using Watch = std::function<void(int rank)>;
 
   Rendezvous(int nranks, int rank, Watch watch = {});
+  ~Rendezvous();
 
   // Blocks until all ranks have joined. Throws on an error of any rank, at the deadline
   // (HOSTNCCL_INIT_TIMEOUT), and after cancel().
   std::shared_ptr<Segment> run(const RendezvousKey& key);
+  // For the time until all ranks use the segment: throws if one has reported that it cannot.
+  void check_joiners() const;
 
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 
@@ -46,6 +51,7 @@ class Rendezvous {
   const Clock::time_point deadline_;
   std::atomic<bool> cancelled_{false};
   JoinedRanks joined_;
+  std::unique_ptr<RendezvousHost> host_;  // if this rank is it
 };
 
 }  // namespace hostnccl

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #include "hostnccl/base/thread.h"
@@ -12,17 +13,21 @@ namespace {
 
 constexpr int kPollMs = 50;
 constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of processes
+constexpr auto kProgressInterval =
+    std::chrono::milliseconds(20);                       // ranks that come together wake nobody
 constexpr auto kGrace = std::chrono::milliseconds(700);  // for requests that are still to come
 constexpr auto kRefuseLateJoiners = std::chrono::seconds(10);
 
-// Waits some seconds if the receiver's queue is full.
+// Waits some seconds if the receiver's queue is full, or too many descriptors are under way. False,
+// with errno, if it cannot be sent.
 template <typename T>
-void deliver(int connection, const T& message, int passed_fd = -1) {
-  for (int tries = 0; tries < 100; ++tries) {
-    if (send_message(connection, message, passed_fd) || errno != EAGAIN) return;
-    pollfd wait{connection, POLLOUT, 0};
-    poll(&wait, 1, kPollMs);
+bool deliver(int connection, const T& message, int passed_fd = -1) {
+  const auto end = Clock::now() + std::chrono::seconds(5);
+  while (!send_message(connection, message, passed_fd)) {
+    if ((errno != EAGAIN && errno != ETOOMANYREFS) || Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  return true;
 }
 
 // Sends late joiners the reason of the refusal, for some time after the rendezvous.
@@ -54,57 +59,54 @@ RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key,
     : rendezvous_(rendezvous),
       key_(key),
       self_(make_join_request(key, rendezvous.nranks_, rendezvous.rank_)),
-      listener_(std::move(listener), key),
+      listener_(JoinListener(std::move(listener), key)),
       largest_nranks_(rendezvous.nranks_) {
   joined_.set(static_cast<size_t>(rendezvous.rank_));
 }
 
 std::shared_ptr<Segment> RendezvousHost::run() {
-  std::shared_ptr<Segment> segment;
   try {
     collect_requests();
-    segment = send_segment();
+    return send_segment();
   } catch (...) {
     refuse(current_error());
   }
-  try {
-    await_ready();
-  } catch (...) {
-    segment->fail(current_error());  // the others have mapped it
-    throw;
-  }
-  return segment;
 }
 
 void RendezvousHost::collect_requests() {
+  file_ = Segment::make_file(rendezvous_.nranks_);  // while the others connect
   auto checked = Clock::now();
+  int told = 0;  // requests_ of the last progress
   while (requests_ < rendezvous_.nranks_) {
     rendezvous_.check_deadline();
     poll_once();
-    if (requests_ == rendezvous_.nranks_ || Clock::now() - checked < kCheckInterval) continue;
+    const auto now = Clock::now();
+    if (requests_ != told && now - checked >= kProgressInterval) {
+      send_progress();
+      told = requests_;
+    }
+    if (requests_ == rendezvous_.nranks_ || now - checked < kCheckInterval) continue;
     check_processes();
     rendezvous_.check_missing();
-    checked = Clock::now();
+    checked = now;
   }
 }
 
 void RendezvousHost::poll_once() {
   std::vector<pollfd> waits;
   for (const Joiner& joiner : joiners_) waits.push_back({joiner.connection.get(), POLLIN, 0});
-  if (!sent_) listener_.add_to(waits);
+  listener_->add_to(waits);
   poll(waits.data(), waits.size(), kPollMs);
-  const int before = requests_;
   const size_t connected = joiners_.size();
   for (size_t i = 0; i < connected; ++i) {
     if (waits[i].revents != 0) read_messages(joiners_[i]);
   }
-  if (!sent_) accept();
+  accept();
   std::erase_if(joiners_, [](const Joiner& joiner) { return !joiner.connection; });
-  if (requests_ != before && !refusing_) send_progress();
 }
 
 void RendezvousHost::accept() {
-  for (Fd& connection : listener_.advance()) {
+  for (Fd& connection : listener_->advance()) {
     joiners_.emplace_back().connection = std::move(connection);
     read_messages(joiners_.back());
   }
@@ -118,26 +120,19 @@ void RendezvousHost::read_messages(Joiner& joiner) {
     if (received == Received::Closed) return note_closed(joiner);
     if (const auto* request = std::get_if<JoinRequest>(&message)) {
       note_request(joiner, *request);
-    } else if (const auto* failure = std::get_if<Failure>(&message)) {
-      fail(abi::ncclRemoteError, "%s cannot map the memory of the communicator: %s",
-           name_of(joiner.request).c_str(), failure->text);
-    } else if (std::holds_alternative<Ready>(message) && sent_ && !joiner.ready) {
-      joiner.ready = true;
-      ++ready_;
     }
   }
 }
 
 void RendezvousHost::note_closed(Joiner& joiner) {
   joiner.connection = Fd();
-  if (!joiner.has_request || joiner.ready || refusing_) return;
+  if (!joiner.has_request || refusing_) return;
   fail_joiner(joiner, is_alive_after_close(joiner.request.process()) ? "gave up" : "died");
 }
 
 void RendezvousHost::fail_joiner(const Joiner& joiner, const char* how) const {
-  fail(abi::ncclRemoteError, "%s %s before %s; %s", name_of(joiner.request).c_str(), how,
-       sent_ ? "it had mapped the memory of the communicator" : "all ranks had joined",
-       rendezvous_.progress().c_str());
+  fail(abi::ncclRemoteError, "%s %s before all ranks had joined; %s",
+       name_of(joiner.request).c_str(), how, rendezvous_.progress().c_str());
 }
 
 void RendezvousHost::note_request(Joiner& joiner, const JoinRequest& request) {
@@ -183,7 +178,7 @@ void RendezvousHost::check(const JoinRequest& request) const {
 // A connection outlives its process in the processes that it has forked.
 void RendezvousHost::check_processes() const {
   for (const Joiner& joiner : joiners_) {
-    if (!joiner.has_request || joiner.ready || is_alive(joiner.request.process())) continue;
+    if (!joiner.has_request || is_alive(joiner.request.process())) continue;
     fail_joiner(joiner, "died");
   }
 }
@@ -199,32 +194,36 @@ void RendezvousHost::send_progress() const {
 
 std::shared_ptr<Segment> RendezvousHost::send_segment() {
   accept();  // a duplicate of a rank may have connected after the last request
-  const Fd file = Segment::make_file(rendezvous_.nranks_);
-  auto segment = map_segment(file, rendezvous_.nranks_, key_);
+  auto segment = map_segment(file_, rendezvous_.nranks_, key_);
   segment->set_process(self_.rank, self_.process());
   for (const Joiner& joiner : joiners_) {
     if (joiner.has_request) segment->set_process(joiner.request.rank, joiner.request.process());
   }
-  sent_ = true;
   for (const Joiner& joiner : joiners_) {
-    if (joiner.has_request) deliver(joiner.connection.get(), Accepted(), file.get());
+    // A joiner that is gone by now is detected at the first barrier.
+    if (!joiner.has_request || deliver(joiner.connection.get(), Accepted(), file_.get()) ||
+        errno == EPIPE || errno == ECONNRESET) {
+      continue;
+    }
+    const Error error(abi::ncclSystemError, "the memory of the communicator cannot be sent to " +
+                                                name_of(joiner.request) + ": " +
+                                                std::system_category().message(errno));
+    segment->fail(error);
+    throw error;
   }
+  listener_.reset();
   return segment;
 }
 
-// Until every joiner has mapped the segment. One that cannot would be waited for in vain.
-void RendezvousHost::await_ready() {
-  auto checked = Clock::now();
-  while (ready_ < rendezvous_.nranks_) {
-    poll_once();
-    if (Clock::now() - checked < kCheckInterval) continue;
-    checked = Clock::now();
-    check_processes();
-    if (checked < rendezvous_.deadline() && !rendezvous_.cancelled_) continue;
-    const auto late = std::find_if(joiners_.begin(), joiners_.end(),
-                                   [](const Joiner& joiner) { return !joiner.ready; });
-    fail(abi::ncclTimeout, "%s has joined, but does not map the memory of the communicator",
-         name_of(late->request).c_str());
+// A joiner closes its connection when it has mapped the segment.
+void RendezvousHost::check_joiners() const {
+  for (const Joiner& joiner : joiners_) {
+    Message message;
+    if (receive_message(joiner.connection.get(), message) != Received::Message) continue;
+    if (const auto* failure = std::get_if<Failure>(&message)) {
+      fail(abi::ncclRemoteError, "%s cannot map the memory of the communicator: %s",
+           name_of(joiner.request).c_str(), failure->text);
+    }
   }
 }
 
@@ -244,7 +243,7 @@ void RendezvousHost::refuse(const Error& reason) {
     if (joiner.has_request) deliver(joiner.connection.get(), failure);
   }
   try {
-    start_thread([listener = std::move(listener_), failure]() mutable {
+    start_thread([listener = std::move(*listener_), failure]() mutable {
       guarded([&] {
         refuse_late_joiners(listener, failure);
         return abi::ncclSuccess;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "hostnccl/rendezvous/handshake.h"
@@ -19,13 +20,14 @@ class RendezvousHost {
  public:
   RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener);
   std::shared_ptr<Segment> run();
+  // After it: throws if a joiner could not map the segment.
+  void check_joiners() const;
 
  private:
   struct Joiner {
     Fd connection;
     JoinRequest request{};
     bool has_request = false;
-    bool ready = false;  // has mapped the segment
   };
 
   void collect_requests();
@@ -40,19 +42,17 @@ class RendezvousHost {
   void check_processes() const;  // of the joiners, and of the ranks that are missing
   void send_progress() const;
   std::shared_ptr<Segment> send_segment();
-  void await_ready();
   [[noreturn]] void refuse(const Error& reason);
 
   Rendezvous& rendezvous_;
   const RendezvousKey key_;
   const JoinRequest self_;
-  JoinListener listener_;
+  std::optional<JoinListener> listener_;  // until the segment is sent
+  Fd file_;                               // of the segment
   std::vector<Joiner> joiners_;
   RankSet joined_;
-  bool sent_ = false;  // the segment
   bool refusing_ = false;
-  int requests_ = 1;  // of joiners, and this rank's own
-  int ready_ = 1;
+  int requests_ = 1;    // of joiners, and this rank's own
   int largest_nranks_;  // of all requests
 };
 
