@@ -1,10 +1,12 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
-# Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS.
+# Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS, SECONDS
+# (fuzz).
 # OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
 # the folder WHEELS (`make wheels` fills it elsewhere).
 
 PYTHON ?= python3
 RANKS ?= 2
+SECONDS ?= 600
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
@@ -27,7 +29,7 @@ endif
 # pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
 DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
 
-.PHONY: help check test test-all test-gpu test-torch-suite sanitize abi lint lint-fast format hooks \
+.PHONY: help check test test-all test-gpu test-torch-suite sanitize fuzz abi lint lint-fast format hooks \
   bench bench-calls bench-gpu bench-host wheels clean
 
 help:
@@ -74,6 +76,9 @@ abi: $(VENV)/.group-abi ## check csrc/abi against real nccl.h files and librarie
 
 sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer, AddressSanitizer and UBSan
 	$(PY) -m tests.stress.run
+
+fuzz: $(VENV)/.group-build ## fuzz the messages of hostnccl's rendezvous with libFuzzer (SECONDS=600)
+	$(PY) -m tests.fuzz.run --seconds $(SECONDS)
 
 lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
 	$(VENV)/bin/mypy

@@ -19,7 +19,8 @@ constexpr int kSetsUpWithWindow = 23100;
 
 }  // namespace
 
-// An all-gather of the offers for one window, in the memory of its device.
+// An all-gather of the offers for one window, in the memory of its device. On CPUs that is any
+// memory, and it needs nothing that a process can run out of.
 class Window::Exchange {
  public:
   explicit Exchange(Window& window)
@@ -28,9 +29,10 @@ class Window::Exchange {
         library_(communicator_.library()),
         stream_(communicator_.shared_library(), communicator_.device(), 0),
         offers_(std::make_shared<std::vector<Offer>>(communicator_.nranks())) {
+    own() = window.offers_.front();
+    if (on_cpus()) return;
     const DeviceScope scope(library_, stream_.device());
     memory_ = allocate_memory(library_, bytes());
-    own() = window.offers_.front();
     copy(own_memory(), &own(), sizeof(Offer));
   }
   ~Exchange() {
@@ -38,7 +40,7 @@ class Window::Exchange {
     auto* kept = new std::shared_ptr(offers_);
     const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
     library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
-    free_memory_later(communicator_.shared_library(), memory_, stream_.device());
+    if (memory_) free_memory_later(communicator_.shared_library(), memory_, stream_.device());
   }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -48,14 +50,14 @@ class Window::Exchange {
     operation.kind = OperationKind::kAllGather;
     operation.dtype = ncclUint8;
     operation.sendbuff = own_memory();
-    operation.recvbuff = memory_;
+    operation.recvbuff = memory();
     operation.count = sizeof(Offer);
     operation.stream = stream_.handle();
     communicator_.issue(operation);
   }
   void finish() {
     const DeviceScope scope(library_, stream_.device());
-    copy(offers_->data(), memory_, bytes());
+    if (memory_) copy(offers_->data(), memory_, bytes());
     try {
       stream_.synchronize();
     } catch (const DriverFailure&) {  // the communicator has the reason
@@ -77,7 +79,9 @@ class Window::Exchange {
   std::size_t rank() const { return static_cast<std::size_t>(communicator_.rank()); }
   std::size_t bytes() const { return offers_->size() * sizeof(Offer); }
   Offer& own() { return (*offers_)[rank()]; }
-  char* own_memory() const { return static_cast<char*>(memory_) + rank() * sizeof(Offer); }
+  bool on_cpus() const { return library_.memory() == Memory::kHost; }
+  void* memory() const { return memory_ ? memory_ : offers_->data(); }
+  char* own_memory() const { return static_cast<char*>(memory()) + rank() * sizeof(Offer); }
   void copy(void* to, const void* from, std::size_t size) const {
     DRIVER_CHECK(library_, MemcpyAsync,
                  (reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size,
@@ -89,7 +93,7 @@ class Window::Exchange {
   Library& library_;
   Stream stream_;
   std::shared_ptr<std::vector<Offer>> offers_;
-  void* memory_ = nullptr;
+  void* memory_ = nullptr;  // of the device; null on CPUs
 };
 
 Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes,
@@ -121,10 +125,15 @@ void Window::make(const std::vector<Window*>& windows) {
   Library& library = windows.front()->communicator_->library();
   const RelaxedMode relaxed(library);  // a thread that captures may register windows
   std::vector<std::unique_ptr<Exchange>> exchanges;
-  for (Window* window : windows) {
-    window->offers_ = {window->make_offer()};
-    if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
-      exchanges.push_back(std::make_unique<Exchange>(*window));
+  try {
+    for (Window* window : windows) {
+      window->offers_ = {window->make_offer()};
+      if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
+        exchanges.push_back(std::make_unique<Exchange>(*window));
+    }
+  } catch (...) {  // no memory: the others would wait for this rank's offer
+    for (const Window* window : windows) window->communicator_->abort();
+    throw;
   }
   if (!exchanges.empty()) {
     GroupScope group(library);

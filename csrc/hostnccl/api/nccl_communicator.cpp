@@ -19,10 +19,10 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   check_size_and_rank(nranks, rank);
   if (ids < 1) fail(ncclInvalidArgument, "nId=%d is not positive", ids);
   non_null(id, "commIds");
-  const RendezvousName name = rendezvous_name(*id);
-  for (int i = 1; i < ids; ++i) rendezvous_name(id[i]);
+  const RendezvousKey key = rendezvous_key(*id);
+  for (int i = 1; i < ids; ++i) rendezvous_key(id[i]);
   const CommSettings settings = read_config(config);
-  return Group::of_this_thread().submit(init_job(comm, nranks, rank, name, settings));
+  return Group::of_this_thread().submit(init_job(comm, nranks, rank, key, settings));
 }
 
 // Closes the handle of a communicator. Calls that are under way keep it alive by their references.
@@ -131,10 +131,10 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
              devlist[i]);
       }
     }
-    const RendezvousName name = random_name();
+    const RendezvousKey key = random_key();
     std::vector<Job> jobs;
     for (int rank = 0; rank < ndev; ++rank) {
-      jobs.push_back(init_job(comm + rank, ndev, rank, name, CommSettings()));
+      jobs.push_back(init_job(comm + rank, ndev, rank, key, CommSettings()));
     }
     Group& group = Group::of_this_thread();
     if (!group.active()) return run_jobs(jobs.data(), jobs.size());

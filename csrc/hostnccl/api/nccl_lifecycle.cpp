@@ -21,7 +21,7 @@ Ref<Communicator> parent_comm(ncclComm_t handle) {
 
 // In NCCL a split or shrink of comm between ncclCommGetUniqueId and ncclCommGrow fails or hangs.
 void check_not_growing(Communicator& comm) {
-  if (!comm.settings().strict || !comm.derived_names().growing()) return;
+  if (!comm.settings().strict || !comm.derived_keys().growing()) return;
   fail(ncclInvalidUsage, "ncclCommGrow must come first: comm has an id of ncclCommGetUniqueId");
 }
 
@@ -63,12 +63,12 @@ Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclCo
     fail(ncclInvalidArgument, "nRanks=%d is not in [%d, %d]", nranks, parent->nranks() + 1,
          kMaxRanks);
   }
-  std::optional<RendezvousName> name;
+  std::optional<RendezvousKey> key;
   if (id != nullptr) {
-    name = read_unique_id(*id, Purpose::Grow, "uniqueId").name;
-    parent->derived_names().check_grow_id(*name);
+    key = read_unique_id(*id, Purpose::Grow, "uniqueId").key;
+    parent->derived_keys().check_grow_id(*key);
   }
-  return grow_job(out, parent, nranks, name, read_config(config, parent->settings()));
+  return grow_job(out, parent, nranks, key, read_config(config, parent->settings()));
 }
 
 Job join(int nranks, const ncclUniqueId* unique_id, int rank, ncclComm_t* out,
@@ -121,7 +121,7 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
       fail(ncclInvalidUsage,
            "NCCL_COMM_ID is set in the environment: NCCL cannot make an id to grow comm with");
     }
-    *non_null(uniqueId, "uniqueId") = parent->derived_names().make_grow_id();
+    *non_null(uniqueId, "uniqueId") = parent->derived_keys().make_grow_id();
     return ncclSuccess;
   });
 }

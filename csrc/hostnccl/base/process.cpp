@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -55,6 +56,20 @@ bool read_stat(pid_t pid, Stat& stat) {
   return fields == 3;
 }
 
+bool exists(pid_t pid) { return kill(pid, 0) == 0 || errno == EPERM; }
+
+// Without reading a file: the memory of a zombie is gone, and so is the link to its program. The
+// first thread of a process may have ended before others.
+bool is_alive_without_descriptor(pid_t pid) {
+  if (!exists(pid)) return false;
+  const std::string folder = format("/proc/%d", static_cast<int>(pid));
+  char program;
+  if (readlink((folder + "/exe").c_str(), &program, 1) >= 0 || errno != ENOENT) return true;
+  constexpr nlink_t kWithOneThread = 3;
+  struct stat threads;
+  return stat((folder + "/task").c_str(), &threads) == 0 && threads.st_nlink > kWithOneThread;
+}
+
 std::atomic<uint32_t> generation{0};
 
 [[maybe_unused]] const bool fork_is_watched = [] {
@@ -88,7 +103,8 @@ bool is_alive(const ProcessId& process) {
   Stat stat;
   errno = 0;
   if (!read_stat(process.pid, stat)) {
-    return errno != ENOENT && errno != ESRCH ? true : kill(process.pid, 0) == 0 || errno == EPERM;
+    return errno == EMFILE || errno == ENFILE ? is_alive_without_descriptor(process.pid)
+                                              : exists(process.pid);
   }
   if (process.start != 0 && stat.start != process.start) return false;
   // A process whose first thread has ended shows as a zombie while its other threads run on.
@@ -107,8 +123,10 @@ bool is_alive_after_close(const ProcessId& process) {
 uint32_t fork_generation() { return generation.load(std::memory_order_relaxed); }
 
 uint64_t machine_identity() {
+  constexpr char kBoot[] = "/proc/sys/kernel/random/boot_id";
   char boot[64];
-  const ssize_t length = read_file("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+  const ssize_t length = read_file(kBoot, boot, sizeof boot);
+  if (length < 0 && errno != ENOENT && errno != EACCES) fail_errno("reading %s", kBoot);
   uint64_t identity = hash(0xcbf29ce484222325u, {boot, length > 0 ? size_t(length) : 0});
   identity = hash_namespace(identity, "/proc/self/ns/net");
   return hash_namespace(identity, "/proc/self/ns/pid");

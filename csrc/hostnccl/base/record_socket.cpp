@@ -1,36 +1,98 @@
 #include "hostnccl/base/record_socket.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
+#include <string>
 
 #include "hostnccl/base/error.h"
 
 namespace hostnccl {
+namespace {
 
-SocketName::SocketName(const RendezvousName& name) {
-  address_.sun_family = AF_UNIX;
-  const std::string text = "hostnccl-" + to_hex(name);
-  std::memcpy(address_.sun_path + 1, text.data(),
-              text.size());  // the leading zero byte makes it abstract
-  length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-}
+constexpr int kBacklog = 4096;
+constexpr int kMaxOthers = 256;  // connections of other users that one call closes
 
-Fd make_record_socket(int type) {
-  Fd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Fd make_socket() {
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) fail_errno("socket");
   return fd;
 }
 
-bool send_record(int socket, const void* record, size_t size, int passed_fd, const SocketName* to) {
-  iovec part{const_cast<void*>(record), size};
+ucred credentials(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) fail_errno("SO_PEERCRED");
+  return peer;
+}
+
+// Takes ownership of the descriptors of a message: more than one were not asked for.
+void take_descriptors(msghdr& header, Fd& passed) {
+  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int received;
+      std::memcpy(&received, CMSG_DATA(item) + i * sizeof received, sizeof received);
+      Fd owned(received);
+      if (count == 1) passed = std::move(owned);
+    }
+  }
+}
+
+}  // namespace
+
+SocketName::SocketName(const RendezvousKey& key) {
+  constexpr size_t kHashed = 16;  // bytes of the hash in the name
+  const Proof hash = hmac(key, bytes_of("socket"));
+  std::string text = "hostnccl-";
+  for (size_t i = 0; i < kHashed; ++i) text += format("%02x", hash[i]);
+  address_.sun_family = AF_UNIX;
+  std::memcpy(address_.sun_path + 1, text.data(), text.size());  // the zero makes it abstract
+  length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+}
+
+Fd try_bind(const SocketName& name) {
+  Fd fd = make_socket();
+  if (bind(fd.get(), name.get(), name.length()) != 0) {
+    if (errno == EADDRINUSE) return {};
+    fail_errno("bind of a socket");
+  }
+  if (listen(fd.get(), kBacklog) != 0) fail_errno("listen");
+  return fd;
+}
+
+Fd try_connect(const SocketName& name) {
+  Fd fd = make_socket();
+  if (connect(fd.get(), name.get(), name.length()) == 0) return fd;
+  // Nobody listens, or not yet, or the queue is full.
+  if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
+  fail_errno("connect to the socket of another rank");
+}
+
+Fd try_accept(int listener) {
+  for (int others = 0; others < kMaxOthers; ++others) {
+    Fd accepted(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!accepted) {
+      if (errno == EMFILE || errno == ENFILE) fail_errno("accept of a connection");
+      return {};
+    }
+    if (peer_is_same_user(accepted.get())) return accepted;
+  }
+  return {};
+}
+
+pid_t peer_pid(int connection) { return credentials(connection).pid; }
+
+bool peer_is_same_user(int connection) { return credentials(connection).uid == geteuid(); }
+
+bool send_record(int socket, std::span<const std::byte> record, int passed_fd) {
+  iovec part{const_cast<std::byte*>(record.data()), record.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr header{};
   header.msg_iov = &part;
   header.msg_iovlen = 1;
-  if (to != nullptr) {
-    header.msg_name = const_cast<sockaddr*>(to->get());
-    header.msg_namelen = to->length();
-  }
   if (passed_fd >= 0) {
     header.msg_control = control;
     header.msg_controllen = sizeof control;
@@ -40,27 +102,30 @@ bool send_record(int socket, const void* record, size_t size, int passed_fd, con
     item->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(item), &passed_fd, sizeof passed_fd);
   }
-  return sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(size);
+  return sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(record.size());
 }
 
-Received receive_record(int socket, void* record, size_t size, Fd* passed_fd) {
-  iovec part{record, size};
+Received receive_record(int socket, std::span<std::byte> buffer, size_t& length, Fd* passed_fd) {
+  iovec part{buffer.data(), buffer.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
   msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
-  const ssize_t length = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  if (length < 0 && (errno == EAGAIN || errno == EINTR)) return Received::Nothing;
-  if (length <= 0) return Received::Closed;
-  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
-    int received;
-    std::memcpy(&received, CMSG_DATA(item), sizeof received);
-    Fd owned(received);
-    if (passed_fd != nullptr) *passed_fd = std::move(owned);
-  }
+  const auto receive = [&] {
+    header = {};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    if (passed_fd != nullptr) {  // without this the kernel closes all descriptors
+      header.msg_control = control;
+      header.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for a second one
+    }
+    return recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  };
+  ssize_t received = receive();
+  // Reported once, before what the peer sent until it closed its end with records unread.
+  if (received < 0 && errno == ECONNRESET) received = receive();
+  if (received < 0 && (errno == EAGAIN || errno == EINTR)) return Received::Nothing;
+  if (received <= 0) return Received::Closed;
+  if (passed_fd != nullptr) take_descriptors(header, *passed_fd);
+  length = static_cast<size_t>(received);
   return Received::Message;
 }
 

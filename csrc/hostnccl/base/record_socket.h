@@ -1,20 +1,25 @@
 // Unix sockets with abstract names that carry records, each optionally with a file descriptor. Such
 // a socket has no file and ends with its last descriptor, however a process ends.
+//
+// Every user of the machine can connect to an abstract name, and bind one that nobody has bound.
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/types.h>
 #include <sys/un.h>
 
 #include <cstddef>
+#include <span>
 
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/unique_id.h"
 
 namespace hostnccl {
 
+// The name of a key is a hash of it, because all users see names in /proc/net/unix.
 class SocketName {
  public:
-  explicit SocketName(const RendezvousName& name);
+  explicit SocketName(const RendezvousKey& key);
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
   socklen_t length() const { return length_; }
 
@@ -23,13 +28,25 @@ class SocketName {
   socklen_t length_;
 };
 
-Fd make_record_socket(int type);  // SOCK_SEQPACKET or SOCK_DGRAM; never blocks
+// None of these sockets ever blocks.
+Fd try_bind(const SocketName& name);     // a listening socket; empty if the name is bound already
+Fd try_connect(const SocketName& name);  // empty if nobody listens, or the queue is full
+
+// The next connection of this user; those of others are closed. Empty if there is none, or after a
+// number of others.
+Fd try_accept(int listener);
+
+// The process that has connected, or that listens.
+pid_t peer_pid(int connection);
+bool peer_is_same_user(int connection);
 
 // False, with errno, if the record was not sent completely.
-bool send_record(int socket, const void* record, size_t size, int passed_fd,
-                 const SocketName* to = nullptr);
+bool send_record(int socket, std::span<const std::byte> record, int passed_fd = -1);
 
 enum class Received { Message, Nothing, Closed };
-Received receive_record(int socket, void* record, size_t size, Fd* passed_fd);
+
+// Receives a record into the buffer and sets its length; one that is longer than the buffer is cut.
+// Descriptors that come with it are closed, except a single one if passed_fd is not null.
+Received receive_record(int socket, std::span<std::byte> buffer, size_t& length, Fd* passed_fd);
 
 }  // namespace hostnccl

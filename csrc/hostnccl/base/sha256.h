@@ -51,8 +51,11 @@ class Sha256 {
       0xc67178f2};
 
   constexpr void mix() {
-    uint32_t w[64] = {};
-    for (size_t i = 0; i < 64; ++i) w[i / 4] = w[i / 4] << 8 | block_[i];
+    uint32_t w[64];
+    for (size_t i = 0; i < 16; ++i) {
+      w[i] = uint32_t{block_[4 * i]} << 24 | uint32_t{block_[4 * i + 1]} << 16 |
+             uint32_t{block_[4 * i + 2]} << 8 | block_[4 * i + 3];
+    }
     for (size_t i = 16; i < 64; ++i) {
       const uint32_t a = w[i - 15], b = w[i - 2];
       w[i] = w[i - 16] + (std::rotr(a, 7) ^ std::rotr(a, 18) ^ a >> 3) + w[i - 7] +

@@ -1,19 +1,15 @@
 #include "hostnccl/base/unique_id.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "hostnccl/base/error.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/sha256.h"
 
 namespace hostnccl {
 namespace {
 
 constexpr char kMagic[8] = {'h', 'o', 's', 't', 'n', 'c', 'c', 'l'};
-constexpr uint32_t kFormat = 2;
 
 const char* function_of(Purpose purpose) {
   return purpose == Purpose::Grow ? "ncclCommGetUniqueId" : "ncclGetUniqueId";
@@ -21,19 +17,13 @@ const char* function_of(Purpose purpose) {
 
 }  // namespace
 
-RendezvousName random_name() {
-  RendezvousName name;
-  if (getrandom(name.data(), name.size(), 0) != ssize_t(name.size())) fail_errno("getrandom");
-  return name;
-}
-
 abi::ncclUniqueId make_unique_id(Purpose purpose) {
   UniqueId id{};
   std::memcpy(id.magic, kMagic, sizeof kMagic);
-  id.version = kFormat;
+  id.version = kProtocol;
   id.purpose = static_cast<uint32_t>(purpose);
   id.machine = machine_identity();
-  id.name = random_name();
+  id.key = random_key();
   if (purpose == Purpose::Grow) id.creator = this_process();
   abi::ncclUniqueId out{};
   std::memcpy(out.internal, &id, sizeof id);
@@ -48,10 +38,10 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
          "%s was not made by hostnccl's %s: every rank must use the same library", argument,
          function_of(purpose));
   }
-  if (id.version != kFormat) {
+  if (id.version != kProtocol) {
     fail(abi::ncclInvalidArgument,
          "%s has format %u, this hostnccl has format %u: every rank must use the same version",
-         argument, id.version, kFormat);
+         argument, id.version, kProtocol);
   }
   if (id.machine != machine_identity()) {
     fail(abi::ncclInvalidArgument,
@@ -66,24 +56,17 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
   return id;
 }
 
-RendezvousName rendezvous_name(const abi::ncclUniqueId& given) {
-  return read_unique_id(given, Purpose::Init, "commId").name;
+RendezvousKey rendezvous_key(const abi::ncclUniqueId& given) {
+  return read_unique_id(given, Purpose::Init, "commId").key;
 }
 
-RendezvousName derived_name(const RendezvousName& from, const std::string& text) {
-  Sha256 hash;
-  hash.add(from.data(), from.size());
-  hash.add(text);
-  const Sha256::Digest digest = hash.finish();
-  RendezvousName name;
-  std::copy_n(digest.begin(), name.size(), name.begin());
-  return name;
-}
+RendezvousKey random_key() { return random_bytes<sizeof(RendezvousKey)>(); }
 
-std::string to_hex(const RendezvousName& name) {
-  std::string text;
-  for (const uint8_t byte : name) text += format("%02x", byte);
-  return text;
+RendezvousKey derive_key(const Secret& from, const std::string& text) {
+  const Proof digest = hmac(from, bytes_of(text));
+  RendezvousKey key;
+  std::copy_n(digest.begin(), key.size(), key.begin());
+  return key;
 }
 
 }  // namespace hostnccl

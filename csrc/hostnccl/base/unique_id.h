@@ -1,5 +1,5 @@
-// Content of an ncclUniqueId: the random name of a rendezvous on this machine. An id owns nothing;
-// nothing exists under the name until the first rank joins.
+// Content of an ncclUniqueId: the random key of a rendezvous on this machine. An id owns nothing;
+// nothing exists for it until the first rank joins.
 #pragma once
 
 #include <array>
@@ -8,10 +8,16 @@
 
 #include "abi/nccl_types.h"
 #include "hostnccl/base/process.h"
+#include "hostnccl/base/secrets.h"
 
 namespace hostnccl {
 
-using RendezvousName = std::array<uint8_t, 16>;
+// Version of the ids, of the messages of a rendezvous and of the layouts in shared memory.
+inline constexpr uint32_t kProtocol = 4;
+
+// What all ranks of a rendezvous know and nobody else does: they find each other by its hash, and
+// prove to each other that they know it.
+using RendezvousKey = std::array<uint8_t, 16>;
 
 enum class Purpose : uint32_t { Init, Grow };
 
@@ -20,22 +26,20 @@ struct UniqueId {
   uint32_t version;
   uint32_t purpose;
   uint64_t machine;
-  RendezvousName name;
+  RendezvousKey key;
   ProcessId creator;  // Grow: the joiners check whether it is alive
 };
 static_assert(sizeof(UniqueId) <= sizeof(pynccl::abi::ncclUniqueId));
 
 pynccl::abi::ncclUniqueId make_unique_id(Purpose purpose = Purpose::Init);
 
-RendezvousName random_name();
-
 // Parses an id; throws unless it has this format, this machine and this purpose.
 UniqueId read_unique_id(const pynccl::abi::ncclUniqueId& id, Purpose purpose, const char* argument);
-RendezvousName rendezvous_name(const pynccl::abi::ncclUniqueId& id);  // of a commId
+RendezvousKey rendezvous_key(const pynccl::abi::ncclUniqueId& id);  // of a commId
 
-// A name that follows from another name and a text; equal inputs give equal names.
-RendezvousName derived_name(const RendezvousName& from, const std::string& text);
+RendezvousKey random_key();
 
-std::string to_hex(const RendezvousName& name);
+// A key that follows from a secret and a text which need not be secret.
+RendezvousKey derive_key(const Secret& from, const std::string& text);
 
 }  // namespace hostnccl

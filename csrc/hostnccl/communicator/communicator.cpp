@@ -29,12 +29,12 @@ Communicator::Communicator(CommSettings settings, Ref<Communicator> shares_with)
   if (shares_with_) ++shares_with_->sharing_children_;
 }
 
-void Communicator::initialize(int nranks, int rank, const RendezvousName& name,
+void Communicator::initialize(int nranks, int rank, const RendezvousKey& key,
                               Rendezvous::Watch watch) {
   rank_ = rank;
   nranks_ = nranks;
   try {
-    segment_ = join_segment(name, std::move(watch));
+    segment_ = join_segment(key, std::move(watch));
     collective_.attach(*segment_, rank_);
     agreement_.attach(*segment_, rank_);
     state_.finish_initializing(*segment_, rank_);
@@ -44,19 +44,19 @@ void Communicator::initialize(int nranks, int rank, const RendezvousName& name,
   }
 }
 
-std::shared_ptr<Segment> Communicator::join_segment(const RendezvousName& name,
+std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
                                                     Rendezvous::Watch watch) {
   read_tuning();
   Delay::read_seed();
   Delay::set_rank(rank_);
   const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_, std::move(watch));
   state_.start_initializing(rendezvous);
-  std::shared_ptr<Segment> segment = rendezvous->run(name);
+  std::shared_ptr<Segment> segment = rendezvous->run(key);
   try {
     segment->announce_rank(rank_, settings_);
-    await_step(*segment, 1, rendezvous->deadline());
+    await_step(*segment, 1, *rendezvous);
     segment->probe_peer_memory(rank_);
-    await_step(*segment, 2, rendezvous->deadline());
+    await_step(*segment, 2, *rendezvous);
     segment->finish_setup();
   } catch (...) {
     segment->fail(current_error());
@@ -67,7 +67,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousName& name,
 }
 
 // Returns when every rank has reached this step of the initialisation.
-void Communicator::await_step(Segment& segment, uint32_t step, Clock::time_point deadline) const {
+void Communicator::await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const {
   SpinBackoff backoff(segment.oversubscribed());
   auto last_check = Clock::now();
   for (int peer = 0; peer < nranks_; ++peer) {
@@ -82,8 +82,9 @@ void Communicator::await_step(Segment& segment, uint32_t step, Clock::time_point
              segment.name_of(rank_).c_str());
       }
       if (segment.failed()) throw segment.failure();
+      rendezvous.check_joiners();
       const auto now = Clock::now();
-      if (now > deadline) {
+      if (now > rendezvous.deadline()) {
         fail(abi::ncclTimeout, "%s has joined but does not finish its initialisation",
              segment.name_of(peer).c_str());
       }

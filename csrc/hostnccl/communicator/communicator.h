@@ -2,7 +2,7 @@
 //
 // It consists of these, each with its own header: CommState (state and error), OperationOrder
 // (sequence numbers), CollectiveState (steps, staging and scratch of the running collective),
-// ConsumedSignals, Agreement and DerivedNames (for communicators derived from it).
+// ConsumedSignals, Agreement and DerivedKeys (for communicators derived from it).
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 #include "hostnccl/communicator/collective_state.h"
 #include "hostnccl/communicator/comm_state.h"
 #include "hostnccl/communicator/consumed_signals.h"
-#include "hostnccl/communicator/derived_names.h"
+#include "hostnccl/communicator/derived_keys.h"
 #include "hostnccl/communicator/operation_order.h"
 #include "hostnccl/communicator/redop.h"
 #include "hostnccl/communicator/registrations.h"
@@ -32,7 +32,7 @@ class Communicator {
   ~Communicator() { end_sharing(); }
 
   // Blocks until all ranks have joined. watch throws when a missing rank can no longer come.
-  void initialize(int nranks, int rank, const RendezvousName& name, Rendezvous::Watch watch = {});
+  void initialize(int nranks, int rank, const RendezvousKey& key, Rendezvous::Watch watch = {});
   void finalize();  // after state().start_finalizing(); blocks until issued operations are complete
   void destroy();   // throws the communicator's error after it, if it has one
   void abort();
@@ -48,7 +48,7 @@ class Communicator {
   CollectiveState& collective() { return collective_; }
   ConsumedSignals& consumed_signals() { return consumed_signals_; }
   Agreement& agreement() { return agreement_; }
-  DerivedNames& derived_names() { return derived_names_; }
+  DerivedKeys& derived_keys() { return derived_keys_; }
   RedOps& red_ops() { return red_ops_; }
   Registrations& registrations() { return registrations_; }
   Windows& windows() { return windows_; }
@@ -66,8 +66,8 @@ class Communicator {
   void release_memory();  // see lifecycle/suspension.h
 
  private:
-  std::shared_ptr<Segment> join_segment(const RendezvousName& name, Rendezvous::Watch watch);
-  void await_step(Segment& segment, uint32_t step, Clock::time_point deadline) const;
+  std::shared_ptr<Segment> join_segment(const RendezvousKey& key, Rendezvous::Watch watch);
+  void await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const;
   void drain();
   Ref<Communicator> end_sharing();
 
@@ -82,7 +82,7 @@ class Communicator {
   CollectiveState collective_;
   ConsumedSignals consumed_signals_;
   Agreement agreement_;
-  DerivedNames derived_names_;
+  DerivedKeys derived_keys_;
   RedOps red_ops_;
   Registrations registrations_;
   Windows windows_;

@@ -21,9 +21,9 @@ Rendezvous::Watch watch_members(const Ref<Communicator>& parent, std::vector<int
 }
 
 void initialize(const Job& job, const std::vector<int>& members, int nranks,
-                const RendezvousName& name) {
+                const RendezvousKey& key) {
   const auto self = std::find(members.begin(), members.end(), job.parent->rank());
-  job.comm->initialize(nranks, static_cast<int>(self - members.begin()), name,
+  job.comm->initialize(nranks, static_cast<int>(self - members.begin()), key,
                        watch_members(job.parent, members));
 }
 
@@ -34,9 +34,9 @@ std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const Ex
 }
 
 void split(const Job& job, int color, int key) {
-  // Every rank proposes a random name; the one of the new rank 0 is used.
+  // Every rank proposes a random key; the one of the new rank 0 is used.
   const std::vector<ExchangeRecord> all =
-      exchange_records(job, Kind::Split, {color, key, random_name()});
+      exchange_records(job, Kind::Split, {color, key, random_key()});
   if (!job.comm) return;
   std::vector<int> members;
   for (int rank = 0; rank < job.parent->nranks(); ++rank) {
@@ -46,7 +46,7 @@ void split(const Job& job, int color, int key) {
     return all[static_cast<size_t>(a)].order < all[static_cast<size_t>(b)].order;
   });
   initialize(job, members, static_cast<int>(members.size()),
-             all[static_cast<size_t>(members[0])].name);
+             all[static_cast<size_t>(members[0])].key);
 }
 
 void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
@@ -62,12 +62,12 @@ void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
     if (!std::binary_search(excluded.begin(), excluded.end(), rank)) members.push_back(rank);
   }
   initialize(job, members, static_cast<int>(members.size()),
-             parent.derived_names().shrink_name(parent.segment().name(), excluded));
+             parent.derived_keys().shrink_key(parent.segment().secret(), excluded));
 }
 
-void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
+void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
   Communicator& parent = *job.parent;
-  const ExchangeRecord own{nranks, id.has_value(), id.value_or(RendezvousName{})};
+  const ExchangeRecord own{nranks, id.has_value(), id.value_or(RendezvousKey{})};
   const std::vector<ExchangeRecord> all = exchange_records(job, Kind::Grow, own);
   std::vector<int> members;
   int root = -1;
@@ -89,8 +89,8 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousName>& id) {
     fail(abi::ncclInvalidUsage,
          "no rank passes a uniqueId: the rank that called ncclCommGetUniqueId has to pass it");
   }
-  if (id) parent.derived_names().use_grow_id();
-  initialize(job, members, nranks, all[static_cast<size_t>(root)].name);
+  if (id) parent.derived_keys().use_grow_id();
+  initialize(job, members, nranks, all[static_cast<size_t>(root)].key);
 }
 
 Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommSettings& settings,
@@ -132,7 +132,7 @@ Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vecto
 }
 
 Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
-             const std::optional<RendezvousName>& id, const CommSettings& settings) {
+             const std::optional<RendezvousKey>& id, const CommSettings& settings) {
   Job job = child_job(out, parent, settings);
   job.agrees_if_revoked = true;
   job.work = [nranks, id](const Job& self) { grow(self, nranks, id); };
@@ -141,7 +141,7 @@ Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
 
 Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,
              const CommSettings& settings) {
-  return init_job(out, nranks, rank, id.name, settings, [creator = id.creator](int) {
+  return init_job(out, nranks, rank, id.key, settings, [creator = id.creator](int) {
     if (is_alive(creator)) return;
     fail(abi::ncclRemoteError, "pid %d, which had made the uniqueId to grow with, died",
          creator.pid);

@@ -1,7 +1,7 @@
 // Communicators derived from another one by split, shrink and grow.
 //
-// The ranks of the parent agree on the rendezvous name of the new communicator: by an exchange of
-// records, or for shrink by computing the same name without communication.
+// The ranks of the parent agree on the rendezvous key of the new communicator: by an exchange of
+// records, or for shrink by computing the same key without communication.
 #pragma once
 
 #include <optional>
@@ -20,7 +20,7 @@ Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vecto
 
 // For the ranks of the parent. Only the root passes an id.
 Job grow_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int nranks,
-             const std::optional<RendezvousName>& id, const CommSettings& settings);
+             const std::optional<RendezvousKey>& id, const CommSettings& settings);
 
 // For the ranks that join a grown communicator.
 Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,

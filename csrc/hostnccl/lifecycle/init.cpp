@@ -2,14 +2,14 @@
 
 namespace hostnccl {
 
-Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousName& name,
+Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousKey& key,
              const CommSettings& settings, Rendezvous::Watch watch) {
   Job job;
   job.comm = communicators().open(std::make_unique<Communicator>(settings));
   job.out = out;
   job.blocking = settings.blocking;
-  job.work = [nranks, rank, name, watch = std::move(watch)](const Job& self) {
-    self.comm->initialize(nranks, rank, name, watch);
+  job.work = [nranks, rank, key, watch = std::move(watch)](const Job& self) {
+    self.comm->initialize(nranks, rank, key, watch);
   };
   *out = handle_of(job.comm);
   return job;

@@ -7,7 +7,7 @@ namespace hostnccl {
 
 // The job that makes the communicator whose handle is *out. watch throws when a missing rank can no
 // longer come.
-Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousName& name,
+Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousKey& key,
              const CommSettings& settings, Rendezvous::Watch watch = {});
 
 }  // namespace hostnccl

@@ -11,11 +11,7 @@ std::vector<ExchangeRecord> exchange_records(const Ref<Communicator>& comm, Kind
   all_gather.send = &own;
   all_gather.recv = all.data();
   all_gather.count = sizeof own;
-  ProgressEngine engine;
-  engine.add(comm, all_gather);
-  engine.prepare();
-  engine.set_sequence(sequence);
-  if (const std::optional<Error> error = engine.run()) throw *error;
+  run_operation(comm, all_gather, sequence);
   return all;
 }
 

@@ -140,7 +140,7 @@ void ProgressEngine::prepare() {
     queues_.back().end = i + 1;
   }
   unfinished_queues_ = queues_.size();
-  conditions_.reserve(queues_.size());
+  conditions_.reserve(queues_.size());  // no allocation fails while operations run
 }
 
 bool ProgressEngine::advance_all() {
@@ -220,6 +220,21 @@ void ProgressEngine::check_waits(bool check_liveness) {
       fail_work(queue.work, current_error());
     }
   }
+}
+
+void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence) {
+  std::optional<Error> error;
+  try {
+    ProgressEngine engine;
+    engine.add(comm, operation);
+    engine.prepare();
+    engine.set_sequence(sequence);
+    error = engine.run();
+  } catch (...) {
+    comm->state().fail(current_error());
+    throw;
+  }
+  if (error) throw *error;
 }
 
 }  // namespace hostnccl

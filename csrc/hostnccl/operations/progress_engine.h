@@ -89,4 +89,8 @@ class ProgressEngine {
   std::optional<Error> error_;
 };
 
+// Runs one operation, whose sequence number was taken before. Throws its error. The communicator
+// fails also where the operation cannot begin: the other ranks would wait for it.
+void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence);
+
 }  // namespace hostnccl

@@ -34,7 +34,7 @@ struct Contribution {
   uint64_t bytes;
   uint64_t offset;       // in its memory file
   uint64_t open_before;  // WindowSet::identity()
-  FileExchange::Address file_address;
+  RendezvousKey key;     // of its file exchange
   Status status;
 };
 
@@ -46,6 +46,11 @@ class Registration {
       : comm_(comm), segment_(comm.segment()), rank_(comm.rank()), symmetric_(symmetric) {
     record_error([&] { check_buffer(buffer, bytes); });
   }
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+  ~Registration() {
+    if (window_ && !finished_) windows().close(window_);
+  }
 
   // Called in the order of operations, so all ranks take the same window number.
   Contribution contribution() {
@@ -56,24 +61,17 @@ class Registration {
     own.offset = offset_;
     own.open_before = comm_.windows().open_set()->identity();
     own.status = Status::of(error_);
-    if (files_) own.file_address = files_->address();
+    if (files_) own.key = files_->key();
     return own;
   }
 
-  // Maps the memory of the other ranks. Does nothing when a rank's status is an error.
+  // Maps the memory of the other ranks and opens the window. Does nothing when a rank's status is
+  // an error.
   void map(const std::vector<Contribution>& all) {
     for (size_t rank = 0; rank < all.size(); ++rank) note_status(int(rank), all[rank].status);
     if (comm_.settings().strict) record_error([&] { check_alike(all); });
-    if (error_) return;
-    std::vector<FileExchange::Peer> peers;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      if (segment_.same_process(int(rank))) continue;
-      peers.push_back({int(rank), all[rank].file_address, Fd()});
-    }
-    if (!peers.empty()) {
-      files_->run(rank_, own_.allocation->file(), peers, [this](int rank) { check_peer(rank); });
-    }
-    record_error([&] { map_parts(all, peers); });
+    if (!error_) record_error([&] { open(all, exchange_files(all)); });
+    files_.reset();  // peers that still wait for this rank's file see that it has ended
   }
 
   Status status() const { return Status::of(error_); }
@@ -84,13 +82,15 @@ class Registration {
                                        segment_.name_of(rank).c_str(), status.text));
   }
 
-  Ref<Window> finish() {
-    if (error_) throw *error_;
-    Ref<Window> window = windows().open(
-        std::make_unique<Window>(&comm_, number_, rank_, symmetric_, std::move(parts_)));
-    comm_.windows().add(window);
-    return window;
+  // After the statuses of all ranks: no rank has the window if one has failed.
+  void finish() {
+    if (error_) return;
+    comm_.windows().add(window_);
+    finished_ = true;
   }
+
+  const std::optional<Error>& error() const { return error_; }
+  const Ref<Window>& window() const { return window_; }
 
  private:
   // The first error stays.
@@ -155,12 +155,22 @@ class Registration {
     }
   }
 
-  void map_parts(const std::vector<Contribution>& all,
-                 const std::vector<FileExchange::Peer>& peers) {
-    parts_.resize(all.size());
+  std::vector<FileExchange::Peer> exchange_files(const std::vector<Contribution>& all) {
+    std::vector<FileExchange::Peer> peers;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (!segment_.same_process(int(rank))) peers.push_back({int(rank), all[rank].key});
+    }
+    const uint32_t step = comm_.collective().step_of(rank_).load_own();
+    const auto has_ended = [this, step](int rank) { return check_peer(rank, step + 1); };
+    if (!peers.empty()) files_->run(rank_, own_.allocation->file(), peers, has_ended);
+    return peers;
+  }
+
+  void open(const std::vector<Contribution>& all, const std::vector<FileExchange::Peer>& peers) {
+    std::vector<Window::Part> parts(all.size());
     for (size_t rank = 0; rank < all.size(); ++rank) {
       const Contribution& registered = all[rank];
-      Window::Part& part = parts_[rank];
+      Window::Part& part = parts[rank];
       part.address = registered.address;
       part.bytes = registered.bytes;
       if (!segment_.same_process(int(rank))) continue;
@@ -171,23 +181,23 @@ class Registration {
            segment_.name_of(int(rank)).c_str());
     }
     for (const FileExchange::Peer& peer : peers) {
-      Window::Part& part = parts_[static_cast<size_t>(peer.rank)];
-      if (!peer.file) {
-        fail(abi::ncclSystemError, "this process has no free file descriptor for the memory of %s",
-             segment_.name_of(peer.rank).c_str());
-      }
+      if (!peer.file) return;  // it has failed, its status tells why
+      Window::Part& part = parts[static_cast<size_t>(peer.rank)];
       const size_t offset = all[static_cast<size_t>(peer.rank)].offset;
       const size_t within = offset % static_cast<size_t>(sysconf(_SC_PAGESIZE));
       part.mapping = Mapping(peer.file.get(), offset - within, within + part.bytes);
       part.local = part.mapping.get() + within;
     }
+    window_ = windows().open(
+        std::make_unique<Window>(&comm_, number_, rank_, symmetric_, std::move(parts)));
   }
 
-  // Throws when a rank can no longer send its file. The condition is the peer's next step, which it
-  // signals after it has received all files.
-  void check_peer(int rank) {
-    Flag& step = comm_.collective().step_of(rank);
-    comm_.state().check_wait({{&step, step.load() + 1}, rank}, true);
+  // Whether a rank has reached the step after the exchange. Throws when it no longer can.
+  bool check_peer(int rank, uint32_t step) {
+    const WaitCondition next{&comm_.collective().step_of(rank), step};
+    if (next.met()) return true;
+    comm_.state().check_wait({next, rank}, true);
+    return false;
   }
 
   Communicator& comm_;
@@ -198,7 +208,8 @@ class Registration {
   Window::Part own_;
   size_t offset_ = 0;
   std::optional<FileExchange> files_;  // none if all ranks are in this process
-  std::vector<Window::Part> parts_;
+  Ref<Window> window_;
+  bool finished_ = false;
   std::optional<Error> error_;
 };
 
@@ -230,12 +241,9 @@ void register_window(const Job& job, abi::ncclWindow_t* out, void* buffer, size_
   Registration registration(*job.parent, buffer, bytes, symmetric);
   Operation operation{Kind::WindowRegister, abi::ncclUint8};
   operation.recv = &registration;
-  ProgressEngine engine;
-  engine.add(job.parent, operation);
-  engine.prepare();
-  engine.set_sequence(job.sequence);
-  if (const std::optional<Error> error = engine.run()) throw *error;
-  *out = reinterpret_cast<abi::ncclWindow_t>(registration.finish().slot());
+  run_operation(job.parent, operation, job.sequence);
+  if (registration.error()) throw *registration.error();
+  *out = reinterpret_cast<abi::ncclWindow_t>(registration.window().slot());
 }
 
 }  // namespace
@@ -259,6 +267,7 @@ Task run_registration(Communicator& comm, const Operation& operation) {
   for (int rank = 0; rank < comm.nranks(); ++rank) {
     registration.note_status(rank, statuses[static_cast<size_t>(rank)]);
   }
+  registration.finish();
 }
 
 Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void* buffer,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <type_traits>
 
 #include "hostnccl/base/error.h"
 
@@ -14,25 +15,6 @@ constexpr size_t kMinKeyBytes = 32;  // as in NCCL
 
 std::mutex mutex;
 std::optional<Sha256::Digest> key;  // hash of the key
-
-// HMAC (RFC 2104) of a message with the key.
-template <class Message>
-Sha256::Digest authenticate(const Sha256::Digest& secret, const Message& message) {
-  constexpr size_t kBlock = 64;
-  const auto keyed = [&secret](uint8_t pad) {
-    Sha256 hash;
-    for (size_t i = 0; i < kBlock; ++i) {
-      hash.add(static_cast<uint8_t>((i < secret.size() ? secret[i] : 0) ^ pad));
-    }
-    return hash;
-  };
-  Sha256 inner = keyed(0x36);
-  inner.add(reinterpret_cast<const uint8_t*>(&message), sizeof message);
-  const Sha256::Digest digest = inner.finish();
-  Sha256 outer = keyed(0x5c);
-  outer.add(digest.data(), digest.size());
-  return outer.finish();
-}
 
 }  // namespace
 
@@ -70,7 +52,7 @@ void set_encryption(const abi::ncclEncryptionConfig_t* config) {
   key = given;
 }
 
-KeyProof prove_key(const RendezvousName& name, int rank, const ProcessId& process) {
+KeyProof prove_key(const RendezvousKey& rendezvous, int rank, const ProcessId& process) {
   std::optional<Sha256::Digest> secret;
   {
     const std::lock_guard lock(mutex);
@@ -78,13 +60,13 @@ KeyProof prove_key(const RendezvousName& name, int rank, const ProcessId& proces
   }
   if (!secret) return {};
   struct {
-    RendezvousName name;
+    RendezvousKey rendezvous;
     int64_t rank;
     int64_t pid;
     uint64_t start;
-  } const message{name, rank, process.pid, process.start};
-  static_assert(sizeof message == sizeof(RendezvousName) + 3 * sizeof(int64_t));  // no padding
-  return authenticate(*secret, message);
+  } const message{rendezvous, rank, process.pid, process.start};
+  static_assert(std::has_unique_object_representations_v<decltype(message)>);
+  return hmac(*secret, {reinterpret_cast<const uint8_t*>(&message), sizeof message});
 }
 
 }  // namespace hostnccl

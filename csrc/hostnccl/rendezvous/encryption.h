@@ -3,7 +3,7 @@
 #pragma once
 
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/sha256.h"
+#include "hostnccl/base/secrets.h"
 #include "hostnccl/base/unique_id.h"
 
 namespace hostnccl {
@@ -13,7 +13,7 @@ void set_encryption(const pynccl::abi::ncclEncryptionConfig_t* config);
 
 // Proof that a rank knows the key: HMAC-SHA-256 of the rendezvous, the rank and its process. All
 // zeros without a key. The key cannot be recovered from it.
-using KeyProof = Sha256::Digest;
-KeyProof prove_key(const RendezvousName& name, int rank, const ProcessId& process);
+using KeyProof = Proof;
+KeyProof prove_key(const RendezvousKey& rendezvous, int rank, const ProcessId& process);
 
 }  // namespace hostnccl

@@ -1,78 +1,162 @@
 #include "hostnccl/rendezvous/file_exchange.h"
 
-#include <poll.h>
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cerrno>
 
 #include "hostnccl/base/error.h"
-#include "hostnccl/base/flag.h"
 
 namespace hostnccl {
 namespace {
 
-constexpr auto kCheckInterval = std::chrono::milliseconds(50);
-constexpr int kPollMs = 1;  // poll() does not report room in the receiver's queue
+using Peer = FileExchange::Peer;
 
-// The receiver's queue is full, or the receiver is gone; check() detects the latter.
-bool is_transient(int error) {
-  constexpr int kTransient[] = {EAGAIN, EINTR, ENOBUFS, ETOOMANYREFS, ECONNREFUSED, ENOENT};
-  return std::find(std::begin(kTransient), std::end(kTransient), error) != std::end(kTransient);
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+constexpr int kConnectAgainMs = 1;
+
+// The descriptor of a message of the rank, and an error if it did not fit.
+Fd checked(Fd file, int rank) {
+  if (!file) {
+    fail(abi::ncclSystemError, "this process has no free file descriptor for the memory of rank %d",
+         rank);
+  }
+  return file;
+}
+
+// The connection to a lower rank.
+class Outgoing {
+ public:
+  explicit Outgoing(Peer& peer) : peer_(peer), name_(peer.key), handshake_(peer.key) {}
+
+  const Peer& peer() const { return peer_; }
+  int descriptor() const { return connection_.get(); }
+
+  // Continues as far as it can without blocking; false if nothing has happened.
+  bool advance(const MemoryFile& own, int own_file) {
+    if (peer_.file) return false;
+    if (!connection_) {
+      connection_ = try_connect(name_);
+      if (!connection_ || !peer_is_same_user(connection_.get())) return close();
+      if (!handshake_.send_hello(connection_.get())) return close();
+    }
+    Message message;
+    Fd file;
+    const Received received = receive_message(connection_.get(), message, &file);
+    if (received == Received::Nothing) return false;
+    if (received == Received::Closed) return close();
+    if (!proven_) {
+      const auto* challenge = std::get_if<Challenge>(&message);
+      proven_ = challenge != nullptr && handshake_.send_answer(connection_.get(), *challenge);
+      if (!proven_ || !send_message(connection_.get(), own, own_file)) return close();
+    } else if (const auto* theirs = std::get_if<MemoryFile>(&message);
+               theirs != nullptr && theirs->rank == peer_.rank) {
+      peer_.file = checked(std::move(file), peer_.rank);
+    }
+    return true;
+  }
+
+ private:
+  bool close() {
+    connection_ = Fd();
+    proven_ = false;
+    return false;
+  }
+
+  Peer& peer_;
+  SocketName name_;
+  ConnectingSide handshake_;
+  Fd connection_;
+  bool proven_ = false;
+};
+
+// The connection of a higher rank.
+class Incoming {
+ public:
+  explicit Incoming(Fd connection) : connection_(std::move(connection)) {}
+
+  int descriptor() const { return connection_.get(); }
+
+  // As above. The peer's file counts when it has this rank's.
+  bool advance(std::vector<Peer>& peers, const MemoryFile& own, int own_file) {
+    if (!connection_) return false;
+    if (peer_ == nullptr) {
+      Message message;
+      const Received received = receive_message(connection_.get(), message, &file_);
+      if (received == Received::Nothing) return false;
+      const auto* theirs = std::get_if<MemoryFile>(&message);
+      const auto from = std::find_if(peers.begin(), peers.end(), [&](const Peer& peer) {
+        return theirs != nullptr && peer.rank == theirs->rank && peer.rank > own.rank;
+      });
+      if (received == Received::Closed || from == peers.end()) return close();
+      peer_ = &*from;
+    }
+    if (peer_->file) return false;
+    if (!send_message(connection_.get(), own, own_file)) {
+      return errno == EPIPE ? close() : false;  // otherwise too many descriptors are under way
+    }
+    peer_->file = checked(std::move(file_), peer_->rank);
+    return true;
+  }
+
+ private:
+  bool close() {
+    connection_ = Fd();
+    return false;
+  }
+
+  Fd connection_;
+  Peer* peer_ = nullptr;
+  Fd file_;
+};
+
+Fd listen_at(const RendezvousKey& key) {
+  Fd listener = try_bind(SocketName(key));
+  if (!listener) fail(abi::ncclSystemError, "the name of a new socket is in use");
+  return listener;
 }
 
 }  // namespace
 
-FileExchange::FileExchange() : socket_(make_record_socket(SOCK_DGRAM)) {
-  if (getrandom(&address_, sizeof address_, 0) != ssize_t(sizeof address_)) fail_errno("getrandom");
-  const SocketName name(address_.name);
-  if (bind(socket_.get(), name.get(), name.length()) != 0) fail_errno("bind of a socket");
-}
+FileExchange::FileExchange() : key_(random_key()), listener_(listen_at(key_), key_) {}
 
 void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
-                       const std::function<void(int)>& check) {
-  std::vector<bool> sent(peers.size()), received(peers.size());
+                       const HasEnded& has_ended) {
+  MemoryFile own{};
+  own.rank = own_rank;
+  std::vector<Outgoing> outgoing;
+  std::vector<Incoming> incoming;
+  for (Peer& peer : peers) {
+    if (peer.rank < own_rank) outgoing.emplace_back(peer);
+  }
+  std::vector<const Peer*> ended;  // what they have sent is read once more
   auto checked = Clock::now();
   for (;;) {
-    bool progressed = receive_all(peers, received);
-    for (size_t i = 0; i < peers.size(); ++i) {
-      if (sent[i]) continue;
-      const SocketName to(peers[i].address.name);
-      const Message message{peers[i].address.secret, own_rank};
-      if (send_record(socket_.get(), &message, sizeof message, own_file, &to)) {
-        sent[i] = progressed = true;
-      } else if (!is_transient(errno)) {
-        fail_errno("sending the descriptor of a window's memory");
-      }
-    }
-    const auto first_missing = [&](const std::vector<bool>& done) {
-      return static_cast<size_t>(std::find(done.begin(), done.end(), false) - done.begin());
-    };
-    const size_t missing = std::min(first_missing(sent), first_missing(received));
-    if (missing == peers.size()) return;
+    bool progressed = false;
+    for (Outgoing& link : outgoing) progressed |= link.advance(own, own_file);
+    for (Fd& connection : listener_.advance()) incoming.emplace_back(std::move(connection));
+    for (Incoming& link : incoming) progressed |= link.advance(peers, own, own_file);
     if (progressed) continue;
-    pollfd wait{socket_.get(), POLLIN, 0};
-    poll(&wait, 1, first_missing(sent) == peers.size() ? int(kCheckInterval.count()) : kPollMs);
+
+    std::vector<const Peer*> missing;
+    for (const Peer& peer : peers) {
+      const bool gave_up = std::find(ended.begin(), ended.end(), &peer) != ended.end();
+      if (!peer.file && !gave_up) missing.push_back(&peer);
+    }
+    if (missing.empty()) return;
+    std::vector<pollfd> waits;
+    listener_.add_to(waits);
+    bool connected = true;
+    for (const Outgoing& link : outgoing) {
+      if (link.peer().file) continue;
+      waits.push_back({link.descriptor(), POLLIN, 0});
+      connected &= link.descriptor() >= 0;
+    }
+    for (const Incoming& link : incoming) waits.push_back({link.descriptor(), POLLIN, 0});
+    poll(waits.data(), waits.size(), connected ? int(kCheckInterval.count()) : kConnectAgainMs);
     if (Clock::now() - checked < kCheckInterval) continue;
     checked = Clock::now();
-    check(peers[missing].rank);
-  }
-}
-
-bool FileExchange::receive_all(std::vector<Peer>& peers, std::vector<bool>& received) const {
-  bool any = false;
-  for (;;) {
-    Message message{};
-    Fd file;
-    const Received result = receive_record(socket_.get(), &message, sizeof message, &file);
-    if (result == Received::Nothing) return any;
-    if (result == Received::Closed || message.secret != address_.secret) continue;
-    const auto from = std::find_if(peers.begin(), peers.end(),
-                                   [&](const Peer& peer) { return peer.rank == message.rank; });
-    if (from == peers.end()) continue;
-    from->file = std::move(file);
-    received[static_cast<size_t>(from - peers.begin())] = true;
-    any = true;
+    for (const Peer* peer : missing) {
+      if (has_ended(peer->rank)) ended.push_back(peer);
+    }
   }
 }
 

@@ -1,24 +1,25 @@
 #include "hostnccl/rendezvous/rendezvous.h"
 
-#include <poll.h>
-
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "hostnccl/base/params.h"
+#include "hostnccl/rendezvous/handshake.h"
 #include "hostnccl/rendezvous/rendezvous_host.h"
 
 namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
+constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of the host's process
 // A joiner waits this much longer than its deadline, so that the host reports the timeout to all.
 constexpr auto kHostGrace = std::chrono::seconds(1);
 
-// The segments that this process has mapped, by name.
+// The segments that this process has mapped, by the keys of their rendezvous.
 struct Registry {
   std::mutex mutex;
-  std::map<RendezvousName, std::weak_ptr<Segment>> segments;
+  std::map<RendezvousKey, std::weak_ptr<Segment>> segments;
 };
 
 Registry& registry() {
@@ -26,10 +27,10 @@ Registry& registry() {
   return instance;
 }
 
-void forbid_second_use(const RendezvousName& name) {
+void forbid_second_use(const RendezvousKey& key) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  const auto found = all.segments.find(name);
+  const auto found = all.segments.find(key);
   if (found != all.segments.end() && !found->second.expired()) {
     fail(abi::ncclInvalidUsage, "commId has already made a communicator, which has all its ranks");
   }
@@ -37,14 +38,25 @@ void forbid_second_use(const RendezvousName& name) {
 
 }  // namespace
 
-std::shared_ptr<Segment> map_segment(int fd, int nranks, const RendezvousName& name) {
+std::shared_ptr<Segment> map_segment(const Fd& file, int nranks, const RendezvousKey& key) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.segments, [](const auto& item) { return item.second.expired(); });
-  std::weak_ptr<Segment>& known = all.segments[name];
+  std::weak_ptr<Segment>& known = all.segments[key];
   std::shared_ptr<Segment> segment = known.lock();
-  if (segment == nullptr) known = segment = std::make_shared<Segment>(fd, nranks, name);
+  if (segment == nullptr) known = segment = std::make_shared<Segment>(file.get(), nranks);
   return segment;
+}
+
+JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
+  const ProcessId process = this_process();
+  JoinRequest request{};
+  request.nranks = nranks;
+  request.rank = rank;
+  request.pid = process.pid;
+  request.start = process.start;
+  request.key = prove_key(key, rank, process);
+  return request;
 }
 
 Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
@@ -52,62 +64,102 @@ Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
       rank_(rank),
       watch_(std::move(watch)),
       timeout_(param_number(ParamId::InitTimeout)),
-      deadline_(Clock::now() + timeout_) {
-  joined_.set(static_cast<size_t>(rank));
+      deadline_(Clock::now() + timeout_),
+      joined_(nranks, rank) {}
+
+Rendezvous::~Rendezvous() = default;
+
+void Rendezvous::check_joiners() const {
+  if (host_) host_->check_joiners();
 }
 
-std::shared_ptr<Segment> Rendezvous::run(const RendezvousName& name) {
+std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
   if (nranks_ == 1) {
-    auto segment = std::make_shared<Segment>(-1, 1, name);
+    auto segment = std::make_shared<Segment>(-1, 1);
     segment->set_process(0, this_process());
     return segment;
   }
-  forbid_second_use(name);
+  forbid_second_use(key);
+  const SocketName name(key);
   for (;;) {
-    if (Fd listener = try_bind(name)) return RendezvousHost(*this, name, std::move(listener)).run();
+    if (Fd listener = try_bind(name)) {
+      host_ = std::make_unique<RendezvousHost>(*this, key, std::move(listener));
+      return host_->run();
+    }
     if (Fd connection = try_connect(name)) {
-      if (auto segment = try_join(name, std::move(connection))) return segment;
+      if (auto segment = try_join(key, std::move(connection))) return segment;
     }
     check_deadline();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
-// Null if the host closed the connection before it replied: its rendezvous was over already.
-std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousName& name, Fd connection) {
+// Null if the host closed the connection before it replied: its rendezvous was over already, or it
+// had no room for another connection.
+std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd connection) {
   const int fd = connection.get();
-  ProcessId host = peer_process(fd);
   if (!peer_is_same_user(fd)) {
-    fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", host.pid);
+    fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", peer_pid(fd));
   }
-  int host_rank = -1;
-  if (send_join_request(fd, make_join_request(name, nranks_, rank_))) {
-    for (;;) {
-      Reply reply;
-      Fd passed;
-      const Received received = receive_reply(fd, reply, passed);
-      if (received == Received::Closed) break;
-      if (received == Received::Nothing) {
-        check_deadline(kHostGrace);
-        pollfd wait{fd, POLLIN, 0};
-        poll(&wait, 1, kPollMs);
-        continue;
+  const ConnectingSide handshake(key);
+  bool open = handshake.send_hello(fd);
+  const ProcessId host = process_of(peer_pid(fd));
+  const JoinRequest request = make_join_request(key, nranks_, rank_);
+  int64_t host_rank = -1;
+  const auto check_host = [&](bool closed) {
+    const bool alive = closed ? is_alive_after_close(host) : is_alive(host);
+    if (alive && (!closed || host_rank < 0)) return;
+    const std::string who = host_rank < 0 ? format("pid %d", host.pid)
+                                          : format("rank %d (pid %d)", int(host_rank), host.pid);
+    fail(abi::ncclRemoteError, "%s %s during the rendezvous that it hosted; %s", who.c_str(),
+         alive ? "gave up" : "died", progress().c_str());
+  };
+  auto checked = Clock::now();
+  bool proven = false;  // nothing is read from a host that has not proved to know the key
+  while (open) {
+    Message message;
+    Fd file;
+    const Received received = receive_message(fd, message, &file);
+    if (received == Received::Closed) break;
+    if (received == Received::Nothing) {
+      check_deadline(kHostGrace);
+      pollfd wait{fd, POLLIN, 0};
+      poll(&wait, 1, kPollMs);
+      // Its sockets outlive it in processes that it has forked.
+      if (Clock::now() - checked < kCheckInterval) continue;
+      checked = Clock::now();
+      check_host(false);
+    } else if (!proven) {
+      const auto* challenge = std::get_if<Challenge>(&message);
+      if (challenge == nullptr || !handshake.send_answer(fd, *challenge)) {
+        fail(abi::ncclInvalidUsage,
+             "the rendezvous is hosted by pid %d, which does not know the unique id", host.pid);
       }
-      if (reply.kind == ReplyKind::Refused) throw Error(reply.code, reply.text);
-      if (reply.kind == ReplyKind::Accepted) return map_segment(passed.get(), nranks_, name);
-      host_rank = reply.host_rank;
-      set_joined(reply.joined);
+      proven = true;
+      open = send_message(fd, request);
+    } else if (const auto* failure = std::get_if<Failure>(&message)) {
+      throw failure->error();
+    } else if (std::holds_alternative<Accepted>(message)) {
+      return map(fd, key, file);
+    } else if (const auto* progress = std::get_if<Progress>(&message)) {
+      host_rank = progress->host_rank;
+      joined_.set(progress->joined);
     }
   }
-  if (host_rank >= 0) {
-    fail(abi::ncclRemoteError, "rank %d (pid %d) %s during the rendezvous that it hosted; %s",
-         host_rank, host.pid, is_alive_after_close(host) ? "gave up" : "died", progress().c_str());
-  }
-  if (!is_alive_after_close(host)) {
-    fail(abi::ncclRemoteError, "pid %d died during the rendezvous that it hosted; %s", host.pid,
-         progress().c_str());
-  }
+  check_host(true);
   return nullptr;
+}
+
+// Tells the host if it fails: all ranks would wait for this one.
+std::shared_ptr<Segment> Rendezvous::map(int connection, const RendezvousKey& key,
+                                         const Fd& file) const {
+  try {
+    return map_segment(file, nranks_, key);
+  } catch (...) {
+    const Error error = current_error();
+    send_message(connection, Failure::of(error));
+    throw error;
+  }
 }
 
 void Rendezvous::check_deadline(std::chrono::seconds grace) const {
@@ -116,46 +168,15 @@ void Rendezvous::check_deadline(std::chrono::seconds grace) const {
          progress().c_str());
   }
   if (Clock::now() < deadline_ + grace) return;
-  const RankSet joined = this->joined();
-  fail(abi::ncclTimeout, "%zu of %d ranks joined within %lld s%s", joined.count(), nranks_,
-       static_cast<long long>(timeout_.count()), missing_text(joined).c_str());
+  fail(abi::ncclTimeout, "%zu of %d ranks joined within %lld s%s", joined_.count(), nranks_,
+       static_cast<long long>(timeout_.count()), joined_.missing().c_str());
 }
 
 void Rendezvous::check_missing() const {
   if (!watch_) return;
-  const RankSet joined = this->joined();
   for (int rank = 0; rank < nranks_; ++rank) {
-    if (!joined.test(static_cast<size_t>(rank))) watch_(rank);
+    if (!joined_.has(rank)) watch_(rank);
   }
-}
-
-void Rendezvous::set_joined(const RankSet& joined) {
-  const std::lock_guard lock(mutex_);
-  joined_ = joined;
-}
-
-RankSet Rendezvous::joined() const {
-  const std::lock_guard lock(mutex_);
-  return joined_;
-}
-
-std::string Rendezvous::missing_text(const RankSet& joined) const {
-  constexpr int kMaxNamed = 16;
-  std::string missing;
-  int named = 0;
-  for (int rank = 0; rank < nranks_; ++rank) {
-    if (joined.test(static_cast<size_t>(rank))) continue;
-    if (named == kMaxNamed) missing += ", ...";
-    if (named++ >= kMaxNamed) break;
-    missing += format("%s%d", missing.empty() ? "; missing: " : ", ", rank);
-  }
-  return missing;
-}
-
-std::string Rendezvous::progress() const {
-  const RankSet joined = this->joined();
-  return format("%zu of %d ranks have joined%s", joined.count(), nranks_,
-                missing_text(joined).c_str());
 }
 
 }  // namespace hostnccl

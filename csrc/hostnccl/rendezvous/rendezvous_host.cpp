@@ -1,50 +1,65 @@
 #include "hostnccl/rendezvous/rendezvous_host.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <system_error>
+#include <thread>
 
-#include "hostnccl/base/memory_file.h"
 #include "hostnccl/base/thread.h"
 
 namespace hostnccl {
 namespace {
 
 constexpr int kPollMs = 50;
-constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of the missing ranks
+constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of processes
+constexpr auto kProgressInterval =
+    std::chrono::milliseconds(20);                       // ranks that come together wake nobody
 constexpr auto kGrace = std::chrono::milliseconds(700);  // for requests that are still to come
 constexpr auto kRefuseLateJoiners = std::chrono::seconds(10);
 
-Fd accept_one(int listener) {
-  Fd accepted(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!accepted && (errno == EMFILE || errno == ENFILE)) fail_errno("accept in the rendezvous");
-  return accepted;
+// Waits some seconds if the receiver's queue is full, or too many descriptors are under way. False,
+// with errno, if it cannot be sent.
+template <typename T>
+bool deliver(int connection, const T& message, int passed_fd = -1) {
+  const auto end = Clock::now() + std::chrono::seconds(5);
+  while (!send_message(connection, message, passed_fd)) {
+    if ((errno != EAGAIN && errno != ETOOMANYREFS) || Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 // Sends late joiners the reason of the refusal, for some time after the rendezvous.
-void refuse_late_joiners(const Fd& listener, const Reply& reply) {
+void refuse_late_joiners(JoinListener& listener, const Failure& reason) {
   const auto end = Clock::now() + kRefuseLateJoiners;
   std::vector<Fd> refused;  // stay open until the end: closing one early would drop its reply
-  while (Clock::now() < end) {
-    pollfd wait{listener.get(), POLLIN, 0};
-    poll(&wait, 1, 10 * kPollMs);
-    while (Fd joiner = accept_one(listener.get())) {
-      send_reply(joiner.get(), reply);
-      refused.push_back(std::move(joiner));
+  while (Clock::now() < end && refused.size() < kMaxRanks) {
+    std::vector<pollfd> waits;
+    listener.add_to(waits);
+    poll(waits.data(), waits.size(), 10 * kPollMs);
+    try {
+      for (Fd& joiner : listener.advance()) {
+        send_message(joiner.get(), reason);
+        refused.push_back(std::move(joiner));
+      }
+    } catch (const Error&) {  // no free descriptor: perhaps there is one later
+      std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
     }
   }
 }
 
+std::string name_of(const JoinRequest& request) {
+  return format("rank %d (pid %d)", request.rank, int(request.pid));
+}
+
 }  // namespace
 
-RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousName& name, Fd listener)
+RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener)
     : rendezvous_(rendezvous),
-      name_(name),
-      self_(make_join_request(name, rendezvous.nranks_, rendezvous.rank_)),
-      listener_(std::move(listener)),
+      key_(key),
+      self_(make_join_request(key, rendezvous.nranks_, rendezvous.rank_)),
+      listener_(JoinListener(std::move(listener), key)),
       largest_nranks_(rendezvous.nranks_) {
   joined_.set(static_cast<size_t>(rendezvous.rank_));
 }
@@ -59,55 +74,69 @@ std::shared_ptr<Segment> RendezvousHost::run() {
 }
 
 void RendezvousHost::collect_requests() {
+  file_ = Segment::make_file(rendezvous_.nranks_);  // while the others connect
   auto checked = Clock::now();
+  int told = 0;  // requests_ of the last progress
   while (requests_ < rendezvous_.nranks_) {
     rendezvous_.check_deadline();
     poll_once();
-    if (requests_ == rendezvous_.nranks_ || Clock::now() - checked < kCheckInterval) continue;
+    const auto now = Clock::now();
+    if (requests_ != told && now - checked >= kProgressInterval) {
+      send_progress();
+      told = requests_;
+    }
+    if (requests_ == rendezvous_.nranks_ || now - checked < kCheckInterval) continue;
+    check_processes();
     rendezvous_.check_missing();
-    checked = Clock::now();
+    checked = now;
   }
 }
 
 void RendezvousHost::poll_once() {
-  std::vector<pollfd> waits{{listener_.get(), POLLIN, 0}};
+  std::vector<pollfd> waits;
   for (const Joiner& joiner : joiners_) waits.push_back({joiner.connection.get(), POLLIN, 0});
-  if (poll(waits.data(), waits.size(), kPollMs) <= 0) return;
-  const int before = requests_;
-  for (size_t i = 1; i < waits.size(); ++i) {
-    if (waits[i].revents != 0) read_request(joiners_[i - 1]);
+  listener_->add_to(waits);
+  poll(waits.data(), waits.size(), kPollMs);
+  const size_t connected = joiners_.size();
+  for (size_t i = 0; i < connected; ++i) {
+    if (waits[i].revents != 0) read_messages(joiners_[i]);
   }
-  std::erase_if(joiners_, [](const Joiner& joiner) { return !joiner.connection; });
-  accept_all();
-  if (requests_ != before && !refusing_) send_progress();
-}
-
-void RendezvousHost::accept_all() {
-  while (Fd connection = accept_one(listener_.get())) {
-    if (!peer_is_same_user(connection.get())) continue;
-    joiners_.push_back({std::move(connection), {}, false});
-    read_request(joiners_.back());
-  }
+  accept();
   std::erase_if(joiners_, [](const Joiner& joiner) { return !joiner.connection; });
 }
 
-void RendezvousHost::read_request(Joiner& joiner) {
-  JoinRequest request;
-  const Received received = receive_join_request(joiner.connection.get(), request);
-  if (received == Received::Nothing) return;
-  if (received == Received::Closed) {
-    joiner.connection = Fd();
-    if (!joiner.has_request || refusing_) return;
-    fail(abi::ncclRemoteError, "rank %d (pid %d) %s before all ranks had joined; %s",
-         joiner.request.rank, joiner.request.process.pid,
-         is_alive_after_close(joiner.request.process) ? "gave up" : "died",
-         rendezvous_.progress().c_str());
+void RendezvousHost::accept() {
+  for (Fd& connection : listener_->advance()) {
+    joiners_.emplace_back().connection = std::move(connection);
+    read_messages(joiners_.back());
   }
+}
+
+void RendezvousHost::read_messages(Joiner& joiner) {
+  Message message;
+  while (joiner.connection) {
+    const Received received = receive_message(joiner.connection.get(), message);
+    if (received == Received::Nothing) return;
+    if (received == Received::Closed) return note_closed(joiner);
+    if (const auto* request = std::get_if<JoinRequest>(&message)) {
+      note_request(joiner, *request);
+    }
+  }
+}
+
+void RendezvousHost::note_closed(Joiner& joiner) {
+  joiner.connection = Fd();
+  if (!joiner.has_request || refusing_) return;
+  fail_joiner(joiner, is_alive_after_close(joiner.request.process()) ? "gave up" : "died");
+}
+
+void RendezvousHost::fail_joiner(const Joiner& joiner, const char* how) const {
+  fail(abi::ncclRemoteError, "%s %s before all ranks had joined; %s",
+       name_of(joiner.request).c_str(), how, rendezvous_.progress().c_str());
+}
+
+void RendezvousHost::note_request(Joiner& joiner, const JoinRequest& request) {
   if (joiner.has_request) return;
-  if (!is_join_request(request)) {
-    joiner.connection = Fd();
-    return;
-  }
   joiner.request = request;
   joiner.has_request = true;
   ++requests_;
@@ -115,97 +144,112 @@ void RendezvousHost::read_request(Joiner& joiner) {
   if (refusing_) return;
   check(request);
   joined_.set(static_cast<size_t>(request.rank));
-  rendezvous_.set_joined(joined_);
+  rendezvous_.joined_.set(joined_);
 }
 
 void RendezvousHost::check_key(const JoinRequest& request) const {
-  if (request.key == prove_key(name_, request.rank, request.process)) return;
+  if (same_proof(request.key, prove_key(key_, request.rank, request.process()))) return;
   const bool has_own = self_.key != KeyProof{};
   const bool has_theirs = request.key != KeyProof{};
   fail(abi::ncclInvalidUsage,
-       has_own && has_theirs
-           ? "rank %d (pid %d) and rank %d (pid %d) have different encryption keys"
-           : "rank %d (pid %d) has an encryption key (ncclSetEncryption), rank %d (pid %d) "
-             "has none",
-       has_own ? self_.rank : request.rank, has_own ? self_.process.pid : request.process.pid,
-       has_own ? request.rank : self_.rank, has_own ? request.process.pid : self_.process.pid);
+       has_own && has_theirs ? "%s and %s have different encryption keys"
+                             : "%s has an encryption key (ncclSetEncryption), %s has none",
+       name_of(has_own ? self_ : request).c_str(), name_of(has_own ? request : self_).c_str());
 }
 
 void RendezvousHost::check(const JoinRequest& request) const {
-  if (request.protocol != kProtocol) {
-    fail(abi::ncclInvalidUsage, "pid %d uses protocol %u of hostnccl, pid %d uses protocol %u",
-         self_.process.pid, kProtocol, request.process.pid, request.protocol);
-  }
   check_key(request);
   if (request.nranks != self_.nranks) {
-    fail(abi::ncclInvalidUsage,
-         "the ranks disagree about nranks: rank %d (pid %d) passes %d, rank %d (pid %d) passes %d",
-         self_.rank, self_.process.pid, self_.nranks, request.rank, request.process.pid,
-         request.nranks);
-  }
-  if (request.rank < 0 || request.rank >= self_.nranks) {
-    fail(abi::ncclInvalidArgument, "rank %d of pid %d is not in [0, %d)", request.rank,
-         request.process.pid, self_.nranks);
+    fail(abi::ncclInvalidUsage, "the ranks disagree about nranks: %s passes %d, %s passes %d",
+         name_of(self_).c_str(), self_.nranks, name_of(request).c_str(), request.nranks);
   }
   if (!joined_.test(static_cast<size_t>(request.rank))) return;
-  ProcessId first = self_.process;
+  const JoinRequest* first = &self_;
   if (request.rank != self_.rank) {
     const auto earlier = std::find_if(joiners_.begin(), joiners_.end(), [&](const Joiner& joiner) {
       return joiner.has_request && joiner.request.rank == request.rank;
     });
-    first = earlier->request.process;  // joiners are in the order of their connections
+    first = &earlier->request;  // joiners are in the order of their connections
   }
   fail(abi::ncclInvalidUsage, "rank %d is used twice: by pid %d and by pid %d", request.rank,
-       first.pid, request.process.pid);
+       int(first->pid), int(request.pid));
 }
 
-void RendezvousHost::send_to_joiners(const Reply& reply) const {
+// A connection outlives its process in the processes that it has forked.
+void RendezvousHost::check_processes() const {
   for (const Joiner& joiner : joiners_) {
-    if (joiner.has_request) send_reply(joiner.connection.get(), reply);
+    if (!joiner.has_request || is_alive(joiner.request.process())) continue;
+    fail_joiner(joiner, "died");
   }
 }
 
 void RendezvousHost::send_progress() const {
-  Reply reply{};
-  reply.kind = ReplyKind::Progress;
-  reply.host_rank = self_.rank;
-  reply.joined = joined_;
-  for (const Joiner& joiner : joiners_) {
-    if (joiner.has_request) try_send_reply(joiner.connection.get(), reply);
+  Progress progress{};
+  progress.host_rank = self_.rank;
+  progress.joined = joined_;
+  for (const Joiner& joiner : joiners_) {  // dropped if the receiver's queue is full
+    if (joiner.has_request) send_message(joiner.connection.get(), progress);
   }
 }
 
 std::shared_ptr<Segment> RendezvousHost::send_segment() {
-  accept_all();  // a duplicate of a rank may have connected after the last request
-  const Fd memory = make_memory_file("hostnccl", Segment::bytes(rendezvous_.nranks_));
-  auto segment = map_segment(memory.get(), rendezvous_.nranks_, name_);
-  segment->set_process(self_.rank, self_.process);
+  accept();  // a duplicate of a rank may have connected after the last request
+  auto segment = map_segment(file_, rendezvous_.nranks_, key_);
+  segment->set_process(self_.rank, self_.process());
   for (const Joiner& joiner : joiners_) {
-    if (joiner.has_request) segment->set_process(joiner.request.rank, joiner.request.process);
+    if (joiner.has_request) segment->set_process(joiner.request.rank, joiner.request.process());
   }
-  Reply reply{};
-  reply.kind = ReplyKind::Accepted;
-  reply.host_rank = self_.rank;
   for (const Joiner& joiner : joiners_) {
     // A joiner that is gone by now is detected at the first barrier.
-    if (joiner.has_request) send_reply(joiner.connection.get(), reply, memory.get());
+    if (!joiner.has_request || deliver(joiner.connection.get(), Accepted(), file_.get()) ||
+        errno == EPIPE || errno == ECONNRESET) {
+      continue;
+    }
+    const Error error(abi::ncclSystemError, "the memory of the communicator cannot be sent to " +
+                                                name_of(joiner.request) + ": " +
+                                                std::system_category().message(errno));
+    segment->fail(error);
+    throw error;
   }
+  listener_.reset();
   return segment;
+}
+
+// A joiner closes its connection when it has mapped the segment.
+void RendezvousHost::check_joiners() const {
+  for (const Joiner& joiner : joiners_) {
+    Message message;
+    if (receive_message(joiner.connection.get(), message) != Received::Message) continue;
+    if (const auto* failure = std::get_if<Failure>(&message)) {
+      fail(abi::ncclRemoteError, "%s cannot map the memory of the communicator: %s",
+           name_of(joiner.request).c_str(), failure->text);
+    }
+  }
 }
 
 void RendezvousHost::refuse(const Error& reason) {
   refusing_ = true;
   const auto end = Clock::now() + (reason.code() == abi::ncclTimeout ? Clock::duration() : kGrace);
-  while (requests_ < largest_nranks_ && Clock::now() < end) poll_once();
   const Error shared_reason = reason.code() == abi::ncclInvalidUsage && rendezvous_.cancelled_
                                   ? Error(abi::ncclRemoteError, reason.text())
                                   : reason;
-  const Reply reply = Reply::refusal(shared_reason);
-  send_to_joiners(reply);
+  const Failure failure = Failure::of(shared_reason);
   try {
-    start_thread(
-        [listener = std::move(listener_), reply] { refuse_late_joiners(listener, reply); });
-  } catch (const std::system_error&) {
+    while (requests_ < largest_nranks_ && Clock::now() < end) poll_once();
+  } catch (const Error&) {
+    // No free descriptor: those that have joined get the reason.
+  }
+  for (const Joiner& joiner : joiners_) {
+    if (joiner.has_request) deliver(joiner.connection.get(), failure);
+  }
+  try {
+    start_thread([listener = std::move(*listener_), failure]() mutable {
+      guarded([&] {
+        refuse_late_joiners(listener, failure);
+        return abi::ncclSuccess;
+      });
+    });
+  } catch (const std::exception&) {
     // Without the thread, late joiners wait until their own deadlines.
   }
   throw reason;

@@ -15,7 +15,6 @@
 
 namespace hostnccl {
 
-inline constexpr uint32_t kProtocol = 3;  // version of the rendezvous messages and these layouts
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kStagingBytes = size_t{256} << 10;
 
@@ -52,7 +51,7 @@ inline constexpr uint32_t kMaxSignals = 1024;
 struct ExchangeRecord {
   int32_t group;  // split: its color; grow: the new size
   int32_t order;  // split: its key; grow: 1 for the root
-  RendezvousName name;
+  RendezvousKey key;
 };
 
 // What one rank publishes. Its peers only read it.
@@ -114,8 +113,10 @@ struct alignas(4096) PairRing {
   alignas(128) CapturedSignal captured_signals[kMaxSignals];
 };
 
-// The first failure of any rank.
+// What belongs to all ranks: the secret of this world, from which keys of derived communicators
+// follow, and the first failure of any rank.
 struct alignas(4096) Header {
+  Secret secret;
   enum Failure : uint32_t { None, Writing, Written };
   std::atomic<uint32_t> failure;
   uint32_t code;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "hostnccl/base/memory_file.h"
 #include "hostnccl/base/tuning.h"
 #include "hostnccl/segment/peer_memory.h"
 
@@ -28,8 +29,21 @@ size_t Segment::bytes(int nranks) {
   return pair_rings_at(nranks) + sizeof(PairRing) * n * n;
 }
 
-Segment::Segment(int fd, int nranks, const RendezvousName& name)
-    : nranks_(nranks), own_pid_(getpid()), name_(name), bytes_(bytes(nranks)) {
+Fd Segment::make_file(int nranks) {
+  Fd file = make_memory_file("hostnccl", bytes(nranks));
+  const Secret secret = random_bytes<sizeof(Secret)>();
+  if (pwrite(file.get(), secret.data(), secret.size(), offsetof(Header, secret)) !=
+      ssize_t(secret.size())) {
+    fail_errno("writing to shared memory");
+  }
+  return file;
+}
+
+Segment::Segment(int fd, int nranks) : nranks_(nranks), own_pid_(getpid()), bytes_(bytes(nranks)) {
+  if (fd < 0 && nranks > 1) {
+    hostnccl::fail(abi::ncclSystemError,
+                   "this process has no free file descriptor for the memory of the communicator");
+  }
   const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
   memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (memory_ == MAP_FAILED) fail_errno("mmap of %zu bytes for %d ranks", bytes_, nranks);
@@ -37,7 +51,8 @@ Segment::Segment(int fd, int nranks, const RendezvousName& name)
   header_ = reinterpret_cast<Header*>(base);
   rank_states_ = reinterpret_cast<RankState*>(base + rank_states_at());
   pair_rings_ = reinterpret_cast<PairRing*>(base + pair_rings_at(nranks));
-  std::memcpy(&probe_value_, name_.data(), sizeof probe_value_);
+  if (fd < 0) fill_random(header_->secret);
+  std::memcpy(&probe_value_, secret().data(), sizeof probe_value_);
 }
 
 Segment::~Segment() { munmap(memory_, bytes_); }

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "hostnccl/base/error.h"
+#include "hostnccl/base/fd.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/unique_id.h"
+#include "hostnccl/base/secrets.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/rank_state.h"
 
@@ -22,13 +23,17 @@ class Segment {
  public:
   static size_t bytes(int nranks);
 
-  // Maps fd (-1: private memory of this process, for a single rank).
-  Segment(int fd, int nranks, const RendezvousName& name);
+  // The memory file of a new segment, with its secret.
+  static Fd make_file(int nranks);
+
+  // Maps the memory file (-1: private memory of this process, for a single rank).
+  Segment(int fd, int nranks);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
   ~Segment();
 
-  const RendezvousName& name() const { return name_; }
+  // Known to the ranks of this segment only.
+  const Secret& secret() const { return header_->secret; }
   int nranks() const { return nranks_; }
   RankState& rank_state(int rank) const { return rank_states_[rank]; }
   PairRing& pair_ring(int source, int destination) const {
@@ -89,7 +94,6 @@ class Segment {
 
   int nranks_;
   int own_pid_;
-  RendezvousName name_;
   size_t bytes_;
   void* memory_;
   Header* header_;

@@ -1,4 +1,4 @@
-#include "hostnccl/communicator/derived_names.h"
+#include "hostnccl/communicator/derived_keys.h"
 
 #include <string>
 
@@ -13,41 +13,40 @@ std::string to_text(const std::vector<int>& ranks) {
 
 }  // namespace
 
-RendezvousName DerivedNames::shrink_name(const RendezvousName& parent,
-                                         const std::vector<int>& excluded) {
+RendezvousKey DerivedKeys::shrink_key(const Secret& parent, const std::vector<int>& excluded) {
   const std::lock_guard lock(mutex_);
   const uint32_t number = shrinks_[excluded]++;
-  return derived_name(parent, format("shrink %u %s", number, to_text(excluded).c_str()));
+  return derive_key(parent, format("shrink %u %s", number, to_text(excluded).c_str()));
 }
 
-abi::ncclUniqueId DerivedNames::make_grow_id() {
+abi::ncclUniqueId DerivedKeys::make_grow_id() {
   const std::lock_guard lock(mutex_);
-  if (grow_name_) {
+  if (grow_key_) {
     fail(abi::ncclInvalidUsage,
          "the uniqueId that an earlier ncclCommGetUniqueId made for this comm has not been used by "
          "ncclCommGrow yet");
   }
   const abi::ncclUniqueId id = make_unique_id(Purpose::Grow);
-  grow_name_ = read_unique_id(id, Purpose::Grow, "uniqueId").name;
+  grow_key_ = read_unique_id(id, Purpose::Grow, "uniqueId").key;
   return id;
 }
 
-void DerivedNames::check_grow_id(const RendezvousName& name) const {
+void DerivedKeys::check_grow_id(const RendezvousKey& key) const {
   const std::lock_guard lock(mutex_);
-  if (grow_name_ && *grow_name_ == name) return;
+  if (grow_key_ && *grow_key_ == key) return;
   fail(abi::ncclInvalidArgument,
        "uniqueId was not made by ncclCommGetUniqueId for this rank of comm, or has been used "
        "already");
 }
 
-bool DerivedNames::growing() const {
+bool DerivedKeys::growing() const {
   const std::lock_guard lock(mutex_);
-  return grow_name_.has_value();
+  return grow_key_.has_value();
 }
 
-void DerivedNames::use_grow_id() {
+void DerivedKeys::use_grow_id() {
   const std::lock_guard lock(mutex_);
-  grow_name_.reset();
+  grow_key_.reset();
 }
 
 }  // namespace hostnccl

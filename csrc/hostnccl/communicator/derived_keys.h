@@ -1,0 +1,33 @@
+// Rendezvous keys of the communicators that are derived from one by shrink and grow.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "hostnccl/base/error.h"
+#include "hostnccl/base/unique_id.h"
+
+namespace hostnccl {
+
+class DerivedKeys {
+ public:
+  // Equal on all survivors without communication: it follows from the parent's secret, the
+  // excluded ranks and the number of earlier shrinks that excluded the same ranks.
+  RendezvousKey shrink_key(const Secret& parent, const std::vector<int>& excluded);
+
+  // The id of ncclCommGetUniqueId, of which one can be unused at a time.
+  abi::ncclUniqueId make_grow_id();
+  void check_grow_id(const RendezvousKey& key) const;  // throws if it is not that id
+  void use_grow_id();
+  bool growing() const;  // it has such an id
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<RendezvousKey> grow_key_;  // made and not used yet
+  std::map<std::vector<int>, uint32_t> shrinks_;
+};
+
+}  // namespace hostnccl

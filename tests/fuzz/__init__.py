@@ -1,0 +1,1 @@
+"""Fuzzing of what hostnccl reads from sockets."""

@@ -1,0 +1,36 @@
+"""Proves that the parser of the rendezvous messages takes what it should and nothing else: seeds,
+and inputs made of them, in a program of its own under the sanitizers. ``make fuzz`` does more.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.run import compile_program
+
+_INPUTS = 300_000
+
+
+def test_any_bytes(tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    program = tmp_path / "seeds"
+    try:
+        flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+        compile_program(compiler, program, ["seeds.cpp", "messages.cpp"], flags)
+    except subprocess.CalledProcessError:
+        compile_program(compiler, program, ["seeds.cpp", "messages.cpp"], [])
+    result = subprocess.run(
+        [program, "--mutate", str(_INPUTS)], check=True, timeout=120, capture_output=True, text=True
+    )
+    match = re.fullmatch(r"(\d+) of (\d+) accepted\n", result.stdout)
+    assert match is not None
+    accepted, tried = map(int, match.groups())
+    assert tried == _INPUTS
+    assert tried / 4 < accepted < tried * 3 / 4

@@ -1,0 +1,309 @@
+"""Proves that a rank which fails after others have joined is named, with its reason, on every rank
+at once: without a free descriptor, without address space, without memory in the middle of a window's
+registration, and when it dies but its sockets live on in a helper that it has forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+
+_SOON = 3.0  # seconds; the deadline of a rendezvous is 300
+
+
+@contextlib.contextmanager
+def _free_descriptors(number: int) -> Iterator[None]:
+    """So many more descriptors can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    opened = []
+    with contextlib.suppress(OSError):
+        while True:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    for _ in range(number):
+        os.close(opened.pop())
+    try:
+        yield
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def _address_space(extra: int) -> Iterator[None]:
+    """So many bytes more can be mapped."""
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + extra, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def _without_descriptor() -> contextlib.AbstractContextManager[None]:
+    return _free_descriptors(1)  # for the socket
+
+
+def _without_address_space() -> contextlib.AbstractContextManager[None]:
+    return _address_space(1 << 20)
+
+
+_LIMITS = {"descriptor": _without_descriptor, "address space": _without_address_space}
+
+
+def _init_with_limit(rank: Rank, limit: str, last: int) -> tuple[str, str, float]:
+    with rank.communicator(1) as comm:  # all processes are there
+        comm.all_reduce(np.ones(1))
+    if rank.rank == last:
+        time.sleep(0.2)  # another rank is the host
+    started = time.monotonic()
+    try:
+        with _LIMITS[limit]() if rank.rank == last else contextlib.nullcontext():
+            rank.communicator()
+    except nccl.NcclError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    raise AssertionError("made, though a rank has no access to the memory")
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [("descriptor", "no free file descriptor for the memory"), ("address space", "mmap of")],
+)
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_a_rank_that_cannot_map_the_memory_is_named(
+    launch: Launcher, limit: str, reason: str, nranks: int
+) -> None:
+    last = nranks - 1
+    results = launch(nranks, _init_with_limit, limit, last, ids=2, timeout=30, fresh=True)
+    for rank, (kind, text, took) in enumerate(results):
+        assert kind == ("NcclSystemError" if rank == last else "NcclRemoteError"), text
+        assert reason in text
+        assert took < _SOON
+        assert rank == last or f"rank {last} (pid" in text
+
+
+def _id_without_descriptor(rank: Rank) -> str:
+    nccl.get_unique_id("host")  # loads the library
+    with (
+        _free_descriptors(0),
+        pytest.raises(nccl.NcclSystemError, match="Too many open files") as caught,
+    ):
+        rank.communicator()
+    return str(caught.value)
+
+
+def test_an_id_is_not_called_foreign_without_a_descriptor(launch: Launcher) -> None:
+    for text in launch(2, _id_without_descriptor, fresh=True):
+        assert "another machine" not in text
+
+
+def _lose_rank(rank: Rank, victim: int) -> tuple[float, str]:
+    if rank.rank == 2:
+        rank.report("away")
+        time.sleep(20)
+    if rank.rank != victim:
+        time.sleep(0.3 if rank.rank else 0)
+    elif victim:
+        time.sleep(0.3)
+    if rank.rank == victim:
+        # A helper that begins during the rendezvous, in a thread: it inherits the sockets.
+        import threading
+
+        threading.Timer(0.7, _fork_helper, (rank,)).start()
+    else:
+        rank.report("joining")
+    try:
+        rank.communicator()
+    except nccl.NcclRemoteError as error:
+        return time.monotonic(), str(error)
+    raise AssertionError("made without rank 2")
+
+
+def _fork_helper(rank: Rank) -> None:
+    child = os.fork()
+    if child == 0:
+        for file in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if "socket:" not in os.readlink(f"/proc/self/fd/{file}"):
+                    os.close(int(file))
+        time.sleep(10)
+        os._exit(0)
+    rank.report(child)
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["host", "guest"])
+def test_a_rank_that_dies_with_a_helper_is_noticed(launch: Launcher, victim: int) -> None:
+    killed: list[float] = []
+    helper: list[int] = []
+
+    def kill(run: Run) -> None:
+        helper.append(run.gather_reports()[victim])
+        killed.append(run.kill(victim))
+        time.sleep(2)
+        run.kill(2)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(helper[0], 9)
+
+    outcomes = launch.outcomes(3, _lose_rank, victim, while_running=kill, timeout=30)
+    moment, text = outcomes[1 - victim].value
+    assert moment - killed[0] < 1.5
+    assert "died" in text
+    assert outcomes[victim].died == "killed by SIGKILL"
+
+
+def _register(rank: Rank, limit: Callable[[], contextlib.AbstractContextManager[None]]) -> str:
+    """Rank 1 registers a window under a limit; what comes of it. Then all do without."""
+    comm = rank.comm
+    buffer = comm.mem_alloc(1 << 22)
+    comm.all_reduce(np.ones(1))
+    error = ""
+    started = time.monotonic()
+    with limit() if rank.rank == 1 else contextlib.nullcontext():
+        try:
+            comm.register_window(buffer).close()
+        except nccl.NcclError as raised:
+            error = str(raised)
+    assert time.monotonic() - started < _SOON
+    comm.all_reduce(np.ones(1))
+    comm.register_window(buffer).close()
+    return error
+
+
+def _register_with_descriptors(rank: Rank, free: int) -> str:
+    return _register(rank, lambda: _free_descriptors(free))
+
+
+def _register_with_address_space(rank: Rank) -> str:
+    return _register(rank, lambda: _address_space(3 << 20))
+
+
+@pytest.mark.parametrize("free", range(8))
+def test_a_window_without_descriptors_is_no_window_on_any_rank(launch: Launcher, free: int) -> None:
+    texts = launch(3, _register_with_descriptors, free, timeout=30)
+    _check_same_reason(texts, "descriptor|Too many open files", may_succeed=free > 3)
+
+
+def test_a_window_without_address_space_is_no_window_on_any_rank(launch: Launcher) -> None:
+    _check_same_reason(launch(3, _register_with_address_space, timeout=30), "mmap of")
+
+
+def _check_same_reason(texts: list[str], reason: str, *, may_succeed: bool = False) -> None:
+    if may_succeed and not any(texts):
+        return
+    for rank, text in enumerate(texts):
+        assert re.search(reason, text), texts
+        assert rank == 1 or "rank 1 (pid" in text, texts
+
+
+_FAILING_MALLOC = """
+#define _GNU_SOURCE
+#include <link.h>
+#include <stddef.h>
+#include <string.h>
+
+void* __libc_malloc(size_t);
+static _Thread_local long left = -1;
+static size_t begin, end;
+
+static int find(struct dl_phdr_info* info, size_t size, void* unused) {
+  if (strstr(info->dlpi_name, "libhostnccl.so") == NULL) return 0;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)* part = &info->dlpi_phdr[i];
+    if (part->p_type != PT_LOAD || (part->p_flags & PF_X) == 0) continue;
+    begin = info->dlpi_addr + part->p_vaddr;
+    end = begin + part->p_memsz;
+  }
+  return 1;
+}
+
+// The allocation of libhostnccl.so in this thread that fails: 0 is the next one, -1 is none.
+void fail_malloc(long which) {
+  dl_iterate_phdr(find, NULL);
+  left = which;
+}
+
+long malloc_left(void) { return left; }
+
+void* malloc(size_t size) {
+  const size_t caller = (size_t)__builtin_return_address(0);
+  if (left >= 0 && caller >= begin && caller < end && left-- == 0) return NULL;
+  return __libc_malloc(size);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder: Path = tmp_path_factory.mktemp("malloc")
+    source, library = folder / "malloc.c", folder / "libmalloc.so"
+    source.write_text(_FAILING_MALLOC)
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
+    if subprocess.run(command, check=False, timeout=60).returncode != 0:
+        pytest.skip("the C library has no __libc_malloc")
+    return str(library)
+
+
+def _register_without_memory(rank: Rank, library: str) -> int:
+    """Rank 1 has no memory for its allocation 0, 1, 2, ... of a registration, until it ends well;
+    then all ranks have the window, before none has it and none waits. Returns the number of errors.
+    """
+    malloc = ctypes.CDLL(library)
+    malloc.malloc_left.restype = ctypes.c_long
+    malloc.fail_malloc.argtypes = [ctypes.c_long]
+    for number in range(len(rank.unique_ids)):
+        with contextlib.ExitStack() as stack:
+            comm = stack.enter_context(rank.communicator(number))
+            buffer = comm.mem_alloc(1 << 12)
+            comm.all_reduce(np.ones(1))
+            failed = False
+            started = time.monotonic()
+            try:
+                if rank.rank == 1:
+                    malloc.fail_malloc(number)
+                window = comm.register_window(buffer)
+            except (nccl.NcclError, nccl.DriverError, MemoryError) as error:
+                failed = True
+                assert re.search("rank 1|out of memory", str(error)), str(error)
+            finally:
+                injected = rank.rank == 1 and malloc.malloc_left() < 0
+                malloc.fail_malloc(-1)
+            assert time.monotonic() - started < _SOON, number
+            if not failed:
+                assert not injected, number
+                window.close()
+                return number
+            if rank.rank == 1:
+                assert injected, number
+    raise AssertionError("every registration failed")
+
+
+def test_a_window_without_memory_is_no_window_on_any_rank(
+    launch: Launcher, failing_malloc: str
+) -> None:
+    environment = {"LD_PRELOAD": failing_malloc}
+    results = launch(
+        2, _register_without_memory, failing_malloc, ids=200, env=environment, timeout=120
+    )
+    assert results[0] == results[1]
+    assert results[0] > 5
