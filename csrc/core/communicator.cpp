@@ -49,7 +49,11 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
 
 void Communicator::note_failed(std::string& text) {
   constexpr std::string_view kAborted = "; another thread has aborted the communicator";
-  error_thrown_ = true;
+  // A refused argument leaves the communicator without an error: close() has none to throw yet.
+  ncclResult_t state = ncclSuccess;
+  if (const ncclComm_t comm = comm_.load(); comm && !closed())
+    NCCL_CALL_NOTHROW(*library_, ncclCommGetAsyncError, (comm, &state));
+  if (!succeeded(state)) error_thrown_ = true;
   if (closed() && !text.ends_with(kAborted)) text += kAborted;
 }
 
@@ -70,10 +74,61 @@ void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, 
         creator_);
 }
 
-void Communicator::begin_child(Communicator& parent, const char* creator, bool shares) {
-  if (parent.growing_)
+Communicator::Claim::Claim(const std::shared_ptr<Communicator>& communicator)
+    : communicator_(communicator) {
+  const std::lock_guard lock(communicator->mutex_);
+  const auto self = std::this_thread::get_id();
+  if (communicator->claims_ != 0 && communicator->claimed_by_ != self)
+    throw std::invalid_argument(
+        "communicator: another thread makes a communicator from it, or registers or closes a "
+        "window; one thread at a time can");
+  communicator->claimed_by_ = self;
+  ++communicator->claims_;
+}
+
+Communicator::Claim::~Claim() {
+  if (!communicator_) return;
+  const std::lock_guard lock(communicator_->mutex_);
+  --communicator_->claims_;
+}
+
+ncclWindow_t* Communicator::new_window() {
+  const std::lock_guard lock(mutex_);
+  return &windows_.emplace_back(nullptr);
+}
+
+bool Communicator::add_memory(void* address, WindowMemory memory) {
+  const std::lock_guard lock(mutex_);
+  return window_memory_.emplace(static_cast<char*>(address), memory).second;
+}
+
+void Communicator::number_memory(void* address) {
+  const std::lock_guard lock(mutex_);
+  window_memory_.at(static_cast<char*>(address)).number = ++registered_windows_;
+}
+
+void Communicator::remove_memory(void* address) {
+  const std::lock_guard lock(mutex_);
+  window_memory_.erase(static_cast<char*>(address));
+}
+
+void Communicator::keep_until_closed(std::shared_ptr<void> memory) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(memory));
+}
+
+void Communicator::release_kept() {
+  std::vector<std::shared_ptr<void>> kept;  // released without the lock
+  const std::lock_guard lock(mutex_);
+  kept.swap(kept_);
+}
+
+void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
+  parent_claim_ = std::make_unique<Claim>(parent.shared_from_this());
+  if (parent.growing_ && !grows)
     throw std::invalid_argument(
         "communicator: get_unique_id() was called; grow() must come before another communicator");
+  parent.growing_ = false;
   creator_ = creator;
   parent_ = parent.shared_from_this();
   if (shares && !parent.revoked_) {
@@ -107,8 +162,7 @@ void Communicator::begin_grow(Communicator& parent, int nranks,
                               const std::optional<ncclUniqueId>& id) {
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   const Use comm(parent);
-  parent.growing_ = false;
-  begin_child(parent, "ncclCommGrow", false);
+  begin_child(parent, "ncclCommGrow", false, true);
   parent.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()),
                creator_);
 }
@@ -133,6 +187,7 @@ Communicator::Options Communicator::inherited() const {
 
 void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& made,
                         const std::function<void()>& steps) {
+  RawGroup::check_none();
   const Communicator* first = nullptr;  // with the shortest init_timeout
   for (const auto& one : made) {
     const auto& timeout = one->options_.init_timeout;
@@ -167,6 +222,7 @@ void Communicator::free_abandoned() {
 }
 
 void Communicator::finish() {
+  const std::unique_ptr<Claim> claim = std::move(parent_claim_);
   if (no_color_) {
     state_.store(State::kClosed, std::memory_order_release);
     parent_.reset();
@@ -240,6 +296,7 @@ void Communicator::throw_late(double seconds, const char* function) const {
 std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_ptr<Library> library,
                                                                   const std::vector<int>& devices,
                                                                   Factory make) {
+  RawGroup::check_none();
   const DeviceScope scope(*library, devices.empty() ? -1 : devices.front());
   std::vector<ncclComm_t> comms(devices.size());
   NCCL_CHECK(*library, nullptr, -1, ncclCommInitAll,
@@ -296,6 +353,7 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
 }
 
 std::uint64_t Communicator::identity_of_windows() const {
+  const std::lock_guard lock(mutex_);
   std::uint64_t identity = 0;
   for (const auto& [address, memory] : window_memory_) {
     std::uint64_t number = memory.number;  // mixed by the finaliser of SplitMix64
@@ -308,6 +366,7 @@ std::uint64_t Communicator::identity_of_windows() const {
 
 bool Communicator::in_symmetric_window(const void* data, std::size_t nbytes) const {
   const auto* begin = static_cast<const char*>(data);
+  const std::lock_guard lock(mutex_);
   return std::any_of(window_memory_.begin(), window_memory_.end(), [&](const auto& entry) {
     const auto& [address, memory] = entry;
     const auto offset = static_cast<std::size_t>(begin - address);
@@ -321,6 +380,7 @@ ncclUniqueId Communicator::get_unique_id() {
   if (std::getenv("NCCL_COMM_ID"))
     throw std::invalid_argument(
         "NCCL_COMM_ID: it is set in the environment, so NCCL cannot make an id for new ranks");
+  const Claim claim(shared_from_this());
   const Use comm(*this);
   ncclUniqueId id;
   check(get(comm, &id), "ncclCommGetUniqueId");
@@ -330,6 +390,7 @@ ncclUniqueId Communicator::get_unique_id() {
 
 void Communicator::begin_suspend() {
   const auto suspend = library_->nccl<&NcclTable::ncclCommSuspend>();
+  const Claim claim(shared_from_this());
   check_shares_nothing();
   const Use comm(*this);
   check(suspend(comm, NCCL_SUSPEND_MEM), "ncclCommSuspend");
@@ -363,6 +424,12 @@ std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {
   std::uint64_t value = 0;
   NCCL_CHECK(*library_, comm, rank_, ncclCommMemStats, (comm, stat, &value));
   return value;
+}
+
+void RawGroup::check_none() {
+  if (depth_ != 0)
+    throw std::invalid_argument(
+        "communicator: a group of raw.ncclGroupStart() is open on this thread; use nccl.group()");
 }
 
 GroupScope::GroupScope(Library& library) : library_(library) {

@@ -8,8 +8,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <source_location>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -80,6 +82,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // destroyed in the background instead.
   void discard() noexcept;
 
+  // A call that makes a communicator from this one or changes its windows, from construction to
+  // destruction. NCCL has one such call at a time: throws std::invalid_argument where another
+  // thread is in one.
+  class Claim {
+   public:
+    explicit Claim(const std::shared_ptr<Communicator>& communicator);
+    ~Claim();
+    Claim(Claim&&) = default;
+    Claim& operator=(Claim&&) = delete;
+
+   private:
+    std::shared_ptr<Communicator> communicator_;
+  };
+
   // A call of NCCL that uses the communicator, from construction to destruction: an abort on
   // another thread waits for it. Throws std::invalid_argument unless the communicator is open or
   // suspended. Several communicators, in a group: begin_use() and end_use().
@@ -129,7 +145,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return comm_.load(std::memory_order_relaxed);
   }
   ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
-  ncclWindow_t* new_window() { return &windows_.emplace_back(nullptr); }  // NCCL writes it
+  ncclWindow_t* new_window();  // NCCL writes it
   // The memory of windows. NCCL finds a window by its address: add_memory() is false for one that
   // is in use.
   struct WindowMemory {
@@ -137,17 +153,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     bool symmetric;
     std::uint64_t number = 0;  // of the registered windows; equal on all ranks
   };
-  bool add_memory(void* address, WindowMemory memory) {
-    return window_memory_.emplace(static_cast<char*>(address), memory).second;
-  }
-  void number_memory(void* address) {
-    window_memory_.at(static_cast<char*>(address)).number = ++registered_windows_;
-  }
-  void remove_memory(void* address) { window_memory_.erase(static_cast<char*>(address)); }
+  bool add_memory(void* address, WindowMemory memory);
+  void number_memory(void* address);
+  void remove_memory(void* address);
   bool in_symmetric_window(const void* data, std::size_t nbytes) const;
   std::uint64_t identity_of_windows() const;  // equal on ranks with the same open windows
   bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once
-  void keep_until_closed(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+  void keep_until_closed(std::shared_ptr<void> memory);
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
   bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
@@ -189,11 +201,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
       throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
   }
   [[noreturn]] void throw_late(double seconds, const char* function) const;
-  void begin_child(Communicator& parent, const char* creator, bool shares);
+  void begin_child(Communicator& parent, const char* creator, bool shares, bool grows = false);
   bool shares() const;
   void check_shares_nothing() const;
   void abort_alone();
   ncclComm_t take_to_free();
+  void release_kept();
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
   Communicator& identified() {
@@ -221,20 +234,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
   std::vector<std::shared_ptr<ncclComm_t>> children_;
   std::shared_ptr<Communicator> parent_;  // until it is ready again
+  std::unique_ptr<Claim> parent_claim_;   // until finish() returns
   bool no_color_ = false;                 // split() with NCCL_SPLIT_NOCOLOR: no communicator
   // NCCL shares the memory and the abort flag of a parent with its children where the parent's
   // configuration says so.
   std::weak_ptr<Communicator> shared_parent_;
   std::vector<std::weak_ptr<Communicator>> shared_children_;
-  bool growing_ = false;          // between get_unique_id() and begin_grow()
-  State changed_ = State::kOpen;  // by finish_change()
+  std::atomic<bool> growing_ = false;  // between get_unique_id() and begin_grow()
+  State changed_ = State::kOpen;       // by finish_change()
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
+  mutable std::mutex mutex_;                // of the following, up to kept_
+  std::thread::id claimed_by_;
+  int claims_ = 0;
   std::deque<ncclWindow_t> windows_;
   std::map<const char*, WindowMemory> window_memory_;  // by address
   std::uint64_t registered_windows_ = 0;
-  bool one_sided_ = false;
   std::vector<std::shared_ptr<void>> kept_;  // the memory of windows that were not closed
+  bool one_sided_ = false;
   int rank_ = -1;
   int nranks_ = 0;
   int device_ = -1;
@@ -246,6 +263,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                     const Communicator::Use& use, int, const char* file, int line) {
   use.communicator().throw_failed(result, function, file, line);
 }
+
+// The groups of raw.ncclGroupStart() on this thread. What NCCL makes inside one is ready only at
+// its end, so the objects make nothing there.
+class RawGroup {
+ public:
+  static void start() { ++depth_; }
+  static void end() {
+    if (depth_ != 0) --depth_;
+  }
+  static void check_none();  // throws std::invalid_argument inside one
+
+ private:
+  inline static thread_local int depth_ = 0;
+};
 
 // A group of NCCL calls on one library (ncclGroupStart, ncclGroupEnd), open from construction to
 // end(). The destructor ends a group that an exception left open and ignores the result.

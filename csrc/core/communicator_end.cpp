@@ -47,8 +47,8 @@ void Communicator::close() {
   const ncclComm_t comm = take_to_free();
   if (!comm) return;
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
-  kept_.clear();
-  if (!succeeded(result))
+  release_kept();
+  if (!succeeded(result) && !error_thrown_)
     throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
 }
 
@@ -61,6 +61,7 @@ void Communicator::abort() {
 }
 
 void Communicator::discard() noexcept {
+  parent_claim_.reset();
   try {
     if (!shares()) return abort_alone();
     CommunicatorObservers::before_close(*this, true);
@@ -83,7 +84,7 @@ void Communicator::abort_alone() {
   const ncclComm_t comm = take_to_free();
   if (!comm) return;
   const ncclResult_t result = abort_bounded(library_, comm);
-  kept_.clear();
+  release_kept();
   if (!succeeded(result))
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }

@@ -119,6 +119,9 @@ void Window::cancel() {
 
 void Window::make(const std::vector<Window*>& windows) {
   if (windows.empty()) return;
+  RawGroup::check_none();
+  std::vector<Communicator::Claim> claims;
+  for (const Window* window : windows) claims.emplace_back(window->communicator_);
   Library& library = windows.front()->communicator_->library();
   const RelaxedMode relaxed(library);  // a thread that captures may register windows
   std::vector<std::unique_ptr<Exchange>> exchanges;
@@ -128,23 +131,37 @@ void Window::make(const std::vector<Window*>& windows) {
       if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
         exchanges.push_back(std::make_unique<Exchange>(*window));
     }
-  } catch (...) {  // no memory: the others would wait for this rank's offer
-    for (const Window* window : windows) window->communicator_->abort();
+    if (!exchanges.empty()) {
+      GroupScope group(library);
+      for (const auto& exchange : exchanges) exchange->begin();
+      group.end();
+    }
+  } catch (...) {
+    abort_healthy(windows);
     throw;
-  }
-  if (!exchanges.empty()) {
-    GroupScope group(library);
-    for (const auto& exchange : exchanges) exchange->begin();
-    group.end();
   }
   for (const auto& exchange : exchanges) exchange->finish();
   exchanges.clear();
   for (const Window* window : windows) window->check_offers();
   GroupScope group(library);
-  for (Window* window : windows) window->begin();
+  try {
+    for (Window* window : windows) window->begin();
+  } catch (...) {
+    abort_healthy(windows);
+    throw;
+  }
   group.end();
   for (Window* window : windows) window->finish();
   set_up_one_sided(windows);
+}
+
+// After a call of this rank alone has failed, as without memory: the others would wait for it.
+void Window::abort_healthy(const std::vector<Window*>& windows) {
+  for (const Window* window : windows) {
+    Communicator& communicator = *window->communicator_;
+    if (communicator.blocking() && !communicator.closed() && succeeded(communicator.async_error()))
+      communicator.abort();
+  }
 }
 
 Window::Offer Window::make_offer() {
@@ -264,6 +281,7 @@ void Window::close() {
   if (state_ == State::kPending)
     throw std::invalid_argument("window: it is still being registered; leave the group first");
   if (closed()) return cancel();
+  const Communicator::Claim claim(communicator_);
   const ncclWindow_t window = handle();
   wait_for_use();
   if (window) {

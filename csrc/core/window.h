@@ -66,6 +66,7 @@ class Window {
   };
   class Exchange;
 
+  static void abort_healthy(const std::vector<Window*>& windows);
   Offer make_offer();
   void check_offers() const;
   static void set_up_one_sided(const std::vector<Window*>& windows);

@@ -8,7 +8,7 @@
 #include "python/objects/plan.h"
 #include "python/raw/bind.h"
 
-PYBIND11_MODULE(_C, m) {
+PYBIND11_MODULE(_C_bindings, m) {
   using namespace pynccl::python;
   m.attr("__version__") = PYNCCL_VERSION;
   m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
@@ -35,4 +35,12 @@ PYBIND11_MODULE(_C, m) {
   mirror::bind(m);
   check_instance_layout<RedOp>(m.attr("RedOp").attr("SUM"));  // held by a shared_ptr
   check_instance_layout<Plan>(py::cast(Plan()));              // held by a unique_ptr
+}
+
+// PyInit_ is the prefix that Python looks for. The extension has one state for the process: its
+// threads and caches belong to the main interpreter.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__C() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__C_bindings();
+  PyErr_SetString(PyExc_ImportError, "pynccl._C cannot be imported in a subinterpreter");
+  return nullptr;
 }

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -78,6 +79,61 @@ def test_sigkill_is_an_error_in_the_others(
         assert moment - killed[0] < 2
         assert "rank 2" in text
     assert not shared_memory.left_behind(before)
+
+
+_OPERATIONS: dict[str, Callable[[nccl.Communicator, np.ndarray, nccl.Stream], None]] = {
+    "all_reduce": lambda comm, array, stream: comm.all_reduce(array[:8], stream=stream),
+    "large": lambda comm, array, stream: comm.all_reduce(array, stream=stream),
+    "recv": lambda comm, array, stream: comm.recv(array[:8], 1, stream=stream),
+    "send": lambda comm, array, stream: comm.send(array, 1, stream=stream),
+}
+
+
+def _on_a_stream(rank: Rank, operation: str, call: str) -> list[str]:
+    """What the calls raise that follow an operation on a stream whose peer has died."""
+    comm, stream = rank.comm, rank.stream()
+    texts, array = [], np.ones(1 << 20)
+    with pytest.raises(ValueError, match="address"):
+        comm.all_reduce(0, count=1, dtype="int8")  # refused before: not the error of close()
+    if rank.rank == 0:
+        _OPERATIONS[operation](comm, array, stream)
+    rank.report("ready")
+    if rank.rank == 1:
+        time.sleep(60)
+    if call == "after":
+        with pytest.raises(nccl.DriverError) as failed:
+            stream.synchronize()
+        texts.append(str(failed.value))
+    elif call == "event":
+        event = rank.event()
+        event.record(stream)
+        event.synchronize()
+    with pytest.raises(nccl.NcclRemoteError) as failed:
+        comm.close()
+    texts.append(str(failed.value))
+    comm.close()
+    if call == "during":
+        with pytest.raises(nccl.DriverError) as failed:
+            stream.synchronize()
+        texts.append(str(failed.value))
+    return texts
+
+
+@pytest.mark.parametrize("call", ["during", "after", "event"])
+@pytest.mark.parametrize("operation", list(_OPERATIONS))
+def test_a_death_is_named_by_what_follows_on_a_stream(
+    launch: Launcher, operation: str, call: str
+) -> None:
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.1)
+        run.kill(1)
+
+    outcomes = launch.outcomes(2, _on_a_stream, operation, call, while_running=kill, timeout=20)
+    assert outcomes[0].ok, f"{outcomes[0].died} {outcomes[0].trace}"
+    for text in outcomes[0].value:
+        assert "rank 1" in text
+        assert "died" in text
 
 
 def _gather_for_init(rank: Rank) -> tuple[float, str]:

@@ -92,17 +92,53 @@ def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
     assert f"receives {count} x {dtype}" in texts[1]
 
 
-def _zero_and_some(rank: Rank) -> None:
-    """A call without elements is not sent, as in NCCL: the others get the error at this rank's
-    next operation.
-    """
+def _zero_and_some(rank: Rank, api: str, empty_rank: int) -> None:
+    """A call without elements takes part: it does not pair with the next one of the others."""
     comm = rank.comm
-    if rank.rank == 0:
-        comm.all_reduce(_array(0))
-    with pytest.raises(nccl.NcclError):
-        comm.all_reduce(_array(5)) if rank.rank else comm.broadcast(_array(7), 0)
+    stream = rank.stream() if api == "stream" else None
+    array = _array(0 if rank.rank == empty_rank else 5)
+
+    def call() -> None:
+        comm.all_reduce(array, stream=stream)
+        if stream:
+            stream.synchronize()
+
+    with pytest.raises((nccl.NcclInvalidUsageError, nccl.DriverError), match="count=0"):
+        call()
     comm.abort()
 
 
-def test_nothing_against_something(launch: Launcher) -> None:
-    launch(2, _zero_and_some, timeout=20)
+@pytest.mark.parametrize("empty_rank", [0, 1])
+@pytest.mark.parametrize("api", ["call", "stream"])
+def test_nothing_against_something(launch: Launcher, api: str, empty_rank: int) -> None:
+    launch(2, _zero_and_some, api, empty_rank, timeout=20)
+
+
+def _all_empty(rank: Rank) -> None:
+    comm, path = rank.comm, {}
+    for algorithm in (None, "staged", "direct"):
+        if algorithm:
+            path = {"config": nccl.CollConfig(algorithm=algorithm)}
+        empty = _array(0)
+        comm.all_reduce(empty, **path)
+        comm.broadcast(empty, 0, **path)
+        comm.reduce(empty, 0, **path)
+        comm.all_gather(empty, out=_array(0), **path)
+        comm.reduce_scatter(empty, out=_array(0), **path)
+        comm.all_to_all(empty, out=_array(0), **path)
+        comm.gather(empty, 0, out=_array(0) if rank.rank == 0 else None, **path)
+        comm.scatter(_array(0) if rank.rank == 0 else None, 0, out=empty, **path)
+        some = _array(3)
+        comm.all_reduce(some, **path)
+        assert (some == rank.nranks).all()
+    stream = rank.stream()
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(_array(0))
+    graph.launch(stream)
+    stream.synchronize()
+    graph.close()
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_calls_without_elements(launch: Launcher, nranks: int) -> None:
+    launch(nranks, _all_empty, timeout=20)

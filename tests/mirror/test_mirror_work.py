@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -263,6 +264,33 @@ def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
 @pytest.mark.parametrize("async_op", [False, True])
 def test_timeout_of_the_group(world: World, async_op: bool) -> None:
     world(2, _timeout, async_op)
+
+
+def _timeout_of_two_threads(dist: Any, rank: int, size: int) -> None:
+    """The watchdog sees a group in which two threads wait."""
+    import torch
+
+    pg = dist.new_group(timeout=timedelta(seconds=1))
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            dist.all_reduce(torch.ones(2), group=pg)
+        except dist.DistBackendError as error:
+            errors.append(error)
+
+    if rank == 0:
+        threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert len(errors) == 2, errors
+    dist.barrier()
+
+
+def test_timeout_of_a_group_with_two_threads(world: World) -> None:
+    world(2, _timeout_of_two_threads)
 
 
 def _peer_dies(dist: Any, rank: int, size: int, async_op: bool) -> str:

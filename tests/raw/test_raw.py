@@ -329,3 +329,29 @@ def _some_library() -> str:
     """A shared library that is in every process and is not NCCL."""
     with open("/proc/self/maps") as maps:
         return next(line.split()[-1] for line in maps if re.search(r"/libc[.-].*so", line))
+
+
+_LATE_HANDLES = """
+static void** handles;
+static int count;
+int ncclGroupStart() { return 0; }
+int ncclCommInitAll(void** comms, int n, const int* devices) {
+  handles = comms;
+  count = n;
+  return 0;
+}
+int ncclGroupEnd() {
+  for (int i = 0; i < count; ++i) handles[i] = (void*)-1;
+  return 0;
+}
+"""
+
+
+def test_the_end_of_a_group_writes_handles(tmp_path: Path) -> None:
+    """Into memory that nothing else uses by then."""
+    library = raw.load(compile_nccl(tmp_path, 23200, _LATE_HANDLES))
+    library.ncclGroupStart()
+    assert library.ncclCommInitAll(256, None) == [0] * 256
+    others = [np.zeros(256, np.uint64) for _ in range(64)]
+    library.ncclGroupEnd()
+    assert not any(other.any() for other in others)

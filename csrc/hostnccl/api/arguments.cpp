@@ -133,10 +133,6 @@ abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::n
     operation.tag = options.tag;
     pending.launch_event = options.launch_event;
   }
-  if (operation.count == 0 && is_collective(kind)) {
-    if (pending.launch_event) pending.launch_event->record(pending.stream);
-    return abi::ncclSuccess;
-  }
   return Group::of_this_thread().submit(std::move(pending));
 }
 

@@ -28,7 +28,7 @@ abi::CUresult driver_guarded(Body&& body) noexcept {
     body();
     return abi::CUDA_SUCCESS;
   } catch (const DeviceError& error) {
-    remember_error(error.text());
+    error.remember();
     return error.result();
   } catch (const std::bad_alloc&) {
     return abi::CUDA_ERROR_OUT_OF_MEMORY;

@@ -6,9 +6,12 @@ using namespace hostnccl;
 namespace pynccl::abi {
 namespace {
 
-// Throws if an operation on the stream has failed since the last check; its communicator keeps the
-// reason.
-void check_failed(Stream& stream) { require(!stream.take_failed(), CUDA_ERROR_UNKNOWN); }
+// Throws if an operation on the stream has failed since the last check.
+void check_failed(Stream& stream) {
+  if (const std::optional<Error> failure = stream.take_failure()) {
+    throw DeviceError(CUDA_ERROR_UNKNOWN, "work queued on the stream failed: " + failure->text());
+  }
+}
 
 // A query and a synchronization cannot be captured.
 void check_capture_allows_sync(const Ref<Stream>& stream) {

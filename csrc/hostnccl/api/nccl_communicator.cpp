@@ -50,12 +50,17 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
     comm->finalize();
     return ncclSuccess;
   }
-  start_thread([comm, guard = std::make_shared<JobGuard>(comm)] {
-    guarded([&comm] {
-      comm->finalize();
-      return ncclSuccess;
+  try {
+    start_thread([comm, guard = std::make_shared<JobGuard>(comm)] {
+      guarded([&comm] {
+        comm->finalize();
+        return ncclSuccess;
+      });
     });
-  });
+  } catch (...) {
+    comm->state().fail(current_error());  // it stays as it is: no thread finishes it
+    throw;
+  }
   return ncclInProgress;
 }
 

@@ -131,8 +131,14 @@ void CommState::start_finalizing() {
   }
 }
 
+std::optional<Error> CommState::failure() const {
+  const abi::ncclResult_t code = async_error();
+  if (code == abi::ncclSuccess || code == abi::ncclInProgress) return std::nullopt;
+  return error();
+}
+
 void CommState::finish_finalizing() {
-  if (async_error() > abi::ncclSuccess && async_error() != abi::ncclInProgress) throw error();
+  if (const std::optional<Error> error = failure()) throw *error;
   phase_ = Phase::Finalized;
 }
 

@@ -46,6 +46,7 @@ class CommState {
   }
 
   abi::ncclResult_t async_error() const;
+  std::optional<Error> failure() const;           // what async_error() reports, if it is an error
   std::optional<std::string> error_text() const;  // while initializing: the missing ranks
   Error error() const;                            // requires that there is one
   // Records the first error of this rank and makes the segment fail, which ends the operations of

@@ -119,7 +119,9 @@ void Communicator::destroy() {
   drain();
   order_.wait_until_idle();
   windows_.close_all();
+  const std::optional<Error> failure = state_.failure();
   segment_->leave(rank_, Presence::Left);
+  if (failure) throw *failure;
 }
 
 void Communicator::abort() {

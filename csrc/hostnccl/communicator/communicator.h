@@ -34,7 +34,7 @@ class Communicator {
   // Blocks until all ranks have joined. watch throws when a missing rank can no longer come.
   void initialize(int nranks, int rank, const RendezvousKey& key, Rendezvous::Watch watch = {});
   void finalize();  // after state().start_finalizing(); blocks until issued operations are complete
-  void destroy();
+  void destroy();   // throws the communicator's error after it, if it has one
   void abort();
 
   const CommSettings& settings() const { return settings_; }

@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <vector>
 
 #include "hostnccl/base/flag.h"
 
@@ -37,10 +39,26 @@ class OperationOrder {
   bool in_background() const { return background_.load(std::memory_order_acquire) != 0; }
 
  private:
+  friend class EnqueueLock;
+
   std::atomic<uint32_t> issued_{0};
   std::atomic<int> running_{0};
   std::atomic<int> background_{0};
   Flag completed_;
+  std::mutex enqueuing_;
+};
+
+// Held while operations take their sequence numbers and are enqueued on streams: a stream gets the
+// operations of a communicator in the order of their numbers, whatever threads issue them.
+class EnqueueLock {
+ public:
+  explicit EnqueueLock(std::vector<OperationOrder*> orders);
+  EnqueueLock(const EnqueueLock&) = delete;
+  EnqueueLock& operator=(const EnqueueLock&) = delete;
+  ~EnqueueLock();
+
+ private:
+  std::vector<OperationOrder*> orders_;  // by address, so that no two threads wait for each other
 };
 
 }  // namespace hostnccl

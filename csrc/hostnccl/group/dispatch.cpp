@@ -24,12 +24,13 @@ void run_inline(ProgressEngine& engine) {
   if (error) throw *error;
 }
 
-// On the first of the streams. An error is reported by each of them.
-void enqueue_on_first(const Streams& streams, std::shared_ptr<ProgressEngine> engine) {
-  Stream::enqueue(streams[0], [engine = std::move(engine), streams] {
-    if (!engine->run()) return;
-    for (const Ref<Stream>& stream : streams) stream->set_failed();
-  });
+// The engine on the first of the streams. An error is reported by each of them.
+Stream::Prepared prepare_on_first(const Streams& streams, std::shared_ptr<ProgressEngine> engine) {
+  return {streams[0], [engine = std::move(engine), streams] {
+            const std::optional<Error> error = engine->run();
+            if (!error) return;
+            for (const Ref<Stream>& stream : streams) stream->set_failure(*error);
+          }};
 }
 
 std::shared_ptr<Event::Record> record_new_event(const Ref<Stream>& stream) {
@@ -43,14 +44,17 @@ void record_all(const Events& events, const Ref<Stream>& stream) {
 }
 
 // The engine starts when all streams have reached this point; later work of each waits for its end.
-void enqueue_on_all(const Streams& streams, std::shared_ptr<ProgressEngine> engine,
-                    const Events& launch_events) {
+void prepare_on_all(std::vector<Stream::Prepared>& prepared, const Streams& streams,
+                    std::shared_ptr<ProgressEngine> engine, const Events& launch_events) {
   for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[0], record_new_event(streams[i]));
   record_all(launch_events, streams[0]);
-  enqueue_on_first(streams, std::move(engine));
+  prepared.push_back(prepare_on_first(streams, std::move(engine)));
   if (streams.size() == 1) return;
-  const auto done = record_new_event(streams[0]);
-  for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[i], done);
+  const auto done = std::make_shared<Event::Record>();
+  prepared.emplace_back(streams[0], [done] { done->complete(); });
+  for (size_t i = 1; i < streams.size(); ++i) {
+    prepared.emplace_back(streams[i], [done] { done->wait(); });
+  }
 }
 
 // Operations that share communicators or streams, directly or through others: one engine, or one
@@ -119,14 +123,17 @@ void dispatch(const PendingOperation& operation, ProgressEngine& inline_engine) 
         std::vector<Graph::NodeOperation>{{operation.comm, operation.operation, operation.window}});
   }
   if (operation.stream) {
-    auto engine = std::make_shared<ProgressEngine>();
+    const auto engine = std::make_shared<ProgressEngine>();
     engine->add(operation.comm, operation.operation, operation.window);
+    engine->prepare();
+    Stream::Prepared prepared = prepare_on_first({operation.stream}, engine);
+    const EnqueueLock lock({&operation.comm->order()});
     engine->take_sequences();
-    enqueue_on_first({operation.stream}, std::move(engine));
-    return;
+    return prepared.enqueue();
   }
   inline_engine.clear();
   inline_engine.add(operation.comm, operation.operation, operation.window);
+  inline_engine.prepare();
   inline_engine.take_sequences();
   run_inline(inline_engine);
 }
@@ -141,6 +148,7 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
       inline_engine.add(operation.comm, operation.operation, operation.window);
       if (operation.launch_event) operation.launch_event->record({});
     }
+    inline_engine.prepare();
     inline_engine.take_sequences();
     return run_inline(inline_engine);
   }
@@ -168,19 +176,34 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     record_all(component.launch_events, component.streams[0]);
     Capture::add_node(component.streams, std::move(component.captured));
   }
-  inline_engine.take_sequences();
-  for (Component& component : components) {
-    if (component.engine) component.engine->take_sequences();
-  }
+
+  // All that can fail comes before the first sequence number: a number without its operation would
+  // block the communicator.
+  inline_engine.prepare();
+  std::vector<OperationOrder*> orders;
+  std::vector<Stream::Prepared> prepared;
+  std::vector<std::shared_ptr<Event::Record>> earlier;  // before the calling thread's operations
   for (Component& component : components) {
     if (component.engine) {
-      enqueue_on_all(component.streams, component.engine, component.launch_events);
+      component.engine->prepare();
+      component.engine->add_orders(orders);
+      prepare_on_all(prepared, component.streams, component.engine, component.launch_events);
+    } else if (component.has_calling_thread) {
+      for (const Ref<Stream>& stream : component.streams)
+        earlier.push_back(record_new_event(stream));
     }
   }
+  {
+    const EnqueueLock lock(std::move(orders));
+    inline_engine.take_sequences();
+    for (Component& component : components) {
+      if (component.engine) component.engine->take_sequences();
+    }
+    for (Stream::Prepared& callback : prepared) callback.enqueue();
+  }
+  for (const auto& record : earlier) record->wait();
   for (Component& component : components) {
-    if (!component.has_calling_thread) continue;
-    for (const Ref<Stream>& stream : component.streams) record_new_event(stream)->wait();
-    record_all(component.launch_events, {});
+    if (component.has_calling_thread) record_all(component.launch_events, {});
   }
   run_inline(inline_engine);
 }

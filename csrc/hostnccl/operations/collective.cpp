@@ -64,7 +64,7 @@ const Descriptor& CollectiveCall::check_descriptor(int peer, const Descriptor& o
 void CollectiveCall::copy_own_block(size_t from, size_t bytes) const {
   char* to = recv_at(offset_in_recv(rank) + from);
   const char* source = own_block() + from;
-  if (to != source) std::memcpy(to, source, bytes);
+  if (bytes != 0 && to != source) std::memcpy(to, source, bytes);
 }
 
 void CollectiveCall::reduce_into(void* to, size_t count) const {

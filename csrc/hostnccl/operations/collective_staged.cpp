@@ -118,10 +118,11 @@ Task run_staged(Communicator& comm, const Operation& operation) {
   CollectiveState& collective = call.collective;
   const Descriptor own = describe(operation);
   bool checked = false;
-  for (size_t from = 0; from < operation.count;) {
+  // A call without elements takes one round, in which the ranks compare their calls.
+  for (size_t from = 0; from == 0 || from < operation.count;) {
     const size_t count = std::min(call.chunk, operation.count - from);
     collective.next_staging();
-    call.fill_staging(from, count);
+    if (count != 0) call.fill_staging(from, count);
     if (from == 0) collective.own_descriptor() = own;
     uint32_t step = collective.signal_step();
     bool all_staged = true;
@@ -133,6 +134,7 @@ Task run_staged(Communicator& comm, const Operation& operation) {
     checked = true;
     // A peer tried the direct path, has seen our descriptor and falls back; repeat this round.
     if (!all_staged) continue;
+    if (count == 0) co_return;
     if (!call.sliced) {
       call.read_staging(from, count);
     } else {

@@ -69,8 +69,12 @@ void ProgressEngine::add(const Ref<Communicator>& comm, const Operation& operati
   if (window) puts_.emplace_back(window);
 }
 
-void ProgressEngine::take_sequences() {
+void ProgressEngine::take_sequences() noexcept {
   for (CommunicatorWork& work : works_) work.sequence = work.comm->order().take_sequence();
+}
+
+void ProgressEngine::add_orders(std::vector<OperationOrder*>& orders) const {
+  for (const CommunicatorWork& work : works_) orders.push_back(&work.comm->order());
 }
 
 void ProgressEngine::clear() {
@@ -82,7 +86,10 @@ void ProgressEngine::clear() {
 }
 
 std::optional<Error> ProgressEngine::run() {
-  make_queues();
+  for (PeerQueue& queue : queues_) {
+    const CommunicatorWork& work = works_[queue.work];
+    queue.blocked = {work.comm->order().before(work.sequence), work.comm->rank()};
+  }
   bool oversubscribed = false;
   for (const CommunicatorWork& work : works_)
     oversubscribed = oversubscribed || work.comm->segment().oversubscribed();
@@ -108,7 +115,7 @@ std::optional<Error> ProgressEngine::run() {
   return std::move(error_);
 }
 
-void ProgressEngine::make_queues() {
+void ProgressEngine::prepare() {
   const auto by_queue = [](const QueuedOperation& a, const QueuedOperation& b) {
     return a.work != b.work ? a.work < b.work : a.queue < b.queue;
   };
@@ -129,12 +136,11 @@ void ProgressEngine::make_queues() {
       if (work.comm->settings().strict && is_one_sided(operations_[i].operation.kind)) {
         after = queues_.size() - 1;
       }
-      queue.blocked = {work.comm->order().before(work.sequence), work.comm->rank()};
     }
     queues_.back().end = i + 1;
   }
   unfinished_queues_ = queues_.size();
-  conditions_.reserve(queues_.size());  // no allocation fails while operations run
+  conditions_.reserve(queues_.size());
 }
 
 bool ProgressEngine::advance_all() {
@@ -221,6 +227,7 @@ void run_operation(const Ref<Communicator>& comm, const Operation& operation, ui
   try {
     ProgressEngine engine;
     engine.add(comm, operation);
+    engine.prepare();
     engine.set_sequence(sequence);
     error = engine.run();
   } catch (...) {

@@ -26,10 +26,13 @@ class ProgressEngine {
   void add(const Ref<Communicator>& comm, const Operation& operation,
            const Ref<Window>& window = {});
 
+  // Allocates what run() needs. After the last add().
+  void prepare();
   // Takes one sequence number of each communicator. Engines run in the order of these numbers.
-  void take_sequences();
+  void take_sequences() noexcept;
   // For a single communicator whose sequence number was taken before.
   void set_sequence(uint32_t sequence) { works_.front().sequence = sequence; }
+  void add_orders(std::vector<OperationOrder*>& orders) const;  // those of its communicators
 
   // Runs all operations to their end. An error ends the operations of its communicator only. The
   // first error is returned.
@@ -70,7 +73,6 @@ class ProgressEngine {
   bool waiting(const PeerQueue& queue) const {
     return !queue.finished && (queue.after == kNone || queues_[queue.after].finished);
   }
-  void make_queues();
   bool advance_all();
   void advance(PeerQueue& queue);
   void finish(PeerQueue& queue);

@@ -58,10 +58,26 @@ const ErrorText* find(CUresult result) {
   return found == std::end(kTexts) ? nullptr : found;
 }
 
+struct Reason {
+  CUresult result = CUDA_SUCCESS;
+  std::string text;  // empty: none
+};
+thread_local Reason last_reason;
+
 }  // namespace
 
 DeviceError::DeviceError(CUresult result)
-    : DeviceError(result, format("%s: %s", device_error_name(result), device_error_text(result))) {}
+    : Error(ncclUnhandledCudaError,
+            format("%s: %s", device_error_name(result), find(result)->text)),
+      result_(result) {}
+
+DeviceError::DeviceError(CUresult result, const std::string& reason)
+    : Error(ncclUnhandledCudaError, reason), result_(result), has_reason_(true) {}
+
+void DeviceError::remember() const {
+  remember_error(text());
+  last_reason = {result_, has_reason_ ? text() : std::string()};
+}
 
 const char* device_error_name(CUresult result) {
   const ErrorText* found = find(result);
@@ -69,6 +85,7 @@ const char* device_error_name(CUresult result) {
 }
 
 const char* device_error_text(CUresult result) {
+  if (result == last_reason.result && !last_reason.text.empty()) return last_reason.text.c_str();
   const ErrorText* found = find(result);
   return found != nullptr ? found->text : nullptr;
 }

@@ -10,19 +10,22 @@ namespace hostnccl {
 class DeviceError : public Error {
  public:
   explicit DeviceError(abi::CUresult result);
-  DeviceError(abi::CUresult result, std::string text)
-      : Error(abi::ncclUnhandledCudaError, std::move(text)), result_(result) {}
+  // reason: more than the result says. device_error_text() returns it after the call has failed.
+  DeviceError(abi::CUresult result, const std::string& reason);
   abi::CUresult result() const { return result_; }
+  void remember() const;  // as this thread's last error
 
  private:
   abi::CUresult result_;
+  bool has_reason_ = false;
 };
 
 inline void require(bool condition, abi::CUresult otherwise) {
   if (!condition) throw DeviceError(otherwise);
 }
 
-// The name and the description of a result; null for one that hostnccl does not use.
+// The name and the description of a result; null for one that hostnccl does not use. The reason of
+// this thread's last failed call is the description of its result.
 const char* device_error_name(abi::CUresult result);
 const char* device_error_text(abi::CUresult result);
 

@@ -47,7 +47,14 @@ class GraphExec::Launch {
     }
   }
 
-  void take_sequences() {
+  void prepare(std::vector<OperationOrder*>& orders) {
+    for (const auto& engine : engines_) {
+      if (!engine) continue;
+      engine->prepare();
+      engine->add_orders(orders);
+    }
+  }
+  void take_sequences() noexcept {
     for (const auto& engine : engines_) {
       if (engine) engine->take_sequences();
     }
@@ -96,7 +103,7 @@ class GraphExec::Launch {
   }
 
   void set_error(const Error& error) {
-    if (stream_) return stream_->set_failed();
+    if (stream_) return stream_->set_failure(error);
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = error;
   }
@@ -130,22 +137,28 @@ void GraphExec::launch(const Ref<Stream>& stream) {
   const auto end = std::make_shared<Event::Record>();
   // A copy that the queued branches share: they may outlive this object.
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
+  // Before the first sequence number, all that can fail.
+  std::vector<OperationOrder*> orders;
+  launch->prepare(orders);
   std::shared_ptr<Event::Record> previous_end;
   {
     const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
-    previous_end = std::exchange(last_end_, end);
-    launch->take_sequences();
+    std::vector<Stream::Prepared> prepared;
     for (size_t branch = 1; branch < branches->size(); ++branch) {
-      Stream::enqueue(branch_streams_[branch - 1], [launch, branches, branch] {
+      prepared.emplace_back(branch_streams_[branch - 1], [launch, branches, branch] {
         launch->run_other_branch((*branches)[branch]);
       });
     }
     if (stream) {
-      Stream::enqueue(stream, [launch, branches, previous_end, end] {
-        launch->run_first_branch((*branches)[0], previous_end.get(), *end);
+      prepared.emplace_back(stream, [launch, branches, previous = last_end_, end] {
+        launch->run_first_branch((*branches)[0], previous.get(), *end);
       });
-      return;
     }
+    const EnqueueLock enqueue_lock(std::move(orders));
+    launch->take_sequences();
+    for (Stream::Prepared& callback : prepared) callback.enqueue();
+    previous_end = std::exchange(last_end_, end);
+    if (stream) return;
   }
   launch->run_first_branch((*branches)[0], previous_end.get(), *end);
   if (const std::optional<Error> error = launch->error()) throw *error;

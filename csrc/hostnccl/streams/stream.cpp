@@ -22,6 +22,12 @@ Running& running() {
   return all;
 }
 
+void remove_running(const Stream* stream) {
+  const std::lock_guard lock(running().mutex);
+  std::erase_if(running().streams,
+                [stream](const Ref<Stream>& other) { return other.get() == stream; });
+}
+
 thread_local bool in_callback = false;
 
 }  // namespace
@@ -33,24 +39,42 @@ HandleTable<Stream>& streams() {
 
 Stream::Stream(int priority) : priority_(std::clamp(priority, kGreatestPriority, kLeastPriority)) {}
 
-void Stream::enqueue(const Ref<Stream>& self, Callback callback) {
-  Stream& stream = *self;
-  const std::lock_guard lock(stream.mutex_);
-  if (!stream.has_thread_) {
+Stream::Prepared::Prepared(const Ref<Stream>& stream, Callback callback) : stream_(stream) {
+  callback_.push_back(std::move(callback));
+  stream_->add_prepared(stream_);
+}
+
+Stream::Prepared::~Prepared() {
+  if (callback_.empty()) return;
+  const std::lock_guard lock(stream_->mutex_);
+  --stream_->prepared_;
+  stream_->changed_.notify_one();
+}
+
+void Stream::Prepared::enqueue() noexcept {
+  const std::lock_guard lock(stream_->mutex_);
+  stream_->queue_.splice(stream_->queue_.end(), callback_);
+  --stream_->prepared_;
+  ++stream_->enqueued_;
+  stream_->changed_.notify_one();
+}
+
+void Stream::add_prepared(const Ref<Stream>& self) {
+  const std::lock_guard lock(mutex_);
+  if (!has_thread_) {
     {
       const std::lock_guard running_lock(running().mutex);
       running().streams.push_back(self);
     }
-    start_thread([self] {
-      self->run();
-      const std::lock_guard running_lock(running().mutex);
-      std::erase(running().streams, self);
-    });
-    stream.has_thread_ = true;
+    try {
+      start_thread([self] { self->run(); });
+    } catch (...) {
+      remove_running(this);
+      throw;
+    }
+    has_thread_ = true;
   }
-  stream.queue_.push_back(std::move(callback));
-  ++stream.enqueued_;
-  stream.changed_.notify_one();
+  ++prepared_;
 }
 
 // A stream's priority is the nice value of its thread. Raising it needs CAP_SYS_NICE or
@@ -67,22 +91,34 @@ void Stream::run() {
   in_callback = true;
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+    changed_.wait(lock, [this] { return (closed_ && prepared_ == 0) || !queue_.empty(); });
+    if (queue_.empty()) break;
     {
-      const Callback callback = std::move(queue_.front());
-      queue_.pop_front();
+      std::list<Callback> next;
+      next.splice(next.begin(), queue_, queue_.begin());
       lock.unlock();
       Delay::pause();
       try {
-        callback();
+        next.front()();
       } catch (...) {
-        set_failed();
+        set_failure(current_error());
       }
     }
     finished_.signal(finished_.load_own() + 1);
     lock.lock();
   }
+  has_thread_ = false;  // a callback that comes now, from a caller with a reference, starts another
+  remove_running(this);
+}
+
+void Stream::set_failure(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = error;
+}
+
+std::optional<Error> Stream::take_failure() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(failure_, std::nullopt);
 }
 
 void Stream::synchronize() {

@@ -10,14 +10,17 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "abi/driver_types.h"
 #include "hostnccl/base/delay.h"
+#include "hostnccl/base/error.h"
 #include "hostnccl/base/flag.h"
 #include "hostnccl/base/handle.h"
 #include "hostnccl/base/process.h"
@@ -43,8 +46,24 @@ class Stream {
 
   explicit Stream(int priority = kLeastPriority);
 
-  // The thread holds a reference to the stream until the queue is empty.
-  static void enqueue(const Ref<Stream>& self, Callback callback);
+  static void enqueue(const Ref<Stream>& stream, Callback callback) {
+    Prepared(stream, std::move(callback)).enqueue();
+  }
+
+  // A callback for which the stream's thread runs and the memory is allocated, so that enqueue()
+  // cannot fail. The thread holds a reference to the stream until the queue is empty and no
+  // callback is prepared.
+  class Prepared {
+   public:
+    Prepared(const Ref<Stream>& stream, Callback callback);
+    Prepared(Prepared&&) = default;
+    ~Prepared();
+    void enqueue() noexcept;  // once
+
+   private:
+    Ref<Stream> stream_;
+    std::list<Callback> callback_;  // one; none once it is enqueued
+  };
 
   void synchronize();  // waits for every callback enqueued before
   // Waits for every callback enqueued before on any stream, also on those that are destroyed.
@@ -53,9 +72,10 @@ class Stream {
   bool idle();   // every callback has finished
   void close();  // the handle is closed: the thread ends after the last callback
 
-  // An operation on the stream failed. The next synchronize or query reports it, once.
-  void set_failed() { failed_.store(true, std::memory_order_release); }
-  bool take_failed() { return failed_.exchange(false, std::memory_order_acq_rel); }
+  // The first operation of the stream that failed since the last synchronize or query, which
+  // reports it.
+  void set_failure(const Error& error);
+  std::optional<Error> take_failure();
 
   int priority() const { return priority_; }
   bool capturing() const { return capturing_.load(std::memory_order_acquire); }
@@ -66,18 +86,20 @@ class Stream {
 
   void run();
   void prepare_thread() const;
+  void add_prepared(const Ref<Stream>& self);  // starts the thread if there is none
 
   const int priority_;
   const uint32_t number_ = Delay::next_stream_number();
   const uint32_t generation_ = fork_generation();
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Callback> queue_;
+  std::list<Callback> queue_;
+  size_t prepared_ = 0;  // callbacks that are not enqueued yet
   uint32_t enqueued_ = 0;
   Flag finished_;
   bool has_thread_ = false;
   bool closed_ = false;
-  std::atomic<bool> failed_{false};
+  std::optional<Error> failure_;
   std::atomic<bool> capturing_{false};
   CapturePosition capture_position_;  // while capturing; guarded by the lock of capture.cpp
 };

@@ -1,21 +1,56 @@
-// GilReleased: releases the GIL for the length of a scope, around a call that can block.
-// pybind11::gil_scoped_release does the same and costs as much as all checks of a call, since it
-// also looks up pybind11's thread state.
+// GilReleased and GilAcquired: release and acquire the GIL for the length of a scope. When the
+// interpreter ends, a thread that waits for the GIL sleeps until the process has ended: before 3.14
+// Python ends it with pthread_exit, which would unwind through destructors and abort the process.
+// pybind11's gil_scoped_release costs as much as all checks of a call, since it also looks up
+// pybind11's thread state.
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
 
+#include <utility>
+
 namespace pynccl::python {
+
+namespace gil {
+[[noreturn, gnu::cold]] void sleep_until_exit();
+
+// Calls body, in which Python may end this thread.
+template <class Body>
+auto or_sleep(Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const ::abi::__forced_unwind&) {  // pthread_exit
+    sleep_until_exit();
+  }
+}
+
+PyGILState_STATE ensure();
+}  // namespace gil
 
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
-  ~GilReleased() { PyEval_RestoreThread(state_); }
+  ~GilReleased() {
+    gil::or_sleep([this] { PyEval_RestoreThread(state_); });
+  }
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;
 
  private:
   PyThreadState* state_;
+};
+
+// For any thread, whether it has the GIL or not.
+class GilAcquired {
+ public:
+  GilAcquired() : state_(gil::ensure()) {}
+  ~GilAcquired() { PyGILState_Release(state_); }
+  GilAcquired(const GilAcquired&) = delete;
+  GilAcquired& operator=(const GilAcquired&) = delete;
+
+ private:
+  PyGILState_STATE state_;
 };
 
 }  // namespace pynccl::python

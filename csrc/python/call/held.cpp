@@ -1,23 +1,23 @@
 #include "python/call/held.h"
 
 #include "core/graph.h"
+#include "python/call/gil.h"
 
 namespace pynccl::python {
 
 std::shared_ptr<void> hold(py::object object) {
   const auto release = [](void* reference) {
-    if (PyGILState_Check()) [[likely]]
+    if (Py_IsInitialized() && PyGILState_Check()) [[likely]]
       return Py_DECREF(static_cast<PyObject*>(reference));
-    const PyGILState_STATE state = PyGILState_Ensure();
+    const GilAcquired gil;
     Py_DECREF(static_cast<PyObject*>(reference));
-    PyGILState_Release(state);
   };
   return {object.release().ptr(), release};
 }
 
 std::shared_ptr<void> hold(std::vector<py::object> objects) {
   const auto release = [](std::vector<py::object>* held) {
-    const py::gil_scoped_acquire gil;
+    const GilAcquired gil;
     delete held;
   };
   return std::shared_ptr<std::vector<py::object>>(new std::vector(std::move(objects)), release);

@@ -54,7 +54,8 @@ OperationArguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwna
 // By value: an operation whose address no other function takes stays in registers.
 [[gnu::noinline]] void add_to(Group& group, PyObject* self, Communicator& communicator,
                               const Operation operation, const OperationArguments a) {
-  group.batch().add(communicator, operation, {self, a.tensor, a.out, a.stream, a.op});
+  group.batch().add(communicator, operation,
+                    {self, a.tensor, a.out, a.stream, a.op, a.owners ? a.owners->get() : nullptr});
 }
 
 // Issues a checked operation, or adds it to the thread's group. With a configuration its kind is
@@ -67,7 +68,8 @@ template <Kind K>
     add_to(*group, self, communicator, operation, a);
   } else {
     if (Graph::any_capture()) [[unlikely]]
-      hold_in_capture(communicator.library(), operation.stream, {a.tensor, a.out, a.op});
+      hold_in_capture(communicator.library(), operation.stream,
+                      {a.tensor, a.out, a.op, a.owners ? a.owners->get() : nullptr});
     const GilReleased released;  // on CPUs the call lasts until the data has arrived
     if (a.config) [[unlikely]]
       communicator.issue(operation);
@@ -90,7 +92,9 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
         if (make_plain_operation<K>(communicator, args, operation)) [[likely]]
           return perform<K>(self, communicator, operation, arguments);
       }
-    const OperationArguments arguments = parse<K>(args, nargs, kwnames);
+    Owners owners;
+    OperationArguments arguments = parse<K>(args, nargs, kwnames);
+    arguments.owners = &owners;
     const Operation operation = make_operation<K>(communicator, arguments);
     return perform<K>(self, communicator, operation, arguments);
   });

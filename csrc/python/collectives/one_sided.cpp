@@ -130,7 +130,9 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     if (values[3]) put.offset = integer_from_python<std::size_t>("offset", values[3]);
     put.signal = index_from_python("signal", values[4], library);
     put.context = index_from_python("context", values[5], library);
-    TensorView tensor = view_tensor("tensor", values[0], given(values[7]), given(values[8]));
+    Owners owners;
+    TensorView tensor =
+        view_tensor(owners, "tensor", values[0], given(values[7]), given(values[8]));
     check_placement(tensor, library, communicator.device());
     put.sendbuff = tensor.data;
     put.count = tensor.count;
@@ -138,7 +140,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     check_range(communicator, put, tensor);
     PyObject* stream = given(values[6]);
     put.stream = resolve_stream(stream, tensor, library);
-    issue(self, communicator, put, stream, {values[0], values[2]});
+    issue(self, communicator, put, stream, {values[0], values[2], owners.get()});
     return Py_NewRef(Py_None);
   });
 }

@@ -68,7 +68,8 @@ class CheckedCall {
     if constexpr (K == Kind::kGather || K == Kind::kScatter)
       if (communicator_.rank() != root_or_peer_) return not_root();
     TensorView in;
-    view_tensor(in, "tensor", arguments_.tensor, arguments_.count, arguments_.dtype);
+    view_tensor(in, *arguments_.owners, "tensor", arguments_.tensor, arguments_.count,
+                arguments_.dtype);
     return operation(in);
   }
 
@@ -83,7 +84,7 @@ class CheckedCall {
  private:
   TensorView view(const char* name, PyObject* object) {
     TensorView view;
-    view_tensor(view, name, object, arguments_.count, arguments_.dtype);
+    view_tensor(view, *arguments_.owners, name, object, arguments_.count, arguments_.dtype);
     check_placement(view, communicator_.library(), communicator_.device());
     return view;
   }

@@ -13,6 +13,7 @@ namespace pynccl::python {
 
 // The arguments of a call by name; nullptr for one that was not given.
 struct OperationArguments {
+  Owners* owners = nullptr;  // gets what owns the memory besides the arguments
   PyObject* tensor = nullptr;
   PyObject* root_or_peer = nullptr;
   PyObject* op = nullptr;
@@ -65,6 +66,8 @@ template <OperationKind K>
     root_or_peer = rank_from_python(traits.root_or_peer, args[1], communicator.nranks());
   const DLPackExchangeAPI* api = last_exchange.api;
   if (Py_TYPE(args[0]) != last_exchange.type || !api) [[unlikely]]
+    return false;
+  if (last_exchange.keys.refuse(args[0])) [[unlikely]]
     return false;
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(args[0], &tensor) != 0) [[unlikely]] {

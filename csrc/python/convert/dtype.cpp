@@ -90,21 +90,54 @@ const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lane
   return row < 0 ? nullptr : &kTypes[row];
 }
 
-const DType* find_dtype(const std::string& typestr) {
-  if (typestr.size() < 3 || typestr[0] == '>') return nullptr;
+std::optional<TypeString> parse_type_string(const std::string& text) {
+  constexpr std::size_t kDigits = 9;  // of a size, more are no size of an element
+  if (text.size() < 3 || text.size() > 2 + kDigits) return std::nullopt;
+  if (text[0] != '<' && text[0] != '>' && text[0] != '|') return std::nullopt;
+  TypeString type{text[1], 0, text[0] == '>'};
+  for (const char digit : text.substr(2)) {
+    if (digit < '0' || digit > '9') return std::nullopt;
+    type.size = 10 * type.size + static_cast<std::size_t>(digit - '0');
+  }
+  return type;
+}
+
+const DType* find_dtype(const TypeString& type) {
+  if (type.swapped || type.size > 16) return nullptr;
   constexpr struct {
     char kind;
     std::uint8_t code;
   } kKinds[] = {{'i', kDLInt}, {'u', kDLUInt}, {'f', kDLFloat}, {'c', kDLComplex}, {'b', kDLBool}};
   for (const auto& kind : kKinds)
-    if (kind.kind == typestr[1])
-      return find_dtype(kind.code, static_cast<std::uint8_t>(8 * std::atoi(typestr.c_str() + 2)),
-                        1);
+    if (kind.kind == type.kind)
+      return find_dtype(kind.code, static_cast<std::uint8_t>(8 * type.size), 1);
   return nullptr;
 }
 
+const DType& dtype_of_numpy(const char* argument, const std::string& typestr, PyObject* dtype) {
+  const std::optional<TypeString> type = parse_type_string(typestr);
+  if (type) {
+    if (const DType* found = find_dtype(*type)) return *found;
+    if (dtype && !type->swapped) {
+      const DType& named = dtype_from_python(argument, dtype);
+      if (named.size() == type->size) return named;
+    }
+  }
+  throw_unsupported_dtype(argument, typestr);
+}
+
+const DType& dtype_of_numpy(const char* argument, PyObject* dtype) {
+  return dtype_of_numpy(argument, std::string(py::str(py::handle(dtype).attr("str"))), dtype);
+}
+
+void throw_unsupported_dtype(const char* argument, const std::string& dtype) {
+  throw py::value_error(std::string(argument) + ": dtype " + dtype +
+                        " is not a dtype of NCCL: expected one of " + dtype_names());
+}
+
 const DType& dtype_from_python(const char* argument, PyObject* value) {
-  static const py::type& enum_type = *new py::type(py::type::of(py::cast(ncclFloat32)));
+  static PyObject* enum_type = nullptr;  // filled in under the GIL
+  if (!enum_type) enum_type = py::type::of(py::cast(ncclFloat32)).release().ptr();
   if (py::isinstance(value, enum_type)) {
     const long code = PyLong_AsLong(value);
     for (const DType& type : kTypes)
@@ -113,11 +146,11 @@ const DType& dtype_from_python(const char* argument, PyObject* value) {
   // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> end in the same word.
   std::string name;
   if (PyType_Check(value))
-    name = py::cast<std::string>(py::handle(value).attr("__name__"));
+    name = std::string(py::str(py::handle(value).attr("__name__")));
   else if (py::hasattr(value, "name") && !PyUnicode_Check(value))
-    name = py::cast<std::string>(py::str(py::handle(value).attr("name")));
+    name = std::string(py::str(py::handle(value).attr("name")));
   else
-    name = py::cast<std::string>(py::str(py::handle(value)));
+    name = std::string(py::str(py::handle(value)));
   const std::string last = name.substr(name.rfind('.') + 1);
   for (const DType& type : kTypes)
     if (last == type.name) return type;

@@ -4,7 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/table.h"
@@ -32,8 +34,23 @@ struct DType {
 
 // nullptr where NCCL has no such type.
 const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes);
-// From the typestr of an array interface, such as "<f4".
-const DType* find_dtype(const std::string& typestr);
+
+// The type string of an array interface, such as "<f4".
+struct TypeString {
+  char kind;
+  std::size_t size;  // bytes of one element
+  bool swapped;      // in the byte order of other machines
+};
+// None where it is not of that form.
+std::optional<TypeString> parse_type_string(const std::string& text);
+const DType* find_dtype(const TypeString& type);
+// From the type string and, for types that NumPy does not define (ml_dtypes), from the name of
+// its dtype, which may be nullptr. Throws TypeError and ValueError.
+const DType& dtype_of_numpy(const char* argument, const std::string& typestr, PyObject* dtype);
+const DType& dtype_of_numpy(const char* argument, PyObject* dtype);
+[[noreturn, gnu::cold]] void throw_unsupported_dtype(const char* argument,
+                                                     const std::string& dtype);
+
 // From a str, a NumPy or torch dtype, or a raw.ncclDataType_t. Throws TypeError and ValueError that
 // name the argument.
 const DType& dtype_from_python(const char* argument, PyObject* value);

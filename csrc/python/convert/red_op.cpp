@@ -1,16 +1,18 @@
 #include "python/convert/red_op.h"
 
 #include "python/call/fastcall.h"
+#include "python/call/held.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {
 
 RedOp::RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
-             const DType& dtype)
+             const DType& dtype, std::shared_ptr<void> scalar)
     : value_(value),
       name_(std::move(name)),
       communicator_(std::move(communicator)),
-      dtype_(&dtype) {}
+      dtype_(&dtype),
+      scalar_(std::move(scalar)) {}
 
 RedOp::~RedOp() {
   try {
@@ -42,8 +44,8 @@ void RedOp::throw_unless_valid(const DType& dtype, const Communicator& communica
 
 ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator) {
   if (!op) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
-  static PyTypeObject* const type =
-      reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
+  static PyTypeObject* type = nullptr;  // filled in under the GIL
+  if (!type) type = reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
   if (Py_TYPE(op) != type) throw_type_error("op", "a RedOp", op);
   const auto& red_op = unwrap<RedOp>(op);
   red_op.check(dtype, communicator);
@@ -64,14 +66,16 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
                (&op, &bits, type.nccl, ncclScalarHostImmediate, comm));
     return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);
   }
-  TensorView view = view_tensor("scalar", scalar.ptr(), nullptr, nullptr);
+  Owners owners;
+  TensorView view = view_tensor(owners, "scalar", scalar.ptr());
   check_placement(view, library, communicator->device());
   if (view.count != 1 || view.dtype != &type)
     throw py::value_error("scalar: must be one element of " + std::string(type.name));
   const Communicator::Use comm(*communicator);
   NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
              (&op, view.data, type.nccl, ncclScalarDevice, comm));
-  return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);
+  return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type,
+                                 hold(py::make_tuple(scalar, owners.object())));
 }
 
 }  // namespace pynccl::python

@@ -12,9 +12,9 @@ namespace pynccl::python {
 class RedOp {
  public:
   RedOp(ncclRedOp_t value, std::string name) : value_(value), name_(std::move(name)) {}
-  // Takes ownership of an operator of ncclRedOpCreatePreMulSum.
+  // Takes ownership of an operator of ncclRedOpCreatePreMulSum. scalar: what its memory belongs to.
   RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
-        const DType& dtype);
+        const DType& dtype, std::shared_ptr<void> scalar = nullptr);
   ~RedOp();
   RedOp(const RedOp&) = delete;
   RedOp& operator=(const RedOp&) = delete;
@@ -37,6 +37,7 @@ class RedOp {
   std::string name_;
   std::shared_ptr<Communicator> communicator_;
   const DType* dtype_ = nullptr;
+  std::shared_ptr<void> scalar_;
   bool closed_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <dlpack/dlpack.h>
 
 #include "core/stream.h"
+#include "python/convert/cupy_array.h"
 #include "python/convert/integer.h"
 
 namespace pynccl::python {
@@ -41,24 +42,16 @@ cudaStream_t current_stream(const DLPackExchangeAPI& api, const DLDevice& device
 cudaStream_t current_stream(const TensorView& view) {
   if (view.api)
     return current_stream(*view.api, {static_cast<DLDeviceType>(view.device_type), view.device_id});
-  const auto module = py::cast<std::string>(
-      py::str(py::getattr(py::type::handle_of(view.owner), "__module__", py::str(""))));
-  // Frameworks without the exchange API: CuPy, and torch before 2.10. They have a current stream
-  // for each device.
-  constexpr struct {
-    const char* framework;
-    const char* module;
-    const char* current;
-    const char* handle;
-  } kFrameworks[] = {{"cupy", "cupy.cuda", "get_current_stream", "ptr"},
-                     {"torch", "torch.cuda", "current_stream", "cuda_stream"}};
-  for (const auto& f : kFrameworks) {
-    if (!module.starts_with(f.framework)) continue;
-    const py::object current = py::module_::import(f.module).attr(f.current)(view.device_id);
-    return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr(f.handle)));
+  PyTypeObject* type = Py_TYPE(view.owner);
+  if (cupy_array::is_type(type)) return cupy_array::current_stream(view.device_id);
+  // Before 2.10 torch has no exchange API.
+  if (torch_tensor::is_type(type)) {
+    const py::object current =
+        py::module_::import("torch.cuda").attr("current_stream")(view.device_id);
+    return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr("cuda_stream")));
   }
-  throw py::type_error("stream: is required, " + std::string(view.argument) + " (" +
-                       Py_TYPE(view.owner)->tp_name + ") has no current stream");
+  throw py::type_error("stream: is required, " + std::string(view.argument) + " (" + type->tp_name +
+                       ") has no current stream");
 }
 
 }  // namespace pynccl::python

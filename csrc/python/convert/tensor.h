@@ -1,6 +1,5 @@
-// TensorView: address, size, dtype and device of a buffer, read from a Python object by DLPack's C
-// exchange API (torch: no Python call), an array interface, __dlpack__, or an integer address with
-// a count and a dtype.
+// TensorView: address, size, dtype and device of a buffer, read from a Python object. A tensor of
+// the type of the last one, with DLPack's C exchange API, is read here; readers.cpp has the others.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -11,6 +10,8 @@
 
 #include "core/library.h"
 #include "python/convert/dtype.h"
+#include "python/convert/owners.h"
+#include "python/convert/torch_tensor.h"
 
 namespace pynccl::python {
 
@@ -31,7 +32,8 @@ struct TensorView {
 // The exchange API of the type of the last tensor: a cache of one entry.
 struct LastExchange {
   PyTypeObject* type = nullptr;
-  const DLPackExchangeAPI* api = nullptr;  // nullptr: the type has none
+  const DLPackExchangeAPI* api = nullptr;  // nullptr: there was no such tensor
+  torch_tensor::Keys keys;
 };
 extern LastExchange last_exchange;
 
@@ -84,32 +86,35 @@ inline bool like_last_dtype(const DLTensor& tensor) {
 }
 
 // Reads a tensor by the exchange API of its type.
-[[gnu::always_inline]] inline void view_exchanged(TensorView& view, const DLPackExchangeAPI* api) {
+[[gnu::always_inline]] inline void view_exchanged(TensorView& view, const LastExchange& exchange) {
   DLTensor tensor;
-  if (api->dltensor_from_py_object_no_sync(view.owner, &tensor) != 0) [[unlikely]]
+  if (exchange.keys.refuse(view.owner)) [[unlikely]]
+    torch_tensor::throw_refused(view.argument, view.owner);
+  if (exchange.api->dltensor_from_py_object_no_sync(view.owner, &tensor) != 0) [[unlikely]]
     tensor_mistakes::throw_refused(view.argument);
-  view.api = api;
+  view.api = exchange.api;
   fill(view, tensor);
 }
 
 // Reads a buffer whose type is not that of the last tensor.
-void view_uncached(TensorView& view, PyObject* count, PyObject* dtype);
+void view_uncached(TensorView& view, Owners& owners, PyObject* count, PyObject* dtype);
 
-// Reads a buffer. count and dtype are for an integer address and null otherwise. Throws TypeError
-// and ValueError that name the argument: not a buffer, not contiguous, a dtype that NCCL does not
-// have.
-[[gnu::always_inline]] inline void view_tensor(TensorView& view, const char* argument,
-                                               PyObject* object, PyObject* count, PyObject* dtype) {
+// Reads a buffer. The object and what is added to owners must live until the operation is done.
+// count and dtype are for an integer address and null otherwise. Throws TypeError and ValueError
+// that name the argument: not a buffer, not contiguous, a dtype that NCCL does not have.
+[[gnu::always_inline]] inline void view_tensor(TensorView& view, Owners& owners,
+                                               const char* argument, PyObject* object,
+                                               PyObject* count, PyObject* dtype) {
   view.argument = argument;
   view.owner = object;
   if (Py_TYPE(object) != last_exchange.type || !last_exchange.api || count || dtype) [[unlikely]]
-    return view_uncached(view, count, dtype);
-  view_exchanged(view, last_exchange.api);
+    return view_uncached(view, owners, count, dtype);
+  view_exchanged(view, last_exchange);
 }
-inline TensorView view_tensor(const char* argument, PyObject* object, PyObject* count,
-                              PyObject* dtype) {
+inline TensorView view_tensor(Owners& owners, const char* argument, PyObject* object,
+                              PyObject* count = nullptr, PyObject* dtype = nullptr) {
   TensorView view;
-  view_tensor(view, argument, object, count, dtype);
+  view_tensor(view, owners, argument, object, count, dtype);
   return view;
 }
 

@@ -47,7 +47,8 @@ namespace {
 void release_done(CommStream& comm_stream, const py::object& record) {
   if (!comm_stream.has_pending()) return;
   const py::object tensor = py::list(record.attr("calls"))[0].attr("tensor");
-  TensorView view = view_tensor("tensor", tensor.ptr(), nullptr, nullptr);
+  Owners owners;  // only its device is of interest
+  TensorView view = view_tensor(owners, "tensor", tensor.ptr());
   const Library& library = comm_stream.communicator().library();
   comm_stream.release_done(reinterpret_cast<CUstream>(resolve_stream(nullptr, view, library)));
 }
@@ -71,7 +72,8 @@ py::object issue(const py::object& self, const py::object& record) {
       return Py_NewRef(Py_None);
     }
     const py::object tensor = record.attr("tensor");
-    Work work(self, comm_stream, kind, view_tensor("tensor", tensor.ptr(), nullptr, nullptr));
+    Owners owners;  // only its device is of interest
+    Work work(self, comm_stream, kind, view_tensor(owners, "tensor", tensor.ptr()));
     work.result = record.attr("result");
     work.source = py::cast<std::optional<int>>(record.attr("source")).value_or(-1);
     return comm_stream.start(
@@ -111,7 +113,7 @@ Args:
 Returns:
     The Work of an asynchronous operation, None for a synchronous one.)")
       .def("call_under_way", &CommStream::call_under_way,
-           "The number of the synchronous call that is under way, 0 for none.")
+           "The number of the next synchronous call to end, 0 where none is under way.")
       .def("oldest", &CommStream::oldest,
            "The number of the oldest asynchronous operation that is not done; None if all are.");
 }

@@ -30,18 +30,18 @@ class CommStream {
   bool usable() const { return usable_; }
   void refuse() { usable_ = false; }
 
-  // The scope of a synchronous call. The number of calls is odd inside it; the watchdog compares
-  // numbers to see whether a call is still under way.
+  // The scope of a synchronous call. Several threads can be in one.
   class CallScope {
    public:
-    explicit CallScope(CommStream& comm_stream) : calls_(comm_stream.calls_) { step(); }
-    ~CallScope() { step(); }
+    explicit CallScope(CommStream& comm_stream) : comm_stream_(comm_stream) {
+      comm_stream_.begun_.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~CallScope() { comm_stream_.ended_.fetch_add(1, std::memory_order_release); }
     CallScope(const CallScope&) = delete;
     CallScope& operator=(const CallScope&) = delete;
 
    private:
-    void step() { calls_.fetch_add(1, std::memory_order_relaxed); }
-    std::atomic<std::size_t>& calls_;
+    CommStream& comm_stream_;
   };
 
   // Enqueues on the communication stream, after what is on the current one; in an open group at its
@@ -74,10 +74,11 @@ class CommStream {
   // Whether there are asynchronous operations that were not known to be done at the last look.
   bool has_pending() const { return queue_ && queue_->has_pending(); }
 
-  // The number of the synchronous call that is under way, 0 for none.
+  // The number of the next synchronous call to end, 0 where none is under way. While it stays the
+  // same, none ends.
   std::size_t call_under_way() const {
-    const std::size_t calls = calls_.load(std::memory_order_relaxed);
-    return calls % 2 ? calls : 0;
+    const std::size_t ended = ended_.load(std::memory_order_acquire);
+    return begun_.load(std::memory_order_relaxed) == ended ? 0 : ended + 1;
   }
   // The number of the oldest asynchronous operation that is not done.
   std::optional<std::size_t> oldest() { return queue_ ? queue_->oldest() : std::nullopt; }
@@ -97,7 +98,8 @@ class CommStream {
   std::shared_ptr<Communicator> communicator_;
   int priority_;
   bool usable_ = true;
-  std::atomic<std::size_t> calls_ = 0;
+  std::atomic<std::size_t> begun_ = 0;  // synchronous calls
+  std::atomic<std::size_t> ended_ = 0;
   std::mutex order_;
   std::shared_ptr<Stream> stream_;
   std::optional<AsyncQueue> queue_;

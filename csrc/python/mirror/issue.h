@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "python/call/gil.h"
 #include "python/mirror/comm_stream.h"
 #include "python/mirror/process_group.h"
 #include "python/mirror/python_classes.h"

@@ -55,7 +55,9 @@ py::list list_of(PyObject* object) {
 template <Kind K, Takes T>
 PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const ProcessGroup* group = direct_group(values[kGroup]);
+  Owners owners;  // of tensors, whose memory is their own
   OperationArguments arguments;
+  arguments.owners = &owners;
   arguments.tensor = values[kTensor];
   bool async_op = false;
   if (!group || !is_tensor(arguments.tensor) || !find_flag(values[kAsyncOp], async_op))
@@ -75,7 +77,7 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const CommStreamRef* ref = nullptr;
   Operation operation;
   const bool checked_well = passes([&] {
-    view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
+    view_tensor(view, owners, "tensor", arguments.tensor, nullptr, nullptr);
     if constexpr (T.op)
       if (!reduces_as_it_is(*view.dtype)) return false;
     ref = group->comm_stream(view.device_type);
@@ -127,7 +129,9 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
   static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};  // of a pair
   const ProcessGroup* group = direct_group(values[kGroup]);
+  Owners owners;  // of tensors, whose memory is their own
   OperationArguments arguments;
+  arguments.owners = &owners;
   arguments.tensor = values[kTensor];
   if (!group || !is_tensor(arguments.tensor)) return fallback();
   PyObject* rank = group->rank_of(values[kGlobalRank], values[kGroupRank]);
@@ -140,7 +144,7 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   Operation operation;
   long peer = -1;
   const bool checked_well = passes([&] {
-    view_tensor(view, "tensor", arguments.tensor, nullptr, nullptr);
+    view_tensor(view, owners, "tensor", arguments.tensor, nullptr, nullptr);
     peer = PyLong_AsLong(rank);
     const ProcessGroup::Transfer found = group->transfer(view.device_type, peer, Sends);
     ref = found.comm_stream;

@@ -187,7 +187,9 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
   exchange.operations.reserve(size);
   Communicator* communicator = nullptr;
   cudaStream_t queue = nullptr;
+  Owners owners;  // of tensors, whose memory is their own
   OperationArguments arguments;
+  arguments.owners = &owners;
   for (std::size_t i = 0; i < size; ++i) {
     PyObject* item = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
     if (Py_TYPE(item) != p2p_op_type) return false;
@@ -198,7 +200,7 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
         fields[P2POp::kGroup].ptr() != group_object)
       return false;
     TensorView view;
-    view_tensor(view, "tensor", tensor, nullptr, nullptr);
+    view_tensor(view, owners, "tensor", tensor, nullptr, nullptr);
     if (!communicator) {
       exchange.ref = group.comm_stream(view.device_type);
       if (!exchange.ref) return false;

@@ -1,6 +1,7 @@
 // The classes Arena and PoolRegistration, for pynccl.memory, and Communicator.register_pool().
 #include "core/arena.h"
 #include "core/torch_allocator.h"
+#include "python/call/gil.h"
 #include "python/objects/bind.h"
 
 namespace pynccl::python {
@@ -18,7 +19,7 @@ py::object register_pool(const py::object& self, const py::object& pool) {
 }  // namespace
 
 void bind_arena(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
+  using Release = py::call_guard<GilReleased>;
 
   py::class_<Arena, std::unique_ptr<Arena, py::nodelete>> arena(
       m, "Arena",
@@ -66,7 +67,7 @@ close() deregisters all segments (ncclCommDeregister), as closing the communicat
            "could not be registered when it was allocated.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](Arena::PoolRegistration& f, const py::args&) {
-        const py::gil_scoped_release released;
+        const GilReleased released;
         f.close();
       });
 

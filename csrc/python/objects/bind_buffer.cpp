@@ -1,6 +1,7 @@
 // The class Buffer.
 #include <dlpack/dlpack.h>
 
+#include "python/call/gil.h"
 #include "python/convert/buffer.h"
 #include "python/objects/bind.h"
 
@@ -23,7 +24,7 @@ struct Export {
     tensor.shape = const_cast<std::int64_t*>(source.shape().data());
     managed.manager_ctx = this;
     managed.deleter = [](Managed* self) {
-      const py::gil_scoped_acquire gil;
+      const GilAcquired gil;
       delete static_cast<Export*>(self->manager_ctx);
     };
   }
@@ -76,7 +77,7 @@ done. No tensor may use the memory after close().)",
           "dtype", [](const Buffer& b) { return b.dtype().name; }, "The name of the element type.")
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
-      .def("close", &Buffer::close, py::call_guard<py::gil_scoped_release>(),
+      .def("close", &Buffer::close, py::call_guard<GilReleased>(),
            "Free the memory (ncclMemFree) when the work on its device is done. Closing twice is "
            "allowed.")
       .def("__dlpack_device__",

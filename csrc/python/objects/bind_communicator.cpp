@@ -16,14 +16,16 @@ namespace {
 class BufferRegistration {
  public:
   BufferRegistration(std::shared_ptr<Communicator> communicator, const py::object& buffer)
-      : communicator_(std::move(communicator)), buffer_(buffer) {
+      : communicator_(std::move(communicator)) {
     communicator_->handle();  // a closed communicator is refused before its arguments are read
-    TensorView view = view_tensor("buffer", buffer.ptr(), nullptr, nullptr);
+    Owners owners;
+    TensorView view = view_tensor(owners, "buffer", buffer.ptr());
     check_placement(view, communicator_->library(), communicator_->device());
     const Communicator::Use comm(*communicator_);
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommRegister,
                (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
+    buffer_ = py::make_tuple(buffer, owners.object());
   }
   BufferRegistration(const BufferRegistration&) = delete;
   BufferRegistration& operator=(const BufferRegistration&) = delete;
@@ -67,7 +69,7 @@ std::vector<std::int64_t> extents_from_python(const py::object& shape) {
 }  // namespace
 
 void bind_communicator(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
+  using Release = py::call_guard<GilReleased>;
 
   py::class_<BufferRegistration>(
       m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).")
@@ -140,7 +142,7 @@ Raises:
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](Communicator& c, const py::object& exception, const py::object&, const py::object&) {
-             const py::gil_scoped_release released;
+             const GilReleased released;
              exception.is_none() ? c.close() : c.abort();
            })
       .def_property_readonly("rank", &Communicator::rank, "This rank (ncclCommUserRank).")

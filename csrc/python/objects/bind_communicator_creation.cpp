@@ -2,6 +2,7 @@
 // process at once.
 #include <algorithm>
 
+#include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/rank_argument.h"
 #include "python/objects/bind.h"
@@ -18,12 +19,12 @@ class OwnedCommunicator : public Communicator {
   using Communicator::Communicator;
   ~OwnedCommunicator() {
     if (closed() || pending()) return;
-    const py::gil_scoped_acquire gil;
+    const GilAcquired gil;
     const py::error_scope raised;  // an exception may be set
     if (PyErr_WarnEx(PyExc_ResourceWarning, "a pynccl Communicator was not closed; it is aborted",
                      1) != 0)
       PyErr_WriteUnraisable(nullptr);
-    const py::gil_scoped_release released;
+    const GilReleased released;
     discard();
   }
 };
@@ -105,7 +106,7 @@ py::list init_all(const py::object& devices, const py::object& provider) {
   const auto ordinals = py::cast<std::vector<int>>(found[1]);
   std::vector<std::shared_ptr<Communicator>> ranks;
   {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     ranks = Communicator::init_all(library, ordinals, &make);
   }
   return py::cast(ranks);

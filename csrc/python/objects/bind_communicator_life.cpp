@@ -1,5 +1,6 @@
 // The state of a communicator: readiness, errors, memory; revoke, suspend and resume.
 #include "python/call/errors.h"
+#include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
 #include "python/objects/group.h"
@@ -7,7 +8,7 @@
 namespace pynccl::python {
 namespace {
 
-using Release = py::call_guard<py::gil_scoped_release>;
+using Release = py::call_guard<GilReleased>;
 
 struct MemoryStats {
   std::uint64_t suspendable;
@@ -17,7 +18,7 @@ struct MemoryStats {
 };
 
 MemoryStats memory_stats(Communicator& c) {
-  const py::gil_scoped_release released;
+  const GilReleased released;
   return {c.memory_stat(ncclStatGpuMemSuspend), c.memory_stat(ncclStatGpuMemPersist),
           c.memory_stat(ncclStatGpuMemTotal), c.memory_stat(ncclStatGpuMemSuspended) != 0};
 }
@@ -36,7 +37,7 @@ py::object async_error(Communicator& c) {
 void wait_ready(Communicator& c, std::optional<double> timeout) {
   if (timeout && !(*timeout >= 0))
     throw py::value_error("timeout: " + std::to_string(*timeout) + " is below 0 seconds");
-  const py::gil_scoped_release released;
+  const GilReleased released;
   c.wait_ready(timeout);
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/communicator.h"
 #include "extension/capsule.h"
+#include "python/call/gil.h"
 #include "python/objects/bind.h"
 
 namespace pynccl::python {
@@ -32,7 +33,7 @@ struct Exported final : PyncclCommunicator {
     auto* exported = static_cast<Exported*>(self);
     if (--exported->references != 0) return;
     if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
-    const py::gil_scoped_acquire gil;
+    const GilAcquired gil;
     delete exported;
   }
 

@@ -45,7 +45,7 @@ std::shared_ptr<StreamGraph> make(const std::shared_ptr<Library>& library, const
 }  // namespace
 
 void bind_graph(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
+  using Release = py::call_guard<GilReleased>;
   py::class_<StreamGraph, std::shared_ptr<StreamGraph>>(
       m, "Graph", R"(Captured work that is launched as one call (CUgraphExec); capture() makes one.
 

@@ -1,11 +1,9 @@
 // The classes Stream and Event, on either provider.
 #include "core/stream.h"
 
-#include <cxxabi.h>
-#include <unistd.h>
-
 #include "core/graph.h"
 #include "python/call/errors.h"
+#include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
 #include "python/objects/bind.h"
@@ -22,23 +20,10 @@ void call(const py::object& callable) {
   }
 }
 
-// A thread that asks for the GIL while the interpreter ends is ended by Python before 3.14. That
-// unwinds the stack, which must not pass the frames of the driver: the thread sleeps instead.
-template <class Body>
-void or_sleep(Body&& body) {
-  try {
-    body();
-  } catch (const ::abi::__forced_unwind&) {
-    for (;;) ::pause();
-  }
-}
-
 template <class Body>
 void with_gil(Body&& body) {
-  or_sleep([&] {
-    const py::gil_scoped_acquire gil;
-    or_sleep(body);
-  });
+  const GilAcquired gil;
+  gil::or_sleep(body);
 }
 
 void call_once(void* data) {
@@ -55,7 +40,7 @@ void capture(const Stream& stream, const py::function& callable) {
   if (!Graph::hold(stream.library(), stream.handle(), hold(py::object(callable))) && valid)
     throw py::value_error(
         "stream: it is captured, but not by capture(), which would keep the function alive");
-  const py::gil_scoped_release released;
+  const GilReleased released;
   stream.launch_host_function(&call_again, callable.ptr());
 }
 
@@ -63,7 +48,7 @@ void launch(const Stream& stream, const py::function& callable) {
   if (stream.capture_status() != CU_STREAM_CAPTURE_STATUS_NONE) return capture(stream, callable);
   PyObject* reference = callable.inc_ref().ptr();
   try {
-    const py::gil_scoped_release released;
+    const GilReleased released;
     stream.launch_host_function(&call_once, reference);
   } catch (...) {
     callable.dec_ref();
@@ -74,7 +59,7 @@ void launch(const Stream& stream, const py::function& callable) {
 }  // namespace
 
 void bind_stream(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
+  using Release = py::call_guard<GilReleased>;
   py::class_<Stream, std::shared_ptr<Stream>> stream(
       m, "Stream", R"(A stream: a queue that runs work in order (cudaStream_t).
 
@@ -149,7 +134,7 @@ Raises:
           "record",
           [](const Event& e, const py::object& on) {
             const cudaStream_t handle = stream_from_python(on.ptr(), e.library());
-            const py::gil_scoped_release released;
+            const GilReleased released;
             e.record(handle);
           },
           py::arg("stream"), R"(Record the present end of a stream (cuEventRecord).

@@ -16,7 +16,7 @@ class OwnedWindow : public Window {
   using Window::Window;
   ~OwnedWindow() {
     if (!is_open()) return;
-    const py::gil_scoped_acquire gil;
+    const GilAcquired gil;
     const py::error_scope raised;  // an exception may be set
     if (PyErr_WarnEx(PyExc_ResourceWarning,
                      "a pynccl Window was not closed; it stays registered until its communicator "
@@ -73,11 +73,12 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
   const Library& library = communicator->library();
   library.nccl<&NcclTable::ncclCommWindowRegister>();
   const auto given = [](const py::object& o) { return o.is_none() ? nullptr : o.ptr(); };
-  TensorView view = view_tensor("buffer", buffer.ptr(), given(count), given(dtype));
+  Owners owners;
+  TensorView view = view_tensor(owners, "buffer", buffer.ptr(), given(count), given(dtype));
   check_placement(view, library, communicator->device());
   const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
   auto window = std::make_shared<OwnedWindow>(std::move(communicator), view.data, view.nbytes(),
-                                              flags, hold(buffer));
+                                              flags, hold(py::make_tuple(buffer, owners.object())));
   if (Group* group = Group::active()) {
     group->record(Group::PendingWindow{window});
     return window;
@@ -149,7 +150,7 @@ void bind_window(py::module_& m) {
           "Raises:\n    ValueError: the window is closed.\n    MissingFunctionError: the library "
           "is "
           "older than NCCL 2.29.")
-      .def("close", &Window::close, py::call_guard<py::gil_scoped_release>(),
+      .def("close", &Window::close, py::call_guard<GilReleased>(),
            R"(Wait for what uses the window and deregister the memory (ncclCommWindowDeregister).
 
 On GPUs it waits for all work on the device, on CPUs for the puts of this rank into the window.

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/library.h"
+#include "python/call/gil.h"
 #include "python/raw/bind.h"
 #include "python/raw/structs.h"
 
@@ -66,7 +67,7 @@ Raises:
       "get_unique_id",
       [](const Library& library) {
         ncclUniqueId id;
-        const py::gil_scoped_release released;
+        const GilReleased released;
         NCCL_CHECK(library, nullptr, -1, ncclGetUniqueId, (&id));
         return id;
       },

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/communicator.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/raw/raw_params.h"
@@ -94,6 +95,7 @@ class RawCall {
       const GilReleased released;
       return function(std::get<I>(params).argument()...);
     };
+    if constexpr (kGroupLevel < 0) RawGroup::end();
 
     using Result = typename Entry::Result;
     if constexpr (std::is_void_v<Result>) {
@@ -103,6 +105,7 @@ class RawCall {
       const ncclResult_t result = invoke();
       if (result != ncclSuccess && result != ncclInProgress)
         throw_nccl(library, result, Entry::name, nullptr, -1, __FILE__, __LINE__);
+      if constexpr (kGroupLevel > 0) RawGroup::start();
       if constexpr ((0 + ... + int{Param<I>::returned}) == 0) {
         Py_RETURN_NONE;
       } else {
@@ -132,6 +135,12 @@ class RawCall {
       returned.append(std::get<I>(params).result());
     }
   }
+
+  static constexpr int kGroupLevel = [] {
+    constexpr std::string_view name = Entry::name;
+    if (name == "ncclGroupStart") return 1;
+    return name == "ncclGroupEnd" || name == "ncclGroupSimulateEnd" ? -1 : 0;
+  }();
 
   // A copy that is never freed: Python keeps pointers to names.
   static const char* intern(std::string_view text) { return (new std::string(text))->c_str(); }

@@ -6,8 +6,11 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -113,19 +116,29 @@ struct Out<T> {
   py::object result() { return to_python(*value); }
 };
 
+// NCCL may write the handles after the call, too: once the call has succeeded, their memory is
+// never freed.
 template <class T>
 struct Outs {
   using C = T*;
   static constexpr bool visible = false;
   static constexpr bool returned = true;
-  std::vector<T> values;
+  struct Free {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<T[], Free> values;
+  std::size_t size = 0;
   void load(const char* name, PyObject*, const CallArguments& call) {
-    values.resize(call.count(reference(name, 1)));
+    size = call.count(reference(name, 1));
+    // Not touched, so a size that NCCL refuses takes no memory.
+    values.reset(static_cast<T*>(std::calloc(std::max<std::size_t>(size, 1), sizeof(T))));
+    if (!values) throw std::bad_alloc();
   }
-  C argument() { return values.data(); }
+  C argument() { return values.get(); }
   py::object result() {
-    py::list list(values.size());
-    for (std::size_t i = 0; i < values.size(); ++i) list[i] = to_python(values[i]);
+    const T* written = values.release();
+    py::list list(size);
+    for (std::size_t i = 0; i < size; ++i) list[i] = to_python(written[i]);
     return list;
   }
 };
@@ -141,19 +154,21 @@ struct Array {
     null = object == Py_None;
     if (null) return;
     const std::string parameter(reference(name, 0));
-    const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(object, ""));
-    if (!sequence) {
+    // A copy: the conversion of an item may run Python code that changes a list.
+    const auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(object));
+    if (!items) {
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
       PyErr_Clear();
       throw_type_error(parameter.c_str(), "a sequence or None", object);
     }
-    const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+    const auto size = static_cast<std::size_t>(PyTuple_GET_SIZE(items.ptr()));
     const std::size_t needed = call.count(reference(name, 1));
     if (size < needed)
       throw py::value_error(parameter + ": has " + std::to_string(size) + " items, " +
                             std::string(reference(name, 1)) + " is " + std::to_string(needed));
     for (std::size_t i = 0; i < size; ++i)
       values.push_back(from_python<std::remove_const_t<T>>(
-          parameter.c_str(), PySequence_Fast_GET_ITEM(sequence.ptr(), static_cast<Py_ssize_t>(i))));
+          parameter.c_str(), PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
   }
   C argument() { return null ? nullptr : values.data(); }
 };

@@ -1,0 +1,19 @@
+// CuPy's arrays, read by their C-level attributes.
+#pragma once
+
+#include "python/convert/tensor.h"
+
+namespace pynccl::python::cupy_array {
+
+// Whether the type is cupy.ndarray or inherits it.
+bool is_type(PyTypeObject* type);
+// Whether instances of the type can be read: it has the attributes.
+bool reads(PyTypeObject* type);
+
+// Reads an instance of a type that reads() accepts.
+void view(TensorView& view);
+
+// CuPy's current stream of a device.
+cudaStream_t current_stream(int device);
+
+}  // namespace pynccl::python::cupy_array

@@ -1,0 +1,305 @@
+"""Proves that an array of any kind gives the right values or an error that names the argument: lazy
+tensors, tensors without memory of their own, scalars and masked arrays of NumPy, objects that
+describe their memory wrongly. What owns memory is held until the operation is done.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+
+
+@pytest.fixture(scope="module")
+def comm() -> Iterator[nccl.Communicator]:
+    """A communicator of one rank."""
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as made:
+        yield made
+
+
+def _lazy() -> dict[str, tuple[Any, str]]:
+    """Tensors whose memory has other values, and what the error says of them."""
+    import torch
+
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    return {
+        "conjugated": (z.conj(), "is lazily conjugated"),
+        "negated": (torch.ones(4)._neg_view(), "is lazily negated"),
+        "negated integers": (torch.ones(4, dtype=torch.int64)._neg_view(), "is lazily negated"),
+        "imaginary part": (z[:1].conj().imag, "is lazily negated"),
+        "of no elements": (z[:0].conj(), "is lazily conjugated"),
+        "parameter": (torch.nn.Parameter(z).conj().detach(), "is lazily conjugated"),
+    }
+
+
+def _without_memory() -> dict[str, Any]:
+    """Tensors whose values are not those of memory of their own."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    plain = torch.ones(4)
+    seen: dict[str, Any] = {}
+
+    def see(name: str) -> Callable[[Any], Any]:
+        def function(tensor: Any) -> Any:  # noqa: ANN401
+            seen[name] = tensor
+            return tensor.sum()
+
+        return function
+
+    class Dispatched(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *_: object) -> None:
+            raise AssertionError("an operation ran")
+
+    torch.vmap(see("vmap"))(torch.ones(3, 4))
+    torch.func.grad(see("grad"))(torch.ones(4))
+    torch.func.functionalize(see("functionalize"))(torch.ones(4))
+    return {
+        **seen,
+        "fake": FakeTensorMode().from_tensor(plain),
+        "meta": torch.ones(4, device="meta"),
+        "zeros": torch._efficientzerotensor(4),
+        "sparse": torch.eye(3).to_sparse(),
+        "quantized": torch.quantize_per_tensor(plain, 0.1, 0, torch.quint8),
+        "nested": torch.nested.nested_tensor([plain, plain]),
+        "two tensors": TwoTensor(plain, plain),
+        "__torch_dispatch__": torch.Tensor._make_subclass(Dispatched, plain),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lazy_tensors_are_refused(comm: nccl.Communicator) -> None:
+    import torch
+
+    for name, (tensor, text) in _lazy().items():
+        plain = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for argument, call in _calls(comm, tensor, plain).items():
+            with pytest.raises(ValueError, match=f"^{argument.partition(',')[0]}: {text}"):
+                call()
+            comm.all_reduce(plain)  # the last type of tensor is the same, the tensor is not
+        resolved = tensor.resolve_conj().resolve_neg()
+        before = resolved.clone()
+        comm.all_reduce(resolved)
+        assert torch.equal(resolved, before), name
+
+
+def _calls(comm: nccl.Communicator, tensor: Any, plain: Any) -> dict[str, Callable[[], object]]:  # noqa: ANN401
+    """Calls that read or write a tensor, by the argument's name."""
+
+    def grouped() -> None:
+        with nccl.group():
+            comm.all_reduce(plain)
+            comm.send(tensor, 0)
+
+    def planned() -> None:
+        with nccl.plan():
+            comm.broadcast(tensor, 0)
+
+    return {
+        "tensor": lambda: comm.all_reduce(tensor),
+        "tensor, sent": lambda: comm.send(tensor, 0),
+        "tensor, with out": lambda: comm.all_gather(tensor, out=plain),
+        "out": lambda: comm.all_gather(plain, out=tensor),
+        "tensor, in a group": grouped,
+        "tensor, in a plan": planned,
+        "buffer": lambda: comm.register(tensor),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_memory_are_refused(comm: nccl.Communicator) -> None:
+    import torch
+
+    plain = torch.ones(4)
+    for name, tensor in _without_memory().items():
+        with pytest.raises(ValueError, match=r"^tensor: ") as raised:
+            comm.all_reduce(tensor)
+        assert "\n" not in str(raised.value), name
+        with pytest.raises(ValueError, match=r"^out: "):
+            comm.all_reduce(plain, out=tensor)
+
+
+def test_parameters_are_written_as_by_torch_distributed(comm: nccl.Communicator) -> None:
+    """Also those that need a gradient: torch.distributed allows it."""
+    import torch
+
+    parameter, source = torch.nn.Parameter(torch.zeros(3)), torch.ones(3)
+    comm.all_reduce(source, out=parameter)
+    assert parameter.tolist() == [1, 1, 1]
+    comm.all_reduce(parameter)
+
+
+def test_scalars_and_masked_arrays_are_refused(comm: nccl.Communicator) -> None:
+    ones = np.ones(1)
+    for scalar in (np.float64(5), np.mean(np.ones(3)), np.int32(1), np.bool_(True), ones[0]):
+        with pytest.raises(TypeError, match=r"^tensor: expected an array, not a scalar of NumPy"):
+            comm.all_reduce(scalar)
+        with pytest.raises(TypeError, match=r"^out: expected an array, not a scalar of NumPy"):
+            comm.all_reduce(ones, out=scalar)
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    with pytest.raises(TypeError, match=r"^tensor: expected an array without a mask"):
+        comm.all_reduce(masked)
+    comm.all_reduce(masked.data)
+
+
+class _Interface:
+    """An object with one array interface, of two float32 values that are changed as given."""
+
+    def __init__(self, name: str = "__array_interface__", **changes: object) -> None:
+        self.memory = np.zeros(64, np.uint8)
+        interface = {
+            "version": 3,
+            "shape": (2,),
+            "typestr": "<f4",
+            "data": (self.memory.ctypes.data, False),
+            **changes,
+        }
+        given = {key: value for key, value in interface.items() if value is not ...}
+        setattr(self, name, given)
+
+
+class _Index:
+    """An integer that does something when it is converted."""
+
+    def __init__(self, value: int, then: Callable[[], object]) -> None:
+        self._value, self._then = value, then
+
+    def __index__(self) -> int:
+        self._then()
+        return self._value
+
+
+def _emptied() -> list[Any]:
+    items: list[Any] = []
+    items += [_Index(2, items.clear), _Index(3, items.clear), 1]
+    return items
+
+
+_MALFORMED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no shape": ({"shape": ...}, ValueError, "has no shape"),
+    "no typestr": ({"typestr": ...}, ValueError, "has no typestr"),
+    "no data": ({"data": ...}, ValueError, "has no data"),
+    "negative": ({"shape": (2, -3)}, ValueError, "-3, which is negative"),
+    "negative, strided": ({"shape": (-2,), "strides": (8,)}, ValueError, "-2, which is negative"),
+    "too large": ({"shape": (2**40, 2**40)}, ValueError, "does not fit"),
+    "too large, empty": ({"shape": (2**62, 2**62, 0)}, ValueError, "does not fit"),
+    "after the end": ({"data": (2**64 - 4, False)}, ValueError, "ends after the last address"),
+    "few strides": ({"shape": (2, 2), "strides": (8,)}, ValueError, "2 dimensions, strides has 1"),
+    "many strides": ({"strides": (8, 4)}, ValueError, "1 dimensions, strides has 2"),
+    "short strides": ({"strides": (2,)}, ValueError, "must be contiguous"),
+    "negative strides": ({"strides": (-4,)}, ValueError, "must be contiguous"),
+    "no strides": ({"strides": ()}, ValueError, "1 dimensions, strides has 0"),
+    "shape of text": ({"shape": "22"}, TypeError, "a tuple of integers"),
+    "shape of floats": ({"shape": (2.0,)}, TypeError, "an integer"),
+    "huge shape": ({"shape": (2**70,)}, ValueError, "does not fit"),
+    "f36": ({"typestr": "<f36"}, ValueError, "<f36 is not a dtype"),
+    "f4x": ({"typestr": "<f4x"}, ValueError, "is not a dtype"),
+    "f": ({"typestr": "f4"}, ValueError, "f4 is not a dtype"),
+    "swapped": ({"typestr": ">f4"}, ValueError, ">f4 is not a dtype"),
+    "long typestr": ({"typestr": "<f" + "4" * 40}, ValueError, "is not a dtype"),
+    "typestr of bytes": ({"typestr": b"<f4"}, TypeError, "a str"),
+    "surrogate": ({"typestr": "<f\ud800"}, ValueError, "is not a dtype"),
+    "address alone": ({"data": 4096}, TypeError, "an address and a bool"),
+    "negative address": ({"data": (-1, False)}, ValueError, "does not fit"),
+    "address 0": ({"data": (0, False)}, ValueError, "no storage"),
+    "data of one": ({"data": (4096,)}, TypeError, "an address and a bool"),
+    "buffer": ({"data": b"12345678"}, TypeError, "an address and a bool"),
+    "mask": ({"mask": np.ones(2, bool)}, ValueError, "has a mask"),
+    "read-only": ({"data": (4096, True)}, ValueError, "is read-only"),
+}
+
+
+@pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__"])
+@pytest.mark.parametrize("case", _MALFORMED)
+def test_malformed_interfaces(comm: nccl.Communicator, name: str, case: str) -> None:
+    changes, error, text = _MALFORMED[case]
+    if name != "__array_interface__" and case == "read-only":
+        pytest.skip("the array is in the wrong memory")
+    with pytest.raises(error, match=f"^tensor: .*{text}"):
+        comm.all_reduce(_Interface(name, **changes))
+
+
+def test_interfaces_that_change_while_they_are_read(comm: nccl.Communicator) -> None:
+    comm.all_reduce(_Interface(shape=[2]))
+    comm.all_reduce(_Interface(shape=_emptied(), typestr="<i1"))
+    with pytest.raises(TypeError, match="__array_interface__: expected a dict"):
+        comm.all_reduce(type("Wrong", (), {"__array_interface__": 3})())
+
+
+def test_raw_sequences_that_change_while_they_are_read() -> None:
+    from pynccl import raw
+
+    library = raw.load("host")
+    ids = [library.ncclGetUniqueId()]
+    items: list[Any] = []
+    items += [_Index(0, items.clear)] * 50
+    comms = library.ncclCommInitAll(1, items)
+    assert len(comms) == len(ids)
+    library.ncclCommDestroy(comms[0])
+
+
+class _Copy:
+    """An object that gives a new copy of its values at each call; only the capsule has it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+        self.given: list[weakref.ref[np.ndarray]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, *, stream: object = None) -> object:
+        copy = self._values.copy()
+        self.given.append(weakref.ref(copy))
+        return copy.__dlpack__()
+
+    def alive(self) -> bool:
+        gc.collect()
+        return self.given[-1]() is not None
+
+
+def test_owners_are_held_until_the_operation_is_done(comm: nccl.Communicator) -> None:
+    values, out = np.arange(4.0), np.zeros(4)
+    source = _Copy(values)
+    comm.all_reduce(source, out=out)
+    assert not source.alive()
+    np.testing.assert_array_equal(out, values)
+    with nccl.group():
+        out[:] = 0
+        comm.all_reduce(source, out=out)
+        assert source.alive()
+    np.testing.assert_array_equal(out, values)
+    assert not source.alive()
+    with nccl.plan() as plan:
+        comm.all_reduce(source, out=out)
+    for _ in range(2):
+        out[:] = 0
+        plan()
+        np.testing.assert_array_equal(out, values)
+        assert source.alive()
+    plan.close()
+    assert not source.alive()
+    op = comm.pre_mul_sum(_Copy(np.array([2.0])), "float64")
+    comm.all_reduce(values, op, out=out)
+    np.testing.assert_array_equal(out, 2 * values)
+
+
+def test_owners_are_held_by_graphs(comm: nccl.Communicator) -> None:
+    values, out = np.arange(4.0), np.zeros(4)
+    source = _Copy(values)
+    stream = nccl.Stream("host")
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(source, out=out, stream=stream)
+    assert source.alive()
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(out, values)
+    graph.close()

@@ -1,0 +1,284 @@
+"""Proves what holds for several threads of a process: operations on streams and on the calling
+thread keep one order, a stream's thread that cannot be made loses nothing, one thread at a time
+makes communicators and windows, and blocked threads do not disturb the end of the interpreter.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl, raw
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = 4096
+
+
+def _run_threads(functions: list[Callable[[], None]]) -> list[BaseException]:
+    """Run functions at once, each in a thread, and return what they raise."""
+    raised: list[BaseException] = []
+    start = threading.Barrier(len(functions))
+
+    def run(function: Callable[[], None]) -> None:
+        start.wait(10)
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a thread did not return"
+    return raised
+
+
+def _mixed_order(rank: Rank) -> None:
+    """Two threads use one stream and the calling thread: every operation runs, in one order."""
+    comm, streams = rank.comm, [rank.stream() for _ in range(2)]
+
+    def on_streams() -> None:
+        array = np.ones(8)
+        for number in range(300):
+            comm.all_reduce(array, nccl.MAX, stream=streams[number % 2])
+        for stream in streams:
+            stream.synchronize()
+
+    def in_groups() -> None:
+        arrays = [np.ones(8) for _ in range(2)]
+        for _ in range(300):
+            with nccl.group():
+                for array, stream in zip(arrays, streams, strict=True):
+                    comm.all_reduce(array, nccl.MAX, stream=stream)
+        for stream in streams:
+            stream.synchronize()
+
+    for _ in range(10):
+        assert _run_threads([on_streams, in_groups, on_streams]) == []
+
+
+def test_threads_that_share_streams(launch: Launcher) -> None:
+    launch(1, _mixed_order, timeout=120)
+
+
+def _no_thread_for_a_stream(rank: Rank, how: str) -> None:
+    """The first call on a new stream needs a thread. Where there is none, nothing is enqueued."""
+    comm, stream, other = rank.comm, rank.stream(), rank.stream()
+    array = np.ones(4)
+    side = rank.stream()
+    event = rank.event()
+    with nccl.capture(side) as graph:
+        event.record(side)
+        other.wait(event)
+        comm.all_reduce(array, stream=other)
+        event.record(other)
+        side.wait(event)
+
+    def call() -> None:
+        if how == "call":
+            comm.all_reduce(array, stream=stream)
+        elif how == "group":
+            with nccl.group():
+                comm.all_reduce(array)
+                comm.all_reduce(array, stream=stream)
+        elif how == "two streams":
+            with nccl.group():
+                comm.all_reduce(array, stream=stream)
+                comm.all_reduce(array, stream=rank.stream())
+        else:
+            graph.launch(stream)
+
+    # No stack of a thread fits into the address space that is left; those that are free are used.
+    done = threading.Event()
+    idle = [threading.Thread(target=done.wait, daemon=True) for _ in range(8)]
+    for thread in idle:
+        thread.start()
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * _PAGE + (2 << 20), limit[1]))
+    try:
+        call()
+        refused = False
+    except (nccl.NcclError, nccl.DriverError, MemoryError):
+        refused = True
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    assert refused
+    done.set()
+    assert comm.async_error() is None
+    array[:] = 1
+    call()
+    comm.all_reduce(array)
+    stream.synchronize()
+    operations = {"call": 2, "group": 3, "two streams": 3, "graph": 2}[how]
+    assert (array == float(rank.nranks) ** operations).all()
+    graph.close()
+
+
+@pytest.mark.parametrize("how", ["call", "group", "two streams", "graph"])
+def test_a_stream_without_a_thread(launch: Launcher, how: str) -> None:
+    launch(2, _no_thread_for_a_stream, how, timeout=30)
+
+
+def _children(rank: Rank) -> None:
+    """One thread at a time makes children: the other gets an error, and nothing is corrupted."""
+    comms = nccl.Communicator.init_all(2, provider="host")
+    children: list[nccl.Communicator] = []
+
+    def split() -> None:
+        for _ in range(20):
+            with nccl.group():
+                made = [comm.split(0) for comm in comms]
+            children.extend(made)
+
+    for error in _run_threads([split, split]):
+        assert isinstance(error, ValueError)
+        assert "another thread makes a communicator from it" in str(error)
+    assert len(children) >= 40
+    for pair in zip(children[::2], children[1::2], strict=True):
+        arrays = [np.ones(2) for _ in pair]
+        with nccl.group():
+            for comm, array in zip(pair, arrays, strict=True):
+                comm.all_reduce(array)
+        assert all((array == 2).all() for array in arrays)
+    for comm in children + comms:
+        comm.close()
+
+
+def test_two_threads_split_one_communicator(launch: Launcher) -> None:
+    launch(1, _children, timeout=60)
+
+
+def _windows(rank: Rank) -> None:
+    comm, made = rank.comm, []
+    buffers = [comm.mem_alloc(_PAGE) for _ in range(2)]
+
+    def register(buffer: nccl.Buffer) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(50):
+                window = comm.register_window(buffer)
+                window.close()
+                made.append(window)
+
+        return run
+
+    for error in _run_threads([register(buffer) for buffer in buffers]):
+        assert isinstance(error, ValueError)
+        assert "another thread" in str(error)
+    assert made
+    comm.register_window(buffers[0]).close()
+
+
+def test_two_threads_register_windows(launch: Launcher) -> None:
+    launch(1, _windows, timeout=60)
+
+
+def _in_a_raw_group(rank: Rank) -> None:
+    library = raw.load("host")
+    library.ncclGroupStart()
+    for make in (
+        lambda: nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host"),
+        lambda: nccl.Communicator.init_all(2, provider="host"),
+        lambda: rank.comm.split(0),
+        lambda: rank.comm.register_window(rank.comm.mem_alloc(_PAGE)),
+    ):
+        with pytest.raises(ValueError, match="a group of raw"):
+            make()
+    library.ncclGroupEnd()
+    rank.comm.split(0).close()
+
+
+def test_objects_are_not_made_in_a_raw_group(launch: Launcher) -> None:
+    launch(1, _in_a_raw_group, timeout=30)
+
+
+def _run_script(script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *args],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+_BLOCKED_AT_EXIT = """
+import sys, threading, time
+import numpy as np
+from pynccl import nccl
+comms = nccl.Communicator.init_all(2, provider="host")
+how, array = sys.argv[1], np.zeros(4)
+stream = nccl.Stream("host")
+if how == "collective":
+    threading.Thread(target=lambda: comms[0].all_reduce(array), daemon=True).start()
+elif how == "synchronize":
+    comms[0].all_reduce(array, stream=stream)
+    threading.Thread(target=stream.synchronize, daemon=True).start()
+elif how == "event":
+    comms[0].all_reduce(array, stream=stream)
+    event = nccl.Event("host")
+    event.record(stream)
+    threading.Thread(target=event.synchronize, daemon=True).start()
+elif how == "launch":
+    for _ in range(200):
+        stream.launch(lambda sleep=time.sleep: sleep(0.01))
+else:
+    def call():
+        alone = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+        while True:
+            alone.all_reduce(array)
+    for _ in range(4):
+        threading.Thread(target=call, daemon=True).start()
+time.sleep(0.1)
+
+class Slow:
+    # The end of the interpreter takes a while, in which other threads ask for the GIL.
+    def __del__(self, sleep=time.sleep, comms=comms):
+        for comm in comms:
+            comm.abort()
+        sleep(0.3)
+
+slow = Slow()
+"""
+
+
+@pytest.mark.parametrize("how", ["collective", "synchronize", "event", "launch", "busy"])
+def test_the_interpreter_ends_with_blocked_threads(how: str) -> None:
+    for _ in range(3):
+        done = _run_script(_BLOCKED_AT_EXIT, how)
+        assert done.returncode == 0, done
+        assert "terminate" not in done.stderr
+
+
+_SUBINTERPRETER = """
+import sys
+try:
+    import _xxsubinterpreters as interpreters
+except ImportError:
+    import _interpreters as interpreters
+import pynccl._C
+one = interpreters.create()
+try:
+    interpreters.run_string(one, "import pynccl._C")
+except Exception as error:
+    print(error)
+interpreters.destroy(one)
+"""
+
+
+def test_a_subinterpreter_is_refused() -> None:
+    done = _run_script(_SUBINTERPRETER)
+    assert done.returncode == 0, done
+    assert "pynccl._C cannot be imported in a subinterpreter" in done.stdout
