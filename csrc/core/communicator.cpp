@@ -50,10 +50,7 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
 void Communicator::note_failed(std::string& text) {
   constexpr std::string_view kAborted = "; another thread has aborted the communicator";
   // A refused argument leaves the communicator without an error: close() has none to throw yet.
-  ncclResult_t state = ncclSuccess;
-  if (const ncclComm_t comm = comm_.load(); comm && !closed())
-    NCCL_CALL_NOTHROW(*library_, ncclCommGetAsyncError, (comm, &state));
-  if (!succeeded(state)) error_thrown_ = true;
+  if (failed()) error_thrown_ = true;
   if (closed() && !text.ends_with(kAborted)) text += kAborted;
 }
 
@@ -269,6 +266,14 @@ ncclResult_t Communicator::async_error() {
   ncclResult_t state = ncclSuccess;
   NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
   return state;
+}
+
+bool Communicator::failed() const noexcept {
+  const ncclComm_t comm = comm_.load();
+  if (closed() || !comm) return closed();
+  ncclResult_t state = ncclSuccess;
+  NCCL_CALL_NOTHROW(*library_, ncclCommGetAsyncError, (comm, &state));
+  return !succeeded(state);
 }
 
 bool Communicator::ready() {

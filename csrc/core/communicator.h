@@ -132,6 +132,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The state of NCCL's background work (ncclCommGetAsyncError). wait_ready throws ncclTimeout
   // where the work takes longer and leaves the communicator as it is.
   ncclResult_t async_error();
+  bool failed() const noexcept;  // whether it is closed, or NCCL has an asynchronous error
   bool ready();
   void wait_ready(std::optional<double> seconds);
 

@@ -36,10 +36,11 @@ class Window::Exchange {
     copy(own_memory(), &own(), sizeof(Offer));
   }
   ~Exchange() {
-    // After an exception the stream may still copy to and from offers_.
-    auto* kept = new std::shared_ptr(offers_);
-    const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
-    library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
+    if (!finished_) {  // the stream may still copy to and from offers_
+      auto* kept = new std::shared_ptr(offers_);
+      const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
+      library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
+    }
     if (memory_) free_memory_later(communicator_.shared_library(), memory_, stream_.device());
   }
   Exchange(const Exchange&) = delete;
@@ -65,6 +66,7 @@ class Window::Exchange {
       if (succeeded(error)) throw;
       communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
     }
+    finished_ = true;
     window_.offers_ = *offers_;
   }
 
@@ -94,6 +96,7 @@ class Window::Exchange {
   Stream stream_;
   std::shared_ptr<std::vector<Offer>> offers_;
   void* memory_ = nullptr;  // of the device; null on CPUs
+  bool finished_ = false;
 };
 
 Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes,
@@ -121,33 +124,57 @@ void Window::make(const std::vector<Window*>& windows) {
   if (windows.empty()) return;
   RawGroup::check_none();
   std::vector<Communicator::Claim> claims;
-  for (const Window* window : windows) claims.emplace_back(window->communicator_);
+  for (const Window* window : windows) {
+    claims.emplace_back(window->communicator_);
+    window->communicator_->handle();  // it is not suspended, which would be so on all ranks
+  }
   Library& library = windows.front()->communicator_->library();
   const RelaxedMode relaxed(library);  // a thread that captures may register windows
-  std::vector<std::unique_ptr<Exchange>> exchanges;
   try {
-    for (Window* window : windows) {
-      window->offers_ = {window->make_offer()};
-      if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
-        exchanges.push_back(std::make_unique<Exchange>(*window));
-    }
-  } catch (...) {  // no memory: the others would wait for this rank's offer
-    for (const Window* window : windows) window->communicator_->abort();
-    throw;
-  }
-  if (!exchanges.empty()) {
+    or_discard(windows, [&] { exchange_offers(windows); });
+    for (const Window* window : windows) window->check_offers();
     GroupScope group(library);
-    for (const auto& exchange : exchanges) exchange->begin();
+    or_discard(windows, [&] {
+      for (Window* window : windows) window->begin();
+    });
     group.end();
+  } catch (const NcclFailure& failure) {
+    std::string text = failure.what();
+    for (const Window* window : windows) window->communicator_->note_failed(text);
+    throw NcclFailure(failure.code, failure.function, failure.rank, text);
   }
-  for (const auto& exchange : exchanges) exchange->finish();
-  exchanges.clear();
-  for (const Window* window : windows) window->check_offers();
-  GroupScope group(library);
-  for (Window* window : windows) window->begin();
-  group.end();
   for (Window* window : windows) window->finish();
   set_up_one_sided(windows);
+}
+
+// Calls step. Where it fails without an error of the communicator, for example because there is no
+// memory, the other ranks do not know it and wait for this one: the communicator ends.
+template <class Step>
+void Window::or_discard(const std::vector<Window*>& windows, Step&& step) {
+  try {
+    step();
+  } catch (...) {
+    for (const Window* window : windows) {
+      Communicator& communicator = *window->communicator_;
+      if (communicator.blocking() && !communicator.revoked() && !communicator.failed())
+        communicator.discard();
+    }
+    throw;
+  }
+}
+
+void Window::exchange_offers(const std::vector<Window*>& windows) {
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  for (Window* window : windows) {
+    window->offers_ = {window->make_offer()};
+    if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
+      exchanges.push_back(std::make_unique<Exchange>(*window));
+  }
+  if (exchanges.empty()) return;
+  GroupScope group(windows.front()->communicator_->library());
+  for (const auto& exchange : exchanges) exchange->begin();
+  group.end();
+  for (const auto& exchange : exchanges) exchange->finish();
 }
 
 Window::Offer Window::make_offer() {

@@ -66,6 +66,9 @@ class Window {
   };
   class Exchange;
 
+  template <class Step>
+  static void or_discard(const std::vector<Window*>& windows, Step&& step);
+  static void exchange_offers(const std::vector<Window*>& windows);
   Offer make_offer();
   void check_offers() const;
   static void set_up_one_sided(const std::vector<Window*>& windows);

@@ -19,7 +19,12 @@ __all__ = ["compile_program", "fuzz"]
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
-_ENGINE = ("base/error.cpp", "base/record_socket.cpp", "base/secrets.cpp", "rendezvous/messages.cpp")
+_ENGINE = (
+    "base/error.cpp",
+    "base/record_socket.cpp",
+    "base/secrets.cpp",
+    "rendezvous/messages.cpp",
+)
 _NEWEST_CLANG = 25
 
 

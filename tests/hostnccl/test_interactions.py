@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pynccl import nccl, raw
+from pynccl import nccl
 from pynccl.errors import DriverError
 from tests.support import holdings
 from tests.support.blocking import DEADLINE, PAGE, Area, Blocked, synchronize
@@ -36,14 +36,9 @@ def _check_put(rank: Rank, comm: nccl.Communicator, area: Area, value: int) -> N
     assert (area.incoming == value).all()
 
 
-def _check_refused(
-    graph: nccl.Graph, stream: nccl.Stream, library: raw.Library, reason: str
-) -> None:
-    with pytest.raises(DriverError, match=r"CUDA_ERROR_ILLEGAL_STATE .*the graph needs"):
+def _check_refused(graph: nccl.Graph, stream: nccl.Stream, reason: str) -> None:
+    with pytest.raises(DriverError, match=rf"CUDA_ERROR_ILLEGAL_STATE .*{reason}"):
         graph.launch(stream)
-    text = library.ncclGetLastError(0)
-    assert text is not None
-    assert reason in text
 
 
 def _graph_of_one_sided(rank: Rank, comm: nccl.Communicator) -> None:
@@ -92,7 +87,7 @@ def _graph_without_its_window(rank: Rank, comm: nccl.Communicator) -> None:
     with nccl.capture(stream) as graph:
         area.put(comm, 1 - rank.rank)
     area.window.close()
-    _check_refused(graph, stream, comm.library, "window that was deregistered")
+    _check_refused(graph, stream, "window that was deregistered")
     _check_sum(comm)
     graph.close()
 
@@ -107,7 +102,7 @@ def _suspended_graph_and_window(rank: Rank, comm: nccl.Communicator) -> None:
     comm.signal(peer)  # stays on its way
     for turn in range(2):
         comm.suspend()
-        _check_refused(graph, stream, comm.library, "suspended")
+        _check_refused(graph, stream, "suspended")
         with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
             comm.wait_signal(peer)
         with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
@@ -213,7 +208,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
     waiting.end("revoked")
     with pytest.raises(DriverError):
         stream.synchronize()
-    _check_refused(graph, stream, comm.library, "revoked")
+    _check_refused(graph, stream, "revoked")
     for refused in (
         lambda: comm.register_window(comm.mem_alloc(4096)),
         lambda: area.put(comm, peer),

@@ -57,10 +57,10 @@ void Job::discard() {
 }
 
 abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
-  for (size_t i = 0; i < count; ++i) take_numbers(jobs[i]);
   abi::ncclResult_t result = abi::ncclSuccess;
   std::vector<std::optional<Error>> errors(count);
   std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) take_numbers(jobs[i]);
   for (size_t i = 0; i < count; ++i) {
     try {
       auto running = std::make_shared<RunningJob>(jobs[i]);

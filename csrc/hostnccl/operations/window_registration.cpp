@@ -85,7 +85,7 @@ class Registration {
   // After the statuses of all ranks: no rank has the window if one has failed.
   void finish() {
     if (error_) return;
-    comm_.windows().add(window_);
+    comm_.windows().add(window_, std::move(larger_set_));
     finished_ = true;
   }
 
@@ -188,6 +188,7 @@ class Registration {
       part.mapping = Mapping(peer.file.get(), offset - within, within + part.bytes);
       part.local = part.mapping.get() + within;
     }
+    larger_set_ = comm_.windows().make_larger_set();
     window_ = windows().open(
         std::make_unique<Window>(&comm_, number_, rank_, symmetric_, std::move(parts)));
   }
@@ -209,6 +210,7 @@ class Registration {
   size_t offset_ = 0;
   std::optional<FileExchange> files_;  // none if all ranks are in this process
   Ref<Window> window_;
+  std::shared_ptr<WindowSet> larger_set_;
   bool finished_ = false;
   std::optional<Error> error_;
 };

@@ -18,8 +18,9 @@ HandleTable<Window>& windows() {
   return table;
 }
 
-WindowSet::WindowSet(std::vector<Ref<Window>> windows) : windows_(std::move(windows)) {
-  for (const Ref<Window>& window : windows_) identity_ += mix(window->number());
+void WindowSet::add(const Ref<Window>& window) noexcept {
+  windows_.push_back(window);
+  identity_ += mix(window->number());
 }
 
 char* WindowSet::local_address(int peer, uint64_t address, size_t bytes) const {
@@ -29,30 +30,36 @@ char* WindowSet::local_address(int peer, uint64_t address, size_t bytes) const {
   return nullptr;
 }
 
-void Windows::add(const Ref<Window>& window) {
+std::shared_ptr<WindowSet> Windows::make_larger_set() const {
+  return std::make_shared<WindowSet>(open_set()->windows().size() + 1);
+}
+
+void Windows::add(const Ref<Window>& window, std::shared_ptr<WindowSet> larger) noexcept {
   const std::lock_guard lock(mutex_);
-  std::vector<Ref<Window>> all = set_->windows();
-  all.push_back(window);
-  replace(std::move(all));
+  for (const Ref<Window>& open : set_->windows()) larger->add(open);
+  larger->add(window);
+  replace(std::move(larger));
   if (window->symmetric()) any_symmetric_ever_.store(true, std::memory_order_relaxed);
   any_ever_.store(true, std::memory_order_relaxed);
 }
 
 bool Windows::remove(const Ref<Window>& window) {
   const std::lock_guard lock(mutex_);
-  std::vector<Ref<Window>> all = set_->windows();
-  const auto found = std::find(all.begin(), all.end(), window);
-  if (found == all.end()) return false;
-  all.erase(found);
+  const std::vector<Ref<Window>>& all = set_->windows();
+  if (std::find(all.begin(), all.end(), window) == all.end()) return false;
+  auto others = std::make_shared<WindowSet>(all.size());
+  for (const Ref<Window>& open : all) {
+    if (!(open == window)) others->add(open);
+  }
   hostnccl::windows().close(window);
-  replace(std::move(all));
+  replace(std::move(others));
   return true;
 }
 
 void Windows::close_all() {
   const std::lock_guard lock(mutex_);
   for (const Ref<Window>& window : set_->windows()) hostnccl::windows().close(window);
-  replace({});
+  replace(std::make_shared<const WindowSet>(0));
 }
 
 std::shared_ptr<const WindowSet> Windows::open_set() const {
@@ -60,8 +67,8 @@ std::shared_ptr<const WindowSet> Windows::open_set() const {
   return set_;
 }
 
-void Windows::replace(std::vector<Ref<Window>> windows) {
-  set_ = std::make_shared<const WindowSet>(std::move(windows));
+void Windows::replace(std::shared_ptr<const WindowSet> set) {
+  set_ = std::move(set);
   any_.store(!set_->windows().empty(), std::memory_order_relaxed);
 }
 

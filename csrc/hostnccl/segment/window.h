@@ -79,16 +79,16 @@ class PutTarget {
   Ref<Window> window_;
 };
 
-// The windows that one rank has open at one time; immutable.
+// The windows that one rank has open at one time; immutable once it is in use.
 class WindowSet {
  public:
-  WindowSet() = default;
-  explicit WindowSet(std::vector<Ref<Window>> windows);
+  // Empty, with memory for some windows: add() cannot fail.
+  explicit WindowSet(size_t capacity) { windows_.reserve(capacity); }
+  void add(const Ref<Window>& window) noexcept;
 
   const std::vector<Ref<Window>>& windows() const { return windows_; }
-  uint64_t identity() const {
-    return identity_;
-  }  // equal on ranks with the same open windows; 0 if there are none
+  // Equal on ranks with the same open windows; 0 if there are none.
+  uint64_t identity() const { return identity_; }
 
   char* local_address(int peer, uint64_t address, size_t bytes) const;
   bool contains(const void* memory, size_t bytes, int rank) const {
@@ -109,7 +109,9 @@ class Windows {
   Windows& operator=(const Windows&) = delete;
   ~Windows() { close_all(); }
 
-  void add(const Ref<Window>& window);
+  // An empty set with memory for the open windows and one more, for add().
+  std::shared_ptr<WindowSet> make_larger_set() const;
+  void add(const Ref<Window>& window, std::shared_ptr<WindowSet> larger) noexcept;
   bool remove(const Ref<Window>& window);  // false if it is not in the set
   void close_all();
 
@@ -124,10 +126,10 @@ class Windows {
   bool any_symmetric_ever() const { return any_symmetric_ever_.load(std::memory_order_relaxed); }
 
  private:
-  void replace(std::vector<Ref<Window>> windows);
+  void replace(std::shared_ptr<const WindowSet> set);
 
   mutable std::mutex mutex_;
-  std::shared_ptr<const WindowSet> set_ = std::make_shared<const WindowSet>();
+  std::shared_ptr<const WindowSet> set_ = std::make_shared<const WindowSet>(0);
   std::atomic<bool> any_{false};
   std::atomic<bool> any_ever_{false};
   std::atomic<bool> any_symmetric_ever_{false};

@@ -1,0 +1,345 @@
+"""Proves that other users of the machine can neither read what belongs to a world nor keep it from
+being made: by floods of connections, by late ones, by names that they bind first, by descriptors
+that nobody asked for, and where user ids mean nothing because a user namespace does not know them.
+
+Runs as root, which can become another user.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+_STRANGER = 12345
+_LIFE = 60  # seconds, after which a stranger ends in any case
+_CLONE_NEWUSER = 0x10000000
+
+
+def _names() -> list[bytes]:
+    """The abstract names of hostnccl's sockets, which all users of the machine see."""
+    with open("/proc/net/unix") as sockets:
+        return [b"\0" + name.encode() for name in re.findall(r"@(hostnccl-\w+)", sockets.read())]
+
+
+def _connect(name: bytes) -> socket.socket | None:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.settimeout(1)
+    try:
+        stranger.connect(name)
+    except OSError:
+        stranger.close()
+        return None
+    return stranger
+
+
+@contextlib.contextmanager
+def _stranger(act: Callable[[], object], uid: int = _STRANGER) -> Iterator[None]:
+    """A process of a user that calls a function again and again."""
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(_LIFE)
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            while True:
+                act()
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+_held: list[socket.socket] = []
+
+
+def _flood() -> None:
+    """Connect as fast as can be."""
+    for name in _names():
+        for _ in range(500):
+            if connection := _connect(name):
+                connection.close()
+
+
+def _hold() -> None:
+    """Connect, say nothing, and hold the connections."""
+    for name in _names():
+        if len(_held) < 800 and (connection := _connect(name)):
+            _held.append(connection)
+
+
+def _meet_late(rank: Rank) -> float:
+    if rank.rank == 2:
+        time.sleep(1)
+    started = time.monotonic()
+    with rank.communicator() as comm:
+        x = np.ones(3)
+        comm.all_reduce(x)
+        assert (x == 3).all()
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("act", "uid"), [(_flood, _STRANGER), (_hold, _STRANGER), (_hold, 0)], ids=str
+)
+def test_a_flood_does_not_keep_ranks_apart(
+    launch: Launcher, act: Callable[[], object], uid: int
+) -> None:
+    """Connections of the same user without proof are those of a foreign user namespace, too."""
+    with _stranger(act, uid), _stranger(act, uid):
+        times = launch(3, _meet_late, timeout=40, env={"HOSTNCCL_INIT_TIMEOUT": "25"})
+    assert max(times) < 20
+
+
+def _never_complete(rank: Rank) -> float:
+    if rank.rank == 2:
+        return 0
+    started = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError):
+        rank.communicator()
+    return time.monotonic() - started
+
+
+def test_a_flood_does_not_move_the_deadline(launch: Launcher) -> None:
+    with _stranger(_flood), _stranger(_flood):
+        times = launch(3, _never_complete, timeout=40, env={"HOSTNCCL_INIT_TIMEOUT": "3"})
+    assert max(times) < 8
+
+
+def _disagree(rank: Rank) -> list[bytes]:
+    """After a failed rendezvous its host still answers: what strangers get."""
+    before = set(_names())
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks"):
+        nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="host")
+    if rank.rank:
+        time.sleep(3)  # the host may be either
+    names = set(_names()) - before
+    answers = []
+    for uid in (_STRANGER, 0):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            for name in names:
+                if connection := _connect(name):
+                    with contextlib.suppress(OSError):
+                        os.write(writing, connection.recv(4096))
+            os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            answers.append(pipe.read())
+        os.waitpid(child, 0)
+    return answers
+
+
+def test_strangers_get_no_late_answer(launch: Launcher) -> None:
+    for answers in launch(2, _disagree, fresh=True, timeout=30):
+        assert answers == [b"", b""]
+
+
+def _disagree_without_descriptors(rank: Rank) -> None:
+    """The thread that answers late ranks has no descriptor for them."""
+    before = set(_names())
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks"):
+        nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="host")
+    names = set(_names()) - before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 4096))
+    opened = []
+    connections = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
+    with contextlib.suppress(OSError):
+        while True:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    for connection, name in zip(connections, names, strict=True):
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.connect(name)
+    time.sleep(1.5)  # std::terminate would end the process
+    for file in opened:
+        os.close(file)
+
+
+def test_a_late_rank_without_a_descriptor_ends_no_process(launch: Launcher) -> None:
+    outcomes = launch.outcomes(2, _disagree_without_descriptors, timeout=30)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+
+
+def _bind_derived() -> None:
+    """Bind what a shrink would be called if its name followed from what all users see."""
+    for name in _names():
+        public = bytes.fromhex(name.rpartition(b"-")[2].decode())
+        for words in ("shrink 0 2", "shrink 0 0", "shrink 0 1"):
+            digest = hashlib.sha256(public + words.encode()).digest()[:16]
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.suppress(OSError):
+                stranger.bind(b"\0hostnccl-" + digest.hex().encode())
+                stranger.listen()
+                _held.append(stranger)
+
+
+def _shrink(rank: Rank) -> int:
+    if rank.rank:
+        time.sleep(0.5)  # the name is seen meanwhile
+    comm = rank.communicator()
+    comm.all_reduce(np.ones(1))
+    if rank.rank == 2:
+        comm.abort()
+        return 0
+    child = comm.shrink([2], abort=True)
+    child.all_reduce(np.ones(1))
+    child.close()
+    comm.abort()
+    return child.nranks if not child.closed else 2
+
+
+def test_a_name_cannot_be_bound_first(launch: Launcher) -> None:
+    with _stranger(_bind_derived):
+        assert launch(3, _shrink, timeout=40)[:2] == [2, 2]
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _inject() -> None:
+    """Send descriptors that nobody has asked for, by each kind of socket."""
+    passed = array.array("i", [0] * 200)
+    control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+    for name in _names():
+        for kind in (socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+            sender = socket.socket(socket.AF_UNIX, kind)
+            sender.setblocking(False)
+            with contextlib.suppress(OSError):
+                sender.connect(name)
+                sender.sendmsg([bytes(24)], control)
+                sender.sendmsg([bytes(36)], control)
+            _held.append(sender)
+            if len(_held) > 50:
+                _held.pop(0).close()
+
+
+def _register(rank: Rank) -> None:
+    comm = rank.comm
+    buffer = comm.mem_alloc(1 << 12)
+    comm.register_window(buffer).close()
+    before = _descriptors()
+    for number in range(10):
+        if number % 2 == rank.rank:
+            time.sleep(0.2)
+        comm.register_window(buffer).close()
+    assert _descriptors() <= before
+
+
+@pytest.mark.parametrize("uid", [_STRANGER, 0])
+def test_descriptors_of_strangers_are_closed(launch: Launcher, uid: int) -> None:
+    with _stranger(_inject, uid):
+        launch(2, _register, timeout=40)
+
+
+def _rank_in_namespace(rank: int, unique_id: bytes, result: int) -> None:
+    if rank:
+        time.sleep(3)
+    comm = nccl.Communicator(2, unique_id, rank, provider="host")
+    x = np.ones(1)
+    comm.all_reduce(x)
+    os.write(result, b"%d" % x[0])
+
+
+def _steal() -> bytes:
+    """Ask the host for its memory, in the name of rank 1; what came with a descriptor."""
+    for name in _names():
+        requests = (
+            b"hostnccl" + (3).to_bytes(4, "little") + (2).to_bytes(4, "little") + bytes(56),
+            b"nccl\x01\0\0\0" + bytes(16),  # Hello
+        )
+        for request in requests:
+            connection = _connect(name)
+            if connection is None:
+                continue
+            with contextlib.suppress(OSError):
+                connection.send(request)
+                for _ in range(3):
+                    data, control, _, _ = connection.recvmsg(4096, 1024)
+                    if control:
+                        return data
+                    if not data:
+                        break
+                    # The answer that follows from the public name.
+                    connection.send(b"nccl\x03\0\0\0" + hashlib.sha256(name).digest())
+                    body = (2).to_bytes(4, "little") + (1).to_bytes(4, "little")
+                    body += os.getpid().to_bytes(8, "little") + bytes(40)
+                    connection.send(b"nccl\x04\0\0\0" + body)
+            connection.close()
+    return b""
+
+
+def _in_namespace(unique_id: bytes, result: int) -> None:
+    """Two ranks in a user namespace without users: all users have the id 65534."""
+    os.setsid()
+    signal.alarm(_LIFE)
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER) != 0:
+        os.write(result, b"-")
+        return
+    assert os.geteuid() == 65534
+    second = os.fork()
+    _rank_in_namespace(0 if second else 1, unique_id, result)
+    if second:
+        os.waitpid(second, 0)
+
+
+def test_the_user_id_of_strangers_is_no_way_in() -> None:
+    unique_id = bytes(nccl.get_unique_id("host"))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _in_namespace(unique_id, writing)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    stolen, stealing = os.pipe()
+    thief = os.fork()
+    if thief == 0:
+        try:
+            signal.alarm(_LIFE)
+            os.setgroups([])
+            os.setgid(_STRANGER)
+            os.setuid(_STRANGER)
+            end = time.monotonic() + 8
+            while time.monotonic() < end:
+                if loot := _steal():
+                    os.write(stealing, loot)
+                    break
+        finally:
+            os._exit(0)
+    os.close(stealing)
+    with open(reading, "rb") as pipe, open(stolen, "rb") as loot:
+        answers, taken = pipe.read(), loot.read()
+    os.waitpid(child, 0)
+    os.waitpid(thief, 0)
+    if answers == b"-":
+        pytest.skip("this kernel forbids user namespaces")
+    assert taken == b""
+    assert answers == b"22"
