@@ -168,7 +168,7 @@ def _arrays() -> Iterator[Row]:
 
 
 def _jax() -> Iterator[Row]:
-    import jax
+    import jax  # type: ignore[import-not-found,unused-ignore]
     import numpy as np
 
     array = jax.device_put(np.zeros(8, np.float32), jax.devices("cpu")[0])

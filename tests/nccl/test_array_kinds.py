@@ -328,6 +328,11 @@ def test_owners_are_held_on_a_stream(comm: nccl.Communicator) -> None:
         assert not source.alive()
 
 
+def test_texts_that_have_no_utf8() -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        nccl.Config(net_name="\ud800")
+
+
 def test_wrong_streams(comm: nccl.Communicator) -> None:
     class Wrong:
         def __init__(self, answer: object) -> None:
