@@ -1,12 +1,14 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
 # Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS, SECONDS
-# (fuzz).
+# (fuzz), CALLS and SEED (sanitize-module).
 # OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
 # the folder WHEELS (`make wheels` fills it elsewhere).
 
 PYTHON ?= python3
 RANKS ?= 2
 SECONDS ?= 600
+CALLS ?= 1000000
+SEED ?= 0
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
@@ -29,8 +31,8 @@ endif
 # pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
 DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
 
-.PHONY: help check test test-all test-gpu test-torch-suite sanitize fuzz abi lint lint-fast format hooks \
-  bench bench-calls bench-gpu bench-host wheels clean
+.PHONY: help check test test-all test-gpu test-torch-suite sanitize sanitize-module fuzz abi lint \
+  lint-fast format hooks bench bench-calls bench-gpu bench-host wheels clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -61,6 +63,7 @@ test-all: $(TO_TEST) ## also more seeds, all versions of the double, callgrind, 
 	PYNCCL_TEST_FULL=1 $(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	PYNCCL_TEST_FULL=1 $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 	$(MAKE) test-torch-suite sanitize
+	$(MAKE) sanitize-module CALLS=100000
 
 test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
 	$(PY) -m tests.report.run $(ARGS)
@@ -79,6 +82,9 @@ sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer, Address
 
 fuzz: $(VENV)/.group-build ## fuzz the messages of hostnccl's rendezvous with libFuzzer (SECONDS=600)
 	$(PY) -m tests.fuzz.run --seconds $(SECONDS)
+
+sanitize-module: $(VENV)/.installed $(VENV)/.group-test ## random calls of the extension module under AddressSanitizer and UBSan
+	$(PY) -m tests.stress.module $(CALLS) --seed $(SEED)
 
 lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
 	$(VENV)/bin/mypy

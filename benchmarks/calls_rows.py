@@ -6,6 +6,7 @@ writes in a loop: the call, without a Python function around it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -50,7 +51,7 @@ _OTHERS = range(1, _NRANKS)
 
 
 class _Store(Store):
-    """A store with the entries of the other ranks."""
+    """A store with the entries of the other ranks: those of this one, rank 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,8 @@ class _Store(Store):
         self._values[key] = value
 
     def get(self, key: str) -> bytes:
-        return self._values.get(key, bytes(128))
+        of_rank_0 = f"{key.rpartition('/')[0]}/0"
+        return self._values.get(key) or self._values.get(of_rank_0, bytes(128))
 
     def add(self, key: str, value: int) -> int:
         self._values[key] = b"%d" % (int(self._values.get(key, b"0")) + value)
@@ -136,6 +138,79 @@ with group():
         for tensor, peer in receives:
             comm.recv(tensor, peer)
     yield _row("pynccl plan, called", EXCHANGE, "plan()", plan=plan)
+
+
+class _OnlyDlpack:
+    """An object with no other protocol than DLPack's."""
+
+    def __init__(self, array: Any) -> None:  # noqa: ANN401
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
+def _all_reduce_of(name: str, array: object, *, out: object = None) -> Row:
+    path = noop.library()
+    comm = nccl.Communicator(_NRANKS, nccl.get_unique_id(path), 0, provider=str(path))
+    statement = "all_reduce(array)" if out is None else "all_reduce(array, out=out)"
+    return _row(name, ALL_REDUCE, statement, all_reduce=comm.all_reduce, array=array, out=out)
+
+
+def _arrays() -> Iterator[Row]:
+    import numpy as np
+
+    yield _all_reduce_of("pynccl Communicator, NumPy array", np.zeros(8, np.float32))
+    with contextlib.suppress(ImportError):
+        import ml_dtypes
+
+        yield _all_reduce_of(
+            "pynccl Communicator, ml_dtypes array", np.zeros(8, ml_dtypes.bfloat16)
+        )
+    yield _all_reduce_of("pynccl Communicator, raw DLPack", _OnlyDlpack(np.zeros(8, np.float32)))
+
+
+def _jax() -> Iterator[Row]:
+    import jax  # type: ignore[import-not-found,unused-ignore]
+    import numpy as np
+
+    array = jax.device_put(np.zeros(8, np.float32), jax.devices("cpu")[0])
+    # Arrays of JAX do not change: the result goes elsewhere.
+    out = np.zeros(8, np.float32)
+    yield _all_reduce_of("pynccl Communicator, JAX array, out=", array, out=out)
+
+
+def _cupy_array() -> Iterator[Row]:
+    """An array at an address that nobody reads: over a no-op driver in the place of CUDA's.
+
+    CuPy itself has no device then and no current stream, so that the row passes one.
+    """
+    import cupy
+
+    path = noop.library(device=True)
+    ctypes.CDLL(str(path))  # from now on it is libcuda.so.1
+    comm = nccl.Communicator(_NRANKS, bytes(128), 0, provider=str(path), device=0)
+    memory = cupy.cuda.UnownedMemory(4096, 32, None, device_id=0)
+    array = cupy.ndarray((8,), cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
+    yield _row(
+        "pynccl Communicator, CuPy array, stream=0",
+        ALL_REDUCE,
+        "all_reduce(array, stream=0)",
+        all_reduce=comm.all_reduce,
+        array=array,
+    )
+
+
+def _mpi4py() -> Iterator[Row]:
+    """MPI has no library that does nothing: a world of one rank does the least."""
+    import numpy as np
+    from mpi4py import MPI
+
+    yield _row(
+        "mpi4py of one rank, NumPy array",
+        ALL_REDUCE,
+        "all_reduce(in_place, array)",
+        all_reduce=MPI.COMM_SELF.Allreduce,
+        in_place=MPI.IN_PLACE,
+        array=np.zeros(8, np.float32),
+    )
 
 
 def _floor() -> Iterator[Row]:
@@ -307,12 +382,16 @@ class _Peer:
 _PEERS = MappingProxyType(
     {
         "pynccl": _Peer(_pynccl, "pynccl", "make"),
+        "arrays": _Peer(_arrays, "numpy", "pip install numpy"),
+        "jax": _Peer(_jax, "jax", "pip install jax"),
         "floor": _Peer(_floor, "tvm_ffi", "pip install apache-tvm-ffi"),
         "mirror": _Peer(_mirror, "pynccl.mirror", "make"),
         "torch": _Peer(_fake, "torch", "pip install torch"),
         "cupy": _Peer(_cupy, "cupy", "pip install cupy-cuda13x"),
         "nccl4py": _Peer(_nccl4py, "nccl", "pip install nccl4py[cu13]"),
         "ctypes": _Peer(_ctypes, "ctypes", ""),
+        "mpi4py": _Peer(_mpi4py, "mpi4py", "pip install mpi4py mpich"),
+        "cupy arrays": _Peer(_cupy_array, "cupy", "pip install cupy-cuda13x"),  # the driver: last
     }
 )
 

@@ -10,7 +10,9 @@ the median of these. "copy" is one memcpy of the same number of bytes between th
 of every implementation that moves the bytes once. A table is printed; JSON and a plot go to a
 folder. A wrong result ends the run.
 
-MPICH needs the packages mpi4py and mpich, gloo needs torch; what is missing is left out.
+hostnccl is called through pynccl.raw, with addresses; "numpy" and "torch" are hostnccl through
+pynccl.nccl, with arrays of these, which every call reads. MPICH needs the packages mpi4py and
+mpich, gloo needs torch; what is missing is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ _FULL_SIZES = (
     *(_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
 )
 _QUICK_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
-_NEEDS = {"mpich": ("mpi4py",), "gloo": ("torch",)}
+# Three of them are hostnccl: with addresses, and with the arrays of NumPy and torch.
+_LIBRARIES = ("hostnccl", "numpy", "torch", "mpich", "gloo")
+_NEEDS = {"torch": ("torch",), "mpich": ("mpi4py",), "gloo": ("torch",)}
 _LONG = 0.1  # seconds of one call; longer ones get few samples
 
 
@@ -74,7 +78,7 @@ def _parse() -> argparse.Namespace:
     add("--sizes", type=names(parse_size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
     add("--quick", action="store_true", help="five sizes, shorter samples")
     add("--full", action="store_true", help="all dtypes")
-    add("--libraries", type=names(str, ("hostnccl", "mpich", "gloo")), help="default: all")
+    add("--libraries", type=names(str, _LIBRARIES), help="default: all")
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--bind", action="store_true", help="bind the ranks of every library to CPUs in turn")
@@ -85,7 +89,7 @@ def _parse() -> argparse.Namespace:
     options.dtypes = options.dtypes or (list(DTYPES) if options.full else ["float32"])
     options.repeats = options.repeats or (5 if options.quick else 9)
     options.budget = options.budget or (0.005 if options.quick else 0.02)
-    options.libraries = _installed(options.libraries or ["hostnccl", "mpich", "gloo"])
+    options.libraries = _installed(options.libraries or list(_LIBRARIES))
     return options
 
 

@@ -6,6 +6,8 @@ is made beforehand. Every library is imported only by the ranks that run it.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 
 from benchmarks.host_rows import ROOT, Buffers
 
-__all__ = ["LIBRARIES", "Call", "Gloo", "Hostnccl", "Library", "Mpich"]
+__all__ = ["LIBRARIES", "Call", "Gloo", "Hostnccl", "Library", "Mpich", "Objects"]
 
 Call = Callable[[], object]
 
@@ -99,6 +101,70 @@ class Hostnccl:
         all_reduce, reduce, broadcast = lib.ncclAllReduce, lib.ncclReduce, lib.ncclBroadcast
         all_gather, reduce_scatter = lib.ncclAllGather, lib.ncclReduceScatter
         all_to_all = lib.ncclAlltoAll
+        return calls[row.operation]
+
+
+class Objects:
+    """hostnccl through pynccl.nccl; buffers are arrays, which each call reads."""
+
+    def __init__(self, arrays: str, rank: int, nranks: int, rendezvous: Path) -> None:
+        from pynccl import nccl
+
+        self._arrays, self._nccl = arrays, nccl
+        unique_id = b""
+        if rank == 0:
+            unique_id = bytes(nccl.get_unique_id("host"))
+            written = rendezvous.with_suffix(".new")
+            written.write_bytes(unique_id)
+            written.rename(rendezvous)
+        while not rendezvous.exists():
+            os.sched_yield()
+        self._comm = nccl.Communicator(nranks, rendezvous.read_bytes(), rank, provider="host")
+        self._word = self._view(np.zeros(4, np.uint8), "float32")
+        self.version = importlib.import_module(arrays).__version__
+
+    def barrier(self) -> object:
+        self._comm.all_reduce(self._word)
+        return None
+
+    def _view(self, memory: np.ndarray, dtype: str) -> Any:  # noqa: ANN401
+        if self._arrays == "torch":
+            import torch
+
+            return torch.from_numpy(memory).view(getattr(torch, dtype))
+        if dtype == "bfloat16":
+            return memory.view(importlib.import_module("ml_dtypes").bfloat16)
+        return memory.view(dtype)
+
+    def call(self, buffers: Buffers) -> Call | None:
+        comm, row, rank, group = self._comm, buffers.row, buffers.rank, self._nccl.group
+        send, recv = (self._view(part, row.dtype) for part in (buffers.send, buffers.recv))
+        following, previous = (rank + 1) % row.nranks, (rank - 1) % row.nranks
+
+        def ring() -> None:
+            with group():
+                comm.send(send, following)
+                comm.recv(recv, previous)
+
+        def first() -> None:
+            comm.send(send, 1)
+            comm.recv(recv, 1)
+
+        def second() -> None:
+            comm.recv(recv, 0)
+            comm.send(send, 0)
+
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.all_reduce(send, out=recv),
+            "all_gather": lambda: comm.all_gather(send, out=recv),
+            "reduce_scatter": lambda: comm.reduce_scatter(send, out=recv),
+            "broadcast": lambda: comm.broadcast(recv, ROOT),
+            "reduce": lambda: comm.reduce(send, ROOT, out=recv),
+            "all_to_all": lambda: comm.all_to_all(send, out=recv),
+            "ping_pong": (first, second, _nothing)[min(rank, 2)],
+            "ring": ring,
+            "barrier": self.barrier,
+        }
         return calls[row.operation]
 
 
@@ -224,6 +290,8 @@ _NCCL_DTYPES = {
 
 LIBRARIES: dict[str, Callable[[int, int, Path], Library]] = {
     "hostnccl": Hostnccl,
+    "numpy": functools.partial(Objects, "numpy"),
+    "torch": functools.partial(Objects, "torch"),
     "mpich": Mpich,
     "gloo": Gloo,
 }

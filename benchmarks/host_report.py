@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import math
 import os
@@ -18,8 +19,15 @@ from benchmarks.host_rows import Row
 __all__ = ["Result", "combine", "heading", "line", "summary", "write"]
 
 _OURS = "hostnccl"
-_COLUMNS = ("hostnccl", "mpich", "gloo", "copy")
-_COLORS = {"hostnccl": "C0", "mpich": "C2", "gloo": "C1", "copy": "0.6"}
+_COLUMNS = ("hostnccl", "numpy", "torch", "mpich", "gloo", "copy")
+_COLORS = {
+    "hostnccl": "C0",
+    "numpy": "C3",
+    "torch": "C4",
+    "mpich": "C2",
+    "gloo": "C1",
+    "copy": "0.6",
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,11 @@ class Result:
     medians: dict[str, float]
     lowest: dict[str, float]
 
-    def times(self, library: str) -> float | None:
-        """How many times hostnccl's time a library takes; None where one was not measured."""
-        if _OURS not in self.medians or library not in self.medians:
+    def times(self, library: str, ours: str = _OURS) -> float | None:
+        """How many times our time a library takes; None where one was not measured."""
+        if ours not in self.medians or library not in self.medians:
             return None
-        return self.medians[library] / self.medians[_OURS]
+        return self.medians[library] / self.medians[ours]
 
 
 def combine(results: list[Result]) -> Result:
@@ -70,10 +78,12 @@ def line(result: Result) -> str:
 
 
 def summary(results: list[Result]) -> str:
-    """By how much hostnccl is faster than the others, and where it is not."""
+    """By how much hostnccl is faster than the others, and where it is not: with addresses, and with
+    arrays.
+    """
     lines = []
-    for library in ("mpich", "gloo"):
-        ratios = {r.row: ratio for r in results if (ratio := r.times(library)) is not None}
+    for ours, library in itertools.product((_OURS, "numpy", "torch"), ("mpich", "gloo")):
+        ratios = {r.row: ratio for r in results if (ratio := r.times(library, ours)) is not None}
         if not ratios:
             continue
         mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios))
@@ -83,7 +93,7 @@ def summary(results: list[Result]) -> str:
             if ratio < 1
         ]
         lines.append(
-            f"{library}: hostnccl is {mean:.1f} times as fast in the geometric mean of "
+            f"{library}: {ours} is {mean:.1f} times as fast in the geometric mean of "
             f"{len(ratios)} rows; behind in {len(behind)}{': ' if behind else ''}"
             + ", ".join(behind)
         )

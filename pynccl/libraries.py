@@ -36,6 +36,7 @@ PROVIDERS = ("cuda", "host")
 
 _FOLDER = Path(__file__).parent / "lib"
 _NCCL_SONAME = "libnccl.so.2"
+_MOST_RANKS = 2**16  # of one process: beyond what any library makes
 
 
 class Location(NamedTuple):
@@ -230,6 +231,8 @@ def resolve_all(
         count = operator.index(devices)
         if count < 1:
             raise ValueError(f"devices: {count} is below 1")
+        if count > _MOST_RANKS:
+            raise ValueError(f"devices: {count} is above {_MOST_RANKS}")
         library = load(provider)
         available = len(library.device_names())
         return library, [rank % available for rank in range(count)]

@@ -2,6 +2,9 @@
 
     python -m tools.noop          # prints its path
 
+With device=True it is a library for device memory: its stream calls have the names of libcuda.so.1,
+and so has the file.
+
 Benchmarks of the binding and some tests load it in place of NCCL. It is no part of the wheel: it is
 built when it is first needed and kept in build/noop until its sources or the compiler change.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,8 +32,11 @@ _TIMEOUT = 300.0  # seconds
 
 
 @functools.cache
-def library() -> Path:
+def library(*, device: bool = False) -> Path:
     """The path of libnoopnccl.so, built if need be.
+
+    Args:
+        device: its memory is that of a device, and it is its own driver once it was loaded.
 
     Raises:
         RuntimeError: there is no C++ compiler, or it fails.
@@ -38,17 +45,18 @@ def library() -> Path:
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         raise RuntimeError("libnoopnccl.so cannot be built: there is no C++ compiler")
-    digest = hashlib.sha256(repr((compiler, _FLAGS)).encode())
+    flags = [*_FLAGS, *(_as_driver() if device else ())]
+    digest = hashlib.sha256(repr((compiler, flags)).encode())
     for folder in ("noop", "abi"):
         for path in sorted((_ROOT / "csrc" / folder).iterdir()):
-            if path.suffix in (".cpp", ".h", ".inc"):
+            if path.suffix in (".cpp", ".h", ".inc", ".map"):
                 digest.update(path.read_bytes())
     target = _ROOT / "build" / "noop" / digest.hexdigest()[:16] / "libnoopnccl.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         # Under another name at first: several processes may build it at once.
         part = target.with_name(f"{os.getpid()}.part")
-        command = [compiler, *_FLAGS, *(f"csrc/{source}" for source in _SOURCES), "-o", str(part)]
+        command = [compiler, *flags, *(f"csrc/{source}" for source in _SOURCES), "-o", str(part)]
         done = subprocess.run(
             command, cwd=_ROOT, capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
@@ -58,6 +66,14 @@ def library() -> Path:
             )
         part.replace(target)
     return target
+
+
+def _as_driver() -> list[str]:
+    """Flags of the linker that give the stream calls the names that they have in libcuda.so.1."""
+    text = (_ROOT / "csrc" / "abi" / "driver_functions.inc").read_text()
+    names = re.findall(r"^FUNCTION\((\w+), \w+, (\w+)", text, re.MULTILINE)
+    aliases = [f"-Wl,--defsym={symbol}=host{name}" for symbol, name in names]
+    return ["-Wl,-soname,libcuda.so.1", "-Wl,--version-script=csrc/noop/driver.map", *aliases]
 
 
 if __name__ == "__main__":

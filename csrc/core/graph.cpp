@@ -284,6 +284,13 @@ bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> 
   return graph != nullptr;
 }
 
+bool Graph::captures(const Library& library, CUstream stream) {
+  const std::optional<cuuint64_t> id = capture_id(library, stream);
+  if (!id) return false;
+  const std::lock_guard lock(graphs_mutex);
+  return captured_into(library, *id);
+}
+
 CUstream Graph::redirect(const Library& library, CUstream current) {
   if (capture_id(library, current)) return current;
   const std::lock_guard lock(graphs_mutex);

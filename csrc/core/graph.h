@@ -45,6 +45,8 @@ class Graph {
   // Keeps an object alive as long as the graph that the stream is captured into. False where the
   // stream is not captured by a Graph.
   static bool hold(const Library& library, CUstream stream, std::shared_ptr<void> object);
+  // Whether the stream is captured by a Graph.
+  static bool captures(const Library& library, CUstream stream);
   // The stream that this thread captures, where it captures one and current is not captured;
   // otherwise current.
   static CUstream redirect(const Library& library, CUstream current);

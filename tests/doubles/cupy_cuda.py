@@ -138,6 +138,7 @@ class MemoryPointer:
     def __init__(self, ptr: int, device: int, release: Callable[[], None]) -> None:
         self.ptr = ptr
         self.device = device
+        self.device_id = device
         self._release = release
 
     def __del__(self) -> None:
@@ -216,6 +217,23 @@ class ndarray:  # noqa: N801 - CuPy's name
         return self._host.shape
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        return self._host.strides
+
+    @property
+    def T(self) -> ndarray:  # noqa: N802 - CuPy's name
+        view = object.__new__(ndarray)
+        view.dtype, view.size, view.data, view._host = (
+            *(self.dtype, self.size, self.data),
+            self._host.T,
+        )
+        return view
+
+    @property
+    def _c_contiguous(self) -> bool:
+        return self._host.flags.c_contiguous
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "version": 3,
@@ -223,7 +241,7 @@ class ndarray:  # noqa: N801 - CuPy's name
             "typestr": self.dtype.str,
             # As CuPy: an array of no elements has no address.
             "data": (self.data.ptr if self.size else 0, False),
-            "strides": None,
+            "strides": None if self._c_contiguous else self.strides,
         }
 
     def fill(self, value: Any) -> None:  # noqa: ANN401

@@ -325,6 +325,7 @@ def test_wrong_arguments_of_a_communicator(
     ("error", "text", "devices"),
     [
         (ValueError, "devices: 0 is below 1", 0),
+        (ValueError, "devices: 1000000000 is above 65536", 10**9),  # before a list of them is made
         (ValueError, "devices: the sequence is empty", []),
         (ValueError, "does not belong to provider", ["cpu", "cuda:0"]),
         (ValueError, "device: 'tpu' is neither", ["tpu"]),

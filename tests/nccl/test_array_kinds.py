@@ -5,7 +5,9 @@ describe their memory wrongly. What owns memory is held until the operation is d
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -303,3 +305,44 @@ def test_owners_are_held_by_graphs(comm: nccl.Communicator) -> None:
     stream.synchronize()
     np.testing.assert_array_equal(out, values)
     graph.close()
+
+
+def test_owners_are_held_on_a_stream(comm: nccl.Communicator) -> None:
+    """The call returns before the operation has run; the memory is there until it has."""
+    values, out = np.arange(4.0), np.zeros(4)
+    stream, begin = nccl.Stream("host"), threading.Event()
+    for grouped in (False, True):
+        source = _Copy(values)
+        begin.clear()
+        out[:] = 0
+        stream.launch(begin.wait)
+        with nccl.group() if grouped else contextlib.nullcontext():
+            comm.all_reduce(source, out=out, stream=stream)
+        assert source.alive()
+        begin.set()
+        stream.synchronize()
+        np.testing.assert_array_equal(out, values)
+        # The next one of its kind finds it done.
+        comm.all_reduce(_Copy(values), out=out, stream=stream)
+        stream.synchronize()
+        assert not source.alive()
+
+
+def test_texts_that_have_no_utf8() -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        nccl.Config(net_name="\ud800")
+
+
+def test_wrong_streams(comm: nccl.Communicator) -> None:
+    class Wrong:
+        def __init__(self, answer: object) -> None:
+            self._answer = answer
+
+        def __cuda_stream__(self) -> object:
+            return self._answer
+
+    for answer in ((0,), 0, None, (0, "1"), [0, 0]):
+        with pytest.raises(TypeError, match=r"^stream"):
+            comm.all_reduce(np.zeros(1), stream=Wrong(answer))
+    with pytest.raises(ValueError, match=r"^stream"):
+        comm.all_reduce(np.zeros(1), stream=Wrong((0, -1)))

@@ -116,6 +116,29 @@ def test_cupys_arrays_between_kernels(launch: Launcher) -> None:
     launch(2, _cupy_arrays, provider="cuda")
 
 
+def _kinds_of_cupy(rank: Rank) -> None:
+    import cupy
+
+    device = rank.device or 0
+    with cupy.cuda.Device(device):
+        for dtype in ("int8", "float16", "float32", "complex64"):
+            x = cupy.full((3, 4), rank.rank + 1, dtype)
+            rank.comm.all_reduce(x)
+            assert (x.get() == sum(range(1, rank.nranks + 1))).all()
+        with pytest.raises(ValueError, match=r"^tensor: must be contiguous, has shape \(4, 3\)"):
+            rank.comm.all_reduce(x.T)
+        with pytest.raises(ValueError, match=r"^out: must be contiguous"):
+            rank.comm.all_reduce(x, out=x.T)
+        with pytest.raises(ValueError, match=r"^tensor: dtype\('int16'\) is not a dtype of NCCL"):
+            rank.comm.all_reduce(cupy.zeros(3, "int16"))
+        rank.comm.all_reduce(cupy.zeros((0, 3), "float32"))
+
+
+def test_kinds_of_cupys_arrays(launch: Launcher) -> None:
+    pytest.importorskip("cupy")
+    launch(2, _kinds_of_cupy, provider="cuda")
+
+
 def _asynchronous(rank: Rank, mode: str) -> None:
     """async_op=True: the communication stream joins torch's capture, and is joined by wait()."""
     import torch

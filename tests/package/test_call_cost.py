@@ -20,6 +20,9 @@ _RECORDED = {
         "pynccl Communicator, tensor": 1310,
         "pynccl group(), tensors": 20_750,
         "pynccl plan, called": 1870,
+        "pynccl Communicator, NumPy array": 940,
+        "pynccl Communicator, ml_dtypes array": 940,
+        "pynccl Communicator, raw DLPack": 11_650,
         "pynccl all_reduce, tensor": 1650,
         "pynccl all_reduce, async_op=True": 4870,
         "pynccl batch_isend_irecv": 31_750,
@@ -36,7 +39,7 @@ def test_instructions_of_calls() -> None:
     if not callgrind.available():
         pytest.skip("needs valgrind")
     pytest.importorskip("torch")
-    counts = callgrind.count(["pynccl", "mirror"], timeout=300)
+    counts = callgrind.count(["pynccl", "arrays", "mirror"], timeout=300)
     expected = _RECORDED[version]
     assert counts.keys() == expected.keys()
     expensive = {

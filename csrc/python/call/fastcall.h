@@ -109,7 +109,7 @@ class Signature {
     throw py::type_error(std::string(function_) + "() missing required argument '" + name + "'");
   }
   [[noreturn]] void throw_keyword(const char* what, PyObject* keyword) const {
-    throw py::type_error(function_ + (what + py::cast<std::string>(keyword)) + "'");
+    throw py::type_error(function_ + (what + std::string(py::str(py::handle(keyword)))) + "'");
   }
 
   const char* function_;

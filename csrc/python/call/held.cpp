@@ -1,6 +1,7 @@
 #include "python/call/held.h"
 
 #include "core/graph.h"
+#include "core/stream.h"
 #include "python/call/gil.h"
 
 namespace pynccl::python {
@@ -29,6 +30,42 @@ void hold_in_capture(const Library& library, CUstream stream,
   for (PyObject* object : objects)
     if (object) held.push_back(py::reinterpret_borrow<py::object>(object));
   Graph::hold(library, stream, hold(std::move(held)));
+}
+
+namespace {
+
+struct OnStream {
+  std::unique_ptr<Event> done;
+  py::object object;
+};
+
+// What hold_until_done() keeps; under the GIL. Never destroyed: the interpreter may have ended.
+std::vector<OnStream>& on_streams() {
+  static std::vector<OnStream>* all = nullptr;
+  if (!all) all = new std::vector<OnStream>;
+  return *all;
+}
+
+void release_done() {
+  if (Graph::any_capture()) return;  // a query may invalidate a capture
+  std::vector<OnStream> released;    // last: it may run Python code
+  std::erase_if(on_streams(), [&](OnStream& one) {
+    if (!one.done->query()) return false;
+    released.push_back(std::move(one));
+    return true;
+  });
+}
+
+}  // namespace
+
+void hold_until_done(Communicator& communicator, CUstream stream, PyObject* object) {
+  const Library& library = communicator.library();
+  if (!object || (library.memory() == Memory::kHost && !stream)) return;
+  release_done();
+  if (Graph::any_capture() && Graph::captures(library, stream)) return;
+  auto done = std::make_unique<Event>(communicator.shared_library(), communicator.device(), false);
+  done->record(stream);
+  on_streams().push_back({std::move(done), py::reinterpret_borrow<py::object>(object)});
 }
 
 }  // namespace pynccl::python

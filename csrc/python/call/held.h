@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/library.h"
+#include "core/communicator.h"
 
 namespace pynccl::python {
 
@@ -21,5 +21,9 @@ std::shared_ptr<void> hold(std::vector<py::object> objects);
 // does nothing where capture() does not capture the stream.
 void hold_in_capture(const Library& library, CUstream stream,
                      std::initializer_list<PyObject*> objects);
+
+// Keeps an object until what has been enqueued on the stream is done. nullptr is skipped, and a
+// stream that is being captured, where hold_in_capture() does that. Needs the GIL.
+void hold_until_done(Communicator& communicator, CUstream stream, PyObject* object);
 
 }  // namespace pynccl::python

@@ -54,8 +54,7 @@ OperationArguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwna
 // By value: an operation whose address no other function takes stays in registers.
 [[gnu::noinline]] void add_to(Group& group, PyObject* self, Communicator& communicator,
                               const Operation operation, const OperationArguments a) {
-  group.batch().add(communicator, operation,
-                    {self, a.tensor, a.out, a.stream, a.op, a.owners ? a.owners->get() : nullptr});
+  group.batch().add(communicator, operation, {self, a.tensor, a.out, a.stream, a.op}, a.owner());
 }
 
 // Issues a checked operation, or adds it to the thread's group. With a configuration its kind is
@@ -68,13 +67,16 @@ template <Kind K>
     add_to(*group, self, communicator, operation, a);
   } else {
     if (Graph::any_capture()) [[unlikely]]
-      hold_in_capture(communicator.library(), operation.stream,
-                      {a.tensor, a.out, a.op, a.owners ? a.owners->get() : nullptr});
-    const GilReleased released;  // on CPUs the call lasts until the data has arrived
-    if (a.config) [[unlikely]]
-      communicator.issue(operation);
-    else
-      communicator.issue(K, operation);
+      hold_in_capture(communicator.library(), operation.stream, {a.tensor, a.out, a.op, a.owner()});
+    {
+      const GilReleased released;  // on CPUs the call lasts until the data has arrived
+      if (a.config) [[unlikely]]
+        communicator.issue(operation);
+      else
+        communicator.issue(K, operation);
+    }
+    if (a.owner()) [[unlikely]]
+      hold_until_done(communicator, operation.stream, a.owner());
   }
   return Py_NewRef(Py_None);
 }

@@ -98,17 +98,20 @@ void check_range(const Communicator& communicator, const Operation& put, const T
 
 // needed: the objects whose memory the operation uses; the graph of a capture keeps them.
 void issue(PyObject* self, Communicator& communicator, const Operation& operation, PyObject* stream,
-           std::initializer_list<PyObject*> needed) {
+           std::initializer_list<PyObject*> needed, PyObject* owner = nullptr) {
   if (Group* group = Group::active()) {
-    group->batch().add(communicator, operation, needed);
+    group->batch().add(communicator, operation, needed, owner);
     group->batch().hold(self);
     if (stream) group->batch().hold(stream);
     return;
   }
   if (Graph::any_capture()) [[unlikely]]
     hold_in_capture(communicator.library(), operation.stream, needed);
-  const GilReleased released;
-  communicator.issue(operation);
+  {
+    const GilReleased released;
+    communicator.issue(operation);
+  }
+  hold_until_done(communicator, operation.stream, owner);
 }
 
 PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -140,7 +143,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     check_range(communicator, put, tensor);
     PyObject* stream = given(values[6]);
     put.stream = resolve_stream(stream, tensor, library);
-    issue(self, communicator, put, stream, {values[0], values[2], owners.get()});
+    issue(self, communicator, put, stream, {values[0], values[2], owners.get()}, owners.get());
     return Py_NewRef(Py_None);
   });
 }

@@ -14,6 +14,8 @@ namespace pynccl::python {
 // The arguments of a call by name; nullptr for one that was not given.
 struct OperationArguments {
   Owners* owners = nullptr;  // gets what owns the memory besides the arguments
+
+  PyObject* owner() const { return owners ? owners->get() : nullptr; }
   PyObject* tensor = nullptr;
   PyObject* root_or_peer = nullptr;
   PyObject* op = nullptr;

@@ -4,43 +4,33 @@
 
 #include "python/convert/integer.h"
 #include "python/convert/modules.h"
+#include "python/convert/numpy_array.h"
 
 namespace pynccl::python::cupy_array {
 namespace {
 
-// The names of attributes, and CuPy's function: made at the first array, under the GIL, and kept.
-struct Names {
-  PyObject* contiguous;
-  PyObject* data;
-  PyObject* device_id;
-  PyObject* dtype;
-  PyObject* ptr;
-  PyObject* size;
-};
-Names names;
-bool named = false;
-PyObject* get_current_stream = nullptr;
+ModuleClass ndarray_class{"cupy", "ndarray"};
+Name contiguous{"_c_contiguous"}, data{"data"}, device_id{"device_id"}, dtype{"dtype"}, ptr{"ptr"},
+    size{"size"};
+PyObject* get_current_stream = nullptr;  // CuPy's; filled in under the GIL, and kept
 
-void make_names() {
-  const auto intern = [](const char* name) {
-    PyObject* made = PyUnicode_InternFromString(name);
-    if (!made) throw py::error_already_set();
-    return made;
-  };
-  names = {intern("_c_contiguous"), intern("data"), intern("device_id"),
-           intern("dtype"),         intern("ptr"),  intern("size")};
-  named = true;
-}
-
-py::object get(const py::object& object, PyObject* name) {
-  auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), name));
+// The attributes of a C type are called at once, not by way of the lookup of any attribute.
+py::object get(PyObject* object, Name& name) {
+  PyObject* found = _PyType_Lookup(Py_TYPE(object), name.get());
+  PyObject* value = nullptr;
+  if (found && Py_IS_TYPE(found, &PyGetSetDescr_Type)) {
+    const PyGetSetDef* definition = reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset;
+    value = definition->get(object, definition->closure);
+  } else {
+    value = PyObject_GetAttr(object, name.get());
+  }
   if (!value) throw py::error_already_set();
-  return value;
+  return py::reinterpret_steal<py::object>(value);
 }
 
 template <class T>
-T integer(const py::object& object, PyObject* name) {
-  return integer_from_python<T>("data", get(object, name).ptr());
+T integer(const char* argument, PyObject* object, Name& name) {
+  return integer_from_python<T>(argument, get(object, name).ptr());
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_not_contiguous(const TensorView& view) {
@@ -52,29 +42,23 @@ T integer(const py::object& object, PyObject* name) {
 
 }  // namespace
 
-bool is_type(PyTypeObject* type) {
-  PyTypeObject* ndarray = class_of_module("cupy", "ndarray");
-  return ndarray && PyType_IsSubtype(type, ndarray);
-}
+bool is_type(PyTypeObject* type) { return ndarray_class.is_base_of(type); }
 
-bool reads(PyTypeObject* type) {
-  if (!is_type(type)) return false;
-  if (!named) make_names();
-  return _PyType_Lookup(type, names.contiguous);
-}
+bool reads(PyTypeObject* type) { return is_type(type) && _PyType_Lookup(type, contiguous.get()); }
 
 void view(TensorView& view) {
-  const auto array = py::reinterpret_borrow<py::object>(view.owner);
-  view.dtype = &dtype_of_numpy(view.argument, get(array, names.dtype).ptr());
-  if (!PyObject_IsTrue(get(array, names.contiguous).ptr())) [[unlikely]]
+  PyObject* array = view.owner;
+  view.dtype = &numpy_array::dtype_of(view.argument, get(array, dtype).ptr());
+  if (!PyObject_IsTrue(get(array, contiguous).ptr())) [[unlikely]]
     throw_not_contiguous(view);
-  const auto elements = integer<std::size_t>(array, names.size);
-  const py::object memory = get(array, names.data);
-  view.data = reinterpret_cast<char*>(integer<std::uintptr_t>(memory, names.ptr));
+  const auto elements = integer<std::size_t>(view.argument, array, size);
+  const py::object memory = get(array, data);
+  const auto address = integer<std::uintptr_t>(view.argument, memory.ptr(), ptr);
+  view.data = reinterpret_cast<char*>(address);
   view.count = elements * view.dtype->width;
   view.device_type = kDLCUDA;
   // An array of no elements may have no memory.
-  view.device_id = elements ? integer<int>(memory, names.device_id) : -1;
+  view.device_id = elements ? integer<int>(view.argument, memory.ptr(), device_id) : -1;
 }
 
 cudaStream_t current_stream(int device) {
@@ -82,8 +66,7 @@ cudaStream_t current_stream(int device) {
     get_current_stream =
         py::object(py::module_::import("cupy.cuda").attr("get_current_stream")).release().ptr();
   const py::object stream = py::handle(get_current_stream)(device);
-  if (!named) make_names();
-  return reinterpret_cast<cudaStream_t>(integer<std::uintptr_t>(stream, names.ptr));
+  return reinterpret_cast<cudaStream_t>(integer<std::uintptr_t>("stream", stream.ptr(), ptr));
 }
 
 }  // namespace pynccl::python::cupy_array

@@ -94,11 +94,12 @@ std::optional<TypeString> parse_type_string(const std::string& text) {
   constexpr std::size_t kDigits = 9;  // of a size, more are no size of an element
   if (text.size() < 3 || text.size() > 2 + kDigits) return std::nullopt;
   if (text[0] != '<' && text[0] != '>' && text[0] != '|') return std::nullopt;
-  TypeString type{text[1], 0, text[0] == '>'};
+  TypeString type{text[1], 0, false};
   for (const char digit : text.substr(2)) {
     if (digit < '0' || digit > '9') return std::nullopt;
     type.size = 10 * type.size + static_cast<std::size_t>(digit - '0');
   }
+  type.swapped = text[0] == '>' && type.size > 1;
   return type;
 }
 

@@ -7,6 +7,7 @@
 
 #include "python/call/errors.h"
 #include "python/convert/integer.h"
+#include "python/convert/modules.h"
 
 namespace pynccl::python {
 namespace {
@@ -139,34 +140,23 @@ void from_dlpack(TensorView& view, Owners& owners) {
   owners.add(capsule);  // the memory may belong to it alone
 }
 
-// The attribute; null where there is none or reading it raises an error (torch's does for CPU
-// tensors).
-py::object attribute(PyObject* object, const char* name) {
-  auto found = py::reinterpret_steal<py::object>(PyObject_GetAttrString(object, name));
-  if (!found) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
-    PyErr_Clear();
-  }
-  return found;
-}
-
 }  // namespace
 
 bool view_interface(TensorView& view, Owners& owners) {
-  constexpr struct {
-    const char* name;
-    DLDeviceType device_type;
-  } kInterfaces[] = {{"__cuda_array_interface__", kDLCUDA}, {"__array_interface__", kDLCPU}};
-  for (const auto& [name, device_type] : kInterfaces)
-    if (const py::object interface = attribute(view.owner, name)) {
-      from_array_interface(view, name, interface, device_type);
-      // A CUDA device is not in the interface: check_placement() asks the driver.
-      if (device_type == kDLCUDA) view.device_id = -1;
-      owners.add(interface);
-      return true;
-    }
-  if (!py::hasattr(view.owner, "__dlpack__")) return false;
-  from_dlpack(view, owners);
+  static constinit Name cuda("__cuda_array_interface__"), host("__array_interface__"),
+      dlpack("__dlpack__");
+  if (const py::object interface = attribute_or_null(view.owner, cuda.get())) {
+    from_array_interface(view, "__cuda_array_interface__", interface, kDLCUDA);
+    view.device_id = -1;  // not in the interface: check_placement() asks the driver
+    owners.add(interface);
+  } else if (const py::object other = attribute_or_null(view.owner, host.get())) {
+    from_array_interface(view, "__array_interface__", other, kDLCPU);
+    owners.add(other);
+  } else if (attribute_or_null(view.owner, dlpack.get())) {
+    from_dlpack(view, owners);
+  } else {
+    return false;
+  }
   return true;
 }
 

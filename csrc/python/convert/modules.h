@@ -7,19 +7,65 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// The module, or None where it was not imported. Imports nothing.
-inline py::object imported(const char* module) {
-  PyObject* found = PyDict_GetItemString(PyImport_GetModuleDict(), module);  // borrowed
-  return py::reinterpret_borrow<py::object>(found ? found : Py_None);
-}
+// A name as an interned str, made when it is first used, under the GIL, and kept.
+class Name {
+ public:
+  constexpr explicit Name(const char* text) : text_(text) {}
+  PyObject* get() {
+    if (!name_ && !(name_ = PyUnicode_InternFromString(text_))) throw py::error_already_set();
+    return name_;
+  }
 
-// The class of this name of a module, borrowed; nullptr where the module was not imported, or has
-// no such class (while it is being imported).
-inline PyTypeObject* class_of_module(const char* module, const char* name) {
-  const py::object found = imported(module);
-  if (found.is_none()) return nullptr;
-  const py::object type = py::getattr(found, name, py::none());
-  return PyType_Check(type.ptr()) ? reinterpret_cast<PyTypeObject*>(type.ptr()) : nullptr;
+ private:
+  const char* text_;
+  PyObject* name_ = nullptr;
+};
+
+// A class of a module by its name.
+class ModuleClass {
+ public:
+  constexpr ModuleClass(const char* module, const char* name) : module_(module), name_(name) {}
+
+  // The module, borrowed; nullptr where it was not imported. Imports nothing.
+  PyObject* module() {
+    PyObject* found = PyDict_GetItemWithError(PyImport_GetModuleDict(), module_.get());
+    if (!found && PyErr_Occurred()) throw py::error_already_set();
+    return found;
+  }
+
+  // The class, borrowed; nullptr where the module was not imported, or has none (while it is being
+  // imported).
+  PyTypeObject* get() {
+    PyObject* found = module();
+    if (!found || !PyModule_Check(found)) return nullptr;
+    PyObject* type = PyDict_GetItemWithError(PyModule_GetDict(found), name_.get());
+    if (!type && PyErr_Occurred()) throw py::error_already_set();
+    return type && PyType_Check(type) ? reinterpret_cast<PyTypeObject*>(type) : nullptr;
+  }
+
+  bool is_base_of(PyTypeObject* type) {
+    PyTypeObject* base = get();
+    return base && PyType_IsSubtype(type, base);
+  }
+
+ private:
+  Name module_, name_;
+};
+
+// The attribute, null where there is none or where reading it raises (torch's
+// __cuda_array_interface__ does for CPU tensors).
+inline py::object attribute_or_null(PyObject* object, PyObject* name) {
+  PyObject* found = nullptr;
+#if PY_VERSION_HEX >= 0x030d0000
+  const int result = PyObject_GetOptionalAttr(object, name, &found);
+#else
+  const int result = _PyObject_LookupAttr(object, name, &found);
+#endif
+  if (result < 0) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
+    PyErr_Clear();
+  }
+  return py::reinterpret_steal<py::object>(found);
 }
 
 }  // namespace pynccl::python

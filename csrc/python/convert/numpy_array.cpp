@@ -12,6 +12,10 @@
 namespace pynccl::python::numpy_array {
 namespace {
 
+ModuleClass ndarray_class{"numpy", "ndarray"};
+ModuleClass scalar_class{"numpy", "generic"};
+ModuleClass masked_class{"numpy.ma", "MaskedArray"};
+
 // The beginning of NumPy's PyArrayObject.
 struct Array {
   PyObject_HEAD char* data;
@@ -49,7 +53,8 @@ bool reads_well(const py::object& array) {
 bool has_this_layout(PyTypeObject* ndarray) {
   if (ndarray->tp_basicsize < static_cast<Py_ssize_t>(sizeof(Array))) return false;
   try {
-    const py::object array = imported("numpy").attr("zeros")(py::make_tuple(2, 3, 5), "int16");
+    const py::object array =
+        py::handle(ndarray_class.module()).attr("zeros")(py::make_tuple(2, 3, 5), "int16");
     const py::object transposed = array.attr("T");
     const py::object readonly = array.attr("copy")();
     readonly.attr("setflags")(py::arg("write") = false);
@@ -81,12 +86,12 @@ Row& row_of(PyObject* descr) {
   return rows[reinterpret_cast<std::uintptr_t>(descr) / 32 % rows.size()];
 }
 
-[[gnu::noinline]] const DType* look_up(const char* argument, PyObject* descr) {
+[[gnu::noinline]] const DType& look_up(const char* argument, PyObject* descr) {
   const DType* dtype = &dtype_of_numpy(argument, descr);
   Py_INCREF(descr);
   const Row before = std::exchange(row_of(descr), {descr, dtype});
   Py_XDECREF(before.descr);  // may run Python code
-  return dtype;
+  return *dtype;
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_not_contiguous(const TensorView& view) {
@@ -105,7 +110,7 @@ Row& row_of(PyObject* descr) {
 
 bool reads(PyTypeObject* type) {
   if (!known) {
-    PyTypeObject* ndarray = class_of_module("numpy", "ndarray");
+    PyTypeObject* ndarray = ndarray_class.get();
     if (!ndarray) return false;
     const bool right = has_this_layout(ndarray);
     if (known) return reads(type);  // another thread was faster
@@ -113,26 +118,24 @@ bool reads(PyTypeObject* type) {
     known = ndarray;
     layout_is_right = right;
   }
-  if (!layout_is_right || !PyType_IsSubtype(type, known)) return false;
-  PyTypeObject* masked = class_of_module("numpy.ma", "MaskedArray");
-  return !masked || !PyType_IsSubtype(type, masked);
+  return layout_is_right && PyType_IsSubtype(type, known) && !masked_class.is_base_of(type);
 }
 
 void refuse(const char* argument, PyObject* object) {
-  const auto is = [object](const char* module, const char* name) {
-    PyTypeObject* type = class_of_module(module, name);
-    return type && PyObject_TypeCheck(object, type);
-  };
-  if (is("numpy", "generic"))
+  if (scalar_class.is_base_of(Py_TYPE(object)))
     throw_type_error(argument, "an array, not a scalar of NumPy, which is a copy", object);
-  if (is("numpy.ma", "MaskedArray"))
+  if (masked_class.is_base_of(Py_TYPE(object)))
     throw_type_error(argument, "an array without a mask; pass its .data", object);
+}
+
+const DType& dtype_of(const char* argument, PyObject* descr) {
+  const Row& row = row_of(descr);
+  return row.descr == descr ? *row.dtype : look_up(argument, descr);
 }
 
 void view(TensorView& view) {
   const Array& array = array_of(view.owner);
-  const Row& row = row_of(array.descr);
-  view.dtype = row.descr == array.descr ? row.dtype : look_up(view.argument, array.descr);
+  view.dtype = &dtype_of(view.argument, array.descr);
   if (!(array.flags & kContiguous)) [[unlikely]]
     throw_not_contiguous(view);
   std::size_t elements = 1;

@@ -17,4 +17,7 @@ void refuse(const char* argument, PyObject* object);
 // Reads an instance of a type that reads() accepts.
 void view(TensorView& view);
 
+// The dtype of a dtype object of NumPy; looked up once for each object. Throws ValueError.
+const DType& dtype_of(const char* argument, PyObject* descr);
+
 }  // namespace pynccl::python::numpy_array

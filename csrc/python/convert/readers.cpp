@@ -9,6 +9,7 @@
 #include "python/convert/cupy_array.h"
 #include "python/convert/integer.h"
 #include "python/convert/interfaces.h"
+#include "python/convert/modules.h"
 #include "python/convert/numpy_array.h"
 #include "python/convert/tensor.h"
 #include "python/convert/torch_tensor.h"
@@ -37,11 +38,10 @@ Reader& place_of(PyTypeObject* type) {
 
 // nullptr where the type has none, or one of another version.
 const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
-  static PyObject* name = nullptr;  // filled in under the GIL
-  if (!name) name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-  if (!_PyType_Lookup(type, name)) return nullptr;
-  const auto capsule =
-      py::reinterpret_steal<py::object>(PyObject_GetAttr(reinterpret_cast<PyObject*>(type), name));
+  static constinit Name name("__dlpack_c_exchange_api__");
+  if (!_PyType_Lookup(type, name.get())) return nullptr;
+  const auto capsule = py::reinterpret_steal<py::object>(
+      PyObject_GetAttr(reinterpret_cast<PyObject*>(type), name.get()));
   if (!capsule) PyErr_Clear();
   if (!capsule || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* api = static_cast<const DLPackExchangeAPI*>(

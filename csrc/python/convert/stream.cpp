@@ -8,6 +8,14 @@
 
 namespace pynccl::python {
 
+namespace {
+
+std::uintptr_t handle_of(const py::handle& stream, const char* attribute) {
+  return integer_from_python<std::uintptr_t>("stream", py::object(stream.attr(attribute)).ptr());
+}
+
+}  // namespace
+
 cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
   std::uintptr_t handle = 0;
   const py::handle object(stream);
@@ -20,12 +28,15 @@ cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
                             ", the communicator to " + library.path());
     return own.handle();
   } else if (py::hasattr(object, "__cuda_stream__")) {
-    const auto protocol = py::cast<py::tuple>(object.attr("__cuda_stream__")());
-    handle = py::cast<std::uintptr_t>(protocol[1]);
+    const py::object protocol = object.attr("__cuda_stream__")();
+    if (!PyTuple_Check(protocol.ptr()) || PyTuple_GET_SIZE(protocol.ptr()) != 2)
+      throw_type_error("stream: __cuda_stream__()", "a tuple of a version and a handle",
+                       protocol.ptr());
+    handle = integer_from_python<std::uintptr_t>("stream", PyTuple_GET_ITEM(protocol.ptr(), 1));
   } else if (py::hasattr(object, "cuda_stream")) {
-    handle = py::cast<std::uintptr_t>(object.attr("cuda_stream"));  // torch.cuda.Stream
+    handle = handle_of(object, "cuda_stream");  // torch.cuda.Stream
   } else if (py::hasattr(object, "ptr")) {
-    handle = py::cast<std::uintptr_t>(object.attr("ptr"));  // cupy.cuda.Stream
+    handle = handle_of(object, "ptr");  // cupy.cuda.Stream
   } else {
     throw_type_error("stream", "a stream, an object with __cuda_stream__ or an integer", stream);
   }

@@ -10,6 +10,8 @@ namespace {
 
 namespace py = pybind11;
 
+ModuleClass tensor_class{"torch", "Tensor"};
+
 // Kept for the life of the process, filled in once; under the GIL, without a lock.
 struct Layout {
   Keys keys;                               // without refused keys
@@ -96,16 +98,14 @@ bool answers_yes(PyObject* tensor, const char* method) {
 
 }  // namespace
 
-bool is_type(PyTypeObject* type) {
-  PyTypeObject* tensor = class_of_module("torch", "Tensor");
-  return tensor && PyType_IsSubtype(type, tensor);
-}
+bool is_type(PyTypeObject* type) { return tensor_class.is_base_of(type); }
 
 bool find_keys(PyTypeObject* type, const DLPackExchangeAPI* api, Keys& keys) {
   if (!is_type(type)) return true;
   if (!layout_is_known) {
     try {
-      layout_is_known = find_layout(imported("torch"), class_of_module("torch", "Tensor"));
+      layout_is_known = find_layout(py::reinterpret_borrow<py::object>(tensor_class.module()),
+                                    tensor_class.get());
     } catch (const py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;
     }

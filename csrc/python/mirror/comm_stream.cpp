@@ -65,7 +65,9 @@ py::object issue(const py::object& self, const py::object& record) {
     record.attr("enqueue")(comm_stream.shared_communicator(), stream);
   };
   const auto body = [&] {
-    if (!py::cast<bool>(record.attr("async_op"))) {
+    const int async_op = PyObject_IsTrue(py::object(record.attr("async_op")).ptr());
+    if (async_op < 0) throw py::error_already_set();
+    if (!async_op) {
       release_done(comm_stream, record);
       const CommStream::CallScope scope(comm_stream);
       enqueue(py::none());

@@ -11,7 +11,7 @@
 namespace pynccl::python {
 
 void Batch::add(Communicator& communicator, const Operation& operation,
-                std::initializer_list<PyObject*> held) {
+                std::initializer_list<PyObject*> held, PyObject* owner) {
   Library* library = &communicator.library();
   if (libraries_.empty() || libraries_.back() != library) {
     if (std::find(libraries_.begin(), libraries_.end(), library) == libraries_.end())
@@ -19,6 +19,7 @@ void Batch::add(Communicator& communicator, const Operation& operation,
   }
   for (PyObject* object : held)
     if (object) held_.push_back(py::reinterpret_borrow<py::object>(object));
+  if (owner) owned_.push_back({entries_.size(), py::reinterpret_borrow<py::object>(owner)});
   entries_.push_back({&communicator, operation});
 }
 
@@ -26,6 +27,7 @@ void Batch::hold(PyObject* object) { held_.push_back(py::reinterpret_borrow<py::
 
 void Batch::append(const Batch& other) {
   held_.insert(held_.end(), other.held_.begin(), other.held_.end());
+  for (const Owned& one : other.owned_) owned_.push_back({entries_.size() + one.entry, one.owner});
   for (const Entry& entry : other.entries_) add(*entry.communicator, entry.operation, {});
 }
 
@@ -33,6 +35,7 @@ void Batch::cut(const Mark& mark) {
   entries_.resize(mark.entries);
   libraries_.resize(mark.libraries);
   held_.resize(mark.held);
+  owned_.erase(owned_.begin() + static_cast<std::ptrdiff_t>(mark.owned), owned_.end());
 }
 
 Batch Batch::on_stream(PyObject* stream) const {
@@ -61,13 +64,22 @@ void Batch::check_open() const {
 }
 
 void Batch::hold_in_captures() const {
-  const std::shared_ptr<void> held = python::hold(held_);
+  std::vector<py::object> objects = held_;
+  for (const Owned& one : owned_) objects.push_back(one.owner);
+  const std::shared_ptr<void> held = python::hold(std::move(objects));
   std::vector<CUstream> streams;
   for (const Entry& entry : entries_) {
     const CUstream stream = entry.operation.stream;
     if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
     streams.push_back(stream);
     Graph::hold(entry.communicator->library(), stream, held);
+  }
+}
+
+void Batch::hold_until_done() const {
+  for (const Owned& one : owned_) {
+    const Entry& entry = entries_[one.entry];
+    python::hold_until_done(*entry.communicator, entry.operation.stream, one.owner.ptr());
   }
 }
 

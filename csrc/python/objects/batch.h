@@ -18,21 +18,22 @@ class Batch {
  public:
   // A position in the sequence, for cut().
   struct Mark {
-    std::size_t entries = 0, libraries = 0, held = 0;
+    std::size_t entries = 0, libraries = 0, held = 0, owned = 0;
   };
 
   bool empty() const { return entries_.empty(); }
   std::size_t size() const { return entries_.size(); }
 
   void reserve(std::size_t operations) { entries_.reserve(operations); }
-  // held: the objects that the operation needs, the owner of the communicator included; nullptr is
-  // skipped. Needs the GIL, as all functions below except issue() and simulate() do.
+  // held: the objects that the operation needs, the owner of the communicator included. owner: what
+  // owns memory that the caller has no reference to. nullptr is skipped. Needs the GIL, as all
+  // functions below except issue() and simulate() do.
   void add(Communicator& communicator, const Operation& operation,
-           std::initializer_list<PyObject*> held);
+           std::initializer_list<PyObject*> held, PyObject* owner = nullptr);
   void hold(PyObject* object);  // another object that an operation needs
   void append(const Batch& other);
 
-  Mark mark() const { return {entries_.size(), libraries_.size(), held_.size()}; }
+  Mark mark() const { return {entries_.size(), libraries_.size(), held_.size(), owned_.size()}; }
   void cut(const Mark& mark);  // removes what was added after the mark
 
   // A copy with all operations on one stream: a pynccl, torch or CuPy stream, or an integer.
@@ -40,6 +41,9 @@ class Batch {
 
   // Makes the graphs that capture() captures the operations into keep the objects. Needs the GIL.
   void hold_in_captures() const;
+
+  // After issue(): keeps the owners of memory until the operations are done.
+  void hold_until_done() const;
 
   // Issues all operations as one NCCL group per library, in the order in which the libraries first
   // appear. A closed communicator or window is an error before anything is issued. Does not need
@@ -67,6 +71,12 @@ class Batch {
   std::vector<Entry> entries_;
   std::vector<Library*> libraries_;
   std::vector<py::object> held_;
+
+  struct Owned {
+    std::size_t entry;
+    py::object owner;
+  };
+  std::vector<Owned> owned_;
 };
 
 }  // namespace pynccl::python

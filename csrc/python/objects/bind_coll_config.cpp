@@ -103,7 +103,7 @@ std::string text(const py::object& self) {
   std::string all;
   for (const auto& [key, value] : settings(self)) {
     if (!all.empty()) all += ", ";
-    all += py::cast<std::string>(key) + "=" + py::cast<std::string>(py::repr(value));
+    all += std::string(py::str(key)) + "=" + std::string(py::repr(value));
   }
   return "CollConfig(" + all + ")";
 }

@@ -48,7 +48,7 @@ py::dict settings(const py::object& self) {
 
 void apply(const py::object& self, const py::dict& values) {
   for (const auto& [key, value] : values) {
-    const auto name = py::cast<std::string>(key);
+    const auto name = std::string(py::str(key));
     const auto* end = std::end(kAttributes);
     if (std::find(std::begin(kAttributes), end, name) == end)
       throw py::type_error("Config() got an unexpected keyword argument '" + name + "'");
@@ -104,7 +104,7 @@ Raises:
              std::string text;
              for (const auto& [key, value] : settings(self)) {
                if (!text.empty()) text += ", ";
-               text += py::cast<std::string>(key) + "=" + py::cast<std::string>(py::repr(value));
+               text += std::string(py::str(key)) + "=" + std::string(py::repr(value));
              }
              return "Config(" + text + ")";
            })

@@ -37,8 +37,11 @@ void Plan::replay(PyObject* stream) const {
     return group->batch().append(*batch);
   if (Graph::any_capture()) [[unlikely]]
     batch->hold_in_captures();
-  const GilReleased released;
-  batch->issue();
+  {
+    const GilReleased released;
+    batch->issue();
+  }
+  batch->hold_until_done();
 }
 
 const char* Plan::why_not_ready() const {

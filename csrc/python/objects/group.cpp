@@ -178,8 +178,11 @@ void Group::issue(const Batch& batch) {
     register_together(windows);
   }
   if (Graph::any_capture()) batch.hold_in_captures();
-  const GilReleased released;
-  batch.issue();
+  {
+    const GilReleased released;
+    batch.issue();
+  }
+  batch.hold_until_done();
 }
 
 namespace {

@@ -32,7 +32,8 @@ struct Owned {
       value.*member = nullptr;
       strings.erase(member);
     } else {
-      value.*member = (strings[member] = py::cast<std::string>(text)).c_str();
+      if (!PyUnicode_Check(text.ptr())) throw_type_error("value", "a str or None", text.ptr());
+      value.*member = (strings[member] = std::string(py::str(text))).c_str();
     }
   }
 };

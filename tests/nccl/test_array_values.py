@@ -1,0 +1,343 @@
+"""Proves by random cases that a collective on any array gives NumPy's result or an error: sliced,
+strided, transposed, lazy, empty, read-only, misaligned, of every framework. After an error nothing
+was written, and after a result nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import dtypes, gpu, reference
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.support.tier import FULL
+
+_CASES = 3000 if FULL else 500
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")
+_COLLECTIVES = (
+    *_IN_PLACE,
+    "send_recv",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+class _Dlpack:
+    """Only __dlpack__."""
+
+    def __init__(self, array: Any) -> None:  # noqa: ANN401
+        self._array = array
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        return self._array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> object:
+        return self._array.__dlpack_device__()
+
+
+class _Interface:
+    """Only __array_interface__."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self.dtype = array.dtype  # the names of types that NumPy does not define
+        self._array = array
+
+
+class _Subclass(np.ndarray):
+    pass
+
+
+# How an array is seen through a larger one: contiguous or not, of n elements.
+_VIEWS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "offset": lambda a, n: a[3 : 3 + n],
+    "matrix": lambda a, n: a[:n].reshape(2, n // 2) if n % 2 == 0 else a[:n],
+    "column": lambda a, n: a[: 2 * n].reshape(n, 2)[:, 1],
+    "strided": lambda a, n: a[: 2 * n : 2],
+    "reversed": lambda a, n: a[:n][::-1],
+    "transposed": lambda a, n: a[:n].reshape(2, n // 2).T if n % 2 == 0 else a[:n],
+    "thin": lambda a, n: a[: 3 * n].reshape(n, 3)[:, :1],
+    "repeated": lambda a, n: np.broadcast_to(a[:1], (n,)),
+    "0-d": lambda a, n: a[2:3].reshape(()) if n == 1 else a[2 : 2 + n],
+    "new axes": lambda a, n: a[None, 5 : 5 + n, None],
+}
+
+
+def _none(array: Any) -> Any:  # noqa: ANN401
+    return array
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array = array.view()
+    array.flags.writeable = False
+    return array
+
+
+def _tensor(array: np.ndarray) -> Any:  # noqa: ANN401
+    import torch
+
+    if not array.flags.writeable:
+        raise ValueError("torch warns of read-only memory")
+    if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        bits = array.view(f"i{array.dtype.itemsize}")
+        return torch.from_numpy(bits).view(dtypes.torch_dtype(array.dtype))
+    return torch.from_numpy(array)
+
+
+def _neg(array: np.ndarray) -> Any:  # noqa: ANN401
+    return _tensor(array)._neg_view()
+
+
+def _conj(array: np.ndarray) -> Any:  # noqa: ANN401
+    tensor = _tensor(array)
+    return tensor.conj() if tensor.is_complex() else tensor._neg_view()
+
+
+def _parameter(array: np.ndarray) -> Any:  # noqa: ANN401
+    import torch
+
+    tensor = _tensor(array)
+    return torch.nn.Parameter(tensor, requires_grad=tensor.dtype.is_floating_point)
+
+
+def _swapped(array: np.ndarray) -> np.ndarray:
+    return array.view(array.dtype.newbyteorder())
+
+
+# What the array is made into, and whether the result can be read and written if it is contiguous.
+_FORMS: dict[str, tuple[Callable[[np.ndarray], Any], bool, bool]] = {
+    "numpy": (_none, True, True),
+    "subclass": (lambda a: a.view(_Subclass), True, True),
+    "read-only": (_read_only, True, False),
+    "swapped": (_swapped, False, False),
+    "masked": (np.ma.masked_array, False, False),
+    "torch": (_tensor, True, True),
+    "parameter": (_parameter, True, True),
+    "negated": (_neg, False, False),
+    "conjugated": (_conj, False, False),
+    "dlpack": (lambda a: _Dlpack(_tensor(a)), True, True),
+    "interface": (_Interface, True, True),
+    "read-only interface": (lambda a: _Interface(_read_only(a)), True, False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """How one buffer of a call is made."""
+
+    view: str
+    form: str
+    misaligned: bool
+
+    def make(self, values: np.ndarray) -> _Made | None:
+        """A buffer with these values; None where the form has no such buffer."""
+        n = values.size
+        width = values.dtype.itemsize
+        raw = np.zeros((3 * n + 16) * width + 1, np.uint8)
+        start = 1 if self.misaligned and width > 1 else 0
+        whole = raw[start : start + (3 * n + 16) * width].view(values.dtype)
+        array = _VIEWS[self.view](whole, n)
+        if self.view == "repeated":
+            if n:
+                whole[0] = values[0]
+        else:
+            array[...] = values.reshape(array.shape)
+        make, readable, writable = _FORMS[self.form]
+        try:
+            made = make(array)
+        except (TypeError, ValueError, RuntimeError):  # torch has no negative strides, for one
+            return None
+        contiguous = array.flags.c_contiguous
+        if self.form == "swapped" and width == 1:
+            readable = writable = True  # one byte has no order
+        writable = writable and array.flags.writeable
+        return _Made(raw, array, made, readable and contiguous, writable and contiguous)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """A buffer, the memory around it, and whether it can be read and written."""
+
+    raw: np.ndarray
+    array: np.ndarray
+    given: Any
+    readable: bool
+    writable: bool
+
+    def values(self) -> np.ndarray:
+        return np.array(self.array).reshape(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    collective: str
+    dtype: str
+    count: int  # elements of a block
+    op: str
+    root: int
+    in_place: bool
+    source: _Side
+    target: _Side
+
+
+def _side(rng: random.Random) -> _Side:
+    plain = rng.random() < 0.4
+    return _Side(
+        "offset" if plain else rng.choice(list(_VIEWS)),
+        rng.choice(("numpy", "torch") if plain else list(_FORMS)),
+        rng.random() < 0.2,
+    )
+
+
+def _case(rng: random.Random) -> _Case:
+    collective = rng.choice(_COLLECTIVES)
+    dtype = rng.choice(dtypes.ALL)
+    return _Case(
+        collective,
+        dtype,
+        rng.choice((0, 1, 2, 2, 6, 6, 64, 1000)),
+        rng.choice(dtypes.operators(dtype)[:3]),
+        rng.randrange(2),
+        collective in _IN_PLACE and rng.random() < 0.5,
+        _side(rng),
+        _side(rng),
+    )
+
+
+def _expected(case: _Case, inputs: list[np.ndarray], rank: int) -> np.ndarray | None:
+    """What a rank receives; None where it receives nothing."""
+    own = slice(rank * case.count, (rank + 1) * case.count)
+    everything, blocks = np.concatenate(inputs), [values[own] for values in inputs]
+    reduce, at_root = reference.reduce, rank == case.root
+    results: dict[str, Callable[[], np.ndarray | None]] = {
+        "all_reduce": lambda: reduce(inputs, case.op),
+        "reduce": lambda: reduce(inputs, case.op) if at_root else None,
+        "broadcast": lambda: inputs[case.root],
+        "send_recv": lambda: inputs[1 - rank],
+        "all_gather": lambda: everything,
+        "gather": lambda: everything if at_root else None,
+        "reduce_scatter": lambda: reduce(blocks, case.op),
+        "all_to_all": lambda: np.concatenate(blocks),
+        "scatter": lambda: blocks[case.root],
+    }
+    return results[case.collective]()
+
+
+def _call(comm: Any, case: _Case, source: Any, target: Any) -> None:  # noqa: ANN401
+    from pynccl import nccl
+
+    op = getattr(nccl.RedOp, case.op)
+    other = 1 - comm.rank
+    if case.collective == "send_recv":
+        with nccl.group():
+            comm.send(source, other)
+            comm.recv(target, other)
+        return
+    arguments = [source]
+    if case.collective in _ROOTED:
+        arguments.append(case.root)
+    if case.collective in ("all_reduce", "reduce", "reduce_scatter"):
+        arguments.append(op)
+    out = {} if target is source else {"out": target}
+    getattr(comm, case.collective)(*arguments, **out)
+
+
+def _run(rank: Rank, seed: int, cases: int) -> tuple[int, int]:
+    """How many cases gave a result and an error."""
+    results = errors = 0
+    without = gpu.without(rank.provider)
+    for number in range(cases):
+        rng = random.Random(f"{seed}:{number}")
+        case = _case(rng)
+        if case.dtype in without:
+            continue
+        try:
+            done = _run_case(rank, case, number)
+        except AssertionError as error:
+            raise AssertionError(f"{seed}:{number}: {case}: {error}") from error
+        results += done is True
+        errors += done is False
+    return results, errors
+
+
+# The blocks that each rank sends and receives, where it is not one of each.
+_BLOCKS = {
+    "all_gather": (1, 2),
+    "gather": (1, 2),
+    "reduce_scatter": (2, 1),
+    "scatter": (2, 1),
+    "all_to_all": (2, 2),
+}
+
+
+def _buffers(case: _Case, number: int, rank: Rank) -> tuple[Any, Any, list[np.ndarray]]:
+    """The two buffers, None for one that there is not, and the inputs of all ranks."""
+    sends, receives = _BLOCKS.get(case.collective, (1, 1))
+
+    def sample(side: _Side, blocks: int, seed: int) -> np.ndarray:
+        values = dtypes.sample(case.dtype, blocks * case.count, np.random.default_rng(seed))
+        return np.repeat(values[:1], values.size) if side.view == "repeated" else values
+
+    inputs = [sample(case.source, sends, number * 10 + r) for r in range(rank.nranks)]
+    source = case.source.make(inputs[rank.rank])
+    if case.in_place:
+        return source, source, inputs
+    return source, case.target.make(sample(case.target, receives, number * 10 + 9)), inputs
+
+
+def _run_case(rank: Rank, case: _Case, number: int) -> bool | None:
+    """Whether it gave a result; None for a case that there is not."""
+    source, target, inputs = _buffers(case, number, rank)
+    if source is None or target is None:
+        return None
+    refused = not source.readable or not target.writable
+    # A rank that is not the root looks at one of the two: it alone may refuse, or accept.
+    if case.collective in ("gather", "scatter") and (
+        refused or not source.writable or not target.readable
+    ):
+        return None
+    before = source.raw.copy(), target.raw.copy()
+    error = ""
+    try:
+        _call(rank.comm, case, source.given, target.given)
+    except (TypeError, ValueError) as raised:
+        error = str(raised)
+    if refused:
+        assert error.startswith(("tensor: ", "out: ")), error or "not refused"
+        np.testing.assert_array_equal(source.raw, before[0])
+        np.testing.assert_array_equal(target.raw, before[1])
+        return False
+    assert not error, error
+    if target is not source:
+        np.testing.assert_array_equal(source.raw, before[0], "the input was written")
+    expected = _expected(case, inputs, rank.rank)
+    if expected is None:
+        np.testing.assert_array_equal(target.raw, before[1], "written without a result")
+    else:
+        reference.check_bits(target.values(), expected)
+        # Nothing else: with its own elements as they were, the memory is as it was.
+        after = target.raw.copy()
+        target.raw[:] = before[1]
+        elements = target.array.copy()
+        target.raw[:] = after
+        target.array[...] = elements
+        np.testing.assert_array_equal(target.raw, before[1], "something else was written")
+    return True
+
+
+@pytest.mark.parametrize("seed", range(4) if FULL else [int(os.environ.get("PYNCCL_SEED", "0"))])
+def test_random_arrays(launch: Launcher, seed: int) -> None:
+    for results, errors in launch(2, _run, seed, _CASES, timeout=240):
+        assert results > _CASES / 8
+        assert errors > _CASES / 8
