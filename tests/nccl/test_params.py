@@ -36,6 +36,7 @@ _HOST = {
     "HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED": ("uint64_t", str(48 << 10)),
     "HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS": ("uint64_t", "0"),
     "HOSTNCCL_WINDOW_BYTES": ("uint64_t", str(128 << 10)),
+    "HOSTNCCL_STREAM_BYTES": ("uint64_t", str(32 << 10)),
     "HOSTNCCL_STRICT": (None, "FALSE"),
     "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
 }

@@ -45,6 +45,10 @@ constexpr Param kParams[] = {
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "131072",
      "HOSTNCCL_DIRECT_BYTES for a collective whose buffers lie in windows on all ranks"},
+    {"HOSTNCCL_STREAM_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "32768",
+     "minimum bytes of a message, or of a block of a collective, to copy it into shared memory "
+     "past "
+     "the caches"},
     {"HOSTNCCL_STRICT", ParamType::Bool, false, 0, 1, "FALSE",
      "whether a new communicator refuses what NCCL leaves undefined, and runs one-sided operations "
      "in the order of NCCL; the ranks must agree"},

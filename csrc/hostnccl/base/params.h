@@ -25,6 +25,7 @@ enum class ParamId : uint8_t {
   DirectMessageBytesOversubscribed,
   DirectMessageBytesInProcess,
   WindowBytes,
+  StreamBytes,
   Strict,
   DelaySeed,
 };

@@ -8,6 +8,7 @@ void read_tuning() {
   spin_time();
   direct_threshold(false);
   window_threshold();
+  stream_threshold();
   direct_message_threshold(false, false);
   param_number(ParamId::Cma);
 }
@@ -25,6 +26,11 @@ size_t direct_threshold(bool within_process) {
 
 size_t window_threshold() {
   static const size_t bytes = param_number(ParamId::WindowBytes);
+  return bytes;
+}
+
+size_t stream_threshold() {
+  static const size_t bytes = param_number(ParamId::StreamBytes);
   return bytes;
 }
 

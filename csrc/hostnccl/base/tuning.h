@@ -4,6 +4,9 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstring>
+
+#include "hostnccl/kernels/copy.h"
 
 namespace hostnccl {
 
@@ -24,5 +27,18 @@ std::chrono::microseconds spin_time();
 size_t direct_threshold(bool within_process);
 size_t window_threshold();
 size_t direct_message_threshold(bool within_process, bool oversubscribed);
+
+// Minimum size of a message, or of a block of a collective, to copy it into shared memory past the
+// caches (kernels/copy.h).
+size_t stream_threshold();
+
+// A copy of a part of so many bytes into memory that another rank reads next.
+inline void stage(void* to, const void* from, size_t bytes, size_t total) {
+  if (total >= stream_threshold()) {
+    copy_streaming(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
 
 }  // namespace hostnccl

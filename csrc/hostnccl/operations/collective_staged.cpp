@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "hostnccl/base/tuning.h"
 #include "hostnccl/operations/collective_paths.h"
 
 namespace hostnccl {
@@ -54,15 +55,16 @@ struct StagedCall : CollectiveCall {
     if (sliced) {
       const auto [begin, length] = slice_of(rank, count);
       const size_t end = begin + length;
-      std::memcpy(staging, send, begin * element);
-      std::memcpy(staging + end * element, send + end * element, (count - end) * element);
+      stage(staging, send, begin * element, count * element);
+      stage(staging + end * element, send + end * element, (count - end) * element,
+            count * element);
       return;
     }
     if (traits.only_root_receives && rank == root) return;
     for (int block = 0; block < blocks(); ++block) {
       if (traits.block_per_destination && block == rank) continue;
-      std::memcpy(staging + static_cast<size_t>(block) * chunk * element,
-                  send + offset_in_send(block), count * element);
+      stage(staging + static_cast<size_t>(block) * chunk * element, send + offset_in_send(block),
+            count * element, count * element);
     }
   }
 

@@ -10,6 +10,11 @@
 namespace hostnccl {
 namespace {
 
+// Cells of a long message between two signals. Each signal takes a line from the peer, which polls
+// it; more cells would keep the two sides from working at the same time.
+constexpr uint32_t kSignalledCells = 4;
+static_assert(kCells % kSignalledCells == 0);
+
 Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCells]; }
 
 Transfer transfer_for(const Segment& segment, int peer, size_t bytes) {
@@ -52,11 +57,13 @@ Task run_send(Communicator& comm, const Operation& operation) {
   const char* from = static_cast<const char*>(operation.send);
   for (size_t done = 0;;) {
     const size_t piece = std::min(kCellBytes, bytes - done);
-    if (piece != 0) std::memcpy(cell_of(ring, number).payload, from + done, piece);
-    ring.posted.signal(++number);
+    if (piece != 0) stage(cell_of(ring, number).payload, from + done, piece, bytes);
+    ++number;
     done += piece;
+    const bool full = !ring.taken.reached(number + 1 - kCells);
+    if (full || done == bytes || number % kSignalledCells == 0) ring.posted.signal(number);
     if (done == bytes) break;
-    co_await until(ring.taken, number + 1 - kCells, peer);
+    if (full) co_await until(ring.taken, number + 1 - kCells, peer);
   }
   // A message of several pieces ends only when its receive has begun, even if the ring has room for
   // all of it: a send without a receive is to block here as it does in NCCL.
@@ -87,10 +94,12 @@ Task run_recv(Communicator& comm, const Operation& operation) {
   for (size_t done = 0;;) {
     const size_t piece = std::min(kCellBytes, bytes - done);
     if (piece != 0) std::memcpy(to + done, cell_of(ring, number).payload, piece);
-    ring.taken.signal(++number);
+    ++number;
     done += piece;
+    const bool empty = !ring.posted.reached(number + 1);
+    if (empty || done == bytes || number % kSignalledCells == 0) ring.taken.signal(number);
     if (done == bytes) break;
-    co_await until(ring.posted, number + 1, peer);
+    if (empty) co_await until(ring.posted, number + 1, peer);
   }
 }
 
