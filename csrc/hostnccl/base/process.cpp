@@ -106,11 +106,14 @@ bool is_alive_after_close(const ProcessId& process) {
 
 uint32_t fork_generation() { return generation.load(std::memory_order_relaxed); }
 
-uint64_t machine_identity() {
+uint64_t boot_identity() {
   char boot[64];
   const ssize_t length = read_file("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-  uint64_t identity = hash(0xcbf29ce484222325u, {boot, length > 0 ? size_t(length) : 0});
-  identity = hash_namespace(identity, "/proc/self/ns/net");
+  return hash(0xcbf29ce484222325u, {boot, length > 0 ? size_t(length) : 0});
+}
+
+uint64_t machine_identity() {
+  const uint64_t identity = hash_namespace(boot_identity(), "/proc/self/ns/net");
   return hash_namespace(identity, "/proc/self/ns/pid");
 }
 

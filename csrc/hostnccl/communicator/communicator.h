@@ -68,6 +68,9 @@ class Communicator {
  private:
   std::shared_ptr<Segment> join_segment(const RendezvousName& name, Rendezvous::Watch watch);
   void await_step(Segment& segment, uint32_t step, Clock::time_point deadline) const;
+  void await_tuning(Segment& segment, Clock::time_point deadline) const;
+  void await_peer(Segment& segment, int peer, const WaitCondition& condition,
+                  Clock::time_point deadline, bool spins) const;
   void drain();
   Ref<Communicator> end_sharing();
 

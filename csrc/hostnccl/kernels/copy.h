@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 
 namespace hostnccl {
 
@@ -10,5 +11,13 @@ namespace hostnccl {
 // CPU's cache, where the reader must fetch it. The data is visible to whoever acquires a later
 // store.
 void copy_streaming(void* to, const void* from, size_t bytes);
+
+inline void stage(void* to, const void* from, size_t bytes, bool streams) {
+  if (streams) {
+    copy_streaming(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
 
 }  // namespace hostnccl

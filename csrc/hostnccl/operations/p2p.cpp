@@ -3,24 +3,18 @@
 #include <algorithm>
 #include <cstring>
 
-#include "hostnccl/base/tuning.h"
 #include "hostnccl/communicator/communicator.h"
+#include "hostnccl/kernels/copy.h"
 #include "hostnccl/segment/peer_memory.h"
 
 namespace hostnccl {
 namespace {
 
-// Cells of a long message between two signals. Each signal takes a line from the peer, which polls
-// it; more cells would keep the two sides from working at the same time.
-constexpr uint32_t kSignalledCells = 4;
-static_assert(kCells % kSignalledCells == 0);
-
 Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCells]; }
 
-Transfer transfer_for(const Segment& segment, int peer, size_t bytes) {
+Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone) {
   if (bytes <= kCellBytes) return Transfer::Eager;
-  const size_t direct_from =
-      direct_message_threshold(segment.same_process(peer), segment.oversubscribed());
+  const size_t direct_from = segment.tuning().direct_message(segment.same_process(peer), alone);
   return segment.supports_direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
 }
 
@@ -33,7 +27,7 @@ void check_match(const Communicator& comm, const Operation& recv, const Cell& ce
 
 }  // namespace
 
-Task run_send(Communicator& comm, const Operation& operation) {
+Task run_send(Communicator& comm, const Operation& operation, bool alone) {
   Segment& segment = comm.segment();
   const int peer = operation.root_or_peer;
   PairRing& ring = segment.pair_ring(comm.rank(), peer);
@@ -45,7 +39,7 @@ Task run_send(Communicator& comm, const Operation& operation) {
   Cell& first = cell_of(ring, number);
   first.count = operation.count;
   first.dtype = operation.dtype;
-  first.transfer = transfer_for(segment, peer, bytes);
+  first.transfer = transfer_for(segment, peer, bytes, alone);
   if (first.transfer == Transfer::Direct) {
     first.address = reinterpret_cast<uint64_t>(operation.send);
     ExposureEpoch exposure(segment, comm.rank());
@@ -55,9 +49,10 @@ Task run_send(Communicator& comm, const Operation& operation) {
     co_return;
   }
   const char* from = static_cast<const char*>(operation.send);
+  const bool streams = bytes >= segment.tuning().stream;
   for (size_t done = 0;;) {
     const size_t piece = std::min(kCellBytes, bytes - done);
-    if (piece != 0) stage(cell_of(ring, number).payload, from + done, piece, bytes);
+    if (piece != 0) stage(cell_of(ring, number).payload, from + done, piece, streams);
     ++number;
     done += piece;
     const bool full = !ring.taken.reached(number + 1 - kCells);
