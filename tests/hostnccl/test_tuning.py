@@ -94,6 +94,7 @@ def test_only_a_sound_file_is_used(tmp_path: Path) -> None:
         "readable by others": _write(tmp_path / "open", sound, 0o644),
         "impossible": _write(tmp_path / "impossible", _content((254, *[(5.0, 1.0)] * 7))),
         "not a number": _write(tmp_path / "nan", _content((float("nan"), *_SLOW[1:]))),
+        "interrupted": _write(tmp_path / "slow", _content((*_SLOW[:3], (10, 3900), *_SLOW[4:]))),
         "shared CPU": _write(tmp_path / "shared", _content((4700, *_SLOW[1:]))),
         "missing": tmp_path / "missing",
         "folder": tmp_path,

@@ -38,7 +38,7 @@ uint64_t clamped(double bytes, double least, double most) {
 
 bool plausible(const Time& time) {
   constexpr double kLeast = double(Measurements::kLarge) / 500;  // 500 GB/s
-  constexpr double kMost = 5e6;
+  constexpr double kMost = 1e6;
   return time.small > 0 && time.large > time.small && time.large >= kLeast && time.large <= kMost;
 }
 

@@ -14,8 +14,8 @@ namespace hostnccl {
 namespace {
 
 constexpr auto kMost = std::chrono::milliseconds(30);    // of all
-constexpr auto kShare = std::chrono::microseconds(250);  // of one time
-constexpr size_t kLeastRuns = 5;
+constexpr auto kShare = std::chrono::microseconds(150);  // of one time
+constexpr size_t kLeastRuns = 3;
 constexpr size_t kMostRuns = 31;
 
 constexpr int kSpins = 1000;  // between two looks at the clock
