@@ -205,8 +205,8 @@ def test_measuring_is_bounded(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def _disagree(rank: testing.Rank, folder: str) -> None:
-    """Ranks with other files and settings, of which the first names a machine of its own."""
+def _disagree(rank: testing.Rank, folder: str) -> bool:
+    """Ranks with other files and settings. Returns whether this one shows measured thresholds."""
     import numpy as np
 
     if rank.rank == 1:
@@ -228,6 +228,7 @@ def _disagree(rank: testing.Rank, folder: str) -> None:
             comm.send(sent, (rank.rank + 1) % rank.world_size)
             comm.recv(found[0], (rank.rank - 1) % rank.world_size)
         assert (found[0] == 2 * rank.world_size).all()
+    return "measured" in nccl.params("host")["HOSTNCCL_TUNING"]
 
 
 def test_ranks_with_other_settings_agree(tmp_path: Path) -> None:
@@ -235,4 +236,5 @@ def test_ranks_with_other_settings_agree(tmp_path: Path) -> None:
     _write(tmp_path / "slow", _content(_SLOW))
     _write(tmp_path / "near", _content(_NEAR))
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(tmp_path / "slow")}
-    testing.launch(3, _disagree, (str(tmp_path),), unique_ids=1, env=env, timeout=60)
+    shown = testing.launch(3, _disagree, (str(tmp_path),), unique_ids=1, env=env, timeout=60)
+    assert shown == [True, False, True]

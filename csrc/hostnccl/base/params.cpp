@@ -187,6 +187,8 @@ std::string param_text(ParamId id) {
   if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
   // The instruction set in use, which may be older than the one that is given.
   if (id == ParamId::Isa) return kernel_isa();
+  // What was measured, also if "on" is given; nothing is with "off".
+  if (const auto measured = measured_text(id); measured && id == ParamId::Tuning) return *measured;
   return row_of(id).type == ParamType::Text ? text_in_use(id) : std::to_string(param_number(id));
 }
 

@@ -25,7 +25,7 @@ std::optional<Measurements> known_measurements();
 // attempts of this process were disturbed.
 bool measurement_wanted();
 
-// Makes measurements those of this process, unless it has some.
+// Makes measurements those of this process, unless it has some or its tuning is off.
 void adopt_measurements(const Measurements& measured);
 
 // How a collective moves data: every rank sends and receives, one rank only sends or receives, or
