@@ -11,6 +11,7 @@ import pynccl
 from pynccl import _C
 from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
 from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
+from pynccl.parameters import params
 
 __all__ = ["main"]
 
@@ -47,6 +48,8 @@ def _info() -> None:
         print(f"\nprovider {provider}")
         for label, text in _describe(provider):
             print(f"  {label:<12} {text}")
+    print("\nparameters of provider host", flush=True)
+    params("host").dump()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="pynccl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="print providers, libraries, versions and devices")
+    commands.add_parser("info", help="print providers, libraries, versions, devices, and settings")
     commands.add_parser(
         "hostnccl",
         help="print the path of a libnccl.so.2 for LD_PRELOAD that runs any NCCL client on CPUs",

@@ -12,6 +12,8 @@ from tests.support.launcher import Launcher
 
 # hostnccl is as strict as NCCL in all tests; tests/hostnccl/test_strict.py says what that means.
 os.environ.setdefault("HOSTNCCL_STRICT", "1")
+# The same thresholds in every run; tests/hostnccl/test_tuning.py measures them.
+os.environ.setdefault("HOSTNCCL_TUNING", "off")
 
 # The double's own tests need it active: python -m pytest -p tests.doubles.plugin tests/doubles
 collect_ignore = [] if "CUDA_DOUBLE_LIBRARIES" in os.environ else ["doubles"]

@@ -130,8 +130,12 @@ def test_ranks_as_threads(launch: Launcher, provider: str, collective: str, nran
 
 @pytest.mark.parametrize(
     "env",
-    [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_BYTES": "16384"}],
-    ids=["never", "from 16 KiB"],
+    [
+        {"HOSTNCCL_CMA": "0"},
+        {"HOSTNCCL_CMA": "0", "HOSTNCCL_STREAM_BYTES": "0"},
+        {"HOSTNCCL_DIRECT_BYTES": "16384"},
+    ],
+    ids=["never", "never, past the caches", "from 16 KiB"],
 )
 @pytest.mark.parametrize("collective", collectives.ALL)
 def test_reading_of_other_processes(launch: Launcher, collective: str, env: dict[str, str]) -> None:

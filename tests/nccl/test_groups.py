@@ -104,9 +104,16 @@ def test_random_messages_of_many_ranks(launch: Launcher, provider: str, seed: in
     launch(16, _exchange, seed, provider=provider)
 
 
-@pytest.mark.parametrize("env", [{"HOSTNCCL_CMA": "0"}, {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"}])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"HOSTNCCL_CMA": "0"},
+        {"HOSTNCCL_CMA": "0", "HOSTNCCL_STREAM_BYTES": "0"},
+        {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"},
+    ],
+)
 def test_random_messages_read_or_not(launch: Launcher, env: dict[str, str]) -> None:
-    """Hostnccl with and without reading other processes' memory."""
+    """Hostnccl with and without reading other processes' memory, or with copies past the caches."""
     launch(3, _exchange, 300, env=env)
 
 

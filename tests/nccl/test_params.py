@@ -32,10 +32,16 @@ _HOST = {
     "HOSTNCCL_SPIN_US": ("uint64_t", "1000"),
     "HOSTNCCL_DIRECT_BYTES": ("uint64_t", str(16 << 20)),
     "HOSTNCCL_DIRECT_BYTES_IN_PROCESS": ("uint64_t", str(16 << 10)),
-    "HOSTNCCL_DIRECT_MESSAGE_BYTES": ("uint64_t", str(8 << 20)),
+    "HOSTNCCL_DIRECT_ROOTED_BYTES": ("uint64_t", str(16 << 20)),
+    "HOSTNCCL_DIRECT_REDUCTION_BYTES": ("uint64_t", str(16 << 20)),
+    "HOSTNCCL_DIRECT_MESSAGE_BYTES": ("uint64_t", str(16 << 20)),
+    "HOSTNCCL_DIRECT_EXCHANGE_BYTES": ("uint64_t", str(64 << 10)),
     "HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED": ("uint64_t", str(48 << 10)),
     "HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS": ("uint64_t", "0"),
     "HOSTNCCL_WINDOW_BYTES": ("uint64_t", str(128 << 10)),
+    "HOSTNCCL_STREAM_BYTES": ("uint64_t", str(32 << 10)),
+    "HOSTNCCL_TUNING": ("const char*", "off"),  # as given
+    "HOSTNCCL_TUNING_FILE": ("const char*", ""),
     "HOSTNCCL_STRICT": (None, "FALSE"),
     "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
 }
@@ -45,6 +51,7 @@ def _python(code: str, **env: str) -> str:
     """What a fresh interpreter prints."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("HOSTNCCL_")}
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+    variables["HOSTNCCL_TUNING"] = "off"
     variables.update(env)
     return subprocess.check_output(
         [sys.executable, "-c", code], env=variables, cwd="/", text=True, timeout=60
@@ -161,7 +168,7 @@ def test_the_settings_of_hostnccl() -> None:
         ("HOSTNCCL_ISA", "baseline", "baseline"),
         ("HOSTNCCL_SPIN_US", "0", 0),
         ("HOSTNCCL_DIRECT_BYTES", str(1 << 40), 1 << 40),
-        ("HOSTNCCL_DIRECT_MESSAGE_BYTES", "", 8 << 20),
+        ("HOSTNCCL_DIRECT_MESSAGE_BYTES", "", 16 << 20),
     ],
 )
 def test_the_environment_is_shown(key: str, given: str, value: int | str) -> None:

@@ -9,12 +9,17 @@
 #include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/params.h"
+#include "hostnccl/base/tuning.h"
 
 using namespace hostnccl;
 
 namespace {
 
-ParamId id_of(const Param& param) { return static_cast<ParamId>(&param - all_params().data()); }
+// The id of a parameter whose value is wanted. Thresholds measured earlier are known from here on.
+ParamId id_of(const Param& param) {
+  known_measurements();
+  return static_cast<ParamId>(&param - all_params().data());
+}
 
 const Param& param_of(ncclParamHandle_t handle) {
   const auto* param = reinterpret_cast<const Param*>(non_null(handle, "h"));
@@ -33,6 +38,11 @@ const Param& param_of(const char* key) {
 [[noreturn]] void refuse_type(const Param& param, const char* wanted_type) {
   fail(ncclInvalidArgument, "%s has the type %s, not %s", param.key, type_name(param.type),
        wanted_type);
+}
+
+const char* name_of(ParamSource source) {
+  static constexpr const char* kNames[] = {"default", "measured", "environment"};
+  return kNames[static_cast<size_t>(source)];
 }
 
 // As in NCCL, a parameter is read as exactly its own type.
@@ -158,7 +168,7 @@ void ncclParamDumpAll() {
       const ParamId id = id_of(param);
       std::printf(
           "%s (%s) %s\n    value=%s set_by=%s default=%s\n", param.key, type_name(param.type),
-          param.description, param_text(id).c_str(), param_is_set(id) ? "environment" : "default",
+          param.description, param_text(id).c_str(), name_of(param_source(id)),
           param.default_text != nullptr ? param.default_text : "the newest that the CPU has");
     }
     std::fflush(stdout);

@@ -34,9 +34,16 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_DIRECT_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "16384",
      "HOSTNCCL_DIRECT_BYTES for a communicator whose ranks are all in one process",
      ParamId::DirectBytes},
-    {"HOSTNCCL_DIRECT_MESSAGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "8388608",
+    {"HOSTNCCL_DIRECT_ROOTED_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
+     "HOSTNCCL_DIRECT_BYTES for a broadcast, a gather and a scatter", ParamId::DirectBytes},
+    {"HOSTNCCL_DIRECT_REDUCTION_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
+     "HOSTNCCL_DIRECT_BYTES for a collective that reduces", ParamId::DirectBytes},
+    {"HOSTNCCL_DIRECT_MESSAGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
      "minimum bytes of a message to read it directly instead of sending it in pieces; messages of "
      "up to 8192 bytes are always copied"},
+    {"HOSTNCCL_DIRECT_EXCHANGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "65536",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message in a group with other operations",
+     ParamId::DirectMessageBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED", ParamType::Uint64, true, 0, kMaxBytes, "49152",
      "HOSTNCCL_DIRECT_MESSAGE_BYTES for a communicator with more ranks than CPUs",
      ParamId::DirectMessageBytes},
@@ -45,6 +52,15 @@ constexpr Param kParams[] = {
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "131072",
      "HOSTNCCL_DIRECT_BYTES for a collective whose buffers lie in windows on all ranks"},
+    {"HOSTNCCL_STREAM_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "32768",
+     "minimum bytes of a message, or of a block of a collective, to copy it into shared memory "
+     "past "
+     "the caches"},
+    {"HOSTNCCL_TUNING", ParamType::Text, true, 0, 0, "default",
+     "on: thresholds are those that the first communicator since boot measures; off: the defaults"},
+    {"HOSTNCCL_TUNING_FILE", ParamType::Text, true, 0, 0, "",
+     "file for the measurements; none: hostnccl-tuning in XDG_RUNTIME_DIR, else "
+     "/tmp/hostnccl-tuning-UID"},
     {"HOSTNCCL_STRICT", ParamType::Bool, false, 0, 1, "FALSE",
      "whether a new communicator refuses what NCCL leaves undefined, and runs one-sided operations "
      "in the order of NCCL; the ranks must agree"},
@@ -74,6 +90,27 @@ std::optional<std::string> environment_text(ParamId id) {
   Cache& cache = caches[static_cast<size_t>(id)];
   std::call_once(cache.once, [&] { cache.text = from_environment(param.key); });
   return cache.text;
+}
+
+struct MeasuredTexts {
+  std::mutex mutex;
+  std::optional<std::string> texts[std::size(kParams)];
+};
+
+MeasuredTexts& measured_texts() {
+  static MeasuredTexts& instance = *new MeasuredTexts;  // outlives every thread
+  return instance;
+}
+
+std::optional<std::string> measured_text(ParamId id) {
+  MeasuredTexts& all = measured_texts();
+  const std::lock_guard lock(all.mutex);
+  return all.texts[static_cast<size_t>(id)];
+}
+
+std::string text_in_use(ParamId id) {
+  if (const std::optional<std::string> given = given_text(id)) return *given;
+  return measured_text(id).value_or(row_of(id).default_text);
 }
 
 [[noreturn]] void refuse(const Param& param, const std::string& text) {
@@ -114,31 +151,45 @@ const Param* find_param(const char* key) {
   return found == std::end(kParams) ? nullptr : found;
 }
 
-bool param_is_set(ParamId id) {
-  if (environment_text(id)) return true;
-  const std::optional<ParamId> inherits = row_of(id).inherits;
-  return inherits && param_is_set(*inherits);
+void set_measured(ParamId id, const std::string& text) {
+  MeasuredTexts& all = measured_texts();
+  const std::lock_guard lock(all.mutex);
+  all.texts[static_cast<size_t>(id)] = text;
 }
+
+ParamSource param_source(ParamId id) {
+  const std::optional<ParamId> inherits = row_of(id).inherits;
+  if (environment_text(id) || (inherits && param_source(*inherits) == ParamSource::Environment)) {
+    return ParamSource::Environment;
+  }
+  return measured_text(id) ? ParamSource::Measured : ParamSource::Default;
+}
+
+std::optional<std::string> given_text(ParamId id) {
+  if (std::optional<std::string> own = environment_text(id)) return own;
+  const std::optional<ParamId> inherits = row_of(id).inherits;
+  return inherits ? given_text(*inherits) : std::nullopt;
+}
+
+uint64_t default_number(ParamId id) { return parse_number(row_of(id), row_of(id).default_text); }
 
 uint64_t param_number(ParamId id) {
   const Param& param = row_of(id);
-  const std::optional<std::string> given = environment_text(id);
-  if (!given && param.inherits && param_is_set(*param.inherits)) {
-    return param_number(*param.inherits);
+  if (param.inherits && !environment_text(id) &&
+      param_source(*param.inherits) == ParamSource::Environment) {
+    return param_number(*param.inherits);  // an error names that one
   }
-  const std::string text = given.value_or(param.default_text);
+  const std::string text = text_in_use(id);
   return param.type == ParamType::Bool ? parse_bool(param, text) : parse_number(param, text);
 }
 
 std::string param_text(ParamId id) {
-  switch (row_of(id).type) {
-    case ParamType::Bool:
-      return param_number(id) != 0 ? "TRUE" : "FALSE";
-    case ParamType::Text:  // HOSTNCCL_ISA: the instruction set in use, which may be an older one
-      return kernel_isa();
-    default:
-      return std::to_string(param_number(id));
-  }
+  if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
+  // The instruction set in use, which may be older than the one that is given.
+  if (id == ParamId::Isa) return kernel_isa();
+  // What was measured, also if "on" is given; nothing is with "off".
+  if (const auto measured = measured_text(id); measured && id == ParamId::Tuning) return *measured;
+  return row_of(id).type == ParamType::Text ? text_in_use(id) : std::to_string(param_number(id));
 }
 
 const char* type_name(ParamType type) {

@@ -21,10 +21,16 @@ enum class ParamId : uint8_t {
   SpinUs,
   DirectBytes,
   DirectBytesInProcess,
+  DirectRootedBytes,
+  DirectReductionBytes,
   DirectMessageBytes,
+  DirectExchangeBytes,
   DirectMessageBytesOversubscribed,
   DirectMessageBytesInProcess,
   WindowBytes,
+  StreamBytes,
+  Tuning,
+  TuningFile,
   Strict,
   DelaySeed,
 };
@@ -45,9 +51,16 @@ struct Param {
 std::span<const Param> all_params();       // in the order of ParamId
 const Param* find_param(const char* key);  // null if there is no such parameter
 
-// Whether the value comes from the environment, and the value in use. All of them throw
+enum class ParamSource : uint8_t { Default, Measured, Environment };
+
+// Replaces the default of a parameter by what was measured (base/tuning.h).
+void set_measured(ParamId id, const std::string& text);
+
+// Where the value comes from, what the environment holds, and the value in use. The last ones throw
 // ncclInvalidArgument if the environment holds a value that the type cannot.
-bool param_is_set(ParamId id);
+ParamSource param_source(ParamId id);
+std::optional<std::string> given_text(ParamId id);
+uint64_t default_number(ParamId id);
 uint64_t param_number(ParamId id);  // 0 or 1 for a Bool
 std::string param_text(ParamId id);
 

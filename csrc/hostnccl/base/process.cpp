@@ -122,13 +122,16 @@ bool is_alive_after_close(const ProcessId& process) {
 
 uint32_t fork_generation() { return generation.load(std::memory_order_relaxed); }
 
-uint64_t machine_identity() {
+uint64_t boot_identity() {
   constexpr char kBoot[] = "/proc/sys/kernel/random/boot_id";
   char boot[64];
   const ssize_t length = read_file(kBoot, boot, sizeof boot);
   if (length < 0 && errno != ENOENT && errno != EACCES) fail_errno("reading %s", kBoot);
-  uint64_t identity = hash(0xcbf29ce484222325u, {boot, length > 0 ? size_t(length) : 0});
-  identity = hash_namespace(identity, "/proc/self/ns/net");
+  return hash(0xcbf29ce484222325u, {boot, length > 0 ? size_t(length) : 0});
+}
+
+uint64_t machine_identity() {
+  const uint64_t identity = hash_namespace(boot_identity(), "/proc/self/ns/net");
   return hash_namespace(identity, "/proc/self/ns/pid");
 }
 

@@ -27,6 +27,8 @@ bool is_alive_after_close(const ProcessId& process);
 // created.
 uint32_t fork_generation();
 
+uint64_t boot_identity();  // hash of this boot of the machine
+
 // Hash of the boot, the network namespace and the pid namespace. Ranks can share a communicator if
 // it is equal for all of them.
 uint64_t machine_identity();

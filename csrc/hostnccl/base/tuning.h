@@ -1,28 +1,55 @@
-// Tuning values that every operation reads: the parameters of params.h, parsed once per process.
-// Where the ranks of a communicator need the same value, Segment::finish_setup() agrees on one.
+// The thresholds of one process: what the environment gives, else what was measured, else the
+// defaults of params.cpp. Where the ranks of a communicator need the same value, Segment agrees on
+// one.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
+
+#include "hostnccl/base/tuning_model.h"
 
 namespace hostnccl {
 
-// Parses all of them; throws if the environment holds a wrong value.
-void read_tuning();
+// Throws if the environment holds a wrong value.
+void check_tuning();
 
 // HOSTNCCL_SPIN_US: how long a waiting rank spins before it sleeps.
 std::chrono::microseconds spin_time();
 
-// Minimum size for reading a peer's buffer directly instead of staging it: a rank's contribution to
-// a collective (direct_threshold; window_threshold if the buffers lie in windows on all ranks), or
-// a message.
-//
-// Within a process a direct read follows a pointer, so it pays off early. Between processes
-// process_vm_readv is slower than two copies as long as these stay in the caches. When ranks are
-// oversubscribed the threshold of messages is lower: each piece of a staged message needs both
-// sides to be scheduled.
-size_t direct_threshold(bool within_process);
-size_t window_threshold();
-size_t direct_message_threshold(bool within_process, bool oversubscribed);
+// What has been measured: by an earlier communicator of this process, or of another one since the
+// machine booted. None if that is unknown or the tuning is off.
+std::optional<Measurements> known_measurements();
+
+// Whether a communicator should measure: nothing is known, the tuning is on, and not too many
+// attempts of this process were disturbed.
+bool measurement_wanted();
+
+// Makes measurements those of this process, unless it has some or its tuning is off.
+void adopt_measurements(const Measurements& measured);
+
+// How a collective moves data: every rank sends and receives, one rank only sends or receives, or
+// data is reduced.
+enum class Pattern { Exchange, Rooted, Reduction };
+inline constexpr size_t kPatterns = 3;
+
+// Minimum sizes for reading a peer's buffer directly instead of staging it, and for staging past
+// the caches, in bytes. Within a process a direct read follows a pointer, so it pays off early.
+struct Tuning {
+  size_t direct[kPatterns];  // contribution of a rank to a collective
+  size_t window;             // the same if the buffers lie in windows on all ranks
+  size_t message;            // a message alone
+  size_t exchange;           // a message in a group with other operations
+  size_t message_in_process;
+  size_t stream;
+
+  size_t direct_message(bool within_process, bool alone) const {
+    return within_process ? message_in_process : alone ? message : exchange;
+  }
+};
+
+// The values of this process: those of the environment, else what follows from measured.
+Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process,
+                   bool oversubscribed);
 
 }  // namespace hostnccl

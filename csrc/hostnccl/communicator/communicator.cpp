@@ -2,6 +2,8 @@
 
 #include "hostnccl/base/delay.h"
 #include "hostnccl/base/tuning.h"
+#include "hostnccl/base/tuning_file.h"
+#include "hostnccl/segment/calibration.h"
 
 namespace hostnccl {
 namespace {
@@ -46,7 +48,7 @@ void Communicator::initialize(int nranks, int rank, const RendezvousKey& key,
 
 std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
                                                     Rendezvous::Watch watch) {
-  read_tuning();
+  check_tuning();
   Delay::read_seed();
   Delay::set_rank(rank_);
   const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_, std::move(watch));
@@ -55,6 +57,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
   try {
     segment->announce_rank(rank_, settings_);
     await_step(*segment, 1, *rendezvous);
+    await_tuning(*segment, *rendezvous);
     segment->probe_peer_memory(rank_);
     await_step(*segment, 2, *rendezvous);
     segment->finish_setup();
@@ -66,32 +69,50 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
   return segment;
 }
 
+// Returns when rank 0 has published what was measured of this machine. If nobody has measured it
+// since it booted, the ranks 0 and 1 do it now.
+void Communicator::await_tuning(Segment& segment, const Rendezvous& rendezvous) const {
+  const WaitCondition tuned{&segment.tuned(), 1};
+  if (!tuned.met() && rank_ == 0) {
+    const auto found = can_calibrate(segment) ? lead_calibration(segment) : std::nullopt;
+    if (found) save_measurements(*found);
+    segment.set_tuning(found);
+  } else if (!tuned.met()) {
+    if (rank_ == 1 && can_calibrate(segment)) follow_calibration(segment);
+    await_peer(segment, 0, tuned, rendezvous, false);  // spinning would disturb the measurement
+  }
+  if (const auto found = segment.measurements()) adopt_measurements(*found);
+}
+
 // Returns when every rank has reached this step of the initialisation.
 void Communicator::await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const {
+  for (int peer = 0; peer < nranks_; ++peer) {
+    await_peer(segment, peer, {&segment.rank_state(peer).step, step}, rendezvous, true);
+  }
+}
+
+void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& condition,
+                              const Rendezvous& rendezvous, bool spins) const {
   SpinBackoff backoff(segment.oversubscribed());
   auto last_check = Clock::now();
-  for (int peer = 0; peer < nranks_; ++peer) {
-    const WaitCondition condition{&segment.rank_state(peer).step, step};
-    backoff.reset();
-    while (!condition.met()) {
-      if (backoff.wait()) continue;
-      sleep_on(condition, kCheckInterval);
-      if (condition.met()) break;
-      if (state_.aborted()) {
-        fail(abi::ncclRemoteError, "%s aborted the initialisation of its communicator",
-             segment.name_of(rank_).c_str());
-      }
-      if (segment.failed()) throw segment.failure();
-      rendezvous.check_joiners();
-      const auto now = Clock::now();
-      if (now > rendezvous.deadline()) {
-        fail(abi::ncclTimeout, "%s has joined but does not finish its initialisation",
-             segment.name_of(peer).c_str());
-      }
-      const bool check_liveness = now - last_check > kLivenessInterval;
-      if (check_liveness) last_check = now;
-      segment.check_owner(peer, condition, check_liveness);
+  while (!condition.met()) {
+    if (spins && backoff.wait()) continue;
+    sleep_on(condition, kCheckInterval);
+    if (condition.met()) return;
+    if (state_.aborted()) {
+      fail(abi::ncclRemoteError, "%s aborted the initialisation of its communicator",
+           segment.name_of(rank_).c_str());
     }
+    if (segment.failed()) throw segment.failure();
+    rendezvous.check_joiners();
+    const auto now = Clock::now();
+    if (now > rendezvous.deadline()) {
+      fail(abi::ncclTimeout, "%s has joined but does not finish its initialisation",
+           segment.name_of(peer).c_str());
+    }
+    const bool check_liveness = now - last_check > kLivenessInterval;
+    if (check_liveness) last_check = now;
+    segment.check_owner(peer, condition, check_liveness);
   }
 }
 

@@ -68,6 +68,9 @@ class Communicator {
  private:
   std::shared_ptr<Segment> join_segment(const RendezvousKey& key, Rendezvous::Watch watch);
   void await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const;
+  void await_tuning(Segment& segment, const Rendezvous& rendezvous) const;
+  void await_peer(Segment& segment, int peer, const WaitCondition& condition,
+                  const Rendezvous& rendezvous, bool spins) const;
   void drain();
   Ref<Communicator> end_sharing();
 

@@ -2,11 +2,15 @@
 
 #include <cstring>
 
-#include "hostnccl/base/tuning.h"
 #include "hostnccl/operations/collective_paths.h"
 
 namespace hostnccl {
 namespace {
+
+Pattern pattern_of(const CollectiveTraits& traits) {
+  if (traits.reduces) return Pattern::Reduction;
+  return traits.has_root() ? Pattern::Rooted : Pattern::Exchange;
+}
 
 Task run_single_rank(Communicator& comm, const Operation& operation) {
   const CollectiveCall call(comm, operation);
@@ -85,9 +89,10 @@ Task run_collective(Communicator& comm, const Operation& operation) {
   const CollectiveCall call(comm, operation);
   const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
   if (operation.path == Path::Staged) return run_staged(comm, operation);
-  const bool direct =
-      operation.path == Path::Direct || contribution >= comm.segment().direct_threshold();
-  if (comm.windows().any() && contribution >= window_threshold()) {
+  const Segment& segment = comm.segment();
+  const bool direct = operation.path == Path::Direct ||
+                      contribution >= segment.tuning().direct[size_t(pattern_of(call.traits))];
+  if (comm.windows().any() && contribution >= segment.tuning().window) {
     std::shared_ptr<const WindowSet> windows = comm.windows().open_set();
     if (direct || call.in_windows(*windows)) {
       return run_direct(comm, operation, std::move(windows), !direct);

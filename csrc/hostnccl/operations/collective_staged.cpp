@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "hostnccl/kernels/copy.h"
 #include "hostnccl/operations/collective_paths.h"
 
 namespace hostnccl {
@@ -46,6 +47,8 @@ struct StagedCall : CollectiveCall {
     return collective.staging_of(source) + block * chunk * element;
   }
 
+  bool streams(size_t count) const { return count * element >= segment.tuning().stream; }
+
   // A rank's own block is not staged: no other rank reads it.
   void fill_staging(size_t from, size_t count) const {
     if (!sends()) return;
@@ -54,15 +57,15 @@ struct StagedCall : CollectiveCall {
     if (sliced) {
       const auto [begin, length] = slice_of(rank, count);
       const size_t end = begin + length;
-      std::memcpy(staging, send, begin * element);
-      std::memcpy(staging + end * element, send + end * element, (count - end) * element);
+      stage(staging, send, begin * element, streams(count));
+      stage(staging + end * element, send + end * element, (count - end) * element, streams(count));
       return;
     }
     if (traits.only_root_receives && rank == root) return;
     for (int block = 0; block < blocks(); ++block) {
       if (traits.block_per_destination && block == rank) continue;
-      std::memcpy(staging + static_cast<size_t>(block) * chunk * element,
-                  send + offset_in_send(block), count * element);
+      stage(staging + static_cast<size_t>(block) * chunk * element, send + offset_in_send(block),
+            count * element, streams(count));
     }
   }
 

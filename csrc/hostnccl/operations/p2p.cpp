@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "hostnccl/base/tuning.h"
 #include "hostnccl/communicator/communicator.h"
+#include "hostnccl/kernels/copy.h"
 #include "hostnccl/segment/peer_memory.h"
 
 namespace hostnccl {
@@ -12,10 +12,9 @@ namespace {
 
 Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCells]; }
 
-Transfer transfer_for(const Segment& segment, int peer, size_t bytes) {
+Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone) {
   if (bytes <= kCellBytes) return Transfer::Eager;
-  const size_t direct_from =
-      direct_message_threshold(segment.same_process(peer), segment.oversubscribed());
+  const size_t direct_from = segment.tuning().direct_message(segment.same_process(peer), alone);
   return segment.supports_direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
 }
 
@@ -28,7 +27,7 @@ void check_match(const Communicator& comm, const Operation& recv, const Cell& ce
 
 }  // namespace
 
-Task run_send(Communicator& comm, const Operation& operation) {
+Task run_send(Communicator& comm, const Operation& operation, bool alone) {
   Segment& segment = comm.segment();
   const int peer = operation.root_or_peer;
   PairRing& ring = segment.pair_ring(comm.rank(), peer);
@@ -40,7 +39,7 @@ Task run_send(Communicator& comm, const Operation& operation) {
   Cell& first = cell_of(ring, number);
   first.count = operation.count;
   first.dtype = operation.dtype;
-  first.transfer = transfer_for(segment, peer, bytes);
+  first.transfer = transfer_for(segment, peer, bytes, alone);
   if (first.transfer == Transfer::Direct) {
     first.address = reinterpret_cast<uint64_t>(operation.send);
     ExposureEpoch exposure(segment, comm.rank());
@@ -50,13 +49,16 @@ Task run_send(Communicator& comm, const Operation& operation) {
     co_return;
   }
   const char* from = static_cast<const char*>(operation.send);
+  const bool streams = bytes >= segment.tuning().stream;
   for (size_t done = 0;;) {
     const size_t piece = std::min(kCellBytes, bytes - done);
-    if (piece != 0) std::memcpy(cell_of(ring, number).payload, from + done, piece);
-    ring.posted.signal(++number);
+    if (piece != 0) stage(cell_of(ring, number).payload, from + done, piece, streams);
+    ++number;
     done += piece;
+    const bool full = !ring.taken.reached(number + 1 - kCells);
+    if (full || done == bytes || number % kSignalledCells == 0) ring.posted.signal(number);
     if (done == bytes) break;
-    co_await until(ring.taken, number + 1 - kCells, peer);
+    if (full) co_await until(ring.taken, number + 1 - kCells, peer);
   }
   // A message of several pieces ends only when its receive has begun, even if the ring has room for
   // all of it: a send without a receive is to block here as it does in NCCL.
@@ -87,10 +89,12 @@ Task run_recv(Communicator& comm, const Operation& operation) {
   for (size_t done = 0;;) {
     const size_t piece = std::min(kCellBytes, bytes - done);
     if (piece != 0) std::memcpy(to + done, cell_of(ring, number).payload, piece);
-    ring.taken.signal(++number);
+    ++number;
     done += piece;
+    const bool empty = !ring.posted.reached(number + 1);
+    if (empty || done == bytes || number % kSignalledCells == 0) ring.taken.signal(number);
     if (done == bytes) break;
-    co_await until(ring.posted, number + 1, peer);
+    if (empty) co_await until(ring.posted, number + 1, peer);
   }
 }
 

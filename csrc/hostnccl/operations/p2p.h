@@ -9,7 +9,8 @@ namespace hostnccl {
 
 class Communicator;
 
-Task run_send(Communicator& comm, const Operation& operation);
+// alone: no other operation of the group can progress meanwhile.
+Task run_send(Communicator& comm, const Operation& operation, bool alone);
 Task run_recv(Communicator& comm, const Operation& operation);
 
 }  // namespace hostnccl

@@ -37,10 +37,10 @@ int64_t queue_key(const Operation& operation, const CommSettings& settings) {
   }
 }
 
-Task start(Communicator& comm, const Operation& operation) {
+Task start(Communicator& comm, const Operation& operation, bool alone) {
   switch (operation.kind) {
     case Kind::Send:
-      return run_send(comm, operation);
+      return run_send(comm, operation, alone);
     case Kind::Recv:
       return run_recv(comm, operation);
     case Kind::WindowRegister:
@@ -166,7 +166,7 @@ void ProgressEngine::advance(PeerQueue& queue) {
   for (;;) {
     if (!queue.task) {
       if (queue.next == queue.end) return finish(queue);
-      queue.task = start(*work.comm, operations_[queue.next++].operation);
+      queue.task = start(*work.comm, operations_[queue.next++].operation, queues_.size() == 1);
     }
     if (!queue.task.resume()) {
       queue.blocked = queue.task.blocked();

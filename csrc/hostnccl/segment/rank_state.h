@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "hostnccl/base/flag.h"
+#include "hostnccl/base/tuning.h"
 #include "hostnccl/base/unique_id.h"
 #include "hostnccl/kernels/reduce.h"
 
@@ -54,6 +55,19 @@ struct ExchangeRecord {
   RendezvousKey key;
 };
 
+// A calibration between the ranks 0 and 1: rank 0 publishes work and its number, both do their
+// part, rank 1 publishes the number. See segment/calibration.h.
+struct CalibrationState {
+  struct Work {
+    enum Kind : uint8_t { Nothing, Message, Exchange, Blocks, Read, End } kind = Nothing;
+    bool streams = false;
+    uint64_t bytes = 0;
+  };
+  std::atomic<uint32_t> turn;
+  Work work;
+  uint64_t buffer;  // address in the owner's memory
+};
+
 // What one rank publishes. Its peers only read it.
 //
 // Descriptors and staging buffers are double buffered: a rank fills those of call k only after
@@ -71,9 +85,10 @@ struct alignas(4096) RankState {
   uint64_t start;  // time of the process: see ProcessId
   uint64_t probe;  // address in the owner's process of a known value, to test direct reads with
   cpu_set_t cpus;  // that this rank may run on
-  std::atomic<uint64_t> direct_threshold;  // this rank's value; SIZE_MAX if it cannot read directly
+  uint64_t direct_thresholds[kPatterns];  // this rank's values; SIZE_MAX if it cannot read directly
   SignalRange signals;
   bool strict;
+  alignas(128) CalibrationState calibration;
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
 };
 
@@ -81,8 +96,12 @@ struct alignas(4096) RankState {
 // every piece. At most kEagerMessages messages may start before the receiver takes the first, and a
 // send of several pieces ends only after the receiver has started on it. So a program with
 // unmatched sends blocks early.
+//
+// In a long message a side signals every kSignalledCells cells. Each signal takes a line from the
+// peer, which polls it; more cells would keep the two sides from working at the same time.
 inline constexpr uint32_t kCells = 16;  // a power of two
 inline constexpr uint32_t kEagerMessages = 4;
+inline constexpr uint32_t kSignalledCells = 4;
 inline constexpr size_t kCellBytes = size_t{8} << 10;
 
 // How a message travels: in one cell, read from the sender's buffer, or in several cells.
@@ -113,10 +132,19 @@ struct alignas(4096) PairRing {
   alignas(128) CapturedSignal captured_signals[kMaxSignals];
 };
 
+// What rank 0 knows of the machine, before it signals step 1, or after a calibration.
+struct TuningRecord {
+  enum State : uint32_t { Wanted, Measured, Defaults };
+  State state;
+  Measurements measured;
+};
+
 // What belongs to all ranks: the secret of this world, from which keys of derived communicators
-// follow, and the first failure of any rank.
+// follow, the tuning, and the first failure of any rank.
 struct alignas(4096) Header {
   Secret secret;
+  alignas(128) Flag tuned;
+  TuningRecord tuning;  // complete when tuned is 1
   enum Failure : uint32_t { None, Writing, Written };
   std::atomic<uint32_t> failure;
   uint32_t code;

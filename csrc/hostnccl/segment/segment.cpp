@@ -69,7 +69,27 @@ void Segment::announce_rank(int rank, const CommSettings& settings) {
   own.probe = reinterpret_cast<uint64_t>(&probe_value_);
   if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) CPU_ZERO(&own.cpus);
   own.presence.store(Presence::Alive, std::memory_order_release);
+  if (rank == 0) {
+    if (nranks_ > 1 && measurement_wanted()) {
+      header_->tuning.state = TuningRecord::Wanted;
+    } else {
+      set_tuning(known_measurements());
+    }
+  }
   own.step.signal(1);
+}
+
+void Segment::set_tuning(const std::optional<Measurements>& measured) {
+  header_->tuning.state = measured ? TuningRecord::Measured : TuningRecord::Defaults;
+  if (measured) header_->tuning.measured = *measured;
+  header_->tuned.signal(1);
+}
+
+std::optional<Measurements> Segment::measurements() const {
+  const TuningRecord& record = header_->tuning;
+  // Another rank of this user has written them; what it may do wrong must not do harm here.
+  const bool usable = record.state == TuningRecord::Measured && plausible(record.measured);
+  return usable ? std::optional(record.measured) : std::nullopt;
 }
 
 void Segment::probe_peer_memory(int rank) {
@@ -82,23 +102,30 @@ void Segment::probe_peer_memory(int rank) {
     readable = can_read(process(peer).pid, rank_state(peer).probe, &value, sizeof value) &&
                value == probe_value_;
   }
-  rank_state(rank).direct_threshold.store(
-      readable ? hostnccl::direct_threshold(within_process) : SIZE_MAX, std::memory_order_relaxed);
+  const Tuning own = tuning_from(measurements(), within_process, false);
+  for (size_t i = 0; i < kPatterns; ++i) {
+    rank_state(rank).direct_thresholds[i] = readable ? own.direct[i] : SIZE_MAX;
+  }
   rank_state(rank).step.signal(2);
 }
 
 void Segment::finish_setup() {
-  size_t largest = 0;
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  for (int rank = 0; rank < nranks_; ++rank) {
-    CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
-    largest = std::max<size_t>(largest,
-                               rank_state(rank).direct_threshold.load(std::memory_order_relaxed));
-    check_settings(rank);
-  }
-  direct_threshold_ = largest;
-  oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
+  for (int rank = 0; rank < nranks_; ++rank) check_settings(rank);
+  // Several ranks may be threads of this process.
+  std::call_once(tuning_is_set_, [this] {
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    for (int rank = 0; rank < nranks_; ++rank) CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
+    oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
+    tuning_ = tuning_from(measurements(), false, oversubscribed_);
+    for (size_t i = 0; i < kPatterns; ++i) {
+      tuning_.direct[i] = 0;
+      for (int rank = 0; rank < nranks_; ++rank) {
+        tuning_.direct[i] =
+            std::max<size_t>(tuning_.direct[i], rank_state(rank).direct_thresholds[i]);
+      }
+    }
+  });
 }
 
 void Segment::check_settings(int rank) const {

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/process.h"
 #include "hostnccl/base/secrets.h"
+#include "hostnccl/base/tuning.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/rank_state.h"
 
@@ -53,10 +56,16 @@ class Segment {
   void probe_peer_memory(int rank);                            // signals step 2
   void finish_setup();                                         // before the first operation
 
-  // Minimum size of a rank's contribution for a collective to read it directly instead of staging
-  // it. SIZE_MAX unless every rank can read the memory of every other one.
-  size_t direct_threshold() const { return direct_threshold_; }
-  bool supports_direct() const { return direct_threshold_ != SIZE_MAX; }
+  // The thresholds. Those of collectives are the same on all ranks: the largest of their values,
+  // SIZE_MAX unless every rank can read the memory of every other one.
+  const Tuning& tuning() const { return tuning_; }
+  bool supports_direct() const { return tuning_.direct[0] != SIZE_MAX; }
+
+  // What was measured, which rank 0 publishes: before step 1 what it knows, else after a
+  // calibration. Ranks wait for tuned() to be 1 before they use it.
+  Flag& tuned() const { return header_->tuned; }
+  void set_tuning(const std::optional<Measurements>& measured);
+  std::optional<Measurements> measurements() const;
 
   bool failed() const { return header_->failure.load(std::memory_order_acquire) != Header::None; }
   Error failure() const;
@@ -100,7 +109,8 @@ class Segment {
   RankState* rank_states_;
   PairRing* pair_rings_;
   std::atomic<bool> oversubscribed_{false};
-  std::atomic<size_t> direct_threshold_{SIZE_MAX};
+  Tuning tuning_{};
+  std::once_flag tuning_is_set_;
   uint64_t probe_value_;
 };
 

@@ -1,0 +1,16 @@
+// The file that keeps what was measured until the machine boots again.
+#pragma once
+
+#include <optional>
+
+#include "hostnccl/base/tuning_model.h"
+
+namespace hostnccl {
+
+// HOSTNCCL_TUNING_FILE, else hostnccl-tuning in XDG_RUNTIME_DIR, else /tmp/hostnccl-tuning-UID. A
+// file is used only if it is regular, belongs to this user, nobody else has any right to it, and it
+// was written since the machine booted. Errors are not reported: it is measured again then.
+std::optional<Measurements> load_measurements();
+void save_measurements(const Measurements& measured);
+
+}  // namespace hostnccl

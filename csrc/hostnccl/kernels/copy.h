@@ -1,0 +1,23 @@
+// Copies into memory that another CPU reads next.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+namespace hostnccl {
+
+// As memcpy, with stores that bypass the caches of this CPU where it has such stores. A normal
+// store first takes the line back from the cache of the CPU that has read it, and leaves it in this
+// CPU's cache, where the reader must fetch it. The data is visible to whoever acquires a later
+// store.
+void copy_streaming(void* to, const void* from, size_t bytes);
+
+inline void stage(void* to, const void* from, size_t bytes, bool streams) {
+  if (streams) {
+    copy_streaming(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,221 @@
+#include "hostnccl/segment/calibration.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "hostnccl/kernels/copy.h"
+#include "hostnccl/segment/peer_memory.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr auto kMost = std::chrono::milliseconds(30);    // of all
+constexpr auto kShare = std::chrono::microseconds(150);  // of one time
+constexpr size_t kLeastRuns = 3;
+constexpr size_t kMostRuns = 31;
+
+constexpr int kSpins = 1000;  // between two looks at the clock
+
+struct Interrupted {};
+
+using Work = CalibrationState::Work;
+
+// One of the two ranks.
+class Calibrator {
+ public:
+  Calibrator(Segment& segment, int rank)
+      : segment_(segment),
+        rank_(rank),
+        own_(segment.rank_state(rank).calibration),
+        peers_(segment.rank_state(1 - rank).calibration),
+        out_(segment.pair_ring(rank, 1 - rank)),
+        in_(segment.pair_ring(1 - rank, rank)),
+        deadline_(Clock::now() + kMost),
+        sent_(Measurements::kLarge),
+        received_(Measurements::kLarge) {
+    own_.buffer = reinterpret_cast<uint64_t>(sent_.data());
+  }
+  Calibrator(const Calibrator&) = delete;
+  Calibrator& operator=(const Calibrator&) = delete;
+  ~Calibrator() { reset(); }  // also after an interruption
+
+  Measurements lead() {
+    Measurements found{};
+    run({Work::Nothing});  // the peer's buffer is known from here on
+    found.round_trip = usual({Work::Nothing});
+    for (const bool streams : {false, true}) {
+      found.message[streams] = time({Work::Message, streams});
+      found.exchange[streams] = time({Work::Exchange, streams});
+      found.blocks[streams] = time({Work::Blocks, streams});
+    }
+    if (can_read_peer()) found.direct = time({Work::Read});
+    // Two ranks that share a CPU seem far apart.
+    found.round_trip = std::max(found.round_trip, usual({Work::Nothing}));
+    run({Work::End});
+    reset();
+    for (const int rank : {0, 1}) segment_.release_memory(rank);
+    return found;
+  }
+
+  void follow() {
+    for (uint32_t turn = 1;; ++turn) {
+      await(peers_.turn, turn);
+      const Work work = peers_.work;
+      take_part(work);
+      if (work.kind == Work::End) reset();
+      own_.turn.store(turn, std::memory_order_release);
+      if (work.kind == Work::End) return;
+    }
+  }
+
+ private:
+  // The flags that this rank writes are those of a new segment again.
+  void reset() {
+    out_.posted.signal(0);
+    in_.taken.signal(0);
+  }
+
+  // The time until this rank has done its part; returns when the peer has, too.
+  double run(const Work& work) {
+    own_.work = work;
+    const auto start = Clock::now();
+    own_.turn.store(++turn_, std::memory_order_release);
+    take_part(work);
+    if (work.kind != Work::Read) await(peers_.turn, turn_);
+    const std::chrono::duration<double, std::nano> took = Clock::now() - start;
+    await(peers_.turn, turn_);
+    return took.count();
+  }
+
+  // The median of several runs: a mean would count interruptions, and the least time is one that
+  // operations seldom reach.
+  double usual(const Work& work) {
+    std::array<double, kMostRuns> runs;
+    size_t count = 0;
+    run(work);
+    const auto end = Clock::now() + kShare;
+    while (count < kLeastRuns || (count < kMostRuns && Clock::now() < end)) {
+      runs[count++] = run(work);
+    }
+    auto* const middle = runs.data() + count / 2;
+    std::nth_element(runs.data(), middle, runs.data() + count);
+    return *middle;
+  }
+
+  Measurements::Time time(Work work) {
+    Measurements::Time found;
+    work.bytes = Measurements::kSmall;
+    found.small = usual(work);
+    work.bytes = Measurements::kLarge;
+    found.large = usual(work);
+    return found;
+  }
+
+  void take_part(const Work& work) {
+    const bool leads = rank_ == 0;
+    const bool both = work.kind == Work::Exchange;
+    if (work.kind == Work::Message || both) {
+      transfer(both || leads ? work.bytes : 0, both || !leads ? work.bytes : 0, work.streams);
+    } else if (work.kind == Work::Blocks) {
+      exchange_blocks(work.bytes, work.streams);
+    } else if (work.kind == Work::Read) {
+      read_peer(work.bytes);
+    }
+  }
+
+  // Moves data through the rings as messages of several pieces do (operations/p2p.cpp).
+  void transfer(size_t to_send, size_t to_receive, bool streams) {
+    const auto cells = [](size_t bytes) { return static_cast<uint32_t>(bytes / kCellBytes); };
+    const uint32_t send_end = out_.posted.load_own() + cells(to_send);
+    const uint32_t receive_end = in_.taken.load_own() + cells(to_receive);
+    uint32_t sent = out_.posted.load_own();
+    uint32_t received = in_.taken.load_own();
+    const char* from = sent_.data();
+    char* to = received_.data();
+    for (int spins = 1; sent != send_end || received != receive_end; ++spins) {
+      while (sent != send_end && out_.taken.reached(sent + 1 - kCells)) {
+        unsigned char* cell = out_.cells[sent % kCells].payload;
+        stage(cell, from, kCellBytes, streams);
+        from += kCellBytes;
+        if (++sent % kSignalledCells == 0) out_.posted.signal(sent);
+      }
+      if (out_.posted.load_own() != sent) out_.posted.signal(sent);
+      while (received != receive_end && in_.posted.reached(received + 1)) {
+        std::memcpy(to, in_.cells[received % kCells].payload, kCellBytes);
+        to += kCellBytes;
+        if (++received % kSignalledCells == 0) in_.taken.signal(received);
+      }
+      if (in_.taken.load_own() != received) in_.taken.signal(received);
+      pause(spins);
+    }
+  }
+
+  // As a round of a collective (operations/collective_staged.cpp).
+  void exchange_blocks(size_t bytes, bool streams) {
+    static_assert(Measurements::kLarge <= kStagingBytes);
+    stage(segment_.rank_state(rank_).staging_buffers[0], sent_.data(), bytes, streams);
+    out_.posted.signal(out_.posted.load_own() + 1);
+    const uint32_t target = in_.taken.load_own() + 1;
+    for (int spins = 1; !in_.posted.reached(target); ++spins) pause(spins);
+    std::memcpy(received_.data(), segment_.rank_state(1 - rank_).staging_buffers[0], bytes);
+    in_.taken.signal(target);
+  }
+
+  bool read_peer(size_t bytes) {
+    return can_read(segment_.process(1 - rank_).pid, peers_.buffer, received_.data(), bytes);
+  }
+
+  bool can_read_peer() { return direct_reads_allowed() && read_peer(1); }
+
+  void await(const std::atomic<uint32_t>& turn, uint32_t target) const {
+    for (int spins = 1; turn.load(std::memory_order_acquire) != target; ++spins) pause(spins);
+  }
+
+  // The peer may need this CPU.
+  void pause(int spins) const {
+    if (spins % kSpins != 0) return;
+    if (Clock::now() > deadline_) throw Interrupted{};
+    sched_yield();
+  }
+
+  Segment& segment_;
+  const int rank_;
+  CalibrationState& own_;
+  CalibrationState& peers_;
+  PairRing& out_;
+  PairRing& in_;
+  const Clock::time_point deadline_;
+  std::vector<char> sent_;
+  std::vector<char> received_;
+  uint32_t turn_ = 0;
+};
+
+}  // namespace
+
+bool can_calibrate(const Segment& segment) {
+  cpu_set_t cpus;
+  CPU_OR(&cpus, &segment.rank_state(0).cpus, &segment.rank_state(1).cpus);
+  return CPU_COUNT(&cpus) > 1;
+}
+
+std::optional<Measurements> lead_calibration(Segment& segment) {
+  try {
+    const Measurements found = Calibrator(segment, 0).lead();
+    if (plausible(found)) return found;
+  } catch (const Interrupted&) {
+  }
+  return std::nullopt;
+}
+
+void follow_calibration(Segment& segment) {
+  try {
+    Calibrator(segment, 1).follow();
+  } catch (const Interrupted&) {
+  }
+}
+
+}  // namespace hostnccl

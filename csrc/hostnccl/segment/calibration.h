@@ -1,0 +1,21 @@
+// Measures how fast rank 0 and rank 1 move data to each other, for the thresholds of base/tuning.h.
+// Uses their staging buffers and rings before the first operation, and leaves them as it found
+// them.
+#pragma once
+
+#include <optional>
+
+#include "hostnccl/base/tuning_model.h"
+#include "hostnccl/segment/segment.h"
+
+namespace hostnccl {
+
+// Whether the two ranks can run at the same time.
+bool can_calibrate(const Segment& segment);
+
+// Rank 0 and rank 1 call these together. Takes about 3 ms and at most 10 ms; no result if the ranks
+// were interrupted too often.
+std::optional<Measurements> lead_calibration(Segment& segment);
+void follow_calibration(Segment& segment);
+
+}  // namespace hostnccl

@@ -1,0 +1,240 @@
+"""Proves that hostnccl's thresholds follow from what is measured: the values for several machines,
+which files are trusted, that the environment wins, and that the ranks of a world agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pynccl import nccl, testing
+
+_KIB, _MIB = 2**10, 2**20
+_NEVER = 2**40
+_KEYS = ("STREAM", "DIRECT", "DIRECT_ROOTED", "DIRECT_MESSAGE", "DIRECT_EXCHANGE")
+_DEFAULTS = [32 * _KIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 64 * _KIB]
+
+# A round trip of a line in ns; us for 16 and 256 KiB: a message, messages both ways, blocks of a
+# collective, each through the caches and past them, and direct reads. The first two are as measured
+# on an AMD EPYC (Zen 4): its two virtual CPUs were far apart, then close. The third is a machine
+# with slow copies through shared memory; on the fourth ranks cannot read each other's memory.
+_FAR = (220, (4.4, 48), (3.1, 27), (5.5, 77), (3.6, 50), (4.0, 50), (3.0, 28), (3.8, 30))
+_NEAR = (50, (1.5, 15), (2.8, 25), (3.0, 33), (3.4, 42), (3.0, 33), (3.0, 38), (3.7, 31))
+_SLOW = (254, (6.0, 80), (5.5, 75), (10, 140), (9.0, 120), (8.0, 110), (8.0, 100), (5.0, 40))
+_UNREADABLE = (*_FAR[:7], (0, 0))
+
+# The least and the largest value of each threshold, in KiB.
+_EXPECTED: dict[tuple[object, ...], tuple[list[int], list[int]]] = {
+    _FAR: ([16, 16384, 16384, 16384, 16], [16, 16384, 16384, 16384, 64]),
+    _NEAR: ([_NEVER >> 10, 16384, 16384, 16384, 32], [_NEVER >> 10, 16384, 16384, 16384, 1024]),
+    _SLOW: ([16, 64, 64, 16, 16], [64, 128, 128, 32, 32]),
+    _UNREADABLE: ([16, 16384, 16384, 16384, 1024], [16, 16384, 16384, 16384, 1024]),
+}
+
+
+def _content(machine: tuple[object, ...], boot: bytes | None = None) -> bytes:
+    """The bytes of a file of measurements."""
+    identity = 0xCBF29CE484222325
+    for byte in boot or Path("/proc/sys/kernel/random/boot_id").read_bytes():
+        identity = ((identity ^ byte) * 0x100000001B3) % 2**64
+    round_trip, *times = machine
+    numbers = [us * 1000 for pair in times for us in pair]  # type: ignore[attr-defined]
+    packed = struct.pack("<16sQ15d", b"hostnccl tune 1", identity, round_trip, *numbers)
+    return packed + hashlib.sha256(packed).digest()
+
+
+def _write(path: Path, content: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def _thresholds(**env: object) -> list[int]:
+    """Those that a fresh interpreter shows."""
+    code = "from pynccl import nccl; p = nccl.params('host'); "
+    code += f"print([p.param(f'HOSTNCCL_{{k}}_BYTES').get() for k in {_KEYS}])"
+    return eval(_python(code, **env))  # a list of numbers, printed by us
+
+
+def _python(code: str, **env: object) -> str:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("HOSTNCCL_")}
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+    variables.update({f"HOSTNCCL_{key}": str(value) for key, value in env.items()})
+    return subprocess.check_output(
+        [sys.executable, "-c", code], env=variables, cwd="/", text=True, timeout=60
+    ).strip()
+
+
+@pytest.mark.parametrize("machine", _EXPECTED, ids=["far", "near", "slow", "unreadable"])
+def test_thresholds_follow_from_the_machine(tmp_path: Path, machine: tuple[object, ...]) -> None:
+    found = _thresholds(TUNING_FILE=_write(tmp_path / "file", _content(machine)))
+    for key, value, least, most in zip(_KEYS, found, *_EXPECTED[machine], strict=True):
+        assert least * _KIB <= value <= most * _KIB, (key, found)
+    assert found != _DEFAULTS
+
+
+def test_only_a_sound_file_is_used(tmp_path: Path) -> None:
+    sound = _content(_SLOW)
+    file = _write(tmp_path / "sound", sound)
+    assert _thresholds(TUNING_FILE=file) != _DEFAULTS
+    flipped = bytearray(sound)
+    flipped[40] ^= 1
+    unusable = {
+        "short": _write(tmp_path / "short", sound[:-1]),
+        "long": _write(tmp_path / "long", sound + b"\0"),
+        "flipped": _write(tmp_path / "flipped", bytes(flipped)),
+        "earlier boot": _write(tmp_path / "boot", _content(_SLOW, b"another\n")),
+        "readable by others": _write(tmp_path / "open", sound, 0o644),
+        "impossible": _write(tmp_path / "impossible", _content((254, *[(5.0, 1.0)] * 7))),
+        "not a number": _write(tmp_path / "nan", _content((float("nan"), *_SLOW[1:]))),
+        "interrupted": _write(tmp_path / "slow", _content((*_SLOW[:3], (10, 3900), *_SLOW[4:]))),
+        "shared CPU": _write(tmp_path / "shared", _content((4700, *_SLOW[1:]))),
+        "missing": tmp_path / "missing",
+        "folder": tmp_path,
+        "link": tmp_path / "link",
+        "second name": tmp_path / "second",
+        "pipe": tmp_path / "pipe",
+        "device": Path("/dev/zero"),
+    }
+    unusable["link"].symlink_to(file)
+    os.mkfifo(unusable["pipe"], 0o600)
+    (tmp_path / "first").write_bytes(sound)
+    (tmp_path / "first").chmod(0o600)
+    unusable["second name"].hardlink_to(tmp_path / "first")
+    used = [what for what, path in unusable.items() if _thresholds(TUNING_FILE=path) != _DEFAULTS]
+    assert used == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_file_of_another_user_is_not_used(tmp_path: Path) -> None:
+    file = _write(tmp_path / "file", _content(_SLOW))
+    os.chown(file, 65534, -1)
+    assert _thresholds(TUNING_FILE=file) == _DEFAULTS
+
+
+def test_the_environment_wins(tmp_path: Path) -> None:
+    file = _write(tmp_path / "file", _content(_SLOW))
+    measured = _thresholds(TUNING_FILE=file)
+    assert _thresholds(TUNING_FILE=file, TUNING="off") == _DEFAULTS
+    assert _thresholds(TUNING_FILE=file, DIRECT_MESSAGE_BYTES=12345) == [
+        *measured[:3],
+        12345,
+        12345,
+    ]
+    assert _thresholds(TUNING_FILE=file, DIRECT_BYTES=7) == [measured[0], 7, 7, *measured[3:]]
+    with pytest.raises(subprocess.CalledProcessError):
+        _thresholds(TUNING="perhaps")
+
+
+def test_info_says_where_values_come_from(tmp_path: Path) -> None:
+    file = _write(tmp_path / "file", _content(_FAR))
+    code = "from pynccl.cli import main; main(['info'])"
+    printed = _python(code, TUNING_FILE=file, DIRECT_BYTES=7)
+    assert "value=16384 set_by=measured default=32768" in printed  # HOSTNCCL_STREAM_BYTES
+    assert "value=7 set_by=environment default=16777216" in printed
+    assert "value=131072 set_by=default default=131072" in printed
+    assert "measured: round trip of a line 220 ns; us for 16/256 KiB: message 4.4/48.0" in printed
+    assert "set_by=measured" not in _python(code, TUNING_FILE=file, TUNING="off")
+
+
+def _measure(rank: testing.Rank) -> tuple[list[float], list[str], int]:
+    """The times of two initialisations, the settings after them, and a wrong sum's elements."""
+    import numpy as np
+
+    times = []
+    for unique_id in range(2):
+        start = time.perf_counter()
+        comm = rank.communicator(unique_id, provider="host")
+        times.append(time.perf_counter() - start)
+        wrong = 0
+        for count in (1, 5000, 100_000, 5_000_000):
+            found = np.full(count, rank.rank + 1, np.float32)
+            comm.all_reduce(found)
+            wrong += int((found != rank.world_size * (rank.world_size + 1) / 2).sum())
+    params = nccl.params("host")
+    return times, [params[f"HOSTNCCL_{key}_BYTES"] for key in _KEYS], wrong
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_the_first_world_measures(tmp_path: Path, nranks: int) -> None:
+    """Once, for all ranks and for later worlds; a machine that is too busy keeps the defaults."""
+    file = tmp_path / "file"
+    env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(file)}
+    results = testing.launch(nranks, _measure, unique_ids=2, env=env, timeout=60)
+    thresholds = results[0][1]
+    assert all(found == thresholds and wrong == 0 for _, found, wrong in results)
+    if not file.exists():
+        assert thresholds == [str(value) for value in _DEFAULTS]
+        return
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [str(value) for value in _thresholds(TUNING_FILE=file)] == thresholds
+    assert list(tmp_path.iterdir()) == [file]
+    before = file.read_bytes()
+    testing.launch(nranks, _measure, unique_ids=2, env=env, timeout=60)
+    assert file.read_bytes() == before
+
+
+def _first_initialisation(rank: testing.Rank, folder: str) -> float:
+    """The seconds of the first one, from when all ranks are ready for it."""
+    nccl.get_version("host")
+    Path(folder, str(rank.rank)).touch()
+    while len(list(Path(folder).iterdir())) < rank.world_size:
+        time.sleep(0.001)
+    start = time.perf_counter()
+    rank.communicator(0, provider="host")
+    return time.perf_counter() - start
+
+
+def test_measuring_is_bounded(tmp_path: Path) -> None:
+    """It takes a few milliseconds; the limit is for a busy machine. /dev/null keeps no result."""
+    env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": "/dev/null"}
+    fastest = 1.0
+    for run in range(5):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        times = testing.launch(2, _first_initialisation, (str(folder),), env=env, timeout=60)
+        fastest = min(fastest, *times)
+    assert fastest < 0.2
+    assert Path("/dev/null").is_char_device()
+
+
+def _disagree(rank: testing.Rank, folder: str) -> bool:
+    """Ranks with other files and settings. Returns whether this one shows measured thresholds."""
+    import numpy as np
+
+    if rank.rank == 1:
+        os.environ["HOSTNCCL_TUNING"] = "off"
+        os.environ["HOSTNCCL_DIRECT_BYTES"] = "70000"
+    if rank.rank == 2:
+        os.environ["HOSTNCCL_TUNING_FILE"] = f"{folder}/near"
+    comm = rank.communicator(0, provider="host")
+    for nbytes in (4, 20_000, 66_000, 80_000, 300_000, 2 * _MIB):
+        sent = np.full(nbytes // 4, rank.rank, np.float32)
+        found = np.zeros((rank.world_size, nbytes // 4), np.float32)
+        comm.all_gather(sent, out=found)
+        assert (found == np.arange(rank.world_size)[:, None]).all()
+        comm.broadcast(sent, root=2)
+        assert (sent == 2).all()
+        comm.all_reduce(sent)
+        assert (sent == 2 * rank.world_size).all()
+        with nccl.group():
+            comm.send(sent, (rank.rank + 1) % rank.world_size)
+            comm.recv(found[0], (rank.rank - 1) % rank.world_size)
+        assert (found[0] == 2 * rank.world_size).all()
+    return "measured" in nccl.params("host")["HOSTNCCL_TUNING"]
+
+
+def test_ranks_with_other_settings_agree(tmp_path: Path) -> None:
+    """Direct reads on one rank and staging on another would wait for each other for ever."""
+    _write(tmp_path / "slow", _content(_SLOW))
+    _write(tmp_path / "near", _content(_NEAR))
+    env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(tmp_path / "slow")}
+    shown = testing.launch(3, _disagree, (str(tmp_path),), unique_ids=1, env=env, timeout=60)
+    assert shown == [True, False, True]
