@@ -318,9 +318,10 @@ def test_owners_are_held_on_a_stream(comm: nccl.Communicator) -> None:
         stream.launch(begin.wait)
         with nccl.group() if grouped else contextlib.nullcontext():
             comm.all_reduce(source, out=out, stream=stream)
-        assert source.alive()
+        held = source.alive()
         begin.set()
         stream.synchronize()
+        assert held
         np.testing.assert_array_equal(out, values)
         # The next one of its kind finds it done.
         comm.all_reduce(_Copy(values), out=out, stream=stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -162,7 +163,9 @@ def _numpy(v: Values) -> Any:  # noqa: ANN401
 
 _FAKE = FakeTensorMode()
 _SPARSE = torch.eye(3).to_sparse()
-_QUANTIZED = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # they are deprecated
+    _QUANTIZED = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)
 
 # The same of torch's tensors.
 _CHANGED_TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
