@@ -108,9 +108,9 @@ def _on_a_stream(rank: Rank, operation: str, call: str) -> list[str]:
         event = rank.event()
         event.record(stream)
         event.synchronize()
-    with pytest.raises(nccl.NcclRemoteError) as failed:
+    with pytest.raises(nccl.NcclRemoteError) as closed:
         comm.close()
-    texts.append(str(failed.value))
+    texts.append(str(closed.value))
     comm.close()
     if call == "during":
         with pytest.raises(nccl.DriverError) as failed:

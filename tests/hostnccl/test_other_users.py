@@ -335,8 +335,8 @@ def test_the_user_id_of_strangers_is_no_way_in() -> None:
         finally:
             os._exit(0)
     os.close(stealing)
-    with open(reading, "rb") as pipe, open(stolen, "rb") as loot:
-        answers, taken = pipe.read(), loot.read()
+    with open(reading, "rb") as pipe, open(stolen, "rb") as haul:
+        answers, taken = pipe.read(), haul.read()
     os.waitpid(child, 0)
     os.waitpid(thief, 0)
     if answers == b"-":
