@@ -64,6 +64,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int, ncclComm_t* newcomm,
 
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                             ncclComm_t* newcomm, ncclConfig_t*, int) {
+  if (excludeRanksList == nullptr && excludeRanksCount > 0) return ncclInvalidArgument;
   int rank = rank_of(comm);
   for (int i = 0; i < excludeRanksCount; ++i) rank -= excludeRanksList[i] < rank_of(comm);
   *newcomm = make_comm(ranks_of(comm) - excludeRanksCount, rank);
