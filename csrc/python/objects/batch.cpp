@@ -115,12 +115,19 @@ void Batch::issue_groups(End&& end) const {
   try {
     for (Library* library : libraries_) {
       GroupScope group(*library);
-      // The signals first: NCCL runs the one-sided operations of a context in order, so that a wait
-      // before the put that another rank waits for would not end.
-      for (const bool waits : {false, true})
+      // The waits for signals last: NCCL runs the one-sided operations of a context in order, so
+      // that a wait before the put that another rank waits for would not end.
+      bool waits = false;
+      for (const Entry& entry : entries_) {
+        if (entry.operation.kind == OperationKind::kWaitSignal)
+          waits = true;
+        else if (&entry.communicator->library() == library)
+          entry.communicator->issue(entry.operation);
+      }
+      if (waits)
         for (const Entry& entry : entries_)
-          if (&entry.communicator->library() == library &&
-              (entry.operation.kind == OperationKind::kWaitSignal) == waits)
+          if (entry.operation.kind == OperationKind::kWaitSignal &&
+              &entry.communicator->library() == library)
             entry.communicator->issue(entry.operation);
       end(group);
     }
