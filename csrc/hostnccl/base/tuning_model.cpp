@@ -57,8 +57,12 @@ Thresholds thresholds_of(const Measurements& measured) {
   // takes up to twice as long when the host of a virtual machine has moved them apart. So the
   // latter has to be clearly faster.
   constexpr double kStreamShare = 0.8;
-  // A direct collective has more steps and ends when the slowest reader has read everything.
-  constexpr double kDirectCollective = 1.25;
+  // A direct collective has more steps and ends when the slowest reader has read everything; in a
+  // message alone two CPUs copy pieces, one reads directly. What is measured fits into the caches:
+  // from some MiB on the single copy of a direct read wins, first where every rank copies.
+  constexpr double kDirectShare = 1.25;
+  constexpr double kMostCollective = 4 * kMiB;
+  constexpr double kMostMessage = 8 * kMiB;
 
   const double stream = crossing(total(measured, 0), times(total(measured, 1), kStreamShare));
   const bool streams = stream <= double(Measurements::kLarge);
@@ -66,15 +70,15 @@ Thresholds thresholds_of(const Measurements& measured) {
   const Time& exchange = measured.exchange[streams];
   const bool can_read = measured.direct.large != 0;
   const Time direct = plus(measured.direct, measured.round_trip);
-  const Time collective = times(plus(direct, measured.round_trip), kDirectCollective);
+  const Time collective = times(plus(direct, measured.round_trip), kDirectShare);
   const auto from = [can_read](const Time& staged, const Time& read, double least, double most) {
     return clamped(can_read ? crossing(staged, read) : kNever, least, most);
   };
   Thresholds found;
   found.stream = clamped(streams ? stream : kNever, double(Measurements::kSmall), kNever);
-  found.direct = from(measured.blocks[streams], collective, 64 * kKiB, 16 * kMiB);
-  found.direct_rooted = from(message, collective, 64 * kKiB, 16 * kMiB);
-  found.direct_message = from(message, direct, 16 * kKiB, 16 * kMiB);
+  found.direct = from(measured.blocks[streams], collective, 64 * kKiB, kMostCollective);
+  found.direct_rooted = from(message, collective, 64 * kKiB, kMostCollective);
+  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostMessage);
   found.direct_exchange = from(exchange, direct, 16 * kKiB, kMiB);
   return found;
 }
