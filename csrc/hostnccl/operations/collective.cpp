@@ -2,10 +2,13 @@
 
 #include <cstring>
 
+#include "hostnccl/kernels/copy.h"
 #include "hostnccl/operations/collective_paths.h"
 
 namespace hostnccl {
 namespace {
+
+constexpr size_t kBeyondCaches = size_t{4} << 20;  // a copy of this size evicts itself
 
 Pattern pattern_of(const CollectiveTraits& traits) {
   if (traits.reduces) return Pattern::Reduction;
@@ -68,7 +71,7 @@ const Descriptor& CollectiveCall::check_descriptor(int peer, const Descriptor& o
 void CollectiveCall::copy_own_block(size_t from, size_t bytes) const {
   char* to = recv_at(offset_in_recv(rank) + from);
   const char* source = own_block() + from;
-  if (bytes != 0 && to != source) std::memcpy(to, source, bytes);
+  if (bytes != 0 && to != source) stage(to, source, bytes, bytes >= kBeyondCaches);
 }
 
 void CollectiveCall::reduce_into(void* to, size_t count) const {
