@@ -173,7 +173,7 @@ class Mpich:
 
     def __init__(self, rank: int, nranks: int, rendezvous: Path) -> None:
         del rank, nranks, rendezvous  # from mpiexec
-        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+        from mpi4py import MPI
 
         self._mpi = MPI
         self._comm: Any = MPI.COMM_WORLD

@@ -69,7 +69,7 @@ class _Rank:
 
 def main() -> None:
     """Serve as a rank of MPICH."""
-    from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+    from mpi4py import MPI
 
     nranks, folder, bind = sys.argv[1:]
     _serve("mpich", MPI.COMM_WORLD.rank, int(nranks), Path(folder), bind=bind == "bind")
