@@ -32,8 +32,12 @@ struct Owned {
       value.*member = nullptr;
       strings.erase(member);
     } else {
-      if (!PyUnicode_Check(text.ptr())) throw_type_error("value", "a str or None", text.ptr());
-      value.*member = (strings[member] = std::string(py::str(text))).c_str();
+      const bool is_bytes = PyBytes_Check(text.ptr());
+      if (!is_bytes && !PyUnicode_Check(text.ptr()))
+        throw_type_error("value", "a str, bytes or None", text.ptr());
+      value.*member =
+          (strings[member] = is_bytes ? std::string(py::bytes(text)) : std::string(py::str(text)))
+              .c_str();
     }
   }
 };
