@@ -153,13 +153,21 @@ template <class Step>
 void Window::or_discard(const std::vector<Window*>& windows, Step&& step) {
   try {
     step();
-  } catch (...) {
-    for (const Window* window : windows) {
-      Communicator& communicator = *window->communicator_;
-      if (communicator.blocking() && !communicator.revoked() && !communicator.failed())
-        communicator.discard();
-    }
+  } catch (const NcclFailure& failure) {  // what NCCL refuses it refuses on all ranks
+    if (failure.code != ncclInvalidArgument && failure.code != ncclInvalidUsage)
+      discard_healthy(windows);
     throw;
+  } catch (...) {
+    discard_healthy(windows);
+    throw;
+  }
+}
+
+void Window::discard_healthy(const std::vector<Window*>& windows) {
+  for (const Window* window : windows) {
+    Communicator& communicator = *window->communicator_;
+    if (communicator.blocking() && !communicator.revoked() && !communicator.failed())
+      communicator.discard();
   }
 }
 

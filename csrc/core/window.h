@@ -68,6 +68,7 @@ class Window {
 
   template <class Step>
   static void or_discard(const std::vector<Window*>& windows, Step&& step);
+  static void discard_healthy(const std::vector<Window*>& windows);
   static void exchange_offers(const std::vector<Window*>& windows);
   Offer make_offer();
   void check_offers() const;
