@@ -38,6 +38,17 @@ class Library(Protocol):
         """The call that runs the row once; None where the library has no such operation."""
 
 
+def _shared_id(rank: int, rendezvous: Path, new_id: Callable[[], bytes]) -> bytes:
+    """The id that rank 0 makes, through a file."""
+    if rank == 0:
+        written = rendezvous.with_suffix(".new")
+        written.write_bytes(new_id())
+        written.rename(rendezvous)
+    while not rendezvous.exists():
+        os.sched_yield()
+    return rendezvous.read_bytes()
+
+
 class Hostnccl:
     """hostnccl through pynccl.raw; buffers are addresses."""
 
@@ -46,13 +57,8 @@ class Hostnccl:
 
         self._raw = raw
         self._library = raw.load("host")
-        if rank == 0:
-            written = rendezvous.with_suffix(".new")
-            written.write_bytes(bytes(self._library.ncclGetUniqueId()))
-            written.rename(rendezvous)
-        while not rendezvous.exists():
-            os.sched_yield()
-        self._comm = self._library.ncclCommInitRank(nranks, rendezvous.read_bytes(), rank)
+        unique_id = _shared_id(rank, rendezvous, lambda: bytes(self._library.ncclGetUniqueId()))
+        self._comm = self._library.ncclCommInitRank(nranks, unique_id, rank)
         # NCCL has no barrier: a sum of one element, as in torch.distributed.
         self._word = np.zeros(1, np.float32)
         word, all_reduce, comm = self._word.ctypes.data, self._library.ncclAllReduce, self._comm
@@ -111,15 +117,8 @@ class Objects:
         from pynccl import nccl
 
         self._arrays, self._nccl = arrays, nccl
-        unique_id = b""
-        if rank == 0:
-            unique_id = bytes(nccl.get_unique_id("host"))
-            written = rendezvous.with_suffix(".new")
-            written.write_bytes(unique_id)
-            written.rename(rendezvous)
-        while not rendezvous.exists():
-            os.sched_yield()
-        self._comm = nccl.Communicator(nranks, rendezvous.read_bytes(), rank, provider="host")
+        unique_id = _shared_id(rank, rendezvous, lambda: bytes(nccl.get_unique_id("host")))
+        self._comm = nccl.Communicator(nranks, unique_id, rank, provider="host")
         self._word = self._view(np.zeros(4, np.uint8), "float32")
         self.version = importlib.import_module(arrays).__version__
 

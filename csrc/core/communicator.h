@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <ranges>
 #include <source_location>
 #include <thread>
 #include <utility>
@@ -118,8 +119,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // so. hint: follows NCCL's text of ncclInvalidArgument.
   [[noreturn]] void throw_failed(ncclResult_t result, const char* function, const char* file,
                                  int line, const char* hint = "");
-  // The same for the end of a group, which has thrown: it adds to the text.
-  void note_failed(std::string& text);
+  // The same for a group that has thrown: its communicators add to the text.
+  template <std::ranges::input_range Communicators>
+  [[noreturn]] static void rethrow_failed(const NcclFailure& failure,
+                                          const Communicators& communicators) {
+    std::string text = failure.what();
+    for (Communicator* communicator : communicators) communicator->note_failed(text);
+    throw NcclFailure(failure.code, failure.function, failure.rank, text);
+  }
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
@@ -178,6 +185,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // kMaking: NCCL was called and has not written the handle yet. kAbandoned: init_timeout has
   // passed while NCCL was called.
   enum class State { kPending, kMaking, kOpen, kSuspended, kClosed, kAbandoned };
+
+  void note_failed(std::string& text);  // adds to the text of a failure
 
   // A Use in issue(), at the price of two stores: one thread at a time issues operations.
   class Issuing {

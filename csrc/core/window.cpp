@@ -1,6 +1,7 @@
 #include "core/window.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "abi/constants.h"
@@ -139,9 +140,9 @@ void Window::make(const std::vector<Window*>& windows) {
     });
     group.end();
   } catch (const NcclFailure& failure) {
-    std::string text = failure.what();
-    for (const Window* window : windows) window->communicator_->note_failed(text);
-    throw NcclFailure(failure.code, failure.function, failure.rank, text);
+    Communicator::rethrow_failed(failure, windows | std::views::transform([](const Window* window) {
+                                            return window->communicator_.get();
+                                          }));
   }
   for (Window* window : windows) window->finish();
   set_up_one_sided(windows);

@@ -50,16 +50,21 @@ def _connect(name: bytes) -> socket.socket | None:
     return stranger
 
 
+def _become(uid: int) -> None:
+    """Give this process, which is a child, another user's identity, and a limited life."""
+    signal.alarm(_LIFE)
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
 @contextlib.contextmanager
 def _stranger(act: Callable[[], object], uid: int = _STRANGER) -> Iterator[None]:
     """A process of a user that calls a function again and again."""
     child = os.fork()
     if child == 0:
         try:
-            signal.alarm(_LIFE)
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
+            _become(uid)
             while True:
                 act()
         finally:
@@ -140,9 +145,7 @@ def _disagree(rank: Rank) -> list[bytes]:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
+            _become(uid)
             for name in names:
                 if connection := _connect(name):
                     with contextlib.suppress(OSError):
@@ -323,10 +326,7 @@ def test_the_user_id_of_strangers_is_no_way_in() -> None:
     thief = os.fork()
     if thief == 0:
         try:
-            signal.alarm(_LIFE)
-            os.setgroups([])
-            os.setgid(_STRANGER)
-            os.setuid(_STRANGER)
+            _become(_STRANGER)
             end = time.monotonic() + 8
             while time.monotonic() < end:
                 if loot := _steal():

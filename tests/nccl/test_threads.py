@@ -5,6 +5,7 @@ makes communicators and windows, and blocked threads do not disturb the end of t
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -204,14 +206,7 @@ def test_objects_are_not_made_in_a_raw_group(launch: Launcher) -> None:
 
 
 def _run_script(script: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script, *args],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_command([sys.executable, "-c", script, *args], _ROOT, os.environ, timeout=60)
 
 
 _BLOCKED_AT_EXIT = """

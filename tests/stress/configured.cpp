@@ -56,7 +56,7 @@ void parameters() {
     OK(ncclParamGetParameter(keys[i], &value, &length));
     ncclParamHandle_t handle;
     OK(ncclParamBind(&handle, keys[i]));
-    char bytes[64];
+    char bytes[1024];
     OK(ncclParamGet(handle, bytes, sizeof bytes, &length));
   }
 }

@@ -129,7 +129,7 @@ void unpaired_message_to_self() {
 }
 
 void unequal(size_t sent, ncclDataType_t sent_type, size_t received) {
-  with_communicators(2, [&](int rank, ncclComm_t comm) {
+  const auto exchange_unequal = [&](int rank, ncclComm_t comm) {
     std::vector<int32_t> data(10000);
     const ncclResult_t result = rank == 0
                                     ? ncclSend(data.data(), sent, sent_type, 1, comm, nullptr)
@@ -138,7 +138,8 @@ void unequal(size_t sent, ncclDataType_t sent_type, size_t received) {
     if (rank == 1 || sent > 5000) CHECK(result == ncclInvalidUsage);
     if (result != ncclSuccess) CHECK_LAST_ERROR("rank 0 sends " + std::to_string(sent));
     CHECK(state_of(comm) == (rank == 1 || sent > 5000 ? ncclInvalidUsage : state_of(comm)));
-  });
+  };
+  with_communicators(2, exchange_unequal, ncclInvalidUsage);
 }
 
 }  // namespace

@@ -42,8 +42,10 @@ ncclUniqueId new_id();
 // Runs body in one thread per rank, and joins them.
 void in_threads(int nranks, const std::function<void(int rank)>& body);
 
-// The same, with a communicator per rank, destroyed afterwards.
-void with_communicators(int nranks, const std::function<void(int rank, ncclComm_t comm)>& body);
+// The same, with a communicator per rank, destroyed afterwards: ncclCommDestroy returns the error
+// that the communicator has, or failure, with which an operation of body may still end.
+void with_communicators(int nranks, const std::function<void(int rank, ncclComm_t comm)>& body,
+                        ncclResult_t failure = ncclSuccess);
 
 // The asynchronous error of the communicator, once it is no longer ncclInProgress.
 ncclResult_t state_of(ncclComm_t comm);

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "hostnccl/base/mix.h"
 #include "hostnccl/base/params.h"
 
 namespace hostnccl {
@@ -14,12 +15,7 @@ constexpr double kShortest = 1e-6;  // seconds; half of all work is not delayed
 constexpr double kLongest = 3e-3;
 
 // SplitMix64 (Steele, Lea and Flood), which accepts any seed.
-uint64_t next(uint64_t& state) {
-  uint64_t z = state += 0x9e3779b97f4a7c15;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
+uint64_t next(uint64_t& state) { return mix(state += 0x9e3779b97f4a7c15); }
 
 // Random generator of one thread.
 struct Generator {

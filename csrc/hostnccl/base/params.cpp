@@ -185,7 +185,7 @@ uint64_t param_number(ParamId id) {
 
 std::string param_text(ParamId id) {
   if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
-  // The instruction set in use, which may be older than the one that is given.
+  // The instruction set in use: HOSTNCCL_ISA may name one that this CPU does not have.
   if (id == ParamId::Isa) return kernel_isa();
   // What was measured, also if "on" is given; nothing is with "off".
   if (const auto measured = measured_text(id); measured && id == ParamId::Tuning) return *measured;

@@ -13,7 +13,7 @@ namespace hostnccl {
 // Whether the two ranks can run at the same time.
 bool can_calibrate(const Segment& segment);
 
-// Rank 0 and rank 1 call these together. Takes about 3 ms and at most 10 ms; no result if the ranks
+// Rank 0 and rank 1 call these together. Takes about 3 ms and at most 30 ms; no result if the ranks
 // were interrupted too often.
 std::optional<Measurements> lead_calibration(Segment& segment);
 void follow_calibration(Segment& segment);

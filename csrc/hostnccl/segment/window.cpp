@@ -2,16 +2,9 @@
 
 #include <algorithm>
 
+#include "hostnccl/base/mix.h"
+
 namespace hostnccl {
-namespace {
-
-uint64_t mix(uint64_t x) {  // finaliser of SplitMix64
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
 
 HandleTable<Window>& windows() {
   static HandleTable<Window>& table = *new HandleTable<Window>;

@@ -14,8 +14,6 @@ namespace pynccl::python {
 // The arguments of a call by name; nullptr for one that was not given.
 struct OperationArguments {
   Owners* owners = nullptr;  // gets what owns the memory besides the arguments
-
-  PyObject* owner() const { return owners ? owners->get() : nullptr; }
   PyObject* tensor = nullptr;
   PyObject* root_or_peer = nullptr;
   PyObject* op = nullptr;
@@ -24,6 +22,8 @@ struct OperationArguments {
   PyObject* count = nullptr;
   PyObject* dtype = nullptr;
   PyObject* config = nullptr;
+
+  PyObject* owner() const { return owners ? owners->get() : nullptr; }
 };
 
 // The operation of a call. Throws TypeError and ValueError that name the argument.

@@ -1,4 +1,5 @@
 // P2POp, and the fast function batch_isend_irecv: a list of P2POps as one NCCL group.
+#include <array>
 #include <vector>
 
 #include "core/issue.h"
@@ -246,9 +247,7 @@ void issue_together(Communicator& communicator, const std::vector<Operation>& op
     }
     group.end();
   } catch (const NcclFailure& failure) {
-    std::string text = failure.what();
-    communicator.note_failed(text);
-    throw NcclFailure(failure.code, failure.function, failure.rank, text);
+    Communicator::rethrow_failed(failure, std::array{&communicator});
   }
 }
 

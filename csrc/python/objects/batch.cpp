@@ -1,6 +1,7 @@
 #include "python/objects/batch.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "core/graph.h"
@@ -132,9 +133,9 @@ void Batch::issue_groups(End&& end) const {
       end(group);
     }
   } catch (const NcclFailure& failure) {
-    std::string text = failure.what();
-    for (const Entry& entry : entries_) entry.communicator->note_failed(text);
-    throw NcclFailure(failure.code, failure.function, failure.rank, text);
+    Communicator::rethrow_failed(failure, entries_ | std::views::transform([](const Entry& entry) {
+                                            return entry.communicator;
+                                          }));
   }
 }
 
