@@ -59,10 +59,11 @@ Thresholds thresholds_of(const Measurements& measured) {
   constexpr double kStreamShare = 0.8;
   // A direct collective has more steps and ends when the slowest reader has read everything; in a
   // message alone two CPUs copy pieces, one reads directly. What is measured fits into the caches:
-  // from some MiB on the single copy of a direct read wins, first where every rank copies.
+  // from some MiB on a direct read takes less time, from fewer where every rank copies than where
+  // one sends.
   constexpr double kDirectShare = 1.25;
-  constexpr double kMostCollective = 4 * kMiB;
-  constexpr double kMostMessage = 8 * kMiB;
+  constexpr double kMostExchange = 4 * kMiB;
+  constexpr double kMostFromOne = 32 * kMiB;
 
   const double stream = crossing(total(measured, 0), times(total(measured, 1), kStreamShare));
   const bool streams = stream <= double(Measurements::kLarge);
@@ -76,9 +77,9 @@ Thresholds thresholds_of(const Measurements& measured) {
   };
   Thresholds found;
   found.stream = clamped(streams ? stream : kNever, double(Measurements::kSmall), kNever);
-  found.direct = from(measured.blocks[streams], collective, 64 * kKiB, kMostCollective);
-  found.direct_rooted = from(message, collective, 64 * kKiB, kMostCollective);
-  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostMessage);
+  found.direct = from(measured.blocks[streams], collective, 64 * kKiB, kMostExchange);
+  found.direct_rooted = from(message, collective, 64 * kKiB, kMostFromOne);
+  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostFromOne);
   found.direct_exchange = from(exchange, direct, 16 * kKiB, kMiB);
   return found;
 }

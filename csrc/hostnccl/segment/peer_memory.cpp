@@ -12,7 +12,7 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kBlock = size_t{4} << 20;  // read between two checks for a failure
+constexpr size_t kBlock = size_t{64} << 20;  // read between two checks for a failure
 
 // The number of bytes read; less than requested, with errno, if it failed.
 size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
