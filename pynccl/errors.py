@@ -73,7 +73,10 @@ class NcclInProgressError(NcclError):
 
 
 class NcclTimeoutError(NcclError):
-    """``ncclTimeout``: a time limit expired before all ranks had taken part."""
+    """``ncclTimeout``: a time limit expired before all ranks had taken part.
+
+    See :attr:`pynccl.nccl.Config.timeout` and ``docs/reliability.md``.
+    """
 
 
 class DriverError(RuntimeError):

@@ -1,12 +1,12 @@
 #include "core/communicator.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 
 #include "abi/constants.h"
 #include "core/device.h"
 #include "core/issue.h"
+#include "core/monitor.h"
 #include "core/poll.h"
 #include "core/run_within.h"
 #include "core/window.h"
@@ -26,32 +26,6 @@ Communicator::Use::Use(Communicator& communicator) : communicator_(communicator)
   if (state == State::kOpen || state == State::kSuspended) return;
   communicator.end_use();
   communicator.throw_not_open();
-}
-
-void Communicator::throw_not_open() const {
-  const State state = state_.load();
-  if (state == State::kSuspended)
-    throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
-                      "communicator: it is suspended; resume() makes it usable again");
-  throw std::invalid_argument(
-      state == State::kPending  ? "communicator: it is still being made; leave the group first"
-      : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
-                                : "communicator: it is closed");
-}
-
-void Communicator::throw_failed(ncclResult_t result, const char* function, const char* file,
-                                int line, const char* hint) {
-  std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
-  if (result == ncclInvalidArgument) text += hint;
-  note_failed(text);
-  throw NcclFailure(result, function, rank_, text + place_text(file, line));
-}
-
-void Communicator::note_failed(std::string& text) {
-  constexpr std::string_view kAborted = "; another thread has aborted the communicator";
-  // A refused argument leaves the communicator without an error: close() has none to throw yet.
-  if (failed()) error_thrown_ = true;
-  if (closed() && !text.ends_with(kAborted)) text += kAborted;
 }
 
 void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank) {
@@ -142,7 +116,8 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
   const Use comm(parent);
   no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
-  parent.check(split(comm, color, key, created_.get(), child_config()), creator_);
+  const Waiting waiting(parent, creator_);
+  waiting.check(split(comm, color, key, created_.get(), child_config()));
 }
 
 void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
@@ -150,9 +125,9 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   const Use comm(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   if (flags != 0) parent.revoked_ = true;
-  parent.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
-                      child_config(), flags),
-               creator_);
+  const Waiting waiting(parent, creator_);
+  waiting.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
+                       child_config(), flags));
 }
 
 void Communicator::begin_grow(Communicator& parent, int nranks,
@@ -160,8 +135,8 @@ void Communicator::begin_grow(Communicator& parent, int nranks,
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   const Use comm(parent);
   begin_child(parent, "ncclCommGrow", false, true);
-  parent.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()),
-               creator_);
+  const Waiting waiting(parent, creator_);
+  waiting.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()));
 }
 
 void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
@@ -177,6 +152,7 @@ Communicator::Options Communicator::inherited() const {
   Options options;
   options.config.blocking = options_.config.blocking;
   options.init_timeout = options_.init_timeout;
+  options.timeout = options_.timeout;
   options.device = device_ < 0 ? options_.device : device_;
   options.inherits = true;
   return options;
@@ -242,9 +218,19 @@ bool Communicator::take_handle() {
   const ncclComm_t made = std::atomic_ref(*created_).load(std::memory_order_acquire);
   if (!made) return false;
   comm_.store(made, std::memory_order_release);
+  begin_deadlines();
   State making = State::kMaking;  // another thread may have aborted meanwhile
   state_.compare_exchange_strong(making, State::kOpen);
   return true;
+}
+
+void Communicator::begin_deadlines() {
+  const bool blocking_null = library_->memory() == Memory::kHost;
+  int device = options_.device;
+  if (!blocking_null) device = DeviceScope(*library_, device).device();
+  deadlines_->set_limit(options_.timeout ? limit_from_seconds(options_.timeout) : default_limit());
+  deadlines_->begin(library_, device, blocking_null);
+  Monitor::get().add(deadlines_, weak_from_this());
 }
 
 void Communicator::read_identity() {
@@ -287,17 +273,6 @@ void Communicator::wait_ready(std::optional<double> seconds) {
     throw_late(*seconds, "ncclCommGetAsyncError");
 }
 
-void Communicator::throw_late(double seconds, const char* function) const {
-  const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
-  const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
-  char limit[32];
-  std::snprintf(limit, sizeof limit, "%g s", seconds);
-  std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
-                     " did not complete within " + limit;
-  if (last && *last) text += std::string(": ") + last;
-  throw NcclFailure(ncclTimeout, function, rank_, text);
-}
-
 std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_ptr<Library> library,
                                                                   const std::vector<int>& devices,
                                                                   Factory make) {
@@ -317,21 +292,30 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
 
 void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
 
+void Communicator::issue_in_group(const Operation& operation) {
+  const ncclComm_t comm = handle();
+  if (CommunicatorObservers::watched())
+    CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
+  const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation,
+                                  deadlines_->group_began(), deadlines_->group_limit());
+  call_nccl(operation.kind, comm, operation);
+}
+
 // all_to_all, gather and scatter on a library before 2.28: a group of sends and receives.
 void Communicator::issue_as_messages(const Operation& o, int nranks) {
   const std::size_t block = o.count * element_size(o.dtype);
   const auto* sends = static_cast<const char*>(o.sendbuff);
   auto* receives = static_cast<char*>(o.recvbuff);
   const bool root = rank_ == o.root_or_peer;
+  const Use comm(*this);
   const auto transfer = [&](OperationKind kind, int peer, const void* send, void* receive) {
     Operation message = o;
     message.kind = kind;
     message.root_or_peer = peer;
     message.sendbuff = send;
     message.recvbuff = receive;
-    issue(message);
+    call_nccl(kind, comm, message);
   };
-  const Use use(*this);  // transfer() ends its own before the group ends
   GroupScope group(*library_);
   switch (o.kind) {
     case OperationKind::kAllToAll:
@@ -398,13 +382,15 @@ void Communicator::begin_suspend() {
   const Claim claim(shared_from_this());
   check_shares_nothing();
   const Use comm(*this);
-  check(suspend(comm, NCCL_SUSPEND_MEM), "ncclCommSuspend");
+  const Waiting waiting(*this, "ncclCommSuspend");
+  waiting.check(suspend(comm, NCCL_SUSPEND_MEM));
   changed_ = State::kSuspended;
 }
 
 void Communicator::begin_resume() {
   const Use comm(*this);
-  NCCL_CHECK(*library_, comm, rank_, ncclCommResume, (comm));
+  const Waiting waiting(*this, "ncclCommResume");
+  waiting.check(library_->nccl<&NcclTable::ncclCommResume>()(comm));
   changed_ = State::kOpen;
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/barrier.h"
+#include "core/deadlines.h"
 #include "core/error.h"
 #include "core/library.h"
 #include "core/operation.h"
@@ -28,6 +29,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct Options {
     ncclConfig_t config;                 // strings in it must outlive the creation
     std::optional<double> init_timeout;  // seconds; none: the library's own limit
+    std::optional<double> timeout;       // seconds of every operation; none: default_limit()
     int device = -1;                     // below 0: the thread's current device
     bool inherits = false;               // of a child: NCCL copies the parent's configuration
   };
@@ -67,6 +69,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void issue(const Operation& operation);
   // The same for a kind known at compile time, inlined to the call of its function: core/issue.h.
   void issue(OperationKind kind, const Operation& operation);
+  // In an open group, between begin_group() and end_group() of the communicator.
+  void issue_in_group(const Operation& operation);
   // Checks that the library supports an operation with a configuration. Throws MissingFunction, or
   // std::invalid_argument for a field that the library is too old for.
   void check_configured(const Operation& operation) const;
@@ -123,10 +127,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   template <std::ranges::input_range Communicators>
   [[noreturn]] static void rethrow_failed(const NcclFailure& failure,
                                           const Communicators& communicators) {
-    std::string text = failure.what();
-    for (Communicator* communicator : communicators) communicator->note_failed(text);
-    throw NcclFailure(failure.code, failure.function, failure.rank, text);
+    NcclFailure noted = failure;
+    for (Communicator* communicator : communicators) noted = communicator->noted(noted);
+    throw noted;
   }
+
+  // The deadlines of its operations and calls, and the records of its operations.
+  Deadlines& deadlines() { return *deadlines_; }
+  const Deadlines& deadlines() const { return *deadlines_; }
+  // For the monitor: something has not come in time. The communicator is revoked, or aborted where
+  // NCCL cannot revoke it; all who wait, and later operations, throw ncclTimeout.
+  void expire(const Deadlines::Late& late) noexcept;
+  bool expired() const { return expired_.load(std::memory_order_acquire); }
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
@@ -186,7 +198,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // passed while NCCL was called.
   enum class State { kPending, kMaking, kOpen, kSuspended, kClosed, kAbandoned };
 
-  void note_failed(std::string& text);  // adds to the text of a failure
+  NcclFailure noted(const NcclFailure& failure);  // with what the communicator knows of it
+  std::string expiry() const;
 
   // A Use in issue(), at the price of two stores: one thread at a time issues operations.
   class Issuing {
@@ -210,6 +223,39 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     if (!succeeded(result)) [[unlikely]]
       throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
   }
+  // The same for the call of an operation.
+  void check_operation(ncclResult_t result, const char* function, const char* hint = "",
+                       std::source_location where = std::source_location::current()) {
+    if (!succeeded(result)) [[unlikely]]
+      throw_operation_failed(result, function, hint, where);
+  }
+  [[noreturn]] void throw_operation_failed(ncclResult_t result, const char* function,
+                                           const char* hint, std::source_location where);
+  // A call of NCCL that waits for the other ranks, from construction to destruction. After the
+  // communicator has expired its errors are its own: shrink() is made for that.
+  class Waiting {
+   public:
+    Waiting(Communicator& communicator, const char* function)
+        : communicator_(communicator),
+          function_(function),
+          expired_(communicator.expired()),
+          call_(communicator.deadlines(), function) {}
+    void check(ncclResult_t result,
+               std::source_location where = std::source_location::current()) const {
+      const int line = static_cast<int>(where.line());
+      if (succeeded(result)) return;
+      if (!expired_) communicator_.throw_failed(result, function_, where.file_name(), line);
+      throw_nccl(communicator_.library(), result, function_, communicator_.comm_.load(),
+                 communicator_.known_rank(), where.file_name(), line);
+    }
+
+   private:
+    Communicator& communicator_;
+    const char* function_;
+    const bool expired_;
+    const Deadlines::Call call_;
+  };
+
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator, bool shares, bool grows = false);
   bool shares() const;
@@ -224,12 +270,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
       read_identity();
     return *this;
   }
+  void begin_deadlines();
   void read_identity();
   void choose_device();
   void abandon();
   void free_abandoned();
   bool in_use() const { return issuing_.load() || uses_.load() != 0; }
   void end_calls();
+  void end_expired();
+  bool finalize_within_limit();
+  void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);
 
@@ -239,6 +289,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<ncclComm_t> comm_ = nullptr;
   std::atomic<bool> issuing_ = false;
   std::atomic<int> uses_ = 0;
+  const std::shared_ptr<Deadlines> deadlines_ = std::make_shared<Deadlines>();
+  std::atomic<bool> expired_ = false;
   // Where NCCL writes the handle. For a child of a non-blocking parent a thread of NCCL writes it
   // later, so the parent keeps this memory alive too.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
@@ -254,7 +306,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   State changed_ = State::kOpen;       // by finish_change()
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
-  mutable std::mutex mutex_;                // of the following, up to kept_
+  bool finalized_ = false;
+  mutable std::mutex mutex_;  // of the following, up to kept_
+  std::string expiry_;        // once expired
   std::thread::id claimed_by_;
   int claims_ = 0;
   std::deque<ncclWindow_t> windows_;

@@ -1,6 +1,9 @@
 // The end of a communicator: finalize, close, abort and revoke.
+#include <cstdio>
+
 #include "abi/constants.h"
 #include "core/communicator.h"
+#include "core/monitor.h"
 #include "core/observer.h"
 #include "core/poll.h"
 #include "core/run_within.h"
@@ -25,7 +28,10 @@ ncclResult_t abort_bounded(const std::shared_ptr<Library>& library, ncclComm_t c
 
 void Communicator::finalize() {
   const Use comm(*this);
-  NCCL_CHECK(*library_, comm, rank_, ncclCommFinalize, (comm));
+  const Waiting waiting(*this, "ncclCommFinalize");
+  finalized_ = true;
+  waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
+  if (expired()) throw NcclFailure(ncclTimeout, "ncclCommFinalize", rank_, expiry());
 }
 
 void Communicator::close() {
@@ -44,12 +50,25 @@ void Communicator::close() {
       throw NcclFailure(error, "ncclCommDestroy", rank_, text);
     }
   }
+  // ncclCommDestroy waits for the operations, too, but then the communicator cannot be revoked.
+  const bool in_time = finalize_within_limit();
   const ncclComm_t comm = take_to_free();
   if (!comm) return;
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
   release_kept();
+  if (!in_time) throw NcclFailure(ncclTimeout, "ncclCommDestroy", rank_, expiry());
   if (!succeeded(result) && !error_thrown_)
     throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
+}
+
+bool Communicator::finalize_within_limit() {
+  const auto finalize = library_->nccl_table().ncclCommFinalize;
+  if (!finalize || finalized_ || expired() || revoked_ || !blocking() || state_ != State::kOpen)
+    return true;
+  const Use comm(*this);
+  const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
+  finalize(comm);  // its failure is that of ncclCommDestroy, too
+  return !expired();
 }
 
 void Communicator::abort() {
@@ -97,6 +116,7 @@ ncclComm_t Communicator::take_to_free() {
     if (before >= State::kClosed) return nullptr;
   } while (!state_.compare_exchange_weak(before, State::kClosed));
   if (before < State::kOpen) return std::atomic_ref(*created_).exchange(nullptr);
+  Monitor::get().remove(*deadlines_);
   end_calls();
   return comm_.exchange(nullptr);
 }
@@ -111,6 +131,31 @@ void Communicator::end_calls() {
       NCCL_CALL_NOTHROW(*library, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
     });
   poll_until(kEndCallsSeconds, [this] { return !in_use(); });
+}
+
+void Communicator::expire(const Deadlines::Late& late) noexcept {
+  if (expired()) return;
+  try {
+    char limit[64];
+    std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
+    const std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
+    {
+      const std::lock_guard lock(mutex_);
+      expiry_ = text;
+    }
+    deadlines_->expire();
+    expired_.store(true, std::memory_order_release);
+    ExpiredStreams::add(late.streams, NcclFailure(ncclTimeout, late.what, rank_, text));
+    end_expired();
+  } catch (const std::exception&) {  // the calls of NCCL that still return throw the expiry
+  }
+}
+
+void Communicator::end_expired() {
+  if (!library_->nccl_table().ncclCommRevoke) return abort_alone();
+  revoked_ = true;  // before the calls of other threads return
+  const auto self = shared_from_this();
+  if (!run_within(kEndCallsSeconds, [self] { self->revoke(); })) abort_alone();
 }
 
 void Communicator::revoke() {

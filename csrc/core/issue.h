@@ -12,14 +12,23 @@ namespace pynccl {
   const ncclComm_t comm = handle();
   if (CommunicatorObservers::watched()) [[unlikely]]
     CommunicatorObservers::before_operation(shared_from_this(), o.stream);
+  Deadlines& deadlines = *deadlines_;
+  const std::int64_t now = coarse_time();
+  const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
+  call_nccl(kind, comm, o);
+  deadlines.enqueued(o.stream, now);
+}
+
+[[gnu::always_inline]] inline void Communicator::call_nccl(OperationKind kind, ncclComm_t comm,
+                                                           const Operation& o) {
   const NcclTable& nccl = library_->nccl_table();
-#define CALL(entry, function, ...)                        \
-  check((entry)(__VA_ARGS__, comm, o.stream), #function); \
+#define CALL(entry, function, ...)                                  \
+  check_operation((entry)(__VA_ARGS__, comm, o.stream), #function); \
   return
 #define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
-#define ONE_SIDED(function, ...)                                                        \
-  check(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function, \
-        kOneSidedHint);                                                                 \
+#define ONE_SIDED(function, ...)                                                                  \
+  check_operation(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function, \
+                  kOneSidedHint);                                                                 \
   return
   // PRESENT: every library from 2.18 on has the function, or sends and receives replace
   // it. ONE_SIDED: a library without the function is an error.

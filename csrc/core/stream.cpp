@@ -1,5 +1,9 @@
 #include "core/stream.h"
 
+#include <mutex>
+#include <set>
+
+#include "core/deadlines.h"
 #include "core/device.h"
 
 namespace pynccl {
@@ -25,6 +29,26 @@ void in_context_nothrow(const Library& library, int device, Call&& call) noexcep
   }
 }
 
+std::mutex existing_mutex;
+std::set<CUstream>& existing_streams() {
+  static auto& streams = *new std::set<CUstream>;
+  return streams;
+}
+
+// Calls the driver, and throws what has expired on the stream instead of the driver's error.
+template <class Wait>
+auto waiting(CUstream stream, Wait&& wait) {
+  const std::int64_t began = precise_time();
+  try {
+    const auto result = wait();
+    ExpiredStreams::check(stream, began);
+    return result;
+  } catch (const DriverFailure&) {
+    ExpiredStreams::check(stream, began);
+    throw;
+  }
+}
+
 bool done(const Library& library, CUresult result, const char* function) {
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) throw_driver(library, result, function, __FILE__, __LINE__);
@@ -47,10 +71,13 @@ Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
   const DeviceScope scope(*library_, device);
   device_ = scope.device();
   DRIVER_CHECK(*library_, StreamCreateWithPriority, (&stream_, CU_STREAM_NON_BLOCKING, priority));
+  const std::lock_guard lock(existing_mutex);
+  existing_streams().insert(stream_);
 }
 
 Stream::~Stream() {
   if (!stream_) return;
+  forget();
   const auto call = [&](const DriverTable& driver) { return driver.StreamDestroy(stream_); };
   in_context_nothrow(*library_, device_, call);
 }
@@ -72,13 +99,20 @@ CUstreamCaptureStatus Stream::capture_status() const {
   return status;
 }
 
-void Stream::synchronize() const { CHECK_IN_CONTEXT(StreamSynchronize, (handle())); }
+void Stream::synchronize() const {
+  waiting(handle(), [&] {
+    CHECK_IN_CONTEXT(StreamSynchronize, (handle()));
+    return true;
+  });
+}
 
 bool Stream::query() const {
   const RelaxedMode relaxed(*library_);
   const CUstream stream = handle();
-  const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
-  return done(*library_, in_context(*library_, device_, call), "cuStreamQuery");
+  return waiting(stream, [&] {
+    const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
+    return done(*library_, in_context(*library_, device_, call), "cuStreamQuery");
+  });
 }
 
 void Stream::wait(const Event& event) const {
@@ -92,8 +126,21 @@ void Stream::launch_host_function(CUhostFn function, void* data) const {
 void Stream::close() {
   if (!stream_) return;
   const CUstream stream = stream_;
+  forget();
   stream_ = nullptr;
   CHECK_IN_CONTEXT(StreamDestroy, (stream));
+}
+
+void Stream::forget() noexcept {
+  const std::lock_guard lock(existing_mutex);
+  existing_streams().erase(stream_);
+  ExpiredStreams::forget(stream_);
+}
+
+void Stream::if_existing(CUstream stream, const std::function<void()>& function) {
+  const std::lock_guard lock(existing_mutex);
+  const bool is_default = reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread;
+  if (is_default || existing_streams().contains(stream)) function();
 }
 
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)
@@ -115,9 +162,17 @@ CUevent Event::handle() const {
   return event_;
 }
 
-void Event::record(CUstream stream) const { CHECK_IN_CONTEXT(EventRecord, (handle(), stream)); }
+void Event::record(CUstream stream) const {
+  recorded_on_.store(stream, std::memory_order_relaxed);
+  CHECK_IN_CONTEXT(EventRecord, (handle(), stream));
+}
 
-void Event::synchronize() const { CHECK_IN_CONTEXT(EventSynchronize, (handle())); }
+void Event::synchronize() const {
+  waiting(recorded_on_.load(std::memory_order_relaxed), [&] {
+    CHECK_IN_CONTEXT(EventSynchronize, (handle()));
+    return true;
+  });
+}
 
 bool Event::query() const {
   const RelaxedMode relaxed(*library_);

@@ -3,6 +3,8 @@
 // and do not use these classes.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
 
 #include "core/library.h"
@@ -44,13 +46,20 @@ class Stream {
   int priority() const;
   CUstreamCaptureStatus capture_status() const;
 
+  // Both throw NcclFailure where an operation on the stream has expired: see core/deadlines.
   void synchronize() const;
   bool query() const;  // whether all enqueued work is done
   void wait(const Event& event) const;
   void launch_host_function(CUhostFn function, void* data) const;
   void close();  // enqueued work still runs
 
+  // Calls function if the stream is a default stream, or one of this class, which then exists until
+  // the function returns.
+  static void if_existing(CUstream stream, const std::function<void()>& function);
+
  private:
+  void forget() noexcept;
+
   std::shared_ptr<Library> library_;
   CUstream stream_ = nullptr;
   int device_ = 0;
@@ -76,6 +85,7 @@ class Event {
   std::shared_ptr<Library> library_;
   CUevent event_ = nullptr;
   int device_ = 0;
+  mutable std::atomic<CUstream> recorded_on_ = nullptr;
 };
 
 }  // namespace pynccl

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_coll_config(m);
   bind_buffer(m);
   bind_communicator(m);
+  bind_deadlines(m);
   bind_extension(m);
   bind_window(m);
   bind_arena(m);

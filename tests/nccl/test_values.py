@@ -38,6 +38,7 @@ _CONFIG = {
     "host_cft_mode": 2,
     "nvls_host_mode": 1,
     "init_timeout": 2.5,
+    "timeout": 3.5,
 }
 
 

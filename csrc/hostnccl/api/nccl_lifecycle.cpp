@@ -147,7 +147,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
     if (Group::of_this_thread().uses(revoked)) {
       fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
     }
-    revoked->state().revoke(CommState::RevokedBy::Revoke);
+    revoked->revoke(CommState::RevokedBy::Revoke);
     if (!revoked->settings().blocking) return ncclInProgress;
     revoked->order().wait_until_idle();
     return ncclSuccess;

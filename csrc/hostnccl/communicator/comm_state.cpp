@@ -155,10 +155,11 @@ void CommState::abort() {
   if (rendezvous_ != nullptr) rendezvous_->cancel();
 }
 
-void CommState::revoke(RevokedBy by) {
+void CommState::revoke(RevokedBy by, const std::string& waiting) {
   const std::lock_guard lock(mutex_);
   if (revoked()) return;
   revoked_by_ = by;
+  waiting_ = waiting;
   // Before revoked_, which frees this rank's threads: the first error that reaches the segment has
   // to name this rank. Ranks that do not wait for this one continue.
   if (order_.in_flight()) segment_->fail(revocation_for_others());
@@ -171,15 +172,16 @@ Error CommState::revocation() const {
                         ? "comm was revoked by ncclCommRevoke"
                         : "the operations of comm were ended by ncclCommShrink with "
                           "NCCL_SHRINK_ABORT";
-  return Error(abi::ncclInvalidUsage,
-               std::string(how) + ": it can only be split, shrunk and destroyed");
+  const std::string rank = waiting_.empty() ? "" : " while this rank " + waiting_;
+  return Error(abi::ncclInvalidUsage, how + rank + ": it can only be split, shrunk and destroyed");
 }
 
 Error CommState::revocation_for_others() const {
   const char* how = revoked_by_ == RevokedBy::Revoke
                         ? " revoked its communicator"
                         : " ended all operations of its communicator to shrink it";
-  return Error(abi::ncclRemoteError, segment_->name_of(rank_) + how);
+  return Error(abi::ncclRemoteError,
+               segment_->name_of(rank_) + how + (waiting_.empty() ? "" : " while it " + waiting_));
 }
 
 Error CommState::abort_for_others() const {

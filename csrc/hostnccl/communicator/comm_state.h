@@ -65,7 +65,8 @@ class CommState {
   void abort();
   // After this no operation runs any more, on this rank; operations in flight end with an error on
   // all ranks. The communicator can still be split and shrunk, even when ranks are dead.
-  void revoke(RevokedBy by);
+  // waiting: what this rank waits for, for the errors; may be empty.
+  void revoke(RevokedBy by, const std::string& waiting);
 
   // While suspension or resumption runs: ncclInProgress.
   void begin_suspension_change() { suspension_changes_.fetch_add(1, std::memory_order_acq_rel); }
@@ -100,6 +101,7 @@ class CommState {
   mutable std::mutex mutex_;  // of what follows, and of the transitions
   std::string error_text_;
   RevokedBy revoked_by_ = RevokedBy::Revoke;  // once revoked
+  std::string waiting_;                       // once revoked
   std::shared_ptr<Rendezvous> rendezvous_;    // while initializing
 };
 

@@ -158,6 +158,34 @@ void Communicator::abort() {
   if (segment_ != nullptr) segment_->leave(rank_, Presence::Aborted);
 }
 
+void Communicator::revoke(CommState::RevokedBy by) {
+  state_.revoke(by, segment_ ? waiting_text() : "");
+}
+
+// "waited for ranks 1 and 3 in ncclAllReduce(count=4, float32, sum)"; empty where it does not wait.
+std::string Communicator::waiting_text() const {
+  std::string text;
+  for (const WaitReport::Wait& wait : wait_report_.waits()) {
+    if (wait.condition.met()) continue;
+    std::vector<int> missing;
+    if (is_collective(wait.operation.kind)) {
+      for (int peer = 0; peer < nranks_; ++peer)
+        if (!collective_.step_of(peer).reached(wait.condition.target)) missing.push_back(peer);
+    } else {
+      missing.push_back(wait.peer);
+    }
+    std::string ranks;
+    for (size_t i = 0; i < missing.size(); ++i)
+      ranks += (i == 0                    ? ""
+                : i + 1 == missing.size() ? " and "
+                                          : ", ") +
+               std::to_string(missing[i]);
+    text += (text.empty() ? "waited for rank" : ", for rank") +
+            std::string(missing.size() > 1 ? "s " : " ") + ranks + " in " + to_text(wait.operation);
+  }
+  return text;
+}
+
 void Communicator::begin_operations() {
   order_.begin_running();
   if (!state_.stopped()) return;

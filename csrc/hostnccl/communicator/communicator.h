@@ -16,6 +16,7 @@
 #include "hostnccl/communicator/operation_order.h"
 #include "hostnccl/communicator/redop.h"
 #include "hostnccl/communicator/registrations.h"
+#include "hostnccl/communicator/wait_report.h"
 #include "hostnccl/rendezvous/rendezvous.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/segment.h"
@@ -36,6 +37,8 @@ class Communicator {
   void finalize();  // after state().start_finalizing(); blocks until issued operations are complete
   void destroy();   // throws the communicator's error after it, if it has one
   void abort();
+  // After this no operation runs any more: see CommState. Its errors say what this rank waits for.
+  void revoke(CommState::RevokedBy by);
 
   const CommSettings& settings() const { return settings_; }
   int rank() const { return rank_; }
@@ -51,6 +54,7 @@ class Communicator {
   DerivedKeys& derived_keys() { return derived_keys_; }
   RedOps& red_ops() { return red_ops_; }
   Registrations& registrations() { return registrations_; }
+  WaitReport& wait_report() { return wait_report_; }
   Windows& windows() { return windows_; }
   const Windows& windows() const { return windows_; }
   // Whether it shares resources with its parent, or an open child with it. In strict mode only.
@@ -72,6 +76,7 @@ class Communicator {
   void await_peer(Segment& segment, int peer, const WaitCondition& condition,
                   const Rendezvous& rendezvous, bool spins) const;
   void drain();
+  std::string waiting_text() const;
   Ref<Communicator> end_sharing();
 
   const CommSettings settings_;
@@ -88,6 +93,7 @@ class Communicator {
   DerivedKeys derived_keys_;
   RedOps red_ops_;
   Registrations registrations_;
+  WaitReport wait_report_;
   Windows windows_;
 };
 

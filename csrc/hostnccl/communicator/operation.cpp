@@ -58,4 +58,10 @@ std::string to_text(const Descriptor& call) {
   return text + ")";
 }
 
+std::string to_text(const Operation& operation) {
+  Operation call = operation;
+  call.multiplier = {};  // its address may have been freed
+  return to_text(describe(call));
+}
+
 }  // namespace hostnccl

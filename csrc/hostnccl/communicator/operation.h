@@ -105,7 +105,8 @@ struct Operation {
 
 Descriptor describe(const Operation& operation);  // reads the multiplier if it is an address
 bool same_call(const Descriptor& a, const Descriptor& b);
-std::string to_text(const Descriptor& call);  // "ncclAllReduce(count=4, float32, sum)"
+std::string to_text(const Descriptor& call);      // "ncclAllReduce(count=4, float32, sum)"
+std::string to_text(const Operation& operation);  // the same, and "ncclSend(count=4, float32)"
 
 const char* dtype_name(unsigned dtype);
 

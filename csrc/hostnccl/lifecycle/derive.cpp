@@ -52,7 +52,7 @@ void split(const Job& job, int color, int key) {
 void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
   Communicator& parent = *job.parent;
   if (aborts) {
-    parent.state().revoke(CommState::RevokedBy::Shrink);
+    parent.revoke(CommState::RevokedBy::Shrink);
     parent.order().wait_until_idle();
   } else if (!parent.state().revoked()) {
     const SequenceGuard earlier_operations_are_complete(parent, job.sequence);

@@ -98,12 +98,16 @@ std::optional<Error> ProgressEngine::run() {
   bool slept = false;
   while (unfinished_queues_ != 0) {
     if (advance_all()) {
+      if (slept) clear_reports();
       backoff.reset();
       slept = false;
       continue;
     }
     if (!slept && backoff.wait()) continue;
-    if (!slept) last_check = Clock::now();
+    if (!slept) {
+      last_check = Clock::now();
+      report_waits();
+    }
     slept = true;
     sleep();
     const auto now = Clock::now();
@@ -111,6 +115,7 @@ std::optional<Error> ProgressEngine::run() {
     if (check_liveness) last_check = now;
     check_waits(check_liveness);
   }
+  if (slept) clear_reports();
   puts_.clear();  // their windows can be deregistered
   return std::move(error_);
 }
@@ -208,6 +213,20 @@ void ProgressEngine::sleep() {
     if (waiting(queue)) conditions_.push_back(queue.blocked.condition);
   }
   sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
+}
+
+void ProgressEngine::report_waits() {
+  for (const PeerQueue& queue : queues_) {
+    if (!waiting(queue) || !queue.task) continue;
+    const Operation& operation = operations_[queue.next - 1].operation;
+    works_[queue.work].comm->wait_report().publish(
+        {operation, queue.blocked.condition, queue.blocked.owner});
+  }
+}
+
+void ProgressEngine::clear_reports() {
+  for (const CommunicatorWork& work : works_)
+    if (work.begun) work.comm->wait_report().clear();
 }
 
 // Ends the work of communicators that can no longer progress.

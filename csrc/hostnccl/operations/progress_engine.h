@@ -78,6 +78,8 @@ class ProgressEngine {
   void finish(PeerQueue& queue);
   void fail_work(size_t work, const Error& error);
   void sleep();
+  void report_waits();
+  void clear_reports();
   void check_waits(bool check_liveness);
 
   std::vector<CommunicatorWork> works_;

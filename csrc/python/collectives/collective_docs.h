@@ -13,6 +13,8 @@ inline constexpr char kCommon[] =
 Raises:
     TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
     NcclError: NCCL failed.
+    NcclTimeoutError: the operation, or an earlier one of the communicator, took longer than its
+        time limit: see Config.timeout.
 )";
 
 // For the operations that take a CollConfig: all collectives.

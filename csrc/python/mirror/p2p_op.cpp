@@ -237,14 +237,10 @@ std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchang
 
 void issue_together(Communicator& communicator, const std::vector<Operation>& operations) {
   const Communicator::Use use(communicator);  // of a closed one nothing is sent
+  const Deadlines::Group deadline(communicator.deadlines());
   try {
     GroupScope group(communicator.library());
-    for (const Operation& operation : operations) {
-      if (operation.kind == Kind::kSend)
-        communicator.issue(Kind::kSend, operation);
-      else
-        communicator.issue(Kind::kRecv, operation);
-    }
+    for (const Operation& operation : operations) communicator.issue_in_group(operation);
     group.end();
   } catch (const NcclFailure& failure) {
     Communicator::rethrow_failed(failure, std::array{&communicator});

@@ -84,14 +84,20 @@ void Batch::hold_until_done() const {
   }
 }
 
-// Communicator::Use for the communicators of all entries.
+// Communicator::Use for the communicators of all entries, which form a group of each.
 class Batch::Uses {
  public:
   explicit Uses(const std::vector<Entry>& entries) : entries_(entries) {
-    each([](Communicator& communicator) { communicator.begin_use(); });
+    each([](Communicator& communicator) {
+      communicator.begin_use();
+      communicator.deadlines().begin_group();
+    });
   }
   ~Uses() {
-    each([](Communicator& communicator) { communicator.end_use(); });
+    each([](Communicator& communicator) {
+      communicator.deadlines().end_group();
+      communicator.end_use();
+    });
   }
   Uses(const Uses&) = delete;
   Uses& operator=(const Uses&) = delete;
@@ -123,13 +129,13 @@ void Batch::issue_groups(End&& end) const {
         if (entry.operation.kind == OperationKind::kWaitSignal)
           waits = true;
         else if (&entry.communicator->library() == library)
-          entry.communicator->issue(entry.operation);
+          entry.communicator->issue_in_group(entry.operation);
       }
       if (waits)
         for (const Entry& entry : entries_)
           if (entry.operation.kind == OperationKind::kWaitSignal &&
               &entry.communicator->library() == library)
-            entry.communicator->issue(entry.operation);
+            entry.communicator->issue_in_group(entry.operation);
       end(group);
     }
   } catch (const NcclFailure& failure) {

@@ -4,7 +4,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 namespace pynccl::python {
+
+// A time limit of the argument. Throws ValueError unless it is above 0 seconds.
+std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds);
 
 namespace py = pybind11;
 
@@ -15,6 +20,7 @@ void bind_stream(py::module_& m);
 void bind_arena(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
+void bind_deadlines(py::module_& m);
 void bind_extension(py::module_& m);
 void bind_window(py::module_& m);
 void bind_group(py::module_& m);

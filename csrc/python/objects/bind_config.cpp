@@ -36,6 +36,7 @@ constexpr const char* kAttributes[] = {
 #include "abi/config_fields.inc"
 #undef FIELD
     "init_timeout",
+    "timeout",
 };
 
 // The settings that are not None.
@@ -66,6 +67,7 @@ Communicator::Options options_from_python(const py::object& config, int device) 
   const auto& given = py::cast<const Config&>(config);
   options.config = given.value;
   options.init_timeout = given.init_timeout;
+  options.timeout = given.timeout;
   return options;
 }
 
@@ -80,10 +82,14 @@ Args:
     init_timeout: the time limit in seconds for making the communicator, until all ranks have
         joined; after that the ranks that have joined raise NcclTimeoutError. None is the library's
         own limit (hostnccl: HOSTNCCL_INIT_TIMEOUT, 300 s).
+    timeout: the time limit in seconds for every operation, from its call until it is done, and for
+        every other call that waits for ranks. What takes longer raises NcclTimeoutError, and the
+        communicator is revoked (aborted where NCCL is older than 2.28.7): it can still be shrunk.
+        float("inf") is no limit; None is PYNCCL_TIMEOUT from the environment, else 1800 seconds.
 
 Raises:
     TypeError: an unknown setting, or a value of the wrong type.
-    ValueError: an integer out of range, or an init_timeout that is not above 0.)");
+    ValueError: an integer out of range, or a time limit that is not above 0.)");
   // The keywords are those of the table. Each is set as an attribute, which checks it.
   type.def(py::init([](const py::kwargs& settings) {
         py::object self = py::cast(Config());
@@ -93,12 +99,15 @@ Raises:
       .def_property(
           "init_timeout", [](const Config& c) { return c.init_timeout; },
           [](Config& c, std::optional<double> seconds) {
-            if (seconds && !(*seconds > 0))
-              throw py::value_error("init_timeout: " + std::to_string(*seconds) +
-                                    " must be above 0 seconds");
-            c.init_timeout = seconds;
+            c.init_timeout = checked_seconds("init_timeout", seconds);
           },
           "The time limit of making the communicator in seconds, or None.")
+      .def_property(
+          "timeout", [](const Config& c) { return c.timeout; },
+          [](Config& c, std::optional<double> seconds) {
+            c.timeout = checked_seconds("timeout", seconds);
+          },
+          "The time limit of every operation in seconds, or None.")
       .def("__repr__",
            [](const py::object& self) {
              std::string text;

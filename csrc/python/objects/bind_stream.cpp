@@ -88,7 +88,8 @@ torch and CuPy accept it.)");
 
 Raises:
     ValueError: the stream is closed.
-    DriverError: the driver failed.)")
+    DriverError: the driver failed.
+    NcclTimeoutError: an operation on the stream took longer than its time limit.)")
       .def("query", &Stream::query, Release(), R"(Whether all enqueued work is done (cuStreamQuery).
 
 Returns:
@@ -96,7 +97,8 @@ Returns:
 
 Raises:
     ValueError: the stream is closed.
-    DriverError: the driver failed.)")
+    DriverError: the driver failed.
+    NcclTimeoutError: an operation on the stream took longer than its time limit.)")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
            R"(Make work that is enqueued later wait for an event (cuStreamWaitEvent).
 
@@ -150,7 +152,8 @@ Raises:
 
 Raises:
     ValueError: the event is closed.
-    DriverError: the driver failed.)")
+    DriverError: the driver failed.
+    NcclTimeoutError: an operation on the stream took longer than its time limit.)")
       .def("query", &Event::query, Release(),
            R"(Whether the recorded point is reached (cuEventQuery).
 

@@ -1,4 +1,4 @@
-// Config: the configuration of a communicator, ncclConfig_t plus init_timeout.
+// Config: the configuration of a communicator, ncclConfig_t plus two time limits.
 #pragma once
 
 #include <optional>
@@ -10,6 +10,7 @@ namespace pynccl::python {
 
 struct Config : Owned<ncclConfig_t> {
   std::optional<double> init_timeout;  // seconds
+  std::optional<double> timeout;       // seconds
 };
 
 // The options of a communicator, from a Config or None. Throws TypeError for another object.

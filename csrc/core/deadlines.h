@@ -1,0 +1,164 @@
+// Deadlines of one communicator: how long its operations and calls may take, and what is late. The
+// thread of core/monitor asks.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/flight_recorder.h"
+#include "core/stream.h"
+
+namespace pynccl {
+
+// Nanoseconds of a limit in seconds; FlightRecord::kNoLimit for none.
+std::int64_t limit_from_seconds(std::optional<double> seconds);
+
+// PYNCCL_TIMEOUT in seconds, of communicators that set no limit; 1800 where it is not set, none
+// where it is 0. Throws std::invalid_argument.
+std::int64_t default_limit();
+
+// A limit for what this thread issues, from construction to destruction. The shortest applies.
+class DeadlineScope {
+ public:
+  explicit DeadlineScope(double seconds);
+  ~DeadlineScope();
+  DeadlineScope(const DeadlineScope&) = delete;
+  DeadlineScope& operator=(const DeadlineScope&) = delete;
+
+  static bool any() { return scopes_.load(std::memory_order_relaxed) != 0; }
+  static std::int64_t of_this_thread();
+  static std::int64_t shortest();  // at least as short as that of any thread; kNoLimit without one
+
+ private:
+  inline static std::atomic<int> scopes_ = 0;
+  inline static std::atomic<std::int64_t> shortest_ = FlightRecord::kNoLimit;
+  std::int64_t before_;
+};
+
+// The streams with operations that have expired. Waiting for such a stream is an error.
+class ExpiredStreams {
+ public:
+  static void add(const std::vector<CUstream>& streams, const NcclFailure& failure);
+  // Throws the failure of a stream to those who began to wait for it before it expired, and else to
+  // the first one.
+  static void check(CUstream stream, std::int64_t began) {
+    if (any_.load(std::memory_order_acquire)) [[unlikely]]
+      check_expired(stream, began);
+  }
+  static void forget(CUstream stream) noexcept;  // it was destroyed
+
+ private:
+  static void check_expired(CUstream stream, std::int64_t began);
+  inline static std::atomic<bool> any_ = false;
+};
+
+class Deadlines {
+ public:
+  // What is late: "all_reduce #5 (float32, count=4, sum)".
+  struct Late {
+    std::string what;
+    double seconds;                 // since it was issued
+    double limit;                   // seconds
+    std::vector<CUstream> streams;  // of the operations that are not done
+  };
+
+  // Once the communicator is made. blocking_null: a call on the null stream returns when the
+  // operation is done.
+  void begin(std::shared_ptr<Library> library, int device, bool blocking_null);
+  void set_limit(std::int64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
+  std::int64_t own_limit() const { return limit_.load(std::memory_order_relaxed); }
+  std::int64_t limit() const {  // of what this thread issues now
+    const std::int64_t own = own_limit();
+    if (DeadlineScope::any()) [[unlikely]]
+      return std::min(own, DeadlineScope::of_this_thread());
+    return own;
+  }
+
+  FlightRecorder& recorder() { return recorder_; }
+  const FlightRecorder& recorder() const { return recorder_; }
+
+  // After an operation was enqueued on a stream, outside a group.
+  [[gnu::always_inline]] void enqueued(CUstream stream, std::int64_t now) {
+    if (stream == blocking_stream_) [[likely]]
+      return;
+    if (now >= next_event_.load(std::memory_order_relaxed)) [[unlikely]]
+      record_event(stream, now);
+  }
+
+  // A group with operations of this communicator, until ncclGroupEnd has returned.
+  void begin_group() {
+    group_first_.store(recorder_.last() + 1, std::memory_order_relaxed);
+    group_limit_.store(limit(), std::memory_order_relaxed);
+    group_began_.store(coarse_time(), std::memory_order_release);
+  }
+  void end_group();
+  std::int64_t group_began() const { return group_began_.load(std::memory_order_relaxed); }
+  std::int64_t group_limit() const { return group_limit_.load(std::memory_order_relaxed); }
+  class Group {
+   public:
+    explicit Group(Deadlines& deadlines) : deadlines_(deadlines) { deadlines.begin_group(); }
+    ~Group() { deadlines_.end_group(); }
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+
+   private:
+    Deadlines& deadlines_;
+  };
+
+  // Another call of NCCL that waits for other ranks, from construction to destruction.
+  struct Entry {
+    const char* function;
+    std::int64_t began;
+    std::int64_t limit;
+  };
+  class Call {
+   public:
+    Call(Deadlines& deadlines, const char* function);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    Deadlines& deadlines_;
+    std::list<Entry>::iterator entry_;
+  };
+
+  std::optional<Late> late();  // for the monitor
+  void update();               // finds out which operations are done
+  void expire() { expired_.store(true, std::memory_order_relaxed); }  // nothing is late any more
+  // All operations up to this one are known to be done.
+  std::uint64_t done() const { return done_.load(std::memory_order_acquire); }
+
+ private:
+  void record_event(CUstream stream, std::int64_t now) noexcept;
+  void record_event(CUstream stream);
+  void update_locked();
+  void update_done();
+  std::vector<CUstream> open_streams() const;
+
+  FlightRecorder recorder_;
+  std::shared_ptr<Library> library_;
+  int device_ = -1;
+  CUstream blocking_stream_ = nullptr;
+  std::atomic<std::int64_t> limit_ = FlightRecord::kNoLimit;
+  std::atomic<std::int64_t> next_event_ = INT64_MAX;  // until begin()
+  std::atomic<std::int64_t> group_began_ = 0;         // 0: there is no group
+  std::atomic<std::int64_t> group_limit_ = 0;
+  std::atomic<std::uint64_t> group_first_ = 0;
+  std::atomic<std::uint64_t> done_ = 0;  // all operations up to this one are done
+  std::atomic<bool> expired_ = false;
+  std::mutex mutex_;  // of the following
+  std::unique_ptr<Event> event_;
+  std::uint64_t covered_ = 0;  // the operation after which event_ was recorded; 0: it is done
+  std::optional<FlightRecord> oldest_;  // the first operation that is not done
+  std::list<Entry> calls_;
+};
+
+}  // namespace pynccl

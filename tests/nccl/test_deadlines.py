@@ -1,0 +1,387 @@
+"""Proves that nothing waits longer than its time limit: a rank that does not come is an error in
+all calls that wait for it, with the operation and the missing rank in its text, and the others
+continue without it. And that nothing expires that ends in time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_life import check_works
+from tests.support.commands import run_command
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+
+_ROOT = Path(__file__).parents[2]
+_LIMIT = 0.6  # seconds
+_LATEST = _LIMIT + 1
+_ABSENT = 1
+
+
+def _send_and_receive(comm: nccl.Communicator, buffer: object) -> None:
+    with nccl.group():
+        comm.send(buffer, _ABSENT)
+        comm.recv(buffer, _ABSENT)
+
+
+def _enqueue_and(wait: Callable[[nccl.Communicator, nccl.Stream], object]) -> Callable[..., None]:
+    def act(rank: Rank, comm: nccl.Communicator, buffer: object) -> None:
+        stream = rank.stream()
+        comm.all_reduce(buffer, stream=stream)
+        wait(comm, stream)
+
+    return act
+
+
+def _event(rank: Rank, comm: nccl.Communicator, buffer: object) -> None:
+    stream, event = rank.stream(), rank.event()
+    comm.all_reduce(buffer, stream=stream)
+    event.record(stream)
+    event.synchronize()
+
+
+def _query(_comm: nccl.Communicator, stream: nccl.Stream) -> None:
+    while not stream.query():
+        time.sleep(0.01)
+
+
+def _plan(rank: Rank, comm: nccl.Communicator, buffer: object) -> None:
+    stream = rank.stream()
+    with nccl.plan() as step:
+        comm.all_reduce(buffer, stream=stream)
+        comm.broadcast(buffer, 0, stream=stream)
+    step()
+    stream.synchronize()
+
+
+def _synchronized(
+    call: Callable[[nccl.Communicator, object, nccl.Stream], object],
+) -> Callable[..., None]:
+    def act(rank: Rank, comm: nccl.Communicator, buffer: object) -> None:
+        stream = rank.stream()
+        call(comm, buffer, stream)
+        stream.synchronize()
+
+    return act
+
+
+def _window(_rank: Rank, comm: nccl.Communicator, _buffer: object) -> None:
+    comm.register_window(comm.mem_alloc(4096))
+
+
+# What ranks 0 and 2 call, and how the error names it.
+_WAITS: dict[str, tuple[Callable[[Rank, nccl.Communicator, object], object], str]] = {
+    "all_reduce": (_synchronized(lambda c, b, s: c.all_reduce(b, stream=s)), "all_reduce #2"),
+    "reduce": (_synchronized(lambda c, b, s: c.reduce(b, 0, stream=s)), "reduce #2"),
+    "recv": (_synchronized(lambda c, b, s: c.recv(b, _ABSENT, stream=s)), "recv #2"),
+    "send": (_synchronized(lambda c, b, s: c.send(b, _ABSENT, stream=s)), "send #2"),
+    "query": (_enqueue_and(_query), "all_reduce #2"),
+    "event": (_event, "all_reduce #2"),
+    "finalize": (_enqueue_and(lambda comm, _: comm.finalize()), "all_reduce #2|ncclCommFinalize"),
+    "plan": (_plan, r"all_reduce #2"),
+    "split": (lambda _rank, comm, _buffer: comm.split(0), "ncclCommSplit"),
+}
+# Those that return on a GPU before the others come.
+_CALLS: dict[str, tuple[Callable[[Rank, nccl.Communicator, object], object], str]] = {
+    "blocking all_reduce": (lambda _rank, comm, buffer: comm.all_reduce(buffer), "all_reduce #2"),
+    "group": (lambda _rank, comm, buffer: _send_and_receive(comm, buffer), "a group .*send #2"),
+    "window": (_window, "ncclCommWindowRegister|all_gather|group"),
+    "suspend": (lambda _rank, comm, _buffer: comm.suspend(), "ncclCommSuspend"),
+}
+
+
+def _act_and_check(
+    rank: Rank, comm: nccl.Communicator, buffer: object, act: Callable[..., object]
+) -> None:
+    act(rank, comm, buffer)
+    if error := comm.async_error():  # an event of a failed stream completes without an error
+        raise error
+
+
+def _reduce_forever(comm: nccl.Communicator, array: object) -> None:
+    while True:
+        comm.all_reduce(array, nccl.MAX)
+
+
+def _wait_for_the_absent(rank: Rank, what: str) -> None:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2])
+    comm.close()
+    comm = rank.communicator(1, config=nccl.Config(timeout=_LIMIT))
+    buffer = rank.memory.put(np.ones(500_000, np.float32))
+    comm.all_reduce(buffer, stream=(stream := rank.stream()))
+    stream.synchronize()
+    rank.report("ready")
+    if rank.rank == _ABSENT:
+        time.sleep(3 * _LIMIT)
+        comm.abort()
+        return
+    act, name = {**_WAITS, **_CALLS}[what]
+    if what == "suspend" and rank.provider == "host":
+        time.sleep(0.1)
+    began = time.monotonic()
+    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError, nccl.DriverError)) as raised:
+        _act_and_check(rank, comm, buffer, act)
+    assert time.monotonic() - began < _LATEST
+    if comm.expired:
+        assert isinstance(raised.value, nccl.NcclTimeoutError), raised.value
+        raised.match(name)
+        raised.match(f"on rank {rank.rank} did not complete within {_LIMIT:g} s")
+    else:  # the other rank's limit was over first
+        raised.match("revoked")
+    with comm.shrink([_ABSENT], abort=True) as smaller:
+        check_works(rank, smaller, [0, 2])
+    comm.close()
+
+
+@pytest.mark.parametrize("what", _WAITS)
+def test_a_rank_that_does_not_come_is_an_error(launch: Launcher, provider: str, what: str) -> None:
+    launch(3, _wait_for_the_absent, what, provider=provider, ids=2, timeout=40)
+
+
+@pytest.mark.parametrize("what", _CALLS)
+def test_a_call_that_blocks_on_cpus_ends(launch: Launcher, what: str) -> None:
+    launch(3, _wait_for_the_absent, what, ids=2, timeout=40)
+
+
+def _stopped(rank: Rank) -> str:
+    comm = rank.comm
+    array = np.ones(1000, np.float32)
+    comm.all_reduce(array)
+    comm.timeout = _LIMIT
+    rank.report("ready")
+    if rank.rank == 2:
+        time.sleep(600)
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclError) as raised:
+        _reduce_forever(comm, array)
+    assert time.monotonic() - began < _LATEST
+    with comm.shrink([2], abort=True) as smaller:
+        check_works(rank, smaller, [0, 1])
+    comm.close()
+    return str(raised.value)
+
+
+def test_a_stopped_rank_is_named(launch: Launcher) -> None:
+    def stop(run: Run) -> None:
+        run.gather_reports()
+        run.kill(2, signal.SIGSTOP)
+        time.sleep(3 * _LIMIT)
+        run.kill(2, signal.SIGKILL)
+
+    outcomes = launch.outcomes(3, _stopped, while_running=stop, timeout=40)
+    for rank in (0, 1):
+        assert outcomes[rank].ok, outcomes[rank].trace
+        assert (
+            "waited for rank 2 in ncclAllReduce(count=1000, float32, max)" in outcomes[rank].value
+        )
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _comms(nranks: int = 2) -> list[nccl.Communicator]:
+    return nccl.Communicator.init_all(nranks, provider="host")
+
+
+def test_every_waiter_gets_the_error() -> None:
+    comms, stream = _comms(), nccl.Stream("host")
+    array = np.ones(4, np.float32)
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            stream.synchronize()
+        except nccl.NcclTimeoutError as error:
+            errors.append(error)
+
+    with nccl.deadline(0.3):
+        comms[0].all_reduce(array, stream=stream)
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(errors) == 3
+    for _ in range(2):  # operations too
+        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #1 .* within 0\.3 s"):
+            comms[0].all_reduce(array)
+    stream.synchronize()  # it has no other failed operation
+    for comm in comms:
+        comm.abort()
+
+
+def test_the_first_wait_after_the_limit_raises() -> None:
+    comms, stream = _comms(), nccl.Stream("host")
+    comms[0].timeout = 0.2
+    comms[0].all_reduce(np.ones(4), stream=stream)
+    time.sleep(1)
+    with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #1"):
+        stream.synchronize()
+    for comm in comms:
+        comm.abort()
+
+
+def test_what_comes_in_time_does_not_expire() -> None:
+    """Calls longer apart than the limit, and one that waits for most of it."""
+    comms = _comms()
+    for comm in comms:
+        comm.timeout = 0.5
+    arrays = [np.ones(4), np.ones(4)]
+    for pause in (0.0, 0.3, 1.0):
+        late = threading.Timer(0.3 if pause < 1 else 0.0, comms[1].all_reduce, [arrays[1]])
+        late.start()
+        comms[0].all_reduce(arrays[0])
+        late.join()
+        time.sleep(pause)
+    assert (arrays[0] == 8).all()
+    assert not any(comm.expired for comm in comms)
+    for comm in comms:
+        comm.close()
+
+
+def test_the_limit_of_a_queue_begins_with_the_call() -> None:
+    """1,000 operations behind each other, each of them late only if it takes too long itself."""
+    comms, streams = _comms(), [nccl.Stream("host"), nccl.Stream("host")]
+    arrays = [np.ones(100_000), np.ones(100_000)]
+    for comm in comms:
+        comm.timeout = 20
+    for _ in range(1000):
+        for comm, array, stream in zip(comms, arrays, streams, strict=True):
+            comm.all_reduce(array, nccl.MAX, stream=stream)
+    for stream in streams:
+        stream.synchronize()
+    _until(lambda: comms[0].flight_record()[-1].state == "done")
+    assert {record.state for record in comms[0].flight_record()} == {"done"}
+    for comm in comms:
+        comm.close()
+
+
+def test_deadlines_nest_and_are_a_threads_own() -> None:
+    comms = _comms()
+    comms[0].timeout = 100
+    others: list[nccl.NcclTimeoutError] = []
+
+    def wait_in_another_thread() -> None:
+        try:
+            comms[0].recv(np.ones(4), 1)
+        except nccl.NcclTimeoutError as error:
+            others.append(error)
+
+    thread = threading.Thread(target=wait_in_another_thread)
+    began = time.monotonic()
+    with nccl.deadline(50), nccl.deadline(0.4), nccl.deadline(60):
+        thread.start()
+        time.sleep(0.8)
+        assert thread.is_alive()  # the limit of this thread is not its limit
+        comms[1].send(np.ones(4), 0)
+        thread.join(5)
+        with pytest.raises(nccl.NcclTimeoutError, match=r"within 0\.4 s"):
+            comms[0].recv(np.ones(4), 1)
+    assert not others
+    assert time.monotonic() - began < 3
+    for comm in comms:
+        comm.abort()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_limits_are_checked(seconds: float) -> None:
+    comm = _comms(1)[0]
+    with pytest.raises(ValueError, match=r"timeout: .* must be above 0 seconds"):
+        nccl.Config(timeout=seconds)
+    with pytest.raises(ValueError, match=r"timeout: .* must be above 0 seconds"):
+        comm.timeout = seconds
+    with pytest.raises(ValueError, match=r"seconds: .* must be above 0 seconds"):
+        nccl.deadline(seconds)
+    comm.close()
+
+
+def test_the_limit_is_inherited_and_has_a_default() -> None:
+    comm = _comms(1)[0]
+    assert comm.timeout == 1800
+    comm.timeout = None
+    assert comm.timeout is None
+    comm.close()
+    one = nccl.Communicator(
+        1, nccl.get_unique_id("host"), 0, config=nccl.Config(timeout=7), provider="host"
+    )
+    with one, one.split(0) as child:
+        assert (one.timeout, child.timeout) == (7, 7)
+    config = nccl.Config(timeout=float("inf"))
+    with nccl.Communicator(
+        1, nccl.get_unique_id("host"), 0, config=config, provider="host"
+    ) as endless:
+        assert endless.timeout is None
+
+
+_ENVIRONMENT = """
+from pynccl import nccl
+try:
+    print(nccl.Communicator.init_all(1, provider="host")[0].timeout)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("12.5", "12.5"), ("0", "None"), ("", "1800.0"), ("5 min", "PYNCCL_TIMEOUT: '5 min'")],
+)
+def test_the_environment_sets_the_default(value: str, expected: str) -> None:
+    env = {**os.environ, "PYNCCL_TIMEOUT": value}
+    done = run_command([sys.executable, "-c", _ENVIRONMENT], _ROOT, env, timeout=60)
+    assert done.stdout.startswith(expected), done
+
+
+_FORK = """
+import os, sys, time
+import numpy as np
+from pynccl import nccl
+comms = nccl.Communicator.init_all(2, provider="host")
+if os.fork() == 0:
+    own = nccl.Communicator.init_all(2, provider="host")
+    own[0].timeout = 0.3
+    try:
+        own[0].all_reduce(np.ones(4))
+    except nccl.NcclTimeoutError as error:
+        print("expired", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_child_of_fork_has_deadlines() -> None:
+    done = run_command([sys.executable, "-c", _FORK], _ROOT, os.environ, timeout=60)
+    assert done.stdout == "expired\n", done
+
+
+def test_an_exit_with_operations_under_way_is_silent() -> None:
+    script = """
+from pynccl import nccl
+import numpy as np, threading, time
+comms = nccl.Communicator.init_all(2, provider="host")
+comms[0].timeout = 0.01
+threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)], daemon=True).start()
+stream = nccl.Stream("host")
+comms[1].timeout = 0.2
+comms[1].all_reduce(np.ones(4), stream=stream)
+"""
+    done = run_command(
+        [sys.executable, "-W", "ignore", "-c", script], _ROOT, os.environ, timeout=60
+    )
+    assert done.returncode == 0, done
+    assert "terminate" not in done.stderr
