@@ -278,6 +278,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool in_use() const { return issuing_.load() || uses_.load() != 0; }
   void end_calls();
   void end_expired();
+  void end_interrupted() noexcept;
   bool finalize_within_limit();
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);

@@ -3,6 +3,7 @@
 
 #include "abi/constants.h"
 #include "core/communicator.h"
+#include "core/interrupt.h"
 #include "core/monitor.h"
 #include "core/observer.h"
 #include "core/poll.h"
@@ -68,6 +69,7 @@ bool Communicator::finalize_within_limit() {
   const Use comm(*this);
   const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
   finalize(comm);  // its failure is that of ncclCommDestroy, too
+  if (Interrupt::pending()) end_interrupted();
   return !expired();
 }
 
@@ -156,6 +158,13 @@ void Communicator::end_expired() {
   revoked_ = true;  // before the calls of other threads return
   const auto self = shared_from_this();
   if (!run_within(kEndCallsSeconds, [self] { self->revoke(); })) abort_alone();
+}
+
+// The user has ended a wait of this thread: nothing that was issued can be relied on.
+void Communicator::end_interrupted() noexcept {
+  const auto revoke = library_->nccl_table().ncclCommRevoke;
+  if (!revoke || closed() || revoked_.exchange(true)) return;
+  revoke(comm_.load(), NCCL_REVOKE_DEFAULT);
 }
 
 void Communicator::revoke() {

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "core/communicator.h"
+#include "core/interrupt.h"
 
 namespace pynccl {
 
@@ -41,6 +42,7 @@ NcclFailure Communicator::noted(const NcclFailure& failure) {
   constexpr std::string_view kAborted = "; another thread has aborted the communicator";
   // A refused argument leaves the communicator without an error: close() has none to throw yet.
   if (failed()) error_thrown_ = true;
+  if (Interrupt::pending()) end_interrupted();
   const std::string text = failure.what();
   if (expired()) {
     error_thrown_ = true;

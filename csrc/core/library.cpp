@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <map>
 
+#include "core/interrupt.h"
+
 namespace pynccl {
 namespace {
 
@@ -80,7 +82,10 @@ std::shared_ptr<Library> Library::open(const std::string& path) {
   void* handle = open_or_throw(path.c_str());
   const std::string file = path_of(handle);
   auto& library = libraries[file];
-  if (!library) library.reset(new Library(file, handle));
+  if (!library) {
+    library.reset(new Library(file, handle));
+    Interrupt::install(*library);
+  }
   return library;
 }
 

@@ -1,6 +1,7 @@
 // The extension module pynccl._C. Each folder uses only the folders bound before it.
 #include "python/call/errors.h"
 #include "python/call/fastcall.h"
+#include "python/call/interrupt.h"
 #include "python/collectives/bind.h"
 #include "python/convert/red_op.h"
 #include "python/mirror/bind.h"
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   m.attr("__version__") = PYNCCL_VERSION;
   m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
   bind_errors(m);
+  bind_interrupt();
   bind_enums(m);
   bind_structs(m);
   bind_unique_id(m);

@@ -1,5 +1,7 @@
 #include "hostnccl/communicator/agreement.h"
 
+#include "hostnccl/base/interrupt.h"
+
 namespace hostnccl {
 namespace {
 
@@ -20,6 +22,7 @@ void Agreement::await_all(Flag RankState::* flag, uint32_t target) const {
     for (int checks = 1; !condition.met(); ++checks) {
       sleep_on(condition, kCheckInterval);
       if (condition.met()) break;
+      check_interrupt();
       const bool check_liveness = checks % kChecksPerLivenessCheck == 0;
       if (state_.aborted()) throw state_.error();
       if (outside_operations) {
@@ -38,6 +41,7 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
   while (!earlier.met()) {
     if (state_.aborted()) throw state_.error();
     sleep_on(earlier, kCheckInterval);
+    check_interrupt();
   }
   std::vector<ExchangeRecord> all;
   try {

@@ -1,6 +1,7 @@
 #include "hostnccl/communicator/communicator.h"
 
 #include "hostnccl/base/delay.h"
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/tuning.h"
 #include "hostnccl/base/tuning_file.h"
 #include "hostnccl/segment/calibration.h"
@@ -99,6 +100,7 @@ void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& c
     if (spins && backoff.wait()) continue;
     sleep_on(condition, kCheckInterval);
     if (condition.met()) return;
+    check_interrupt();
     if (state_.aborted()) {
       fail(abi::ncclRemoteError, "%s aborted the initialisation of its communicator",
            segment.name_of(rank_).c_str());
@@ -124,7 +126,10 @@ void Communicator::finalize() {
 // Returns when all issued operations are complete, or can no longer complete because of an error.
 void Communicator::drain() {
   const WaitCondition complete = order_.before(order_.issued());
-  while (!complete.met() && !state_.stopped()) sleep_on(complete, kCheckInterval);
+  while (!complete.met() && !state_.stopped()) {
+    sleep_on(complete, kCheckInterval);
+    if (!complete.met()) check_interrupt();
+  }
 }
 
 // The parent that it has shared resources with until now.

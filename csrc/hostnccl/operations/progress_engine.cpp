@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/operations/collective.h"
 #include "hostnccl/operations/one_sided.h"
 #include "hostnccl/operations/p2p.h"
@@ -110,6 +111,7 @@ std::optional<Error> ProgressEngine::run() {
     }
     slept = true;
     sleep();
+    end_if_interrupted();
     const auto now = Clock::now();
     const bool check_liveness = now - last_check >= kLivenessInterval;
     if (check_liveness) last_check = now;
@@ -213,6 +215,19 @@ void ProgressEngine::sleep() {
     if (waiting(queue)) conditions_.push_back(queue.blocked.condition);
   }
   sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
+}
+
+// An interrupted rank runs none of its operations to their end. The others get the reason.
+void ProgressEngine::end_if_interrupted() {
+  try {
+    check_interrupt();
+  } catch (const Error& error) {
+    for (size_t work = 0; work < works_.size(); ++work) {
+      const Communicator& comm = *works_[work].comm;
+      fail_work(work,
+                Error(error.code(), comm.segment().name_of(comm.rank()) + " was " + error.text()));
+    }
+  }
 }
 
 void ProgressEngine::report_waits() {

@@ -78,6 +78,7 @@ class ProgressEngine {
   void finish(PeerQueue& queue);
   void fail_work(size_t work, const Error& error);
   void sleep();
+  void end_if_interrupted();
   void report_waits();
   void clear_reports();
   void check_waits(bool check_liveness);

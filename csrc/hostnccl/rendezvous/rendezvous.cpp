@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/rendezvous/handshake.h"
 #include "hostnccl/rendezvous/rendezvous_host.h"
@@ -167,6 +168,7 @@ void Rendezvous::check_deadline(std::chrono::seconds grace) const {
     fail(abi::ncclInvalidUsage, "rank %d aborted the initialisation of its communicator; %s", rank_,
          progress().c_str());
   }
+  check_interrupt();
   if (Clock::now() < deadline_ + grace) return;
   fail(abi::ncclTimeout, "%zu of %d ranks joined within %lld s%s", joined_.count(), nranks_,
        static_cast<long long>(timeout_.count()), joined_.missing().c_str());

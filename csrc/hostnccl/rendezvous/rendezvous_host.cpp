@@ -6,6 +6,7 @@
 #include <system_error>
 #include <thread>
 
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/thread.h"
 
 namespace hostnccl {
@@ -229,7 +230,8 @@ void RendezvousHost::check_joiners() const {
 
 void RendezvousHost::refuse(const Error& reason) {
   refusing_ = true;
-  const auto end = Clock::now() + (reason.code() == abi::ncclTimeout ? Clock::duration() : kGrace);
+  const bool at_once = reason.code() == abi::ncclTimeout || interrupted();
+  const auto end = Clock::now() + (at_once ? Clock::duration() : kGrace);
   const Error shared_reason = reason.code() == abi::ncclInvalidUsage && rendezvous_.cancelled_
                                   ? Error(abi::ncclRemoteError, reason.text())
                                   : reason;

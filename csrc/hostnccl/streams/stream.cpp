@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/thread.h"
 #include "hostnccl/streams/device_error.h"
 
@@ -127,7 +128,7 @@ void Stream::synchronize() {
     const std::lock_guard lock(mutex_);
     target = enqueued_;
   }
-  sleep_until({&finished_, target});
+  sleep_until_interrupted({&finished_, target});
 }
 
 void Stream::synchronize_all() {

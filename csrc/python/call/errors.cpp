@@ -1,5 +1,7 @@
 #include "python/call/errors.h"
 
+#include "python/call/interrupt.h"
+
 namespace pynccl::python {
 namespace {
 
@@ -36,7 +38,7 @@ void raise_python(const std::exception_ptr& pointer) {
 }
 
 void translate(std::exception_ptr pointer) {
-  if (!pointer) return;
+  if (!pointer || raise_interrupt()) return;
   try {
     raise_python(pointer);
   } catch (py::error_already_set& e) {

@@ -1,0 +1,18 @@
+#include "core/interrupt.h"
+
+#include "core/library.h"
+
+namespace pynccl {
+
+void Interrupt::install(const Library& library) {
+  using SetCheck = void (*)(int (*)());
+  if (const auto set = reinterpret_cast<SetCheck>(library.symbol("hostSetInterruptCheck")))
+    set(&Interrupt::check);
+}
+
+int Interrupt::check() {
+  if (!pending_ && check_) pending_ = check_();
+  return pending_;
+}
+
+}  // namespace pynccl

@@ -1,0 +1,27 @@
+// Interruption of waits: while the main thread waits in a library that supports it
+// (hostSetInterruptCheck), signal handlers run, and what they raise ends the wait.
+#pragma once
+
+namespace pynccl {
+
+class Library;
+
+class Interrupt {
+ public:
+  // The check of the bindings: runs the handlers of signals, if this thread does that; whether one
+  // of them has raised.
+  static void set_check(bool (*check)()) { check_ = check; }
+  static void install(const Library& library);  // once it is loaded
+
+  // Whether the wait of this thread was interrupted, until reset().
+  static bool pending() { return pending_; }
+  static void reset() { pending_ = false; }
+
+ private:
+  static int check();
+
+  inline static bool (*check_)() = nullptr;
+  inline static thread_local bool pending_ = false;
+};
+
+}  // namespace pynccl

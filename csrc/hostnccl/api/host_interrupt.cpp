@@ -1,0 +1,7 @@
+// hostSetInterruptCheck(): for bindings of languages whose signal handlers run between two
+// instructions, as Python's do.
+#include "hostnccl/base/interrupt.h"
+
+extern "C" [[gnu::visibility("default")]] void hostSetInterruptCheck(int (*check)()) {
+  hostnccl::set_interrupt_check(check);
+}

@@ -1,0 +1,19 @@
+// Interruption of waits by the program that calls the library: Ctrl-C in Python.
+#pragma once
+
+#include "hostnccl/base/flag.h"
+
+namespace hostnccl {
+
+// The check is called in waiting threads, between two sleeps and when a signal ends one. The wait
+// ends where it returns a value other than 0. Null for no check.
+void set_interrupt_check(int (*check)());
+
+// Whether the check ends the wait of this thread.
+bool interrupted();
+void check_interrupt();  // throws if it does
+
+// sleep_until(), with the check.
+void sleep_until_interrupted(const WaitCondition& condition);
+
+}  // namespace hostnccl

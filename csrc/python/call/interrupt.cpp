@@ -1,0 +1,51 @@
+#include "python/call/interrupt.h"
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "core/interrupt.h"
+
+namespace pynccl::python {
+namespace {
+
+PyObject* raised = nullptr;  // by a handler, of the main thread
+
+// A call that has ended well in spite of the interruption: it is raised afterwards.
+int raise_later(void*) { return raise_interrupt() ? -1 : 0; }
+
+// Python runs handlers in its main thread, which is that of the process.
+bool run_handlers() {
+  if (gettid() != getpid() || !Py_IsInitialized()) return false;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool interrupted = PyErr_CheckSignals() != 0;
+  if (interrupted) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    Py_XSETREF(raised, value);
+    Py_AddPendingCall(&raise_later, nullptr);
+  }
+  PyGILState_Release(state);
+  return interrupted;
+}
+
+}  // namespace
+
+void bind_interrupt() { Interrupt::set_check(&run_handlers); }
+
+bool raise_interrupt() {
+  if (!Interrupt::pending()) return false;
+  Interrupt::reset();
+  PyObject* value = std::exchange(raised, nullptr);
+  if (!value) return false;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
+  Py_DECREF(value);
+  return true;
+}
+
+}  // namespace pynccl::python
