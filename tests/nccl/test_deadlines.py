@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support.commands import run_command
+from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
@@ -385,3 +387,18 @@ comms[1].all_reduce(np.ones(4), stream=stream)
     )
     assert done.returncode == 0, done
     assert "terminate" not in done.stderr
+
+
+def _late(dist: ModuleType, rank: int, _nranks: int) -> None:
+    import torch
+
+    tensor = torch.ones(4)
+    if rank == 1:
+        time.sleep(1)
+    dist.all_reduce(tensor)
+    assert (tensor == 2).all()
+
+
+def test_the_mirror_has_the_timeouts_of_its_groups(launch: Launcher, tmp_path: Path) -> None:
+    url, env = f"file://{tmp_path}/store", {"PYNCCL_TIMEOUT": "0.3"}
+    launch(2, run_in_world, _late, url, {}, (), env=env, timeout=40)

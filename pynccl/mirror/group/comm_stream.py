@@ -56,6 +56,8 @@ class CommStream(_C.CommStream):
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
         self._expired = ""
         self._finished = False
+        # The group's timeout is the only one: the watchdog has it on CPUs, comm on GPUs.
+        comm.timeout = None if self.blocks else self.timeout or None
         if self.blocks:
             watchdog.watch(self)
 
@@ -76,7 +78,7 @@ class CommStream(_C.CommStream):
 
     def error(self, kind: str) -> BackendError | None:
         """The error of the communicator, for an asynchronous operation of this kind."""
-        if self._expired:
+        if self._expired or self.comm.expired:
             return self.timed_out(kind)
         if self.comm.revoked:
             return BackendError(
@@ -95,7 +97,7 @@ class CommStream(_C.CommStream):
 
     def timed_out(self, kind: str) -> BackendError:
         """The exception to raise for an operation after one has timed out."""
-        text = f"{kind} on rank {self.rank}: {self._expired}"
+        text = f"{kind} on rank {self.rank}: {self._expired or self._timed_out()}"
         return BackendTimeoutError(text, _TIMEOUT, kind, self.rank)
 
     def progress(self) -> tuple[int, int | None] | None:
@@ -105,12 +107,15 @@ class CommStream(_C.CommStream):
 
     def expire(self) -> None:
         """Abort what is under way: it took longer than the timeout."""
-        self._expired = (
+        self._expired = self._timed_out()
+        self.refuse()
+        self.abort(self._expired)
+
+    def _timed_out(self) -> str:
+        return (
             f"the operation Timed out after {self.timeout:g} seconds, the timeout of its group; "
             "not every rank has taken part"
         )
-        self.refuse()
-        self.abort(self._expired)
 
     def finish(self, started: float) -> None:
         """Let what was issued finish, so that free() can destroy the communicator.
