@@ -134,8 +134,14 @@ Deadlines::Call::~Call() {
 
 void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
   next_event_.store(now + kEventInterval, std::memory_order_relaxed);
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || covered_ != 0) return;
+  // The monitor has the lock for moments. What a thread issues in a scope may have a limit of its
+  // own, so each of its operations needs an event.
+  std::unique_lock lock(mutex_, std::defer_lock);
+  const bool scoped = DeadlineScope::of_this_thread() != FlightRecord::kNoLimit;
+  if (scoped)
+    lock.lock();
+  else if (!lock.try_lock() || !outstanding_.empty())
+    return;
   try {
     record_event(stream);
   } catch (const std::exception&) {  // the next call of the driver reports it
@@ -143,43 +149,46 @@ void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
 }
 
 void Deadlines::record_event(CUstream stream) {
+  const std::optional<FlightRecord> last = recorder_.read(recorder_.last());
+  if (!last || !library_) return;
   const DeviceScope device(*library_, device_);
   const RelaxedMode relaxed(*library_);
   if (is_capturing(*library_, stream)) return;
-  if (!event_) event_ = std::make_unique<Event>(library_, device_, false);
-  const std::uint64_t last = recorder_.last();
-  event_->record(stream);
-  covered_ = last;
+  if (!events_) events_ = std::make_shared<EventPool>(library_, device_);
+  PooledEvent event = events_->take();
+  event->record(stream);
+  outstanding_.push_back({*last, coarse_time(), std::move(event)});
 }
 
 // Which operations are done: those of calls that have returned on a blocking stream, and those
 // before an event that is done.
 void Deadlines::update_done() {
   std::uint64_t done = this->done();
-  if (covered_ != 0 && event_->query()) {
-    done = std::max(done, covered_);
-    covered_ = 0;
+  while (!outstanding_.empty() && outstanding_.front().event->query()) {
+    done = std::max(done, outstanding_.front().record.sequence);
+    outstanding_.pop_front();
     next_event_.store(INT64_MIN, std::memory_order_relaxed);
   }
-  const std::uint64_t group =
-      group_began_.load(std::memory_order_acquire) != 0 ? group_first_.load() : UINT64_MAX;
   const std::uint64_t last = recorder_.last();
-  std::optional<FlightRecord> oldest;
   for (; done < last; ++done) {
-    std::optional<FlightRecord> next = recorder_.read(done + 1);
-    if (!next && oldest_ && oldest_->sequence == done + 1) next = oldest_;
+    const std::optional<FlightRecord> next = recorder_.read(done + 1);
     if (!next) continue;  // newer operations have replaced its record
-    const bool returned = next->state != FlightRecord::State::kCalled && next->sequence < group;
-    if (returned && next->stream == blocking_stream_) continue;
-    oldest = next;
-    break;
+    if (next->stream != blocking_stream_ || next->state == FlightRecord::State::kCalled) break;
+    if (next->sequence >= open_group()) break;
   }
-  oldest_ = oldest;
   done_.store(done, std::memory_order_release);
-  // Another thread may destroy a stream of CUDA at any time, so no event is recorded on one here,
-  // unless the stream is known to exist.
-  if (covered_ != 0 || !oldest_ || group != UINT64_MAX) return;
-  const std::optional<FlightRecord> newest = recorder_.read(last);
+  if (done < last && outstanding_.empty() && open_group() == UINT64_MAX) record_at_end();
+}
+
+// The first operation of the group that is open; UINT64_MAX where none is.
+std::uint64_t Deadlines::open_group() const {
+  return group_began_.load(std::memory_order_acquire) != 0 ? group_first_.load() : UINT64_MAX;
+}
+
+// Records an event after the last operation, if its stream cannot be destroyed meanwhile: another
+// thread may destroy a stream of CUDA at any time.
+void Deadlines::record_at_end() {
+  const std::optional<FlightRecord> newest = recorder_.read(recorder_.last());
   if (newest && newest->state == FlightRecord::State::kIssued && newest->stream != blocking_stream_)
     Stream::if_existing(newest->stream, [&] { record_event(newest->stream); });
 }
@@ -224,9 +233,14 @@ std::optional<Deadlines::Late> Deadlines::late() {
           return "a group" + (first ? " that begins with " + first->text() : std::string());
         }))
       return late;
-  } else if (oldest_) {
-    if (auto late = check(oldest_->issued, oldest_->limit, [&] { return oldest_->text(); }))
-      return late;
+  } else {
+    const auto last = recorder_.read(recorder_.last());
+    if (last && last->state == FlightRecord::State::kCalled)
+      if (auto late = check(last->issued, last->limit, [&] { return last->text(); })) return late;
+    for (const Outstanding& one : outstanding_) {
+      const FlightRecord& record = one.record;
+      if (auto late = check(one.since, record.limit, [&] { return record.text(); })) return late;
+    }
   }
   for (const Entry& call : calls_)
     if (auto late = check(call.began, call.limit, [&] { return std::string(call.function); }))

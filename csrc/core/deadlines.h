@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/event_pool.h"
 #include "core/flight_recorder.h"
 #include "core/stream.h"
 
@@ -88,7 +90,7 @@ class Deadlines {
   [[gnu::always_inline]] void enqueued(CUstream stream, std::int64_t now) {
     if (stream == blocking_stream_) [[likely]]
       return;
-    if (now >= next_event_.load(std::memory_order_relaxed)) [[unlikely]]
+    if (now >= next_event_.load(std::memory_order_relaxed) || DeadlineScope::any()) [[unlikely]]
       record_event(stream, now);
   }
 
@@ -141,6 +143,8 @@ class Deadlines {
   void record_event(CUstream stream);
   void update_locked();
   void update_done();
+  std::uint64_t open_group() const;
+  void record_at_end();
   std::vector<CUstream> open_streams() const;
 
   FlightRecorder recorder_;
@@ -155,9 +159,15 @@ class Deadlines {
   std::atomic<std::uint64_t> done_ = 0;  // all operations up to this one are done
   std::atomic<bool> expired_ = false;
   std::mutex mutex_;  // of the following
-  std::unique_ptr<Event> event_;
-  std::uint64_t covered_ = 0;  // the operation after which event_ was recorded; 0: it is done
-  std::optional<FlightRecord> oldest_;  // the first operation that is not done
+  // Operations after which an event was recorded that is not done. Of operations without one it is
+  // not known whether they are done, so they are never late.
+  struct Outstanding {
+    FlightRecord record;
+    std::int64_t since;  // when the event was recorded
+    PooledEvent event;
+  };
+  std::deque<Outstanding> outstanding_;
+  std::shared_ptr<EventPool> events_;
   std::list<Entry> calls_;
 };
 

@@ -62,6 +62,7 @@ void FlightRecorder::fail() {
 
 std::optional<FlightRecord> FlightRecorder::read(std::uint64_t sequence) const {
   const Slot& slot = slots_[sequence % kRecords];
+  if (sequence == 0) return std::nullopt;  // what a slot has that was never written
   if (slot.fields[kSequence].load(std::memory_order_acquire) != sequence) return std::nullopt;
   const std::uint64_t call = slot.get(kCall);
   const FlightRecord record{sequence,

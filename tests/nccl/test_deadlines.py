@@ -90,7 +90,7 @@ _WAITS: dict[str, tuple[Callable[[Rank, nccl.Communicator, object], object], str
     "query": (_enqueue_and(_query), "all_reduce #2"),
     "event": (_event, "all_reduce #2"),
     "finalize": (_enqueue_and(lambda comm, _: comm.finalize()), "all_reduce #2|ncclCommFinalize"),
-    "plan": (_plan, r"all_reduce #2"),
+    "plan": (_plan, "broadcast #3"),
     "split": (lambda _rank, comm, _buffer: comm.split(0), "ncclCommSplit"),
 }
 # Those that return on a GPU before the others come.
@@ -242,10 +242,10 @@ def test_what_comes_in_time_does_not_expire() -> None:
     """Calls longer apart than the limit, and one that waits for most of it."""
     comms = _comms()
     for comm in comms:
-        comm.timeout = 0.5
+        comm.timeout = 1.5
     arrays = [np.ones(4), np.ones(4)]
-    for pause in (0.0, 0.3, 1.0):
-        late = threading.Timer(0.3 if pause < 1 else 0.0, comms[1].all_reduce, [arrays[1]])
+    for pause in (0.0, 0.5, 2.5):
+        late = threading.Timer(0.7 if pause < 1 else 0.0, comms[1].all_reduce, [arrays[1]])
         late.start()
         comms[0].all_reduce(arrays[0])
         late.join()
@@ -271,6 +271,52 @@ def test_the_limit_of_a_queue_begins_with_the_call() -> None:
     assert {record.state for record in comms[0].flight_record()} == {"done"}
     for comm in comms:
         comm.close()
+
+
+def test_a_captured_operation_does_not_expire(launch: Launcher, provider: str) -> None:
+    launch(2, _capture_and_wait, provider=provider, timeout=40)
+
+
+def _capture_and_wait(rank: Rank) -> None:
+    """The capture, and the pause between its launches, are longer than the limit."""
+    comm, stream = rank.comm, rank.stream()
+    buffer = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    comm.timeout = 0.3
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(buffer, stream=stream)
+        time.sleep(0.7)
+    for _ in range(2):
+        graph.launch(stream)
+        stream.synchronize()
+        time.sleep(0.7)
+    assert not comm.expired
+    graph.close()
+    comm.timeout = 10
+    comm.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    assert (rank.memory.get(buffer) == 16).all()
+
+
+def test_operations_without_an_event_are_not_late(launch: Launcher, provider: str) -> None:
+    launch(2, _burst_and_pause, provider=provider, timeout=40)
+
+
+def _burst_and_pause(rank: Rank) -> None:
+    """On a stream that pynccl does not own, in bursts, with pauses longer than the limit."""
+    comm, stream = rank.comm, rank.stream()
+    handle = stream.handle
+    buffer = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=handle)
+    stream.synchronize()
+    comm.timeout = 0.5
+    for _ in range(3):
+        for _ in range(100):
+            comm.all_reduce(buffer, nccl.MAX, stream=handle)
+        time.sleep(0.8)
+    assert not comm.expired
+    stream.synchronize()
 
 
 def test_deadlines_nest_and_are_a_threads_own() -> None:
