@@ -29,6 +29,7 @@ _WAIT = """
 import os, signal, sys, threading, time
 import numpy as np
 from pynccl import nccl
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 comms = nccl.Communicator.init_all(2, provider="host")
 comm, array, stream = comms[0], np.ones(4), nccl.Stream("host")
 
@@ -126,6 +127,7 @@ def test_a_handler_runs_while_the_call_waits() -> None:
 
 
 def _wait_for_the_interrupted(rank: Rank) -> str:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     comm, array = rank.comm, np.ones(4)
     comm.all_reduce(array)
     rank.report("ready")
@@ -161,6 +163,7 @@ def test_the_others_hear_of_it(launch: Launcher) -> None:
 def _mirror(dist: ModuleType, rank: int, _nranks: int, what: str) -> None:
     import torch
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
     dist.barrier()
