@@ -1,18 +1,20 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
 # Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS, SECONDS
-# (fuzz), CALLS and SEED (sanitize-module).
+# (fuzz), CALLS and SEED (sanitize-module), TORCH (test-torch).
 # OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
 # the folder WHEELS (`make wheels` fills it elsewhere).
 
 PYTHON ?= python3
 RANKS ?= 2
 SECONDS ?= 600
+TORCH ?= 2.15.0
 CALLS ?= 1000000
 SEED ?= 0
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 WHEELS ?= build/wheels
+TORCH_VENV := build/torch-$(TORCH)
 FOR_PYTHON ?= 3.12
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
@@ -31,7 +33,7 @@ endif
 # pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
 DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
 
-.PHONY: help check test test-all test-gpu test-torch-suite sanitize sanitize-module fuzz abi lint \
+.PHONY: help check test test-all test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi lint \
   lint-fast format hooks bench bench-calls bench-gpu bench-host wheels clean
 
 help:
@@ -71,6 +73,9 @@ test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
 	$(PY) -m tests.mirror.torch_suite --ranks 2 4 $(ARGS)
 
+test-torch: $(VENV)/.installed $(TORCH_VENV)/.created ## the tests of the mirror and the backend with another torch (TORCH=2.15.0)
+	PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/python -m pytest -m "not gpu" tests/mirror tests/c10d $(PYTEST_ARGS)
+
 wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
 	$(PYTHON) -m tools.wheels --python $(FOR_PYTHON) --out $(WHEELS)
 
@@ -109,6 +114,13 @@ clean: ## remove all that was built
 $(VENV)/.created: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt --upgrade pip
+	@touch $@
+
+$(TORCH_VENV)/.created: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(TORCH_VENV)
+	sed '/^torch==/d' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt --upgrade pip
+	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt torch==$(TORCH) --group test
 	@touch $@
 
 $(VENV)/.group-%: $(VENV)/.created pyproject.toml

@@ -68,6 +68,9 @@ class _Store(Store):
         self._values[key] = b"%d" % (int(self._values.get(key, b"0")) + value)
         return int(self._values[key])
 
+    def check(self, keys: list[str]) -> bool:
+        return all(f"{key.rpartition('/')[0]}/0" in self._values for key in keys)
+
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         pass
 

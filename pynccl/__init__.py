@@ -130,6 +130,7 @@ __all__ = [
     "new_subgroups_by_enumeration",
     "ops",
     "raw",
+    "reconfigure",
     "record_comm",
     "recv",
     "recv_object_list",

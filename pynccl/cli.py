@@ -1,4 +1,4 @@
-"""The command ``pynccl``: the NCCL libraries of this machine, and hostnccl for other clients."""
+"""The command ``pynccl``: the NCCL libraries of this machine, hostnccl for other clients, dumps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pynccl
 from pynccl import _C
 from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
+from pynccl.flight import command as flight
 from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
 from pynccl.parameters import params
 
@@ -68,8 +69,20 @@ def main(argv: list[str] | None = None) -> int:
         "hostnccl",
         help="print the path of a libnccl.so.2 for LD_PRELOAD that runs any NCCL client on CPUs",
     )
+    flight.add_arguments(
+        commands.add_parser("flight", help="say from the dumps of all ranks who waits for whom")
+    )
+    commands.add_parser(
+        "build-backend", help="build the backend of torch.distributed for the installed torch"
+    )
     arguments = parser.parse_args(argv)
-    if arguments.command == "info":
+    if arguments.command == "flight":
+        return flight.run(arguments)
+    if arguments.command == "build-backend":
+        from pynccl.c10d import build  # torch is not needed for the others
+
+        print(build.build(verbose=True))
+    elif arguments.command == "info":
         _info()
     else:
         print(hostnccl_preload())

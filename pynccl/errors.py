@@ -6,6 +6,8 @@ The classes can be pickled, so that a spawned rank can report its error.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pynccl import _C
 
 __all__ = [
@@ -40,7 +42,7 @@ class NcclError(RuntimeError):
         self.function = function
         self.rank = rank
 
-    def __reduce__(self) -> tuple[type[NcclError], tuple[str, int, str, int]]:
+    def __reduce__(self) -> tuple[type[NcclError], tuple[Any, ...]]:
         return type(self), (str(self), self.code, self.function, self.rank)
 
 
@@ -76,7 +78,24 @@ class NcclTimeoutError(NcclError):
     """``ncclTimeout``: a time limit expired before all ranks had taken part.
 
     See :attr:`pynccl.nccl.Config.timeout` and ``docs/reliability.md``.
+
+    Attributes:
+        missing_ranks: the ranks that have not taken part, None where they are not known.
     """
+
+    def __init__(
+        self,
+        message: str,
+        code: int = 8,
+        function: str = "",
+        rank: int = -1,
+        missing_ranks: list[int] | None = None,
+    ) -> None:
+        super().__init__(message, code, function, rank)
+        self.missing_ranks = missing_ranks
+
+    def __reduce__(self) -> tuple[type[NcclTimeoutError], tuple[Any, ...]]:
+        return type(self), (str(self), self.code, self.function, self.rank, self.missing_ranks)
 
 
 class DriverError(RuntimeError):
@@ -116,7 +135,9 @@ _BY_CODE: dict[int, type[NcclError]] = {
 }
 
 
-def from_result(message: str, code: int, function: str, rank: int) -> NcclError:
+def from_result(
+    message: str, code: int, function: str, rank: int, missing_ranks: list[int] | None = None
+) -> NcclError:
     """Make the exception for an ``ncclResult_t``.
 
     Args:
@@ -124,12 +145,16 @@ def from_result(message: str, code: int, function: str, rank: int) -> NcclError:
         code: the ``ncclResult_t`` as an integer.
         function: the nccl.h function that returned it.
         rank: this rank in the communicator, or -1.
+        missing_ranks: of ``ncclTimeout``: the ranks that have not taken part, None if unknown.
 
     Returns:
         An instance of the subclass of :class:`NcclError` for the code; of :class:`NcclError` itself
         for an unknown code.
     """
-    return _BY_CODE.get(code, NcclError)(message, code, function, rank)
+    kind = _BY_CODE.get(code, NcclError)
+    if issubclass(kind, NcclTimeoutError):
+        return kind(message, code, function, rank, missing_ranks)
+    return kind(message, code, function, rank)
 
 
 _C.set_exceptions(from_result, NcclError, DriverError, MissingFunctionError, LibraryNotFoundError)

@@ -15,7 +15,9 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-import pynccl.memory  # noqa: F401 - it implements Communicator.register_pool
+import pynccl.inquiry
+import pynccl.memory
+import pynccl.recovery  # noqa: F401 - it implements Communicator.recover
 from pynccl import _C
 from pynccl._C import (
     Buffer,
@@ -32,6 +34,7 @@ from pynccl._C import (
     UniqueId,
     Window,
     deadline,
+    flight_record,
     group,
     plan,
     simulate,
@@ -91,6 +94,8 @@ __all__ = [
     "Window",
     "capture",
     "deadline",
+    "dump_flight_record",
+    "flight_record",
     "get_unique_id",
     "get_version",
     "group",
@@ -204,6 +209,43 @@ def capture(
     """
     library = stream.library if isinstance(stream, _C.Stream) else load(provider)
     return Graph(library, stream, mode)
+
+
+def dump_flight_record(
+    path: str | os.PathLike[str] | None = None, *, format: Literal["json", "torch"] = "json"
+) -> str:
+    """Write the flight records of all open communicators of this process to a file.
+
+    With PYNCCL_FLIGHT_FILE in the environment the process does that by itself when a communicator
+    fails, and on SIGUSR2. ``pynccl flight FILES...`` compares the files of all ranks.
+
+    Args:
+        path: the file; None is PYNCCL_FLIGHT_FILE followed by the rank of the process (RANK, or of
+            the default process group), or by "pid" and its process id where it has no rank.
+        format: ``"json"``, or ``"torch"``: a pickle as torch's FlightRecorder writes it. For
+            torchfrtrace ``pynccl flight --torch`` is better: it sees all ranks.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: path is None without PYNCCL_FLIGHT_FILE, there is no such format, or there is no
+            communicator to convert.
+        OSError: the file cannot be written.
+    """
+    name = _C.flight_dump_path() if path is None else os.fspath(path)
+    if name is None:
+        raise ValueError("path: it is None, and PYNCCL_FLIGHT_FILE is not set")
+    if format not in ("json", "torch"):
+        raise ValueError(f"format: {format!r} is neither 'json' nor 'torch'")
+    reason = "nccl.dump_flight_record()"
+    if format == "json":
+        _C.write_flight_dump(name, reason)
+    else:
+        from pynccl.flight import torch_format  # it makes the import of pynccl slower
+
+        torch_format.write_own(_C.flight_dump_json(reason), name)
+    return name
 
 
 class Stream(_C.Stream):

@@ -34,13 +34,14 @@ _MIRROR = ("base", "group", "world", "lifecycle", "api")
 
 # A folder of csrc, or a module or package of Python, may use those before it in one of its orders.
 ORDERS = (
-    ("csrc/abi", *(f"csrc/hostnccl/{folder}" for folder in _HOSTNCCL)),
+    ("csrc/common", "csrc/abi", *(f"csrc/hostnccl/{folder}" for folder in _HOSTNCCL)),
     (
-        *("csrc/abi", "csrc/extension", "csrc/core"),
+        *("csrc/common", "csrc/abi", "csrc/extension", "csrc/core"),
         *(f"csrc/python/{folder}" for folder in _PYTHON),
         "csrc/python",
     ),
     ("csrc/abi", "csrc/noop"),
+    ("csrc/abi", "csrc/extension", "csrc/c10d"),
     (*(f"pynccl.mirror.{part}" for part in _MIRROR), "pynccl.mirror"),
 )
 

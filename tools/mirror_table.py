@@ -123,6 +123,12 @@ A script needs two changes: the import, and the name of the backend.
   can block each other.
 * A batch uses the communicator of the group; if it is the group's first operation, all its ranks
   must take part.
+* `new_group` and the creation of a communicator raise `DistBackendError` at once for a rank that
+  has died or has left, and `DistStoreError` for one that does not come before the timeout. Both
+  name it. A store that is gone, or does not answer, is an error that names the store. `split_group`
+  and `shrink_group` have the timeout of the group.
+* `reconfigure(group=None, timeout=None)`, which torch does not have, makes a group of the ranks
+  that are left: see [reliability](reliability.md).
 * A transfer with a rank that has died or has left raises at once. `destroy_process_group` waits for
   operations on GPUs as long as the timeout of the group; then it aborts them and raises.
 * `pg_options` takes a `pynccl.nccl.Config`, but neither `Config(blocking=0)` nor one that shares
@@ -134,8 +140,9 @@ A script needs two changes: the import, and the name of the backend.
   float8_e4m3fn, float8_e5m2; bool, of which `SUM` is "or"; complex64 and complex128 as pairs of
   reals, where the operator allows it. Others are refused.
 * An error of NCCL is raised as `DistBackendError`, which is pynccl's `NcclError` as well.
-* On CPUs an operation that takes longer than the timeout of its group is ended, on the ranks that
-  wait in it; the group cannot be used any more, the process can.
+* An operation that takes longer than the timeout of its group is ended, on the ranks that wait in
+  it; the group cannot be used any more, the process can. The error says which ranks are missing,
+  which they find out through the job's store: see [reliability.md](reliability.md).
 * A script may end without `destroy_process_group`. After `fork`, a child cannot use its parent's
   groups; it can make its own.
 * torch.distributed can be used in the same process at the same time. The two share nothing, also

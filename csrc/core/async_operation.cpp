@@ -65,7 +65,7 @@ std::shared_ptr<AsyncOperation> AsyncQueue::begin(CUstream current, std::shared_
   const DefaultStreamScope scope(library(), stream_->device(), current);
   // A captured event cannot be queried. It may still return to the pool: the next user records it
   // again, outside the graph.
-  const bool capturing = is_capturing(current);
+  const bool capturing = is_capturing(library(), current);
   if (!capturing) remove_done();
   const PooledEvent ready = events_->take();
   ready->record(current);
@@ -88,15 +88,9 @@ std::optional<std::size_t> AsyncQueue::oldest() {
   return pending_.empty() ? std::nullopt : std::optional(removed_);
 }
 
-bool AsyncQueue::is_capturing(CUstream current) const {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  DRIVER_CHECK(library(), StreamIsCapturing, (current, &status));
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 void AsyncQueue::release_done(CUstream current) {
   const DefaultStreamScope scope(library(), stream_->device(), current);
-  if (!is_capturing(current)) remove_done();
+  if (!is_capturing(library(), current)) remove_done();
 }
 
 void AsyncQueue::remove_done() {

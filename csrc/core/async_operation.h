@@ -72,7 +72,6 @@ class AsyncQueue {
 
  private:
   void remove_done();
-  bool is_capturing(CUstream current) const;
 
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<EventPool> events_;

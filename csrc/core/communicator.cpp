@@ -4,18 +4,26 @@
 #include <cstdlib>
 
 #include "abi/constants.h"
+#include "core/comparison.h"
 #include "core/device.h"
+#include "core/flight_dump.h"
 #include "core/issue.h"
 #include "core/monitor.h"
 #include "core/poll.h"
-#include "core/run_within.h"
 #include "core/window.h"
 
 namespace pynccl {
+namespace {
+
+constexpr double kExpirySeconds = 2;  // how long the end of what has expired may take
+
+}  // namespace
 
 Communicator::Communicator(std::shared_ptr<Library> library, const Options& options)
     : library_(std::move(library)), options_(options) {
   options_.config = library_->fit(options_.config);
+  if (!options_.on_timeout) options_.on_timeout = default_policy();
+  if (options_.config.commName) identity_.name = options_.config.commName;
 }
 
 Communicator::~Communicator() { discard(); }
@@ -29,9 +37,11 @@ Communicator::Use::Use(Communicator& communicator) : communicator_(communicator)
 }
 
 void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank) {
+  check_pending();
   const DeviceScope scope(*library_, options_.device);
   rank_ = rank;
   nranks_ = nranks;
+  identify_new(ids);
   if (ids.size() == 1) {
     const auto init = library_->nccl<&NcclTable::ncclCommInitRankConfig>();
     check(init(created_.get(), nranks, ids[0], rank, &options_.config), creator_);
@@ -95,6 +105,10 @@ void Communicator::release_kept() {
 }
 
 void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
+  check_pending();
+  // The monitor may be about to revoke the parent, which would end the making of the child.
+  if (parent.deadlines_->expired())
+    poll_until(kExpirySeconds, [&] { return parent.expiry_ended_.load(); });
   parent_claim_ = std::make_unique<Claim>(parent.shared_from_this());
   if (parent.growing_ && !grows)
     throw std::invalid_argument(
@@ -102,6 +116,10 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   parent.growing_ = false;
   creator_ = creator;
   parent_ = parent.shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    made_from_ = parent_;
+  }
   if (shares && !parent.revoked_) {
     shared_parent_ = parent_;
     std::erase_if(parent.shared_children_, [](const auto& child) { return child.expired(); });
@@ -116,6 +134,7 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
   const Use comm(parent);
   no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
+  identify_split(parent, color);
   const Waiting waiting(parent, creator_);
   waiting.check(split(comm, color, key, created_.get(), child_config()));
 }
@@ -124,6 +143,7 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
   const Use comm(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
+  identify_shrunk(parent, excluded);
   if (flags != 0) parent.revoked_ = true;
   const Waiting waiting(parent, creator_);
   waiting.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
@@ -135,16 +155,19 @@ void Communicator::begin_grow(Communicator& parent, int nranks,
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   const Use comm(parent);
   begin_child(parent, "ncclCommGrow", false, true);
+  identify_grown(parent, id);
   const Waiting waiting(parent, creator_);
   waiting.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()));
 }
 
 void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
+  check_pending();
   const DeviceScope scope(*library_, options_.device);
   creator_ = "ncclCommGrow";
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   rank_ = rank;
   nranks_ = nranks;
+  identify_new({id});
   check(grow(nullptr, nranks, &id, rank, created_.get(), &options_.config), creator_);
 }
 
@@ -153,45 +176,12 @@ Communicator::Options Communicator::inherited() const {
   options.config.blocking = options_.config.blocking;
   options.init_timeout = options_.init_timeout;
   options.timeout = options_.timeout;
+  options.store = options_.store;
+  options.check = options_.check;
+  options.on_timeout = policy();
   options.device = device_ < 0 ? options_.device : device_;
   options.inherits = true;
   return options;
-}
-
-void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& made,
-                        const std::function<void()>& steps) {
-  RawGroup::check_none();
-  const Communicator* first = nullptr;  // with the shortest init_timeout
-  for (const auto& one : made) {
-    const auto& timeout = one->options_.init_timeout;
-    if (timeout && (!first || timeout < first->options_.init_timeout)) first = one.get();
-  }
-  if (!first) return steps();
-  for (const auto& one : made) one->choose_device();
-  const double seconds = *first->options_.init_timeout;
-  const auto free = [made] {
-    for (const auto& one : made) one->free_abandoned();
-  };
-  if (run_within(seconds, steps, free)) return;
-  for (const auto& one : made) one->abandon();
-  first->throw_late(seconds, first->creator_);
-}
-
-// The other thread of run_within() has no current device.
-void Communicator::choose_device() {
-  options_.device = DeviceScope(*library_, options_.device).device();
-}
-
-void Communicator::abandon() {
-  State state = state_.load();
-  while (state < State::kClosed && !state_.compare_exchange_weak(state, State::kAbandoned)) {
-  }
-}
-
-void Communicator::free_abandoned() {
-  State abandoned = State::kAbandoned;
-  state_.compare_exchange_strong(abandoned, State::kMaking);
-  discard();
 }
 
 void Communicator::finish() {
@@ -202,7 +192,10 @@ void Communicator::finish() {
     return;
   }
   State pending = State::kPending;
-  if (!state_.compare_exchange_strong(pending, State::kMaking)) throw_not_open();
+  if (!state_.compare_exchange_strong(pending, State::kMaking)) {
+    free_created();
+    throw_not_open();
+  }
   const bool made = take_handle();
   if (options_.config.blocking == 0) return;
   if (made)
@@ -228,9 +221,13 @@ void Communicator::begin_deadlines() {
   const bool blocking_null = library_->memory() == Memory::kHost;
   int device = options_.device;
   if (!blocking_null) device = DeviceScope(*library_, device).device();
-  deadlines_->set_limit(options_.timeout ? limit_from_seconds(options_.timeout) : default_limit());
+  const auto& seconds = options_.timeout;
+  deadlines_->set_limit(seconds ? limit_from_seconds(seconds) : default_limit());
   deadlines_->begin(library_, device, blocking_null);
+  publish_identity();
+  FlightDump::listen();
   Monitor::get().add(deadlines_, weak_from_this());
+  if (check() != 0) CommunicatorObservers::watch_operations();
 }
 
 void Communicator::read_identity() {
@@ -238,6 +235,7 @@ void Communicator::read_identity() {
   NCCL_CHECK(*library_, comm, rank_, ncclCommUserRank, (comm, &rank_));
   NCCL_CHECK(*library_, comm, rank_, ncclCommCount, (comm, &nranks_));
   NCCL_CHECK(*library_, comm, rank_, ncclCommCuDevice, (comm, &device_));
+  publish_identity();
 }
 
 ncclResult_t Communicator::async_error() {
@@ -247,10 +245,15 @@ ncclResult_t Communicator::async_error() {
     if (state != ncclSuccess) return state;
     parent_.reset();
   }
-  if (!take_handle()) return ncclInternalError;
+  return take_handle() ? read_async_error() : ncclInternalError;
+}
+
+ncclResult_t Communicator::read_async_error() {
   const Use comm(*this);
   ncclResult_t state = ncclSuccess;
   NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
+  if (!succeeded(state)) [[unlikely]]
+    note_failure(state, failure_text(*library_, state, "ncclCommGetAsyncError", comm, rank_));
   return state;
 }
 
@@ -284,10 +287,23 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
   std::vector<std::shared_ptr<Communicator>> ranks;
   for (const ncclComm_t comm : comms) {
     const auto& rank = ranks.emplace_back(make(library, Options{}));
+    rank->creator_ = "ncclCommInitAll";
+    if (ranks.size() == 1)
+      rank->identify_local();
+    else
+      rank->identity_ = ranks.front()->identity_;
     *rank->created_ = comm;
     rank->finish();
   }
   return ranks;
+}
+
+void Communicator::before_operation(OperationKind kind, const Operation& operation) {
+  CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
+  if (check() == 0) return;
+  Operation compared = operation;
+  compared.kind = kind;
+  Comparison::run({{this, &compared}});
 }
 
 void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
@@ -299,6 +315,10 @@ void Communicator::issue_in_group(const Operation& operation) {
   const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation,
                                   deadlines_->group_began(), deadlines_->group_limit());
   call_nccl(operation.kind, comm, operation);
+}
+
+void Communicator::simulate_in_group(const Operation& operation) {
+  call_nccl(operation.kind, handle(), operation);
 }
 
 // all_to_all, gather and scatter on a library before 2.28: a group of sends and receives.

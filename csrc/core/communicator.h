@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,19 +20,24 @@
 #include "core/barrier.h"
 #include "core/deadlines.h"
 #include "core/error.h"
+#include "core/inquiry.h"
 #include "core/library.h"
 #include "core/operation.h"
+#include "core/timeout_policy.h"
 
 namespace pynccl {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   struct Options {
-    ncclConfig_t config;                 // strings in it must outlive the creation
-    std::optional<double> init_timeout;  // seconds; none: the library's own limit
-    std::optional<double> timeout;       // seconds of every operation; none: default_limit()
-    int device = -1;                     // below 0: the thread's current device
-    bool inherits = false;               // of a child: NCCL copies the parent's configuration
+    ncclConfig_t config;                      // strings in it must outlive the creation
+    std::optional<double> init_timeout;       // seconds; none: the library's own limit
+    std::optional<double> timeout;            // seconds of every operation; none: default_limit()
+    std::optional<TimeoutPolicy> on_timeout;  // none: default_policy()
+    std::shared_ptr<void> store;              // of the bindings; children have it, too
+    std::optional<std::uint64_t> check;       // compare every N-th collective
+    int device = -1;                          // below 0: the thread's current device
+    bool inherits = false;                    // of a child: NCCL copies the parent's configuration
   };
 
   // A pending communicator, without an ncclComm_t: begin_...() and finish() make it.
@@ -55,8 +61,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void finish();
 
   // Calls steps, which takes both steps for these communicators. Where they have an init_timeout,
-  // it throws ncclTimeout after the shortest: the call of NCCL, which nothing can end, continues on
-  // a thread of its own, which aborts the communicators afterwards.
+  // it throws ncclTimeout after the shortest. A library with hostSetInitTimeout ends its call then.
+  // In NCCL nothing can: the call continues on a thread of its own, which aborts the communicators
+  // afterwards.
   static void make(const std::vector<std::shared_ptr<Communicator>>& made,
                    const std::function<void()>& steps);
 
@@ -71,6 +78,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void issue(OperationKind kind, const Operation& operation);
   // In an open group, between begin_group() and end_group() of the communicator.
   void issue_in_group(const Operation& operation);
+  // The same in a group whose end only simulates it: it is not recorded.
+  void simulate_in_group(const Operation& operation);
   // Checks that the library supports an operation with a configuration. Throws MissingFunction, or
   // std::invalid_argument for a field that the library is too old for.
   void check_configured(const Operation& operation) const;
@@ -136,9 +145,33 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Deadlines& deadlines() { return *deadlines_; }
   const Deadlines& deadlines() const { return *deadlines_; }
   // For the monitor: something has not come in time. The communicator is revoked, or aborted where
-  // NCCL cannot revoke it; all who wait, and later operations, throw ncclTimeout.
-  void expire(const Deadlines::Late& late) noexcept;
+  // NCCL cannot revoke it; all who wait, and later operations, throw ncclTimeout. False where an
+  // Inquiry has to end first: call it again soon.
+  bool expire(const Deadlines::Late& late) noexcept;
+  // Before it expires, an Inquiry asks which ranks are missing.
+  void inquire() { inquires_.store(true, std::memory_order_relaxed); }
   bool expired() const { return expired_.load(std::memory_order_acquire); }
+  // What it throws after it has expired. nccl: the text of NCCL's failure, or empty.
+  NcclFailure expiry(const std::string& function, const std::string& nccl = "") const;
+  // Where a stream has failed: it may be the fault of a communicator.
+  static void note_async_failures() noexcept;
+  void set_name(const std::string& name);  // in the flight record
+  void set_policy(TimeoutPolicy policy);
+  TimeoutPolicy policy() const;
+
+  // recover(), in steps. Revokes the communicator where NCCL can, so that the ranks that wait for
+  // this one hear of it. Its time limit does not apply any more.
+  void begin_recovery();
+  // The ranks that are not left, by the agreement of those that are (hostCommAgree), which waits
+  // for ranks that are not known to be lost; none where the library has no such function.
+  std::optional<std::vector<int>> agree(double seconds, std::vector<int> lost);
+  // Makes the communicator of the ranks that are left.
+  void begin_recovered(Communicator& parent, const std::vector<int>& lost);
+  // The time limit of the creation; returns the one before.
+  std::optional<double> limit_creation(std::optional<double> seconds) {
+    return std::exchange(options_.init_timeout, seconds);
+  }
+  void set_timeout(std::optional<double> seconds);  // of its operations, from now on
 
   ncclUniqueId get_unique_id();  // for begin_grow
   void revoke();                 // from any thread
@@ -157,6 +190,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Library& library() const { return *library_; }
   const std::shared_ptr<Library>& shared_library() const { return library_; }
+  const std::shared_ptr<void>& store() const { return options_.store; }
+  std::uint64_t check() const { return options_.check.value_or(0); }  // 0: nothing is compared
   // Throws std::invalid_argument unless it is open, and ncclInvalidUsage while it is suspended:
   // NCCL does not check that, and would run on memory that it has released.
   [[gnu::always_inline]] ncclComm_t handle() const {
@@ -199,7 +234,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   enum class State { kPending, kMaking, kOpen, kSuspended, kClosed, kAbandoned };
 
   NcclFailure noted(const NcclFailure& failure);  // with what the communicator knows of it
-  std::string expiry() const;
 
   // A Use in issue(), at the price of two stores: one thread at a time issues operations.
   class Issuing {
@@ -262,6 +296,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_shares_nothing() const;
   void abort_alone();
   ncclComm_t take_to_free();
+  void check_pending() const {  // another thread may have aborted it
+    if (closed()) throw_not_open();
+  }
+  void free_created();
   void release_kept();
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
@@ -271,27 +309,46 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return *this;
   }
   void begin_deadlines();
+  // The identity of a communicator made by unique ids, by ncclCommInitAll, and from a parent.
+  void identify_new(const std::vector<ncclUniqueId>& ids);
+  void identify_local();
+  void identify_split(Communicator& parent, int color);
+  void identify_shrunk(Communicator& parent, const std::vector<int>& excluded);
+  void identify_recovered(const Communicator& parent, const std::vector<int>& lost);
+  void identify_grown(Communicator& parent, const std::optional<ncclUniqueId>& id);
+  void derive_id(const Communicator& parent, std::initializer_list<std::uint64_t> words,
+                 std::vector<int> ranks = {});
+  void publish_identity();
+  std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Inquiry::Answer text);
+  void note_failure(ncclResult_t result, const std::string& text) noexcept;
   void read_identity();
+  ncclResult_t read_async_error();  // from any thread, once there is a handle
   void choose_device();
   void abandon();
   void free_abandoned();
   bool in_use() const { return issuing_.load() || uses_.load() != 0; }
   void end_calls();
-  void end_expired();
+  void end_expired(const std::optional<Deadlines::Entry>& call);
   void end_interrupted() noexcept;
   bool finalize_within_limit();
+  void before_operation(OperationKind kind, const Operation& operation);
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);
 
+  // What an operation reads comes first.
   std::shared_ptr<Library> library_;
-  Options options_;
   std::atomic<State> state_ = State::kPending;
   std::atomic<ncclComm_t> comm_ = nullptr;
   std::atomic<bool> issuing_ = false;
-  std::atomic<int> uses_ = 0;
+  int device_ = -1;
   const std::shared_ptr<Deadlines> deadlines_ = std::make_shared<Deadlines>();
+  Options options_;  // on_timeout is set, and under mutex_
+  std::atomic<int> uses_ = 0;
   std::atomic<bool> expired_ = false;
+  std::atomic<bool> expiry_ended_ = false;  // it is revoked, or was aborted
+  std::atomic<bool> inquires_ = false;
+  std::shared_ptr<Inquiry> inquiry_;  // of the monitor
   // Where NCCL writes the handle. For a child of a non-blocking parent a thread of NCCL writes it
   // later, so the parent keeps this memory alive too.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
@@ -303,13 +360,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // configuration says so.
   std::weak_ptr<Communicator> shared_parent_;
   std::vector<std::weak_ptr<Communicator>> shared_children_;
-  std::atomic<bool> growing_ = false;  // between get_unique_id() and begin_grow()
-  State changed_ = State::kOpen;       // by finish_change()
+  std::vector<std::weak_ptr<Communicator>> shrunk_;  // the children of shrink()
+  std::atomic<bool> growing_ = false;                // between get_unique_id() and begin_grow()
+  State changed_ = State::kOpen;                     // by finish_change()
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
+  std::atomic<bool> failure_noted_ = false;
+  std::uint64_t splits_ = 0, grows_ = 0;  // that were called on it
   bool finalized_ = false;
   mutable std::mutex mutex_;  // of the following, up to kept_
-  std::string expiry_;        // once expired
+  std::weak_ptr<Communicator> made_from_;
+  Inquiry::Answer expiry_;  // once expired: the whole text
+  FlightIdentity identity_;
   std::thread::id claimed_by_;
   int claims_ = 0;
   std::deque<ncclWindow_t> windows_;
@@ -319,7 +381,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool one_sided_ = false;
   int rank_ = -1;
   int nranks_ = 0;
-  int device_ = -1;
   std::atomic<const char*> creator_ = "ncclCommInitRankConfig";
 };
 

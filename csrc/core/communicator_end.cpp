@@ -1,8 +1,10 @@
 // The end of a communicator: finalize, close, abort and revoke.
+#include <algorithm>
 #include <cstdio>
 
 #include "abi/constants.h"
 #include "core/communicator.h"
+#include "core/fork_lock.h"
 #include "core/interrupt.h"
 #include "core/monitor.h"
 #include "core/observer.h"
@@ -32,7 +34,7 @@ void Communicator::finalize() {
   const Waiting waiting(*this, "ncclCommFinalize");
   finalized_ = true;
   waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
-  if (expired()) throw NcclFailure(ncclTimeout, "ncclCommFinalize", rank_, expiry());
+  if (expired()) throw expiry("ncclCommFinalize");
 }
 
 void Communicator::close() {
@@ -57,7 +59,7 @@ void Communicator::close() {
   if (!comm) return;
   const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
   release_kept();
-  if (!in_time) throw NcclFailure(ncclTimeout, "ncclCommDestroy", rank_, expiry());
+  if (!in_time && !error_thrown_) throw expiry("ncclCommDestroy");
   if (!succeeded(result) && !error_thrown_)
     throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
 }
@@ -119,8 +121,15 @@ ncclComm_t Communicator::take_to_free() {
   } while (!state_.compare_exchange_weak(before, State::kClosed));
   if (before < State::kOpen) return std::atomic_ref(*created_).exchange(nullptr);
   Monitor::get().remove(*deadlines_);
+  if (check() != 0) CommunicatorObservers::stop_watching();
   end_calls();
   return comm_.exchange(nullptr);
+}
+
+// What NCCL has made after the communicator was aborted.
+void Communicator::free_created() {
+  if (const ncclComm_t comm = std::atomic_ref(*created_).exchange(nullptr))
+    abort_bounded(library_, comm);
 }
 
 // Waits for the calls of other threads, where there are any, and makes them return. The state is
@@ -135,29 +144,89 @@ void Communicator::end_calls() {
   poll_until(kEndCallsSeconds, [this] { return !in_use(); });
 }
 
-void Communicator::expire(const Deadlines::Late& late) noexcept {
-  if (expired()) return;
+bool Communicator::expire(const Deadlines::Late& late) noexcept {
+  if (expired()) return true;
   try {
+    Inquiry::Answer answer;
+    if (inquires_.load(std::memory_order_relaxed)) {
+      if (!inquiry_ || !inquiry_->is_about(late)) {
+        inquiry_ = std::make_shared<Inquiry>(weak_from_this(), late);
+        Inquiry::ask(inquiry_);
+      }
+      const auto result = inquiry_->result();
+      if (!result) return false;
+      answer = *result;
+    }
     char limit[64];
     std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
-    const std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
-    {
-      const std::lock_guard lock(mutex_);
-      expiry_ = text;
+    std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
+    if (!answer.text.empty()) text += ": " + answer.text;
+    const auto noted = note_expiry(late, {text, answer.missing});
+    if (!noted) return true;
+    const NcclFailure& failure = *noted;
+    note_failure(failure.code, failure.what());
+    const TimeoutPolicy policy = this->policy();
+    if (policy.abort)
+      abort_process(std::string("pynccl: ") + failure.what() +
+                    "; the process is aborted (on_timeout)");
+    // Where it is revoked already, its operations have ended, and a child may be in the making.
+    try {
+      if (late.call || !revoked_) end_expired(late.call);
+    } catch (const std::exception&) {  // another thread may have closed it
     }
-    deadlines_->expire();
-    expired_.store(true, std::memory_order_release);
-    ExpiredStreams::add(late.streams, NcclFailure(ncclTimeout, late.what, rank_, text));
-    end_expired();
+    expiry_ended_ = true;
+    if (policy.callback) policy.callback(shared_from_this(), failure);
   } catch (const std::exception&) {  // the calls of NCCL that still return throw the expiry
   }
+  return true;
 }
 
-void Communicator::end_expired() {
-  if (!library_->nccl_table().ncclCommRevoke) return abort_alone();
-  revoked_ = true;  // before the calls of other threads return
-  const auto self = shared_from_this();
-  if (!run_within(kEndCallsSeconds, [self] { self->revoke(); })) abort_alone();
+// From now on those who wait find the reason; nothing is told to NCCL yet. None where the call that
+// was late has returned.
+std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late,
+                                                     Inquiry::Answer text) {
+  const ForkLock fork_lock;
+  {
+    const std::lock_guard lock(mutex_);
+    expiry_ = std::move(text);
+  }
+  if (!deadlines_->expire(late)) return std::nullopt;
+  expired_.store(true, std::memory_order_release);
+  const NcclFailure failure = expiry(late.what);
+  ExpiredStreams::add(late.streams, [failure, communicator = weak_from_this(),
+                                     function = late.what](const std::string& cause) {
+    const auto alive = communicator.lock();
+    return alive ? alive->expiry(function, cause) : failure;
+  });
+  return failure;
+}
+
+void Communicator::set_policy(TimeoutPolicy policy) {
+  std::optional<TimeoutPolicy> other(std::move(policy));  // the one before ends without the lock
+  const std::lock_guard lock(mutex_);
+  options_.on_timeout.swap(other);
+}
+
+TimeoutPolicy Communicator::policy() const {
+  const std::lock_guard lock(mutex_);
+  return *options_.on_timeout;
+}
+
+void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
+  const auto is_over = [&] {
+    const auto calls = deadlines_->calls();
+    return !call || std::find(calls.begin(), calls.end(), *call) == calls.end();
+  };
+  if (library_->nccl_table().ncclCommRevoke) {
+    revoked_ = true;  // before the calls of other threads return
+    const auto self = shared_from_this();
+    try {
+      if (run_within(kEndCallsSeconds, [self] { self->revoke(); })) return;
+    } catch (const NcclFailure&) {  // it was revoked before, which ends all but some calls
+      if (poll_until(kEndCallsSeconds, is_over)) return;
+    }
+  }
+  abort_alone();
 }
 
 // The user has ended a wait of this thread: nothing that was issued can be relied on.

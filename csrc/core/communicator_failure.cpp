@@ -3,12 +3,44 @@
 #include <string_view>
 
 #include "core/communicator.h"
+#include "core/flight_dump.h"
 #include "core/interrupt.h"
+#include "core/monitor.h"
+#include "core/run_within.h"
 
 namespace pynccl {
+namespace {
+
+constexpr double kDumpSeconds = 2;  // how long a failure waits for the dump
+
+// The others are refusals of a call.
+bool ends_communicator(ncclResult_t result) {
+  return result == ncclUnhandledCudaError || result == ncclSystemError ||
+         result == ncclInternalError || result == ncclRemoteError || result == ncclTimeout;
+}
+
+// The ranks in a text of hostnccl: "waited for ranks 1 and 3 in ncclAllReduce(...)".
+std::optional<std::vector<int>> ranks_waited_for(std::string_view text) {
+  constexpr std::string_view kBegin = "waited for rank", kEnd = " in ";
+  const std::size_t begin = text.find(kBegin);
+  if (begin == text.npos) return std::nullopt;
+  text.remove_prefix(begin + kBegin.size());
+  text = text.substr(0, text.find(kEnd));
+  std::vector<int> ranks;
+  for (bool in_number = false; const char c : text) {
+    if (c >= '0' && c <= '9') {
+      if (!in_number) ranks.push_back(0);
+      ranks.back() = 10 * ranks.back() + (c - '0');
+    }
+    in_number = c >= '0' && c <= '9';
+  }
+  return ranks;
+}
+
+}  // namespace
 
 void Communicator::throw_not_open() const {
-  if (expired()) throw NcclFailure(ncclTimeout, "ncclCommAbort", rank_, expiry());
+  if (expired()) throw expiry("ncclCommAbort");
   const State state = state_.load();
   if (state == State::kSuspended)
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
@@ -24,7 +56,8 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
   std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
   if (result == ncclInvalidArgument) text += hint;
   const NcclFailure failure = noted(NcclFailure(result, function, rank_, text));
-  throw NcclFailure(failure.code, function, rank_, failure.what() + place_text(file, line));
+  throw NcclFailure(failure.code, function, rank_, failure.what() + place_text(file, line),
+                    failure.missing);
 }
 
 void Communicator::throw_operation_failed(ncclResult_t result, const char* function,
@@ -33,9 +66,34 @@ void Communicator::throw_operation_failed(ncclResult_t result, const char* funct
   throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
 }
 
-std::string Communicator::expiry() const {
+// Once: what fails afterwards follows from the first failure.
+void Communicator::note_failure(ncclResult_t result, const std::string& text) noexcept {
+  if (!ends_communicator(result) || closed() || failure_noted_.exchange(true)) return;
+  try {
+    deadlines_->recorder().set_failure(text);
+    if (FlightDump::default_path())  // a file system may not answer
+      run_within(kDumpSeconds, [text] { FlightDump::write_default(text); });
+  } catch (const std::exception&) {  // the failure is more important
+  }
+}
+
+void Communicator::note_async_failures() noexcept {
+  if (!FlightDump::default_path()) return;
+  for (const auto& communicator : Monitor::get().communicators()) {
+    try {
+      communicator->read_async_error();
+    } catch (const std::exception&) {  // the failure of the stream is thrown
+    }
+  }
+}
+
+NcclFailure Communicator::expiry(const std::string& function, const std::string& nccl) const {
   const std::lock_guard lock(mutex_);
-  return expiry_;
+  auto [text, missing] = expiry_;
+  if (!nccl.empty()) text += ": " + nccl;
+  if (!missing) missing = ranks_waited_for(nccl);
+  if (!missing) text += "; which ranks are missing is unknown: see flight_record() of all ranks";
+  return NcclFailure(ncclTimeout, function, rank_, text, missing);
 }
 
 NcclFailure Communicator::noted(const NcclFailure& failure) {
@@ -44,10 +102,11 @@ NcclFailure Communicator::noted(const NcclFailure& failure) {
   if (failed()) error_thrown_ = true;
   if (Interrupt::pending()) end_interrupted();
   const std::string text = failure.what();
+  note_failure(failure.code, text);
   if (expired()) {
     error_thrown_ = true;
     if (failure.code == ncclTimeout) return failure;
-    return NcclFailure(ncclTimeout, failure.function, rank_, expiry() + ": " + text);
+    return expiry(failure.function, text);
   }
   if (!closed() || text.ends_with(kAborted)) return failure;
   return NcclFailure(failure.code, failure.function, failure.rank, text + std::string(kAborted));
@@ -58,10 +117,15 @@ void Communicator::throw_late(double seconds, const char* function) const {
   const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
   char limit[32];
   std::snprintf(limit, sizeof limit, "%g s", seconds);
-  std::string text = std::string(function) + " on rank " + std::to_string(rank_) +
+  int rank = rank_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto parent = made_from_.lock(); parent && rank < 0) rank = parent->known_rank();
+  }
+  std::string text = std::string(function) + " on rank " + std::to_string(rank) +
                      " did not complete within " + limit;
   if (last && *last) text += std::string(": ") + last;
-  throw NcclFailure(ncclTimeout, function, rank_, text);
+  throw NcclFailure(ncclTimeout, function, rank, text);
 }
 
 }  // namespace pynccl

@@ -21,12 +21,6 @@ double seconds_of(std::int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / kNanoseconds;
 }
 
-bool is_capturing(const Library& library, CUstream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  DRIVER_CHECK(library, StreamIsCapturing, (stream, &status));
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 }  // namespace
 
 std::int64_t limit_from_seconds(std::optional<double> seconds) {
@@ -68,7 +62,7 @@ namespace {
 
 struct Expired {
   CUstream stream;
-  NcclFailure failure;
+  ExpiredStreams::Failure failure;
   std::int64_t time;
   bool thrown;
 };
@@ -81,7 +75,7 @@ std::vector<Expired>& expired_streams() {
 
 }  // namespace
 
-void ExpiredStreams::add(const std::vector<CUstream>& streams, const NcclFailure& failure) {
+void ExpiredStreams::add(const std::vector<CUstream>& streams, const Failure& failure) {
   const std::lock_guard lock(expired_mutex);
   for (const CUstream stream : streams) {
     std::erase_if(expired_streams(), [&](const Expired& one) { return one.stream == stream; });
@@ -97,12 +91,15 @@ void ExpiredStreams::forget(CUstream stream) noexcept {
   any_.store(!expired_streams().empty(), std::memory_order_release);
 }
 
-void ExpiredStreams::check_expired(CUstream stream, std::int64_t began) {
-  const std::lock_guard lock(expired_mutex);
-  for (Expired& one : expired_streams()) {
-    if (one.stream != stream) continue;
-    if (!std::exchange(one.thrown, true) || one.time >= began) throw one.failure;
+void ExpiredStreams::check_expired(CUstream stream, std::int64_t began, const std::string& cause) {
+  Failure failure;
+  {
+    const std::lock_guard lock(expired_mutex);
+    for (Expired& one : expired_streams())
+      if (one.stream == stream && (!std::exchange(one.thrown, true) || one.time >= began))
+        failure = one.failure;
   }
+  if (failure) throw failure(cause);
 }
 
 void Deadlines::begin(std::shared_ptr<Library> library, int device, bool blocking_null) {
@@ -160,8 +157,48 @@ void Deadlines::record_event(CUstream stream) {
   outstanding_.push_back({*last, coarse_time(), std::move(event)});
 }
 
-// Which operations are done: those of calls that have returned on a blocking stream, and those
-// before an event that is done.
+void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstream stream,
+                         const std::shared_ptr<const PooledEvent>& event) {
+  const std::lock_guard lock(mutex_);
+  if (expired_.load(std::memory_order_relaxed)) return;
+  const auto of_graph = [&](const Launch& one) { return one.what == what; };
+  Launch launch{what, stream, limit(), event, nullptr, coarse_time()};
+  if (DeadlineScope::of_this_thread() != FlightRecord::kNoLimit ||
+      std::none_of(launches_.begin(), launches_.end(), of_graph))
+    launch.watched = event;
+  const auto before = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& one) {
+    return of_graph(one) && one.stream == stream && !one.watched;
+  });
+  if (launch.watched || before == launches_.end())
+    launches_.push_back(std::move(launch));
+  else
+    *before = std::move(launch);
+}
+
+void Deadlines::update_launches() {
+  const auto is_over = [](const Launch& one) {
+    try {
+      return one.watched && (*one.watched)->query();
+    } catch (const DriverFailure&) {  // what has failed waits for nobody
+      return true;
+    }
+  };
+  std::erase_if(launches_, is_over);
+  for (Launch& launch : launches_) {
+    if (launch.watched) continue;
+    const bool follows = std::any_of(launches_.begin(), launches_.end(), [&](const Launch& one) {
+      return one.what == launch.what && one.watched;
+    });
+    if (follows) continue;
+    launch.watched = launch.event.lock();
+    launch.since = coarse_time();
+  }
+  // The event of a launch that is not done has an owner.
+  std::erase_if(launches_, [](const Launch& one) { return one.event.expired(); });
+}
+
+// Which operations are done: those up to a call that has returned on the blocking stream, since the
+// operations of a communicator run in their order, and those before an event that is done.
 void Deadlines::update_done() {
   std::uint64_t done = this->done();
   while (!outstanding_.empty() && outstanding_.front().event->query()) {
@@ -169,15 +206,24 @@ void Deadlines::update_done() {
     outstanding_.pop_front();
     next_event_.store(INT64_MIN, std::memory_order_relaxed);
   }
-  const std::uint64_t last = recorder_.last();
-  for (; done < last; ++done) {
-    const std::optional<FlightRecord> next = recorder_.read(done + 1);
-    if (!next) continue;  // newer operations have replaced its record
-    if (next->stream != blocking_stream_ || next->state == FlightRecord::State::kCalled) break;
-    if (next->sequence >= open_group()) break;
-  }
+  done = std::max(done, last_returned());
   done_.store(done, std::memory_order_release);
-  if (done < last && outstanding_.empty() && open_group() == UINT64_MAX) record_at_end();
+  if (done < recorder_.last() && outstanding_.empty() && open_group() == UINT64_MAX)
+    record_at_end();
+}
+
+// The last operation, outside an open group, of a call that has returned on the blocking stream; 0
+// where none is known.
+std::uint64_t Deadlines::last_returned() const {
+  const std::uint64_t last = recorder_.last();
+  std::uint64_t number = std::min(last, open_group() - 1);
+  for (; number > done() && number + FlightRecorder::kRecords > last; --number) {
+    const std::optional<FlightRecord> record = recorder_.read(number);
+    if (record && record->stream == blocking_stream_ &&
+        record->state == FlightRecord::State::kIssued)
+      return number;
+  }
+  return 0;
 }
 
 // The first operation of the group that is open; UINT64_MAX where none is.
@@ -195,12 +241,14 @@ void Deadlines::record_at_end() {
 
 std::vector<CUstream> Deadlines::open_streams() const {
   std::vector<CUstream> streams;
-  for (std::uint64_t number = done() + 1; number <= recorder_.last(); ++number) {
-    const std::optional<FlightRecord> record = recorder_.read(number);
-    if (record && record->stream != blocking_stream_ &&
-        std::find(streams.begin(), streams.end(), record->stream) == streams.end())
-      streams.push_back(record->stream);
-  }
+  const auto add = [&](CUstream stream) {
+    if (stream != blocking_stream_ &&
+        std::find(streams.begin(), streams.end(), stream) == streams.end())
+      streams.push_back(stream);
+  };
+  for (const FlightRecord& record : recorder_.read_all())
+    if (record.sequence > done()) add(record.stream);
+  for (const Launch& launch : launches_) add(launch.stream);
   return streams;
 }
 
@@ -212,21 +260,37 @@ void Deadlines::update() {
 void Deadlines::update_locked() {
   if (expired_.load(std::memory_order_relaxed)) return;  // its operations end without a result
   try {
+    update_launches();
     update_done();
   } catch (const DriverFailure&) {  // the user's next call of the driver reports it
   }
 }
 
+std::vector<Deadlines::Entry> Deadlines::calls() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> calls(calls_.begin(), calls_.end());
+  if (const std::int64_t began = group_began_.load(std::memory_order_acquire); began != 0)
+    calls.push_back({"ncclGroupEnd", began, group_limit_.load(std::memory_order_relaxed)});
+  return calls;
+}
+
 std::optional<Deadlines::Late> Deadlines::late() {
   const std::int64_t now = coarse_time();
+  const auto is_late = [&](std::int64_t began, std::int64_t limit) {
+    return limit != FlightRecord::kNoLimit && now - began >= limit;
+  };
   const auto check = [&](std::int64_t began, std::int64_t limit,
                          auto&& what) -> std::optional<Late> {
-    if (limit == FlightRecord::kNoLimit || now - began < limit) return std::nullopt;
-    return Late{what(), seconds_of(now - began), seconds_of(limit), open_streams()};
+    if (!is_late(began, limit)) return std::nullopt;
+    return Late{what(), began, seconds_of(limit), open_streams(), std::nullopt};
   };
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return std::nullopt;
   update_locked();
+  const Launch* launch = nullptr;  // the first one that is late
+  for (const Launch& one : launches_)
+    if (one.watched && is_late(one.since, one.limit) && (!launch || one.since < launch->since))
+      launch = &one;
   if (const std::int64_t began = group_began_.load(std::memory_order_acquire); began != 0) {
     const auto first = recorder_.read(group_first_.load(std::memory_order_relaxed));
     if (auto late = check(began, group_limit_.load(std::memory_order_relaxed), [&] {
@@ -238,14 +302,27 @@ std::optional<Deadlines::Late> Deadlines::late() {
     if (last && last->state == FlightRecord::State::kCalled)
       if (auto late = check(last->issued, last->limit, [&] { return last->text(); })) return late;
     for (const Outstanding& one : outstanding_) {
+      if (launch && launch->since <= one.since) break;
       const FlightRecord& record = one.record;
       if (auto late = check(one.since, record.limit, [&] { return record.text(); })) return late;
     }
   }
-  for (const Entry& call : calls_)
-    if (auto late = check(call.began, call.limit, [&] { return std::string(call.function); }))
-      return late;
+  if (launch) return check(launch->since, launch->limit, [&] { return *launch->what; });
+  for (const Entry& call : calls_) {
+    auto late = check(call.began, call.limit, [&] { return std::string(call.function); });
+    if (!late) continue;
+    late->call = call;
+    return late;
+  }
   return std::nullopt;
+}
+
+bool Deadlines::expire(const Late& late) {
+  const std::lock_guard lock(mutex_);
+  if (late.call && std::find(calls_.begin(), calls_.end(), *late.call) == calls_.end())
+    return false;
+  expired_ = true;
+  return true;
 }
 
 }  // namespace pynccl

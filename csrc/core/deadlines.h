@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -35,7 +36,7 @@ class DeadlineScope {
   DeadlineScope& operator=(const DeadlineScope&) = delete;
 
   static bool any() { return scopes_.load(std::memory_order_relaxed) != 0; }
-  static std::int64_t of_this_thread();
+  [[gnu::cold]] static std::int64_t of_this_thread();
   static std::int64_t shortest();  // at least as short as that of any thread; kNoLimit without one
 
  private:
@@ -47,28 +48,39 @@ class DeadlineScope {
 // The streams with operations that have expired. Waiting for such a stream is an error.
 class ExpiredStreams {
  public:
-  static void add(const std::vector<CUstream>& streams, const NcclFailure& failure);
+  // What is thrown; cause: the text of the driver's error, or empty.
+  using Failure = std::function<NcclFailure(const std::string& cause)>;
+  static void add(const std::vector<CUstream>& streams, const Failure& failure);
   // Throws the failure of a stream to those who began to wait for it before it expired, and else to
   // the first one.
-  static void check(CUstream stream, std::int64_t began) {
+  static void check(CUstream stream, std::int64_t began, const std::string& cause = {}) {
     if (any_.load(std::memory_order_acquire)) [[unlikely]]
-      check_expired(stream, began);
+      check_expired(stream, began, cause);
   }
   static void forget(CUstream stream) noexcept;  // it was destroyed
 
  private:
-  static void check_expired(CUstream stream, std::int64_t began);
+  static void check_expired(CUstream stream, std::int64_t began, const std::string& cause);
   inline static std::atomic<bool> any_ = false;
 };
 
 class Deadlines {
  public:
+  // A call of NCCL that is no operation.
+  struct Entry {
+    const char* function;
+    std::int64_t began;
+    std::int64_t limit;
+    bool operator==(const Entry&) const = default;
+  };
+
   // What is late: "all_reduce #5 (float32, count=4, sum)".
   struct Late {
     std::string what;
-    double seconds;                 // since it was issued
+    std::int64_t began;             // tells it from a later one with the same name
     double limit;                   // seconds
     std::vector<CUstream> streams;  // of the operations that are not done
+    std::optional<Entry> call;      // none: an operation
   };
 
   // Once the communicator is made. blocking_null: a call on the null stream returns when the
@@ -76,7 +88,7 @@ class Deadlines {
   void begin(std::shared_ptr<Library> library, int device, bool blocking_null);
   void set_limit(std::int64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
   std::int64_t own_limit() const { return limit_.load(std::memory_order_relaxed); }
-  std::int64_t limit() const {  // of what this thread issues now
+  [[gnu::always_inline]] std::int64_t limit() const {  // of what this thread issues now
     const std::int64_t own = own_limit();
     if (DeadlineScope::any()) [[unlikely]]
       return std::min(own, DeadlineScope::of_this_thread());
@@ -93,6 +105,12 @@ class Deadlines {
     if (now >= next_event_.load(std::memory_order_relaxed) || DeadlineScope::any()) [[unlikely]]
       record_event(stream, now);
   }
+
+  // After a launch of a graph that uses the communicator. what: names the launches of this graph,
+  // the same object for all of them. event: was recorded after the launch; the next launch records
+  // it again only where nothing else holds it.
+  void launched(const std::shared_ptr<const std::string>& what, CUstream stream,
+                const std::shared_ptr<const PooledEvent>& event);
 
   // A group with operations of this communicator, until ncclGroupEnd has returned.
   void begin_group() {
@@ -115,11 +133,6 @@ class Deadlines {
   };
 
   // Another call of NCCL that waits for other ranks, from construction to destruction.
-  struct Entry {
-    const char* function;
-    std::int64_t began;
-    std::int64_t limit;
-  };
   class Call {
    public:
     Call(Deadlines& deadlines, const char* function);
@@ -133,8 +146,11 @@ class Deadlines {
   };
 
   std::optional<Late> late();  // for the monitor
+  std::vector<Entry> calls();  // that have not returned, also the end of a group
   void update();               // finds out which operations are done
-  void expire() { expired_.store(true, std::memory_order_relaxed); }  // nothing is late any more
+  // From now on nothing is late any more. False where the late call has returned meanwhile.
+  bool expire(const Late& late);
+  bool expired() const { return expired_.load(); }
   // All operations up to this one are known to be done.
   std::uint64_t done() const { return done_.load(std::memory_order_acquire); }
 
@@ -143,17 +159,20 @@ class Deadlines {
   void record_event(CUstream stream);
   void update_locked();
   void update_done();
+  void update_launches();
+  std::uint64_t last_returned() const;
   std::uint64_t open_group() const;
   void record_at_end();
   std::vector<CUstream> open_streams() const;
 
+  // What an operation reads comes before the records.
+  std::atomic<std::int64_t> limit_ = FlightRecord::kNoLimit;
+  std::atomic<std::int64_t> next_event_ = INT64_MAX;  // until begin()
+  CUstream blocking_stream_ = nullptr;
   FlightRecorder recorder_;
   std::shared_ptr<Library> library_;
   int device_ = -1;
-  CUstream blocking_stream_ = nullptr;
-  std::atomic<std::int64_t> limit_ = FlightRecord::kNoLimit;
-  std::atomic<std::int64_t> next_event_ = INT64_MAX;  // until begin()
-  std::atomic<std::int64_t> group_began_ = 0;         // 0: there is no group
+  std::atomic<std::int64_t> group_began_ = 0;  // 0: there is no group
   std::atomic<std::int64_t> group_limit_ = 0;
   std::atomic<std::uint64_t> group_first_ = 0;
   std::atomic<std::uint64_t> done_ = 0;  // all operations up to this one are done
@@ -167,6 +186,17 @@ class Deadlines {
     PooledEvent event;
   };
   std::deque<Outstanding> outstanding_;
+  // Launches of graphs that are not known to be done. One of each graph is watched, and all in a
+  // DeadlineScope: they hold their events. Of the others only the last one on a stream is kept.
+  struct Launch {
+    std::shared_ptr<const std::string> what;
+    CUstream stream;
+    std::int64_t limit;
+    std::weak_ptr<const PooledEvent> event;
+    std::shared_ptr<const PooledEvent> watched;  // null: not yet
+    std::int64_t since;                          // when that began
+  };
+  std::vector<Launch> launches_;
   std::shared_ptr<EventPool> events_;
   std::list<Entry> calls_;
 };

@@ -3,8 +3,11 @@
 // std::invalid_argument, thrown before any call.
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/table.h"
 
@@ -15,12 +18,18 @@ class Library;
 // A call into NCCL that did not return ncclSuccess.
 class NcclFailure : public std::runtime_error {
  public:
-  NcclFailure(ncclResult_t result, std::string name, int own_rank, const std::string& message)
-      : std::runtime_error(message), code(result), function(std::move(name)), rank(own_rank) {}
+  NcclFailure(ncclResult_t result, std::string name, int own_rank, const std::string& message,
+              std::optional<std::vector<int>> missing_ranks = std::nullopt)
+      : std::runtime_error(message),
+        code(result),
+        function(std::move(name)),
+        rank(own_rank),
+        missing(std::move(missing_ranks)) {}
 
   ncclResult_t code;
   std::string function;
-  int rank;  // of the communicator, or -1
+  int rank;                                 // of the communicator, or -1
+  std::optional<std::vector<int>> missing;  // ncclTimeout: the ranks that did not come
 };
 
 // A call into the CUDA driver (or hostnccl's stream calls) that did not return CUDA_SUCCESS.

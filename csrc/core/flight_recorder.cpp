@@ -1,16 +1,21 @@
 #include "core/flight_recorder.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <utility>
 
 namespace pynccl {
-namespace {
 
-const char* op_text(ncclRedOp_t op) {
+using Kind = OperationKind;
+
+const char* op_name(ncclRedOp_t op) {
   constexpr const char* kNames[ncclNumOps] = {"sum", "prod", "max", "min", "avg"};
   return op < ncclNumOps ? kNames[op] : "user-defined";
 }
 
-using Kind = OperationKind;
+bool is_collective(Kind kind) { return kind < Kind::kSend; }
+
+bool is_message(Kind kind) { return kind == Kind::kSend || kind == Kind::kRecv; }
 
 bool reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
@@ -22,8 +27,6 @@ bool has_root(Kind kind) {
 }
 
 bool has_peer(Kind kind) { return kind >= Kind::kSend && kind <= Kind::kSignal; }
-
-}  // namespace
 
 const char* dtype_name(ncclDataType_t dtype) {
   constexpr const char* kNames[ncclNumTypes] = {
@@ -39,8 +42,20 @@ const char* kind_name(OperationKind kind) {
   return kNames[static_cast<unsigned char>(plain(kind))];
 }
 
+const char* FlightRecord::state_name(bool done) const {
+  if (state == State::kFailed) return "failed";
+  if (state == State::kCalled) return "called";
+  return done ? "done" : "issued";
+}
+
 std::string FlightRecord::text() const {
-  std::string text = std::string(kind_name(kind)) + " #" + std::to_string(sequence) + " (";
+  return std::string(kind_name(kind)) + " #" + std::to_string(sequence) + " " + arguments();
+}
+
+std::string FlightRecord::call_text() const { return kind_name(kind) + arguments(); }
+
+std::string FlightRecord::arguments() const {
+  std::string text = "(";
   auto add = [&, first = true](const std::string& part) mutable {
     if (!std::exchange(first, false)) text += ", ";
     text += part;
@@ -50,22 +65,65 @@ std::string FlightRecord::text() const {
     add(dtype_name(dtype));
     add("count=" + std::to_string(count));
   }
-  if (reduces(kind)) add(op_text(op));
+  if (reduces(kind)) add(op_name(op));
   if (has_root(kind)) add("root=" + std::to_string(root_or_peer));
   if (has_peer(kind)) add("peer=" + std::to_string(root_or_peer));
   return text + ")";
 }
 
+std::string FlightIdentity::text(std::uint64_t id) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(id));
+  return text;
+}
+
 void FlightRecorder::fail() {
-  slots_[last() % kRecords].set(kState, std::uint64_t(FlightRecord::State::kFailed));
+  Slot& slot = slots_[last() % kRecords];
+  const std::uint64_t number = slot.get(kState) >> kStateBits;
+  slot.set(kState, number << kStateBits | std::uint64_t(FlightRecord::State::kFailed));
+}
+
+void FlightRecorder::identify(FlightIdentity identity) {
+  const std::lock_guard lock(mutex_);
+  identity_ = std::move(identity);
+  if (counts_ || identity_.nranks < 1) return;
+  counts_ = std::make_unique<std::atomic<std::uint32_t>[]>(
+      2 * static_cast<std::size_t>(identity_.nranks));
+  messages_.store(counts_.get(), std::memory_order_release);
+}
+
+FlightIdentity FlightRecorder::identity() const {
+  const std::lock_guard lock(mutex_);
+  return identity_;
+}
+
+void FlightRecorder::set_failure(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = text;
+}
+
+std::string FlightRecorder::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::vector<FlightRecord> FlightRecorder::read_all() const {
+  const std::uint64_t last = this->last();
+  std::vector<FlightRecord> records;
+  for (std::uint64_t number = last - std::min<std::uint64_t>(last, kRecords) + 1; number <= last;
+       ++number)
+    if (const auto record = read(number)) records.push_back(*record);
+  return records;
 }
 
 std::optional<FlightRecord> FlightRecorder::read(std::uint64_t sequence) const {
   const Slot& slot = slots_[sequence % kRecords];
   if (sequence == 0) return std::nullopt;  // what a slot has that was never written
-  if (slot.fields[kSequence].load(std::memory_order_acquire) != sequence) return std::nullopt;
+  if (slot.get(kSequence) != sequence) return std::nullopt;
   const std::uint64_t call = slot.get(kCall);
+  const std::uint64_t word = slot.get(kState);
   const FlightRecord record{sequence,
+                            word >> kStateBits,
                             static_cast<OperationKind>(call & 0xff),
                             static_cast<ncclDataType_t>(call >> 8 & 0xff),
                             static_cast<ncclRedOp_t>(call >> 16 & 0xff),
@@ -75,8 +133,7 @@ std::optional<FlightRecord> FlightRecorder::read(std::uint64_t sequence) const {
                             static_cast<std::int64_t>(slot.get(kIssued)),
                             static_cast<std::int64_t>(slot.get(kLimit)),
                             slot.get(kFingerprint),
-                            static_cast<FlightRecord::State>(slot.get(kState))};
-  std::atomic_thread_fence(std::memory_order_acquire);
+                            state(word)};
   if (slot.get(kSequence) != sequence) return std::nullopt;
   return record;
 }

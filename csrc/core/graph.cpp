@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <list>
 #include <optional>
 #include <utility>
 
@@ -81,7 +82,11 @@ class Graph::Exec {
 
 Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
              CUstreamCaptureMode mode)
-    : library_(std::move(library)), stream_(stream), device_(device), mode_(mode) {
+    : library_(std::move(library)),
+      stream_(stream),
+      device_(device),
+      mode_(mode),
+      events_(std::make_shared<EventPool>(library_, device)) {
   free_retired();
   observe_communicators();
   const std::lock_guard lock(graphs_mutex);
@@ -152,14 +157,23 @@ void Graph::Destroy::operator()(CUgraph graph) const { library->driver().GraphDe
 
 void Graph::finish(std::shared_ptr<const Exec> made, std::size_t size) {
   const std::lock_guard lock(graphs_mutex);
+  for (Used& used : used_) used.what = std::make_shared<const std::string>(used.text());
   size_ = size;
   state_ = closed_communicator_.empty() ? State::kReady : State::kInvalidated;
   if (state_ == State::kReady) exec_ = std::move(made);
 }
 
+// "a graph launch with all_reduce #5 (float32, count=4, sum)"
+std::string Graph::Used::text() const {
+  std::string text = "a graph launch with ";
+  if (operations > 1) text += std::to_string(operations) + " operations up to ";
+  const auto record = communicator->deadlines().recorder().read(last);
+  return text + (record ? record->text() : "#" + std::to_string(last));
+}
+
 bool Graph::Retired::in_use() const noexcept {
   try {
-    return launched && !launched->query();
+    return launched && !(*launched)->query();
   } catch (const DriverFailure&) {  // a failed device runs nothing
     return false;
   }
@@ -188,8 +202,7 @@ void Graph::retire() noexcept {
     const std::lock_guard launch_lock(launching_);
     const std::lock_guard lock(graphs_mutex);
     freed = std::exchange(exec_, {});
-    retired().push_back(
-        {std::move(launched_), std::exchange(communicators_, {}), std::exchange(held_, {})});
+    retired().push_back({std::move(launched_), std::exchange(used_, {}), std::exchange(held_, {})});
   }
   freed.reset();
   free_retired();
@@ -207,6 +220,7 @@ void Graph::close() {
 
 std::shared_ptr<const Graph::Exec> Graph::exec() const {
   const std::lock_guard lock(graphs_mutex);
+  check_expired();
   if (state_ != State::kReady) throw std::invalid_argument("graph: " + why_not_ready());
   return exec_;
 }
@@ -215,9 +229,36 @@ void Graph::launch(CUstream stream) const {
   const std::lock_guard launch_lock(launching_);
   const std::shared_ptr<const Exec> running = exec();
   const DeviceScope scope(*library_, device_);
-  if (!launched_) launched_ = std::make_shared<Event>(library_, device_, false);
-  DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
-  launched_->record(stream);
+  const bool captured = is_capturing(*library_, stream);
+  std::list<Deadlines::Call> calls;  // on CPUs it may run here
+  if (!captured)
+    for (const Used& used : used_)
+      calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
+  try {
+    DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
+  } catch (const DriverFailure& failure) {
+    Communicator::note_async_failures();
+    check_expired(failure.what());
+    throw;
+  }
+  if (!captured) watch_launch(stream);
+}
+
+// Throws where a communicator has expired. cause: the driver's error, or empty.
+void Graph::check_expired(const std::string& cause) const {
+  for (const Used& used : used_)
+    if (used.communicator->expired()) throw used.communicator->expiry("cuGraphLaunch", cause);
+}
+
+void Graph::watch_launch(CUstream stream) const {
+  {
+    const RelaxedMode relaxed(*library_);
+    if (!launched_ || launched_.use_count() > 1)
+      launched_ = std::make_shared<const PooledEvent>(events_->take());
+    (*launched_)->record(stream);
+  }
+  for (const Used& used : used_)
+    used.communicator->deadlines().launched(used.what, stream, launched_);
 }
 
 void Graph::upload(CUstream stream) const {
@@ -272,7 +313,12 @@ void Graph::add_use(const std::shared_ptr<Communicator>& communicator, CUstream 
   if (!id) return;
   const std::lock_guard lock(graphs_mutex);
   Graph* graph = captured_into(library, *id);
-  if (graph && !graph->uses(*communicator)) graph->communicators_.push_back(communicator);
+  if (!graph) return;
+  auto used = std::find_if(graph->used_.begin(), graph->used_.end(),
+                           [&](const Used& one) { return one.communicator == communicator; });
+  if (used == graph->used_.end()) used = graph->used_.insert(used, {communicator, 0, 0, nullptr});
+  ++used->operations;
+  used->last = communicator->deadlines().recorder().last() + 1;
 }
 
 bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> object) {
@@ -302,8 +348,8 @@ CUstream Graph::redirect(const Library& library, CUstream current) {
 }
 
 bool Graph::uses(const Communicator& communicator) const {
-  return std::any_of(communicators_.begin(), communicators_.end(),
-                     [&](const auto& used) { return used.get() == &communicator; });
+  return std::any_of(used_.begin(), used_.end(),
+                     [&](const Used& used) { return used.communicator.get() == &communicator; });
 }
 
 void Graph::invalidate_for(const Communicator& communicator, bool aborted) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/event_pool.h"
 #include "core/stream.h"
 
 namespace pynccl {
@@ -28,7 +30,8 @@ class Graph {
   void begin();
   void end(bool failed);
 
-  // Throws std::invalid_argument where there is nothing to launch.
+  // Throws std::invalid_argument where there is nothing to launch. The deadlines of the
+  // communicators apply to a launch, unless a capture records it.
   void launch(CUstream stream) const;
   void upload(CUstream stream) const;
   void close();  // launches in progress complete; closing twice is allowed
@@ -58,10 +61,19 @@ class Graph {
 
   // Owns the CUgraphExec; launches in progress share it.
   class Exec;
+  // A communicator, and its operations in the graph.
+  struct Used {
+    std::shared_ptr<Communicator> communicator;
+    std::size_t operations = 0;
+    std::uint64_t last = 0;                   // the number of its last one
+    std::shared_ptr<const std::string> what;  // a launch is, for this communicator
+
+    std::string text() const;
+  };
   // What the launches of a closed graph use, kept until they have completed.
   struct Retired {
-    std::shared_ptr<Event> launched;
-    std::vector<std::shared_ptr<Communicator>> communicators;
+    std::shared_ptr<const PooledEvent> launched;
+    std::vector<Used> used;
     std::vector<std::shared_ptr<void>> held;
 
     bool in_use() const noexcept;
@@ -80,6 +92,8 @@ class Graph {
   void finish(std::shared_ptr<const Exec> made, std::size_t size);
   void retire() noexcept;
   std::shared_ptr<const Exec> exec() const;
+  void check_expired(const std::string& cause = {}) const;
+  void watch_launch(CUstream stream) const;
   bool uses(const Communicator& communicator) const;
   std::string why_not_ready() const;
   static void free_retired() noexcept;  // frees what is no longer in use
@@ -100,15 +114,16 @@ class Graph {
   const int device_;
   const CUstreamCaptureMode mode_;
   mutable std::mutex launching_;  // one launch at a time: their order on the device
-  mutable std::shared_ptr<Event>
-      launched_;  // recorded after the last launch; null before the first
+  const std::shared_ptr<EventPool> events_;
+  // Recorded after the last launch; null before the first.
+  mutable std::shared_ptr<const PooledEvent> launched_;
   // Guarded by the lock of all graphs:
   State state_ = State::kNew;
   std::thread::id thread_;
   cuuint64_t id_ = 0;  // of the capture
   std::size_t size_ = 0;
   std::shared_ptr<const Exec> exec_;
-  std::vector<std::shared_ptr<Communicator>> communicators_;
+  std::vector<Used> used_;  // changed by a capture, and by retire() under launching_
   std::vector<std::shared_ptr<void>> held_;
   std::string closed_communicator_;  // its close invalidated the graph
 };

@@ -1,5 +1,7 @@
 #include "core/interrupt.h"
 
+#include <unistd.h>
+
 #include "core/library.h"
 
 namespace pynccl {
@@ -9,6 +11,8 @@ void Interrupt::install(const Library& library) {
   if (const auto set = reinterpret_cast<SetCheck>(library.symbol("hostSetInterruptCheck")))
     set(&Interrupt::check);
 }
+
+bool Interrupt::on_main_thread() { return check_ && gettid() == getpid(); }
 
 int Interrupt::check() {
   if (!pending_ && check_) pending_ = check_();

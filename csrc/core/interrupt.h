@@ -17,6 +17,12 @@ class Interrupt {
   static bool pending() { return pending_; }
   static void reset() { pending_ = false; }
 
+  // The thread that runs the handlers.
+  static bool on_main_thread();
+
+  // For waits outside the library: runs the handlers. Whether one of them has raised.
+  static bool poll() { return check() != 0; }
+
  private:
   static int check();
 

@@ -11,7 +11,7 @@ namespace pynccl {
   const Issuing issuing(*this);
   const ncclComm_t comm = handle();
   if (CommunicatorObservers::watched()) [[unlikely]]
-    CommunicatorObservers::before_operation(shared_from_this(), o.stream);
+    before_operation(kind, o);
   Deadlines& deadlines = *deadlines_;
   const std::int64_t now = coarse_time();
   const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());

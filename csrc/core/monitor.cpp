@@ -1,50 +1,32 @@
 #include "core/monitor.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <thread>
 
+#include "common/per_process.h"
+#include "common/signals_blocked.h"
 #include "core/communicator.h"
+#include "core/fork_lock.h"
 
 namespace pynccl {
 namespace {
 
 constexpr std::int64_t kChecks = 16;                                     // per limit
 constexpr std::int64_t kShortest = 5'000'000, kLongest = 1'000'000'000;  // ns between two checks
+constexpr std::int64_t kInquiring = kChecks * 20'000'000;                // while an Inquiry is open
 
-alignas(Monitor) unsigned char memory[sizeof(Monitor)];
-
-// Signals are for the threads of the user.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
+// May release the last reference.
+std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {
+  const ForkLock lock;
+  auto late = deadlines->late();
+  deadlines.reset();
+  return late;
+}
 
 }  // namespace
 
-// Never destroyed: its thread runs until the process ends. In the child of a fork it begins anew:
-// the thread is gone, and may have held the lock.
-Monitor& Monitor::get() {
-  static Monitor& monitor = [&]() -> Monitor& {
-    pthread_atfork(nullptr, nullptr, [] { new (memory) Monitor; });
-    return *new (memory) Monitor;
-  }();
-  return monitor;
-}
+Monitor& Monitor::get() { return common::per_process<Monitor>(); }
 
 void Monitor::add(const std::shared_ptr<Deadlines>& deadlines,
                   std::weak_ptr<Communicator> communicator) {
@@ -53,7 +35,7 @@ void Monitor::add(const std::shared_ptr<Deadlines>& deadlines,
   woken_ = true;
   changed_.notify_one();
   if (std::exchange(running_, true)) return;
-  const SignalsBlocked blocked;  // inherited by the thread
+  const common::SignalsBlocked blocked;  // inherited by the thread
   std::thread([this] { run(); }).detach();
 }
 
@@ -68,10 +50,25 @@ void Monitor::wake() {
   changed_.notify_one();
 }
 
+std::vector<std::shared_ptr<Deadlines>> Monitor::deadlines() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Deadlines>> all;
+  for (const Watched& one : watched_) all.push_back(one.deadlines);
+  return all;
+}
+
+std::vector<std::shared_ptr<Communicator>> Monitor::communicators() {
+  std::vector<std::shared_ptr<Communicator>> all;  // a last reference ends without the lock
+  const std::lock_guard lock(mutex_);
+  for (const Watched& one : watched_)
+    if (auto communicator = one.communicator.lock()) all.push_back(std::move(communicator));
+  return all;
+}
+
 void Monitor::run() {
   std::unique_lock lock(mutex_);
-  for (;;) {
-    std::int64_t limit = DeadlineScope::shortest();
+  for (bool inquires = false;;) {
+    std::int64_t limit = inquires ? kInquiring : DeadlineScope::shortest();
     for (const Watched& one : watched_) limit = std::min(limit, one.deadlines->own_limit());
     const std::chrono::nanoseconds pause(std::clamp(limit / kChecks, kShortest, kLongest));
     const auto woken = [&] { return woken_; };
@@ -80,12 +77,14 @@ void Monitor::run() {
     else
       changed_.wait_for(lock, pause, woken);
     woken_ = false;
-    const std::vector<Watched> watched = watched_;
+    std::vector<Watched> watched = watched_;
     lock.unlock();
-    for (const Watched& one : watched) {
-      const auto late = one.deadlines->late();
+    inquires = false;
+    for (Watched& one : watched) {
+      const auto late = look(std::move(one.deadlines));
       if (!late) continue;
-      if (const auto communicator = one.communicator.lock()) communicator->expire(*late);
+      if (const auto communicator = one.communicator.lock())
+        inquires |= !communicator->expire(*late);
     }
     lock.lock();
   }

@@ -2,10 +2,8 @@
 // what is late. It sleeps while there is no communicator.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -22,7 +20,9 @@ class Monitor {
 
   void add(const std::shared_ptr<Deadlines>& deadlines, std::weak_ptr<Communicator> communicator);
   void remove(const Deadlines& deadlines);
-  void wake();  // limits have changed
+  void wake();                                          // limits have changed
+  std::vector<std::shared_ptr<Deadlines>> deadlines();  // of all open communicators, oldest first
+  std::vector<std::shared_ptr<Communicator>> communicators();  // the same
 
  private:
   struct Watched {

@@ -1,11 +1,14 @@
 #include "core/run_within.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
+
+#include "core/interrupt.h"
 
 namespace pynccl {
 namespace {
@@ -28,17 +31,31 @@ bool run_within(double seconds, std::function<void()> function, std::function<vo
     } catch (...) {
       run->error = std::current_exception();
     }
-    function = {};  // what it holds is released before the caller continues
+    // What both hold is released before the caller continues.
+    function = {};
     std::unique_lock lock(run->mutex);
-    run->done = true;
     const bool is_late = run->late;
+    if (!is_late) late = {};
+    run->done = true;
     lock.unlock();
     run->changed.notify_one();
     if (is_late && late) late();
   }).detach();
   std::unique_lock lock(run->mutex);
-  const std::chrono::duration<double> limit(seconds);
-  if (!run->changed.wait_for(lock, limit, [&] { return run->done; })) {
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+  constexpr Seconds kCheckInterval(0.1);  // of signals
+  const auto begin = Clock::now();
+  const auto is_done = [&] { return run->done; };
+  const bool interrupted_before = Interrupt::pending();
+  for (;;) {
+    const Seconds left = Seconds(seconds) - (Clock::now() - begin);
+    if (run->changed.wait_for(lock, std::min(left, kCheckInterval), is_done)) break;
+    lock.unlock();
+    const bool interrupted = !interrupted_before && Interrupt::poll();
+    lock.lock();
+    if (run->done) break;
+    if (!interrupted && left > kCheckInterval) continue;
     run->late = true;
     return false;
   }

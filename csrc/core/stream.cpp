@@ -1,10 +1,14 @@
 #include "core/stream.h"
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 
-#include "core/deadlines.h"
+#include "core/communicator.h"
 #include "core/device.h"
+#include "core/interrupt.h"
 
 namespace pynccl {
 namespace {
@@ -35,7 +39,7 @@ std::set<CUstream>& existing_streams() {
   return streams;
 }
 
-// Calls the driver, and throws what has expired on the stream instead of the driver's error.
+// Calls the driver, and throws what has expired on the stream; the driver's error is its cause.
 template <class Wait>
 auto waiting(CUstream stream, Wait&& wait) {
   const std::int64_t began = precise_time();
@@ -43,8 +47,9 @@ auto waiting(CUstream stream, Wait&& wait) {
     const auto result = wait();
     ExpiredStreams::check(stream, began);
     return result;
-  } catch (const DriverFailure&) {
-    ExpiredStreams::check(stream, began);
+  } catch (const DriverFailure& failure) {
+    Communicator::note_async_failures();
+    ExpiredStreams::check(stream, began, failure.what());
     throw;
   }
 }
@@ -53,6 +58,30 @@ bool done(const Library& library, CUresult result, const char* function) {
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) throw_driver(library, result, function, __FILE__, __LINE__);
   return true;
+}
+
+// A wait of the process's main thread on GPUs, where the driver would keep the handlers of signals
+// from running. The pauses are a hundredth of the time that has passed, so that little is lost.
+template <class Query>
+void wait_with_handlers(const char* function, Query&& is_done) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLongest(1), kCheckInterval(50);
+  constexpr std::chrono::microseconds kShortest(20);  // below it the thread only yields
+  const auto began = Clock::now();
+  for (auto checked = began; !is_done();) {
+    const auto now = Clock::now();
+    const auto pause = std::min<Clock::duration>((now - began) / 100, kLongest);
+    pause < kShortest ? std::this_thread::yield() : std::this_thread::sleep_for(pause);
+    if (now - checked < kCheckInterval) continue;
+    checked = now;
+    if (Interrupt::poll())
+      throw DriverFailure(CUDA_ERROR_UNKNOWN, function,
+                          std::string(function) + " was interrupted by a signal");
+  }
+}
+
+bool waits_with_handlers(const Library& library) {
+  return library.memory() == Memory::kDevice && Interrupt::on_main_thread();
 }
 
 }  // namespace
@@ -65,6 +94,12 @@ bool done(const Library& library, CUresult result, const char* function) {
     if (result_ != CUDA_SUCCESS) [[unlikely]]                                                 \
       throw_driver(*library_, result_, "cu" #function, __FILE__, __LINE__);                   \
   } while (false)
+
+bool is_capturing(const Library& library, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  DRIVER_CHECK(library, StreamIsCapturing, (stream, &status));
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
     : library_(std::move(library)) {
@@ -100,19 +135,25 @@ CUstreamCaptureStatus Stream::capture_status() const {
 }
 
 void Stream::synchronize() const {
-  waiting(handle(), [&] {
-    CHECK_IN_CONTEXT(StreamSynchronize, (handle()));
+  const CUstream stream = handle();
+  waiting(stream, [&] {
+    if (waits_with_handlers(*library_))
+      wait_with_handlers("cuStreamSynchronize", [&] { return is_done(stream); });
+    else
+      CHECK_IN_CONTEXT(StreamSynchronize, (stream));
     return true;
   });
+}
+
+bool Stream::is_done(CUstream stream) const {
+  const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
+  return done(*library_, in_context(*library_, device_, call), "cuStreamQuery");
 }
 
 bool Stream::query() const {
   const RelaxedMode relaxed(*library_);
   const CUstream stream = handle();
-  return waiting(stream, [&] {
-    const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
-    return done(*library_, in_context(*library_, device_, call), "cuStreamQuery");
-  });
+  return waiting(stream, [&] { return is_done(stream); });
 }
 
 void Stream::wait(const Event& event) const {
@@ -168,15 +209,22 @@ void Event::record(CUstream stream) const {
 }
 
 void Event::synchronize() const {
+  const CUevent event = handle();
   waiting(recorded_on_.load(std::memory_order_relaxed), [&] {
-    CHECK_IN_CONTEXT(EventSynchronize, (handle()));
+    if (waits_with_handlers(*library_))
+      wait_with_handlers("cuEventSynchronize", [&] { return is_done(event); });
+    else
+      CHECK_IN_CONTEXT(EventSynchronize, (event));
     return true;
   });
 }
 
 bool Event::query() const {
   const RelaxedMode relaxed(*library_);
-  const CUevent event = handle();
+  return is_done(handle());
+}
+
+bool Event::is_done(CUevent event) const {
   const auto call = [&](const DriverTable& driver) { return driver.EventQuery(event); };
   return done(*library_, in_context(*library_, device_, call), "cuEventQuery");
 }

@@ -29,6 +29,10 @@ class RelaxedMode {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
+// Whether the stream is being captured into a graph. The stream's device must be current where it
+// is a default stream.
+bool is_capturing(const Library& library, CUstream stream);
+
 class Stream {
  public:
   // priority: CUDA's, lower numbers first; 0 is the default, and a number that the device does not
@@ -58,6 +62,7 @@ class Stream {
   static void if_existing(CUstream stream, const std::function<void()>& function);
 
  private:
+  bool is_done(CUstream stream) const;
   void forget() noexcept;
 
   std::shared_ptr<Library> library_;
@@ -82,6 +87,8 @@ class Event {
   void close();
 
  private:
+  bool is_done(CUevent event) const;
+
   std::shared_ptr<Library> library_;
   CUevent event_ = nullptr;
   int device_ = 0;

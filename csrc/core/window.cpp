@@ -1,6 +1,7 @@
 #include "core/window.h"
 
 #include <algorithm>
+#include <list>
 #include <ranges>
 #include <utility>
 
@@ -63,16 +64,23 @@ class Window::Exchange {
     try {
       stream_.synchronize();
     } catch (const DriverFailure&) {  // the communicator has the reason
-      const ncclResult_t error = error_of_communicator();
-      if (succeeded(error)) throw;
-      communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
+      check();
+      throw;
     }
+    check();
     finished_ = true;
     window_.offers_ = *offers_;
   }
 
  private:
+  // On GPUs what was ended is complete without an error.
+  void check() {
+    const ncclResult_t error = error_of_communicator();
+    if (!succeeded(error))
+      communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
+  }
   ncclResult_t error_of_communicator() const {
+    if (communicator_.expired()) return ncclInvalidUsage;
     try {
       return communicator_.async_error();
     } catch (const std::invalid_argument&) {  // another thread has aborted it
@@ -125,8 +133,10 @@ void Window::make(const std::vector<Window*>& windows) {
   if (windows.empty()) return;
   RawGroup::check_none();
   std::vector<Communicator::Claim> claims;
+  std::list<Deadlines::Call> calls;
   for (const Window* window : windows) {
     claims.emplace_back(window->communicator_);
+    calls.emplace_back(window->communicator_->deadlines(), "ncclCommWindowRegister");
     window->communicator_->handle();  // it is not suspended, which would be so on all ranks
   }
   Library& library = windows.front()->communicator_->library();

@@ -12,6 +12,32 @@
 
 extern "C" {
 
+// The functions of nccl.h that PyncclCommunicator::issue calls.
+enum PyncclOperationKind {
+  PYNCCL_ALL_REDUCE = 0,
+  PYNCCL_BROADCAST = 1,
+  PYNCCL_REDUCE = 2,
+  PYNCCL_ALL_GATHER = 3,
+  PYNCCL_REDUCE_SCATTER = 4,
+  PYNCCL_ALL_TO_ALL = 5,
+  PYNCCL_GATHER = 6,
+  PYNCCL_SCATTER = 7,
+  PYNCCL_SEND = 8,
+  PYNCCL_RECV = 9,
+};
+
+// An operation with the arguments of its function. What the function does not have is ignored.
+struct PyncclOperation {
+  int kind;          // a PyncclOperationKind
+  int dtype;         // an ncclDataType_t
+  int op;            // an ncclRedOp_t
+  int root_or_peer;  // the root of a collective, the peer of a message
+  const void* sendbuff;
+  void* recvbuff;
+  size_t count;  // in elements of dtype, as the function counts
+  void* stream;
+};
+
 struct PyncclCommunicator {
   size_t size;  // bytes
 
@@ -37,6 +63,13 @@ struct PyncclCommunicator {
   int version;       // as ncclGetVersion gives it: 23203 is 2.32.3
   int on_device;     // 1: buffers are in GPU memory; 0: in host memory
   const char* path;  // the path of the library
+
+  // Issues operations as the methods of Communicator do: they have its deadlines and are in its
+  // flight record. More than one are a group of NCCL. The result is an ncclResult_t; where it is
+  // not ncclSuccess, report was called with context and pynccl's text. Call it without the GIL
+  // where the operations can block.
+  int (*issue)(struct PyncclCommunicator* self, const struct PyncclOperation* operations,
+               size_t count, void (*report)(void* context, const char* text), void* context);
 };
 
 }  // extern "C"

@@ -23,6 +23,7 @@
 
 #include <Python.h>
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -171,6 +172,20 @@ class CommunicatorRef {
   template <class Function>
   Function* get_driver(const char* name) const {
     return found<Function>(target().driver_function(target_, name), name);
+  }
+
+  // Issues operations as the methods of Communicator do, several as one group: they have its
+  // deadlines and are in its flight record. Throws NcclError with pynccl's text.
+  void issue(const PyncclOperation* operations, std::size_t count) {
+    constexpr std::size_t kNeeded = offsetof(PyncclCommunicator, issue) + sizeof(target_->issue);
+    if (target().size < kNeeded)
+      throw std::runtime_error("issue: this pynccl is older than the header and does not have it");
+    std::string text;
+    const int result = target_->issue(
+        target_, operations, count,
+        [](void* context, const char* message) { *static_cast<std::string*>(context) = message; },
+        &text);
+    if (result != types::ncclSuccess) throw NcclError(result, "issue", rank(), text);
   }
 
   // Throws NcclError with the library's text, unless the result is ncclSuccess or ncclInProgress.

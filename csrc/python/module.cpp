@@ -26,6 +26,9 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_buffer(m);
   bind_communicator(m);
   bind_deadlines(m);
+  bind_inquiry(m);
+  bind_flight_record(m);
+  bind_recovery(m);
   bind_extension(m);
   bind_window(m);
   bind_arena(m);

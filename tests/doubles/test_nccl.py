@@ -177,7 +177,7 @@ def test_destroy_does_not_wait_for_peers_that_never_connected(launch: Launcher) 
     assert first < SECONDS / 2
 
 
-def _peer_dies(rank: Rank, seen: str) -> tuple[bool, str]:
+def _peer_dies(rank: Rank, seen: str, captured: bool) -> tuple[bool, str]:
     import torch
 
     comm = rank.communicator()
@@ -188,16 +188,25 @@ def _peer_dies(rank: Rank, seen: str) -> tuple[bool, str]:
         wait_for(seen)
         os.kill(os.getpid(), signal.SIGKILL)
     stream = rank.stream()
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(x, stream=stream)
     Path(seen).touch()
-    comm.all_reduce(x, stream=stream)
+    if captured:
+        graph.launch(stream)
+    else:
+        comm.all_reduce(x, stream=stream)
     time.sleep(3 * SECONDS)
     done, error = stream.query(), str(comm.async_error())
     comm.abort()
     return done, error
 
 
-def test_a_kernel_whose_peer_has_died_spins(launch: Launcher, tmp_path: Path) -> None:
-    first, second = launch.outcomes(2, _peer_dies, str(tmp_path / "seen"), provider="cuda")
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_kernel_whose_peer_has_died_spins(
+    launch: Launcher, tmp_path: Path, captured: bool
+) -> None:
+    seen = str(tmp_path / "seen")
+    first, second = launch.outcomes(2, _peer_dies, seen, captured, provider="cuda")
     assert first.ok, first.trace
     assert first.value == (False, "None")
     assert second.died == "killed by SIGKILL"

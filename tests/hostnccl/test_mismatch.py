@@ -72,7 +72,7 @@ def _messages(rank: Rank, count: int, dtype: str) -> str:
 
     def call() -> None:
         if rank.rank == 0:
-            comm.send(_array(5 if count < 10_000 else 20_000), 1)
+            comm.send(_array(5 if count < 10_000 else count // 10_000 * 10_000), 1)
             comm.recv(_array(5), 1)  # a small message is sent before its receiver checks it
         else:
             comm.recv(_array(count, dtype), 0)
@@ -84,12 +84,15 @@ def _messages(rank: Rank, count: int, dtype: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("count", "dtype"), [(6, "float32"), (4, "float32"), (5, "int32"), (20_001, "float32")]
+    ("count", "dtype"),
+    [(6, "float32"), (4, "float32"), (5, "int32"), (20_001, "float32"), (2_000_001, "float32")],
 )
 def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
     texts = launch(2, _messages, count, dtype, timeout=20)
     assert "rank 0 sends" in texts[1]
     assert f"receives {count} x {dtype}" in texts[1]
+    if count > 10_000:  # in pieces, and directly: the sender hears of it, too
+        assert f"receives {count} x {dtype}" in texts[0]
 
 
 def _zero_and_some(rank: Rank, api: str, empty_rank: int) -> None:

@@ -11,7 +11,6 @@ import pickle
 import pydoc
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -342,32 +341,6 @@ def _threads(dist: Any, rank: int, size: int) -> None:
 
 def test_threads_take_turns(world: World) -> None:
     world(1, _threads, timeout=60)
-
-
-def _watched(dist: Any, rank: int, size: int) -> None:
-    """The watchdog sees a call that blocks, and no call afterwards."""
-    import torch
-
-    dist.barrier()
-    comm_stream = dist.group.WORLD.comm_stream(torch.device("cpu"))
-    assert comm_stream.progress() is None
-    if rank == 1:
-        time.sleep(0.4)
-        dist.all_reduce(torch.ones(1))
-        return
-    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),))
-    thread.start()
-    time.sleep(0.1)
-    first = comm_stream.progress()
-    assert first is not None
-    assert first[0] > 0
-    assert comm_stream.progress() == first
-    thread.join()
-    assert comm_stream.progress() is None
-
-
-def test_the_watchdog_sees_the_call(world: World) -> None:
-    world(2, _watched)
 
 
 def _no_fallback(dist: Any, rank: int, size: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -353,6 +354,25 @@ def test_init_again(world: World, tmp_path: Any) -> None:
     world(2, _again, str(tmp_path / "again"))
 
 
+def _names_of_dumps(dist: Any, rank: int, size: int, folder: str) -> None:
+    """By the rank in the default group, while there is one."""
+    from pynccl import nccl
+
+    os.environ["PYNCCL_FLIGHT_FILE"] = f"{folder}/"
+    os.environ.pop("RANK", None)
+    try:
+        paths = [nccl.dump_flight_record()]
+        dist.destroy_process_group()
+        paths.append(nccl.dump_flight_record())
+    finally:
+        del os.environ["PYNCCL_FLIGHT_FILE"]
+    assert paths == [f"{folder}/{rank}", f"{folder}/pid{os.getpid()}"]
+
+
+def test_names_of_dumps(world: World, tmp_path: Path) -> None:
+    world(2, _names_of_dumps, str(tmp_path))
+
+
 def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
     """torch.distributed over the same store, at the same time."""
     import torch
@@ -376,6 +396,7 @@ def test_beside_torch(world: World, tmp_path: Any) -> None:
 
 def _missing_rank(dist: Any, rank: int, size: int) -> str:
     if rank == 1:
+        time.sleep(2)
         return ""
     with pytest.raises(dist.DistStoreError) as caught:
         dist.new_group(timeout=timedelta(seconds=1))

@@ -250,12 +250,15 @@ def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
     pg = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 0:
         started = time.monotonic()
-        with pytest.raises(dist.DistBackendError, match=r"all_reduce.* Timed out after 1 seconds"):
+        text = r"all_reduce.* Timed out after 1 seconds.* rank 1 has not issued #1 all_reduce"
+        with pytest.raises(dist.DistBackendError, match=text) as raised:
             work = dist.all_reduce(torch.ones(1), group=pg, async_op=async_op)
             work.wait()
-        assert 0.9 < time.monotonic() - started < 10
-        with pytest.raises(RuntimeError):
+        assert 0.9 < time.monotonic() - started < 4
+        assert raised.value.missing_ranks == [1]
+        with pytest.raises(RuntimeError, match="rank 1 has not issued") as again:
             dist.all_reduce(torch.ones(1), group=pg)
+        assert again.value.missing_ranks == [1]
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
@@ -263,11 +266,50 @@ def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
 
 @pytest.mark.parametrize("async_op", [False, True])
 def test_timeout_of_the_group(world: World, async_op: bool) -> None:
-    world(2, _timeout, async_op)
+    # The ranks wait for each other: the limit has to be over before a deadlock is named.
+    world(2, _timeout, async_op, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "10000"})
+
+
+def _named(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.new_group(timeout=timedelta(seconds=1))
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=pg)
+    if rank != 1:
+        started = time.monotonic()
+        text = r"Timed out after 1 seconds.*rank 1 has not issued #2 all_reduce"
+        work = dist.all_reduce(tensor, group=pg, async_op=True)
+        with pytest.raises(dist.DistBackendError, match=text) as raised:
+            work.wait(timedelta(seconds=10))
+        assert time.monotonic() - started < 3
+        assert raised.value.missing_ranks == [1]
+    else:
+        time.sleep(3)  # nothing of pynccl
+        pg.abort()
+
+
+def test_a_timeout_names_the_missing_ranks(any_world: World) -> None:
+    any_world(2, _named)
+
+
+def _checked(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.new_group()
+    tensor = torch.ones(4 + rank % 2)
+    text = r"different collectives as #1: rank 0 all_reduce\(.*count=4.*; rank 1 .*count=5"
+    with pytest.raises(dist.DistBackendError, match=text):
+        dist.all_reduce(tensor, group=pg)
+    dist.all_reduce(torch.ones(4), group=pg)
+
+
+def test_calls_are_compared(any_world: World) -> None:
+    any_world(2, _checked, env={"PYNCCL_CHECK": "every"})
 
 
 def _timeout_of_two_threads(dist: Any, rank: int, size: int) -> None:
-    """The watchdog sees a group in which two threads wait."""
+    """In both threads that wait in a group."""
     import torch
 
     pg = dist.new_group(timeout=timedelta(seconds=1))
@@ -365,3 +407,20 @@ def test_monitored_barrier_names_the_missing(world: World, wait_all_ranks: bool)
     missing = "Ranks 1, 2" if wait_all_ranks else "Rank 1"
     assert f"{missing} failed to pass monitoredBarrier in 1000 ms" in first
     assert "Rank 3 successfully reached monitoredBarrier" in last
+
+
+def _checked_splits(dist: Any, rank: int, size: int) -> bool:
+    """Rank 0 expects a larger part of rank 1 than that sends."""
+    import torch
+
+    out, given = torch.empty(5 + rank), torch.ones(5)
+    try:
+        dist.all_to_all_single(out, given, [2 + rank, 3], [2, 3])
+    except dist.DistBackendError as error:
+        return "message #1 from rank 1 to rank 0" in str(error)
+    raise AssertionError("it did not raise")
+
+
+def test_uneven_sizes_are_compared(world: World) -> None:
+    init = {"timeout": timedelta(seconds=2)}
+    assert any(world(2, _checked_splits, init=init, env={"PYNCCL_CHECK": "every"}))

@@ -19,6 +19,7 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import check_works
+from tests.support import gpu
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
@@ -115,7 +116,8 @@ def _reduce_forever(comm: nccl.Communicator, array: object) -> None:
         comm.all_reduce(array, nccl.MAX)
 
 
-def _wait_for_the_absent(rank: Rank, what: str) -> None:
+def _wait_for_the_absent(rank: Rank, what: str) -> bool:
+    """Whether the rank's own limit was over, and not another's before."""
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     comm.close()
@@ -127,7 +129,7 @@ def _wait_for_the_absent(rank: Rank, what: str) -> None:
     if rank.rank == _ABSENT:
         time.sleep(3 * _LIMIT)
         comm.abort()
-        return
+        return False
     act, name = {**_WAITS, **_CALLS}[what]
     if what == "suspend" and rank.provider == "host":
         time.sleep(0.1)
@@ -135,8 +137,8 @@ def _wait_for_the_absent(rank: Rank, what: str) -> None:
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError, nccl.DriverError)) as raised:
         _act_and_check(rank, comm, buffer, act)
     assert time.monotonic() - began < _LATEST
-    if comm.expired:
-        assert isinstance(raised.value, nccl.NcclTimeoutError), raised.value
+    is_late = isinstance(raised.value, nccl.NcclTimeoutError)
+    if is_late:
         raised.match(name)
         raised.match(f"on rank {rank.rank} did not complete within {_LIMIT:g} s")
     else:  # the other rank's limit was over first
@@ -144,16 +146,49 @@ def _wait_for_the_absent(rank: Rank, what: str) -> None:
     with comm.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0, 2])
     comm.close()
+    return is_late
 
 
 @pytest.mark.parametrize("what", _WAITS)
 def test_a_rank_that_does_not_come_is_an_error(launch: Launcher, provider: str, what: str) -> None:
-    launch(3, _wait_for_the_absent, what, provider=provider, ids=2, timeout=40)
+    assert any(launch(3, _wait_for_the_absent, what, provider=provider, ids=2, timeout=40))
 
 
 @pytest.mark.parametrize("what", _CALLS)
 def test_a_call_that_blocks_on_cpus_ends(launch: Launcher, what: str) -> None:
     launch(3, _wait_for_the_absent, what, ids=2, timeout=40)
+
+
+def _split_a_revoked_one(rank: Rank) -> None:
+    """NCCL refuses another revocation, which ends the split on CPUs."""
+    gpu.require(rank.provider, "ncclCommRevoke")
+    comm, called = rank.communicator(1, config=nccl.Config(timeout=_LIMIT)), threading.Event()
+    comm.on_timeout = lambda *_: called.set()
+    check_works(rank, comm, [0, 1])
+    comm.revoke()
+    rank.report("ready")
+    if rank.rank == _ABSENT:
+        time.sleep(6 * _LIMIT)
+        comm.abort()
+        return
+    began = time.monotonic()
+    text = f"ncclCommSplit on rank 0 did not complete within {_LIMIT:g} s"
+    with pytest.raises(nccl.NcclTimeoutError, match=text):
+        comm.split(0)
+    assert called.wait(10)
+    if rank.provider == "cuda":
+        assert comm.closed
+        return
+    assert time.monotonic() - began < _LATEST
+    with comm.shrink([_ABSENT], abort=True) as smaller:
+        check_works(rank, smaller, [0])
+    comm.close()
+
+
+def test_a_split_of_a_revoked_communicator_ends(launch: Launcher, provider: str) -> None:
+    # Nothing but an abort ends the call on GPUs.
+    env = {"NCCL_DOUBLE_ABORT_FREES": "0"}
+    launch(2, _split_a_revoked_one, provider=provider, ids=2, timeout=40, env=env)
 
 
 def _stopped(rank: Rank) -> str:

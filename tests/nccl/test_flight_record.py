@@ -125,6 +125,35 @@ def test_a_call_that_blocks_is_seen_from_another_thread() -> None:
         comm.close()
 
 
+def test_a_call_that_has_returned_says_that_those_before_it_are_done() -> None:
+    """On CPUs: they run in their order, whatever streams they are on."""
+    comm, stream = nccl.Communicator.init_all(1, provider="host")[0], nccl.Stream("host")
+    array, blocked = np.ones(4), threading.Event()
+
+    def states() -> list[str]:
+        return [record.state for record in comm.flight_record()]
+
+    stream.launch(blocked.wait)
+    for _ in range(3):
+        comm.all_reduce(array, stream=stream)
+    thread = threading.Thread(target=comm.all_reduce, args=[array])
+    thread.start()
+    end = time.monotonic() + 5
+    while len(states()) < 4:
+        assert time.monotonic() < end
+    assert states() == 3 * ["issued"] + ["called"]
+    blocked.set()
+    thread.join()
+    assert states() == 4 * ["done"]
+    blocked.clear()
+    stream.launch(blocked.wait)
+    comm.all_reduce(array, stream=stream)
+    assert states() == [*(4 * ["done"]), "issued"]
+    blocked.set()
+    stream.synchronize()
+    comm.close()
+
+
 def test_a_failed_call_is_recorded_as_failed() -> None:
     comms = _comms()
     comms[1].abort()

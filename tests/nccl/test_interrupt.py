@@ -1,5 +1,6 @@
-"""Proves that Ctrl-C ends every wait of the main thread on CPUs within 0.2 seconds with a
-KeyboardInterrupt, that the other ranks hear of it, and that handlers that do not raise only run.
+"""Proves that Ctrl-C ends every wait of the main thread on CPUs, and on GPUs those for streams and
+events, within 0.2 seconds with a KeyboardInterrupt, that the other ranks hear of it, and that
+handlers that do not raise only run.
 """
 
 from __future__ import annotations
@@ -187,3 +188,33 @@ def _mirror(dist: ModuleType, rank: int, _nranks: int, what: str) -> None:
 def test_the_mirror_is_interrupted(launch: Launcher, tmp_path: Path, what: str) -> None:
     url = f"file://{tmp_path}/store"
     launch(2, run_in_world, _mirror, url, {}, (what,), timeout=40)
+
+
+def _interrupted_on_a_stream(rank: Rank, on_event: bool) -> None:
+    """Rank 1 comes late; what rank 0 has enqueued stays, and is complete then."""
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(x, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        time.sleep(1.5)
+    comm.all_reduce(x, stream=stream)
+    if rank.rank == 0:
+        event = rank.event()
+        event.record(stream)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            event.synchronize() if on_event else stream.synchronize()
+        assert time.monotonic() - began < 0.3 + _SOON
+    stream.synchronize()
+    assert (rank.memory.get(x) == 4).all()
+    comm.close()
+
+
+@pytest.mark.parametrize("on_event", [False, True])
+def test_a_wait_for_a_stream_is_interrupted(
+    launch: Launcher, provider: str, on_event: bool
+) -> None:
+    launch(2, _interrupted_on_a_stream, on_event, provider=provider, timeout=30)

@@ -29,9 +29,11 @@ def _simulate(rank: Rank) -> list[float]:
         assert simulation.estimated_time is not None
         times.append(simulation.estimated_time)
         assert (memory.get(buffer) == 3).all()
+    assert comm.flight_record() == []  # nothing was issued
     x = memory.put(np.ones(10, np.float32))
     comm.all_reduce(x)
     assert (memory.get(x) == rank.nranks).all()
+    assert [record.number for record in comm.flight_record()] == [1]
     return times
 
 

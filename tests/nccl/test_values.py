@@ -39,6 +39,8 @@ _CONFIG = {
     "nvls_host_mode": 1,
     "init_timeout": 2.5,
     "timeout": 3.5,
+    "check": 4,
+    "on_timeout": "abort",
 }
 
 

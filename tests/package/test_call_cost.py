@@ -4,11 +4,14 @@ the load of the machine does not change, are checked against recorded bounds.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import callgrind
+from tests.support.commands import run_command
 from tests.support.tier import FULL
 
 # Instructions of one call, by Python version, as docs/performance.md explains them. A change that
@@ -17,18 +20,32 @@ from tests.support.tier import FULL
 _RECORDED = {
     (3, 11): {
         "pynccl.raw, integers": 960,
-        "pynccl Communicator, tensor": 1310,
-        "pynccl group(), tensors": 21_280,
-        "pynccl plan, called": 2290,
-        "pynccl Communicator, NumPy array": 940,
-        "pynccl Communicator, ml_dtypes array": 940,
-        "pynccl Communicator, raw DLPack": 11_650,
-        "pynccl all_reduce, tensor": 1650,
-        "pynccl all_reduce, async_op=True": 4870,
-        "pynccl batch_isend_irecv": 31_750,
+        "pynccl Communicator, tensor": 1400,
+        "pynccl group(), tensors": 22_310,
+        "pynccl plan, called": 3220,
+        "pynccl Communicator, NumPy array": 1030,
+        "pynccl Communicator, ml_dtypes array": 1030,
+        "pynccl Communicator, raw DLPack": 12_470,
+        "pynccl all_reduce, tensor": 1760,
+        "pynccl all_reduce, async_op=True": 5270,
+        "pynccl batch_isend_irecv": 33_750,
     },
 }
 _ALLOWED = 1.15  # another build of the same Python or torch
+
+
+_ROWS = """
+from benchmarks import calls_rows
+rows, missing = calls_rows.rows(["pynccl", "arrays", "mirror"])
+print(len(rows), missing)
+"""
+
+
+def test_no_row_is_missing() -> None:
+    pytest.importorskip("torch")
+    root = Path(__file__).parents[2]
+    done = run_command([sys.executable, "-c", _ROWS], root, os.environ, timeout=60)
+    assert done.stdout == f"{len(_RECORDED[3, 11]) + 1} {{}}\n", done
 
 
 @pytest.mark.skipif(not FULL, reason="callgrind takes a minute: in `make test-all`")

@@ -209,6 +209,7 @@ class _Capsule(ctypes.Structure):
         ("version", ctypes.c_int),
         ("on_device", ctypes.c_int),
         ("path", ctypes.c_char_p),
+        ("issue", ctypes.c_void_p),
     ]
 
 

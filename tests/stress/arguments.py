@@ -73,7 +73,9 @@ class _Fuzzer:
         from pynccl import nccl, raw
         from tools import noop
 
-        calls_rows.rows(["mirror"])  # initialises it over the no-op library
+        _, missing = calls_rows.rows(["mirror"])  # initialises it over the no-op library
+        if missing:
+            raise RuntimeError(f"the mirror cannot be initialised: {missing}")
         path = str(noop.library())
         self._nccl, self._raw = nccl, raw
         self._comm = nccl.Communicator(8, nccl.get_unique_id(path), 0, provider=path)

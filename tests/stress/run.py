@@ -1,4 +1,5 @@
-"""Builds and runs hostnccl's stress program under ThreadSanitizer, then AddressSanitizer and UBSan.
+"""Builds and runs the stress programs of hostnccl and of core under the sanitizers: first
+ThreadSanitizer, then AddressSanitizer and UBSan.
 
     python -m tests.stress.run [BUILD_FOLDER]
 
@@ -24,7 +25,7 @@ def build(folder: Path, sanitizer: str, environment: dict[str, str]) -> None:
     jobs = str(os.cpu_count() or 1)
     for command in (
         ["cmake", "-S", str(SOURCES), "-B", str(folder), f"-DSANITIZER={sanitizer}"],
-        ["cmake", "--build", str(folder), "--target", "stress", "--parallel", jobs],
+        ["cmake", "--build", str(folder), "--target", "stress", "stress_core", "--parallel", jobs],
     ):
         result = subprocess.run(
             command,
@@ -50,10 +51,11 @@ def main(builds: Path) -> None:
         tuning = folder / "tuning"
         tuning.unlink(missing_ok=True)
         environment["HOSTNCCL_TUNING_FILE"] = str(tuning)
-        stress = [str(folder / "stress")]
-        result = subprocess.run(stress, check=False, env=environment, timeout=DEADLINE_S)
-        if result.returncode != 0:
-            sys.exit(f"failed with status {result.returncode}")
+        core = [str(folder / "stress_core"), str(folder / "libhostnccl_sanitized.so")]
+        for stress in ([str(folder / "stress")], core):
+            result = subprocess.run(stress, check=False, env=environment, timeout=DEADLINE_S)
+            if result.returncode != 0:
+                sys.exit(f"{stress[0]} failed with status {result.returncode}")
 
 
 if __name__ == "__main__":

@@ -63,5 +63,6 @@ void windows();
 void windows_of_processes();
 void configured();
 void derive();
+void deadlocks();
 
 }  // namespace stress

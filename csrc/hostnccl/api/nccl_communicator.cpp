@@ -51,7 +51,7 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
     return ncclSuccess;
   }
   try {
-    start_thread([comm, guard = std::make_shared<JobGuard>(comm)] {
+    start_worker([comm, guard = std::make_shared<JobGuard>(comm)] {
       guarded([&comm] {
         comm->finalize();
         return ncclSuccess;

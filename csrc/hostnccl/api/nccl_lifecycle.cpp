@@ -143,7 +143,10 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
     if (revokeFlags != NCCL_REVOKE_DEFAULT) {
       fail(ncclInvalidArgument, "revokeFlags=%d is not NCCL_REVOKE_DEFAULT", revokeFlags);
     }
-    if (revoked->state().revoked()) fail(ncclInvalidArgument, "comm is already revoked");
+    if (revoked->state().revoked()) {
+      if (revoked->derivations().end(Creation::End::ParentRevoked)) return ncclSuccess;
+      fail(ncclInvalidArgument, "comm is already revoked");
+    }
     if (Group::of_this_thread().uses(revoked)) {
       fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
     }

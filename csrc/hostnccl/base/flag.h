@@ -52,11 +52,6 @@ inline void sleep_on(const WaitCondition& condition, std::chrono::nanoseconds ce
   sleep_on(&condition, 1, ceiling);
 }
 
-// Sleeps until the condition is met, without a limit.
-inline void sleep_until(const WaitCondition& condition) {
-  while (!condition.met()) sleep_on(condition, std::chrono::seconds(1));
-}
-
 // Busy-waiting before a sleep: spins, and yields the CPU now and then, more often when ranks are
 // oversubscribed.
 class SpinBackoff {

@@ -2,8 +2,6 @@
 
 #include <atomic>
 
-#include "hostnccl/base/error.h"
-
 namespace hostnccl {
 namespace {
 
@@ -18,8 +16,14 @@ bool interrupted() {
   return check != nullptr && check() != 0;
 }
 
+std::optional<Error> interruption() {
+  if (!interrupted()) return std::nullopt;
+  return Error(abi::ncclRemoteError, "was interrupted by a signal while it waited");
+}
+
 void check_interrupt() {
-  if (interrupted()) fail(abi::ncclRemoteError, "interrupted by a signal while it waited");
+  if (const auto reason = interruption())
+    throw Error(reason->code(), "this rank " + reason->text());
 }
 
 void sleep_until_interrupted(const WaitCondition& condition) {

@@ -1,6 +1,9 @@
 // Interruption of waits by the program that calls the library: Ctrl-C in Python.
 #pragma once
 
+#include <optional>
+
+#include "hostnccl/base/error.h"
 #include "hostnccl/base/flag.h"
 
 namespace hostnccl {
@@ -9,11 +12,13 @@ namespace hostnccl {
 // ends where it returns a value other than 0. Null for no check.
 void set_interrupt_check(int (*check)());
 
-// Whether the check ends the wait of this thread.
+// Whether the check ends the wait of this thread; if it does, the error, as a predicate of its
+// rank.
 bool interrupted();
+std::optional<Error> interruption();
 void check_interrupt();  // throws if it does
 
-// sleep_until(), with the check.
+// Sleeps until the condition is met, with the check.
 void sleep_until_interrupted(const WaitCondition& condition);
 
 }  // namespace hostnccl

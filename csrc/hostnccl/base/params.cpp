@@ -64,6 +64,9 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_STRICT", ParamType::Bool, false, 0, 1, "FALSE",
      "whether a new communicator refuses what NCCL leaves undefined, and runs one-sided operations "
      "in the order of NCCL; the ranks must agree"},
+    {"HOSTNCCL_DEADLOCK_MS", ParamType::Uint64, true, 0, 1000000000, "1000",
+     "milliseconds for which ranks wait for each other, none of which can continue, until that is "
+     "an error; 0 never"},
     {"HOSTNCCL_DELAY_SEED", ParamType::Uint64, false, 0, UINT64_MAX, "0",
      "test mode: seed of the random pauses that threads and streams make before their work; 0 is "
      "off"},

@@ -15,39 +15,52 @@ void Agreement::attach(Segment& segment, int rank) {
   rank_ = rank;
 }
 
-void Agreement::await_all(Flag RankState::* flag, uint32_t target) const {
-  const bool outside_operations = flag == &RankState::agreement_step;
+void Agreement::restart(uint32_t recovery) {
+  constexpr uint32_t kAgreements = 1 << 16;  // more than there are between two recoveries
+  issued_ = recovery * kAgreements;
+  completed_.signal(issued_);
+}
+
+void Agreement::check(const Creation& creation, const std::string& awaited) const {
+  if (state_.aborted()) throw state_.error();
+  const auto reason = creation.given_up();
+  if (!reason) return;
+  throw Error(reason->code(), segment_->name_of(rank_) + " " + reason->text() + ": " + awaited);
+}
+
+// Outside the order of operations for a creation.
+void Agreement::await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const {
   for (int peer = 0; peer < segment_->nranks(); ++peer) {
     const WaitCondition condition{&(segment_->rank_state(peer).*flag), target};
     for (int checks = 1; !condition.met(); ++checks) {
       sleep_on(condition, kCheckInterval);
       if (condition.met()) break;
-      check_interrupt();
       const bool check_liveness = checks % kChecksPerLivenessCheck == 0;
-      if (state_.aborted()) throw state_.error();
-      if (outside_operations) {
+      if (creation) {
+        check(*creation,
+              segment_->name_of(peer) + " did not take part in making another communicator");
         segment_->check_agreement_peer(peer, condition, check_liveness);
       } else {
-        if (state_.revoked() || segment_->failed()) throw state_.error();
+        check_interrupt();
+        if (state_.aborted() || state_.revoked() || segment_->failed()) throw state_.error();
         segment_->check_owner(peer, condition, check_liveness);
       }
     }
   }
 }
 
-std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& own,
-                                                        uint32_t number) {
+std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& own, uint32_t number,
+                                                        const Creation& creation) {
   const WaitCondition earlier{&completed_, number - 1};
   while (!earlier.met()) {
-    if (state_.aborted()) throw state_.error();
+    check(creation, "an earlier one is still being made");
     sleep_on(earlier, kCheckInterval);
-    check_interrupt();
   }
   std::vector<ExchangeRecord> all;
   try {
     segment_->rank_state(rank_).records[number & 1] = own;
     segment_->rank_state(rank_).agreement_step.signal(number);
-    await_all(&RankState::agreement_step, number);
+    await_all(&RankState::agreement_step, number, &creation);
     for (int peer = 0; peer < segment_->nranks(); ++peer) {
       all.push_back(segment_->rank_state(peer).records[number & 1]);
     }
@@ -61,7 +74,7 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
 
 void Agreement::suspension_barrier() {
   segment_->rank_state(rank_).suspension_step.signal(++barriers_);
-  await_all(&RankState::suspension_step, barriers_);
+  await_all(&RankState::suspension_step, barriers_, nullptr);
 }
 
 }  // namespace hostnccl

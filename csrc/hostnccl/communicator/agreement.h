@@ -18,16 +18,23 @@ class Agreement {
   explicit Agreement(const CommState& state) : state_(state) {}
   void attach(Segment& segment, int rank);
 
+  // After a recovery, in which ranks may have gone through different numbers of agreements: all of
+  // its members go on with the same number.
+  void restart(uint32_t recovery);
+
   // Agreements are numbered as operations are by their sequence numbers.
   uint32_t take_number() { return ++issued_; }
-  // The records of all ranks. Waits for the agreements with lower numbers.
-  std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number);
+  // The records of all ranks. Waits for the agreements with lower numbers. Throws where this rank
+  // gives up the creation.
+  std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number,
+                                               const Creation& creation);
 
   // Returns when all ranks have called it equally often. Only the suspension uses it.
   void suspension_barrier();
 
  private:
-  void await_all(Flag RankState::* flag, uint32_t target) const;
+  void await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const;
+  void check(const Creation& creation, const std::string& awaited) const;
 
   const CommState& state_;
   Segment* segment_ = nullptr;

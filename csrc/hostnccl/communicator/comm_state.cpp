@@ -1,7 +1,6 @@
 #include "hostnccl/communicator/comm_state.h"
 
 namespace hostnccl {
-
 void CommState::check_not_forked() const {
   if (of_this_process()) return;
   hostnccl::fail(abi::ncclInvalidUsage,
@@ -112,7 +111,6 @@ void CommState::check_wait(const Blocked& blocked, bool check_liveness) const {
 void CommState::start_initializing(std::shared_ptr<Rendezvous> rendezvous) {
   const std::lock_guard lock(mutex_);
   rendezvous_ = std::move(rendezvous);
-  if (aborted_) rendezvous_->cancel();
 }
 
 void CommState::finish_initializing(Segment& segment, int rank) {
@@ -142,8 +140,9 @@ void CommState::finish_finalizing() {
   phase_ = Phase::Finalized;
 }
 
-void CommState::abort() {
+void CommState::abort(const std::string& cause) {
   const std::lock_guard lock(mutex_);
+  if (!revoked()) reason_ = {"", cause};
   if (error_code_ == abi::ncclSuccess) {
     error_text_ = "the communicator was aborted by ncclCommAbort";
     error_code_ = abi::ncclInvalidUsage;  // from here on no operation begins
@@ -152,14 +151,14 @@ void CommState::abort() {
   // to name this rank.
   if (segment_ != nullptr && order_.in_flight()) segment_->fail(abort_for_others());
   aborted_ = true;
-  if (rendezvous_ != nullptr) rendezvous_->cancel();
+  creation_.end(Creation::End::Aborted);
 }
 
-void CommState::revoke(RevokedBy by, const std::string& waiting) {
+void CommState::revoke(RevokedBy by, const Reason& reason) {
   const std::lock_guard lock(mutex_);
   if (revoked()) return;
   revoked_by_ = by;
-  waiting_ = waiting;
+  reason_ = reason;
   // Before revoked_, which frees this rank's threads: the first error that reaches the segment has
   // to name this rank. Ranks that do not wait for this one continue.
   if (order_.in_flight()) segment_->fail(revocation_for_others());
@@ -172,21 +171,28 @@ Error CommState::revocation() const {
                         ? "comm was revoked by ncclCommRevoke"
                         : "the operations of comm were ended by ncclCommShrink with "
                           "NCCL_SHRINK_ABORT";
-  const std::string rank = waiting_.empty() ? "" : " while this rank " + waiting_;
-  return Error(abi::ncclInvalidUsage, how + rank + ": it can only be split, shrunk and destroyed");
+  return Error(abi::ncclInvalidUsage, std::string(how) +
+                                          ": it can only be split, shrunk and destroyed" +
+                                          reason_.text("; this rank "));
 }
 
 Error CommState::revocation_for_others() const {
   const char* how = revoked_by_ == RevokedBy::Revoke
                         ? " revoked its communicator"
                         : " ended all operations of its communicator to shrink it";
-  return Error(abi::ncclRemoteError,
-               segment_->name_of(rank_) + how + (waiting_.empty() ? "" : " while it " + waiting_));
+  return Error(abi::ncclRemoteError, segment_->name_of(rank_) + how + reason_.text(" while it "));
 }
 
 Error CommState::abort_for_others() const {
-  return Error(abi::ncclRemoteError,
-               segment_->name_of(rank_) + " aborted its communicator during an operation");
+  return Error(abi::ncclRemoteError, segment_->name_of(rank_) +
+                                         " aborted its communicator during an operation" +
+                                         reason_.text(""));
+}
+
+Error CommState::for_others(const Error& error) const {
+  const std::lock_guard lock(mutex_);
+  if (revoked()) return revocation_for_others();
+  return aborted_ ? abort_for_others() : error;
 }
 
 }  // namespace hostnccl

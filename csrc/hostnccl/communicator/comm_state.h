@@ -24,8 +24,8 @@ class CommState {
   // NCCL_SHRINK_ABORT.
   enum class RevokedBy { Revoke, Shrink };
 
-  CommState(const CommSettings& settings, const OperationOrder& order)
-      : settings_(settings), order_(order) {}
+  CommState(const CommSettings& settings, const OperationOrder& order, Creation& creation)
+      : settings_(settings), order_(order), creation_(creation) {}
 
   // Checks for the C API. Each throws the caller's error.
   void check_not_forked() const;   // made in this process, not in its parent
@@ -61,12 +61,23 @@ class CommState {
   void finish_initializing(Segment& segment, int rank);
   void start_finalizing();
   void finish_finalizing();  // throws the communicator's error if it has one
+  // Why a rank ends operations, for the errors.
+  struct Reason {
+    std::string waiting;  // "waited for ranks 1 and 3 in ncclAllReduce(...)"; may be empty
+    std::string cause;    // what the ranks that are waited for do; may be empty
+
+    std::string text(const std::string& before_waiting) const {
+      return (waiting.empty() ? "" : before_waiting + waiting) +
+             (cause.empty() ? "" : "; " + cause);
+    }
+  };
   // Frees the blocked threads of this rank. Operations in flight fail on the other ranks.
-  void abort();
+  void abort(const std::string& cause);
   // After this no operation runs any more, on this rank; operations in flight end with an error on
   // all ranks. The communicator can still be split and shrunk, even when ranks are dead.
-  // waiting: what this rank waits for, for the errors; may be empty.
-  void revoke(RevokedBy by, const std::string& waiting);
+  void revoke(RevokedBy by, const Reason& reason);
+  // An error of an operation of this rank, as the other ranks get it.
+  Error for_others(const Error& error) const;
 
   // While suspension or resumption runs: ncclInProgress.
   void begin_suspension_change() { suspension_changes_.fetch_add(1, std::memory_order_acq_rel); }
@@ -87,6 +98,7 @@ class CommState {
 
   const CommSettings& settings_;
   const OperationOrder& order_;
+  Creation& creation_;
   const uint32_t generation_ = fork_generation();
   int rank_ = -1;
   Segment* segment_ = nullptr;  // null until initialized
@@ -101,7 +113,7 @@ class CommState {
   mutable std::mutex mutex_;  // of what follows, and of the transitions
   std::string error_text_;
   RevokedBy revoked_by_ = RevokedBy::Revoke;  // once revoked
-  std::string waiting_;                       // once revoked
+  Reason reason_;                             // once revoked or aborted
   std::shared_ptr<Rendezvous> rendezvous_;    // while initializing
 };
 

@@ -1,9 +1,13 @@
 #include "hostnccl/communicator/communicator.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "hostnccl/base/delay.h"
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/tuning.h"
 #include "hostnccl/base/tuning_file.h"
+#include "hostnccl/communicator/deadlock.h"
 #include "hostnccl/segment/calibration.h"
 
 namespace hostnccl {
@@ -23,13 +27,47 @@ abi::ncclComm_t handle_of(const Ref<Communicator>& comm) {
   return reinterpret_cast<abi::ncclComm_t>(comm.slot());
 }
 
-Communicator::Communicator(CommSettings settings, Ref<Communicator> shares_with)
+Communicator::Communicator(CommSettings settings, std::shared_ptr<Creation> creation,
+                           Ref<Communicator> shares_with)
     : settings_(std::move(settings)),
+      creation_(std::move(creation)),
       shares_with_(std::move(shares_with)),
-      state_(settings_, order_),
+      state_(settings_, order_, *creation_),
       consumed_signals_(settings_.signals),
-      agreement_(state_) {
+      agreement_(state_),
+      recovery_(state_),
+      creator_(WaitingThread::share_current()) {
   if (shares_with_) ++shares_with_->sharing_children_;
+  creator_->add_unused(1);
+}
+
+Communicator::~Communicator() {
+  end_sharing();
+  end_use();
+  if (segment_ != nullptr) Deadlocks::remove(*segment_, rank_);
+}
+
+void Communicator::add_user(WaitingThread& thread) {
+  user_.store(thread.number(), std::memory_order_relaxed);
+  const std::lock_guard lock(users_mutex_);
+  if (const auto creator = std::exchange(creator_, nullptr)) creator->add_unused(-1);
+  std::erase_if(users_, [](const auto& user) { return user->ended(); });
+  const auto is_thread = [&thread](const auto& user) { return user.get() == &thread; };
+  if (std::ranges::any_of(users_, is_thread)) return;
+  users_.push_back(WaitingThread::share_current());
+  thread.add_used(1);
+}
+
+void Communicator::end_use() {
+  const std::lock_guard lock(users_mutex_);
+  if (const auto creator = std::exchange(creator_, nullptr)) creator->add_unused(-1);
+  for (const auto& user : users_) user->add_used(-1);
+  users_.clear();
+}
+
+std::string Communicator::label() const {
+  if (!settings_.name.empty()) return settings_.name;
+  return format("%08x", static_cast<uint32_t>(segment_->identity() >> 32));
 }
 
 void Communicator::initialize(int nranks, int rank, const RendezvousKey& key,
@@ -40,7 +78,9 @@ void Communicator::initialize(int nranks, int rank, const RendezvousKey& key,
     segment_ = join_segment(key, std::move(watch));
     collective_.attach(*segment_, rank_);
     agreement_.attach(*segment_, rank_);
+    recovery_.attach(*segment_, rank_);
     state_.finish_initializing(*segment_, rank_);
+    Deadlocks::add(segment_, rank_);
   } catch (...) {
     state_.fail(current_error());
     throw state_.error();
@@ -52,7 +92,8 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
   check_tuning();
   Delay::read_seed();
   Delay::set_rank(rank_);
-  const auto rendezvous = std::make_shared<Rendezvous>(nranks_, rank_, std::move(watch));
+  const auto rendezvous =
+      std::make_shared<Rendezvous>(nranks_, rank_, std::move(watch), *creation_);
   state_.start_initializing(rendezvous);
   std::shared_ptr<Segment> segment = rendezvous->run(key);
   try {
@@ -61,6 +102,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
     await_tuning(*segment, *rendezvous);
     segment->probe_peer_memory(rank_);
     await_step(*segment, 2, *rendezvous);
+    end_setup(*segment);
     segment->finish_setup();
   } catch (...) {
     segment->fail(current_error());
@@ -68,6 +110,14 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
     throw;
   }
   return segment;
+}
+
+// All ranks have taken both steps, unless one has given up before it saw that.
+void Communicator::end_setup(Segment& segment) const {
+  if (segment.end_setup(Header::Complete)) return;
+  const auto end = Clock::now() + std::chrono::seconds(1);  // for its reason
+  while (!segment.failed() && Clock::now() < end) std::this_thread::sleep_for(kCheckInterval / 50);
+  throw segment.failure();
 }
 
 // Returns when rank 0 has published what was measured of this machine. If nobody has measured it
@@ -100,17 +150,16 @@ void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& c
     if (spins && backoff.wait()) continue;
     sleep_on(condition, kCheckInterval);
     if (condition.met()) return;
-    check_interrupt();
-    if (state_.aborted()) {
-      fail(abi::ncclRemoteError, "%s aborted the initialisation of its communicator",
-           segment.name_of(rank_).c_str());
+    if (const auto reason = creation_->ended()) {
+      throw Error(reason->code(), segment.name_of(rank_) + " " + reason->text());
     }
     if (segment.failed()) throw segment.failure();
     rendezvous.check_joiners();
     const auto now = Clock::now();
-    if (now > rendezvous.deadline()) {
-      fail(abi::ncclTimeout, "%s has joined but does not finish its initialisation",
-           segment.name_of(peer).c_str());
+    if (creation_->late() && segment.end_setup(Header::GivenUp)) {
+      fail(abi::ncclTimeout,
+           "%s gave up after %g s: %s has joined but does not finish its initialisation",
+           segment.name_of(rank_).c_str(), creation_->limit(), segment.name_of(peer).c_str());
     }
     const bool check_liveness = now - last_check > kLivenessInterval;
     if (check_liveness) last_check = now;
@@ -126,6 +175,7 @@ void Communicator::finalize() {
 // Returns when all issued operations are complete, or can no longer complete because of an error.
 void Communicator::drain() {
   const WaitCondition complete = order_.before(order_.issued());
+  const Sleeping sleeping({complete});
   while (!complete.met() && !state_.stopped()) {
     sleep_on(complete, kCheckInterval);
     if (!complete.met()) check_interrupt();
@@ -146,7 +196,7 @@ void Communicator::destroy() {
   order_.wait_until_idle();
   windows_.close_all();
   const std::optional<Error> failure = state_.failure();
-  segment_->leave(rank_, Presence::Left);
+  leave(Presence::Left);
   if (failure) throw *failure;
 }
 
@@ -157,38 +207,48 @@ void Communicator::abort() {
     parent->state().fail(Error(abi::ncclInvalidUsage,
                                "a communicator that shares the resources of comm was aborted"));
   }
-  state_.abort();
+  state_.abort(Deadlocks::reasons_of_this_process());
+  derivations_.end(Creation::End::ParentAborted);
   order_.wait_until_idle();
   windows_.close_all();
-  if (segment_ != nullptr) segment_->leave(rank_, Presence::Aborted);
+  if (segment_ != nullptr) leave(Presence::Aborted);
+}
+
+void Communicator::leave(Presence how) {
+  end_use();
+  Deadlocks::remove(*segment_, rank_);
+  segment_->leave(rank_, how);
 }
 
 void Communicator::revoke(CommState::RevokedBy by) {
-  state_.revoke(by, segment_ ? waiting_text() : "");
+  const CommState::Reason reason = segment_ ? why_it_waits() : CommState::Reason();
+  // Before the operations end: their threads may then make a communicator from this one.
+  if (by == CommState::RevokedBy::Revoke) derivations_.end(Creation::End::ParentRevoked);
+  state_.revoke(by, reason);
 }
 
-// "waited for ranks 1 and 3 in ncclAllReduce(count=4, float32, sum)"; empty where it does not wait.
-std::string Communicator::waiting_text() const {
-  std::string text;
-  for (const WaitReport::Wait& wait : wait_report_.waits()) {
-    if (wait.condition.met()) continue;
-    std::vector<int> missing;
-    if (is_collective(wait.operation.kind)) {
-      for (int peer = 0; peer < nranks_; ++peer)
-        if (!collective_.step_of(peer).reached(wait.condition.target)) missing.push_back(peer);
-    } else {
-      missing.push_back(wait.peer);
-    }
-    std::string ranks;
-    for (size_t i = 0; i < missing.size(); ++i)
-      ranks += (i == 0                    ? ""
-                : i + 1 == missing.size() ? " and "
-                                          : ", ") +
-               std::to_string(missing[i]);
-    text += (text.empty() ? "waited for rank" : ", for rank") +
-            std::string(missing.size() > 1 ? "s " : " ") + ranks + " in " + to_text(wait.operation);
-  }
-  return text;
+std::vector<int> Communicator::missing_in(const Wait& wait) const {
+  if (!is_collective(wait.operation.kind)) return {wait.peer};
+  std::vector<int> missing;
+  for (int peer = 0; peer < nranks_; ++peer)
+    if (!collective_.step_of(peer).reached(wait.condition.target)) missing.push_back(peer);
+  if (missing.empty()) missing.push_back(wait.peer);  // it has come meanwhile
+  return missing;
+}
+
+CommState::Reason Communicator::why_it_waits() const {
+  CommState::Reason reason;
+  std::vector<ProcessId> processes;
+  WaitingThread::visit_waits([&](uint64_t, const Wait& wait) {
+    if (wait.comm != this || wait.condition.met()) return;
+    const std::vector<int> missing = missing_in(wait);
+    reason.waiting += (reason.waiting.empty() ? "waited for " : ", for ") + ranks_text(missing) +
+                      " in " + to_text(wait.operation);
+    for (const int rank : missing) processes.push_back(segment_->process(rank));
+  });
+  reason.cause =
+      processes.empty() ? Deadlocks::reasons_of_this_process() : Deadlocks::reasons(processes);
+  return reason;
 }
 
 void Communicator::begin_operations() {

@@ -2,7 +2,8 @@
 //
 // It consists of these, each with its own header: CommState (state and error), OperationOrder
 // (sequence numbers), CollectiveState (steps, staging and scratch of the running collective),
-// ConsumedSignals, Agreement and DerivedKeys (for communicators derived from it).
+// ConsumedSignals, Agreement, Recovery, DerivedKeys and Derivations (for communicators derived from
+// it).
 #pragma once
 
 #include <memory>
@@ -12,11 +13,13 @@
 #include "hostnccl/communicator/collective_state.h"
 #include "hostnccl/communicator/comm_state.h"
 #include "hostnccl/communicator/consumed_signals.h"
+#include "hostnccl/communicator/derivations.h"
 #include "hostnccl/communicator/derived_keys.h"
 #include "hostnccl/communicator/operation_order.h"
+#include "hostnccl/communicator/recovery.h"
 #include "hostnccl/communicator/redop.h"
 #include "hostnccl/communicator/registrations.h"
-#include "hostnccl/communicator/wait_report.h"
+#include "hostnccl/communicator/thread_waits.h"
 #include "hostnccl/rendezvous/rendezvous.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/segment.h"
@@ -27,20 +30,29 @@ namespace hostnccl {
 class Communicator {
  public:
   // shares_with: the parent whose resources it shares, or none.
-  explicit Communicator(CommSettings settings, Ref<Communicator> shares_with = {});
+  Communicator(CommSettings settings, std::shared_ptr<Creation> creation,
+               Ref<Communicator> shares_with = {});
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
-  ~Communicator() { end_sharing(); }
+  ~Communicator();
 
-  // Blocks until all ranks have joined. watch throws when a missing rank can no longer come.
-  void initialize(int nranks, int rank, const RendezvousKey& key, Rendezvous::Watch watch = {});
+  // Blocks until all ranks have joined.
+  void initialize(int nranks, int rank, const RendezvousKey& key, Rendezvous::Watch watch);
   void finalize();  // after state().start_finalizing(); blocks until issued operations are complete
   void destroy();   // throws the communicator's error after it, if it has one
   void abort();
   // After this no operation runs any more: see CommState. Its errors say what this rank waits for.
   void revoke(CommState::RevokedBy by);
 
+  // Before an operation of the thread is issued: see WaitingThread.
+  void note_use(WaitingThread& thread) {
+    if (user_.load(std::memory_order_relaxed) != thread.number()) [[unlikely]]
+      add_user(thread);
+  }
+
   const CommSettings& settings() const { return settings_; }
+  CommState::Reason why_it_waits() const;
+  std::string label() const;  // the user's name for it, else one that is the same on all ranks
   int rank() const { return rank_; }
   int nranks() const { return nranks_; }
   Segment& segment() const { return *segment_; }
@@ -51,14 +63,18 @@ class Communicator {
   CollectiveState& collective() { return collective_; }
   ConsumedSignals& consumed_signals() { return consumed_signals_; }
   Agreement& agreement() { return agreement_; }
+  Recovery& recovery() { return recovery_; }
   DerivedKeys& derived_keys() { return derived_keys_; }
+  Derivations& derivations() { return derivations_; }
   RedOps& red_ops() { return red_ops_; }
   Registrations& registrations() { return registrations_; }
-  WaitReport& wait_report() { return wait_report_; }
   Windows& windows() { return windows_; }
   const Windows& windows() const { return windows_; }
   // Whether it shares resources with its parent, or an open child with it. In strict mode only.
   bool shares() const { return shares_with_ || sharing_children_ != 0; }
+
+  // The ranks that have not done what an operation waits for.
+  std::vector<int> missing_in(const Wait& wait) const;
 
   // Brackets the operations of this rank that run together. begin throws the communicator's error
   // when none may run any more.
@@ -72,14 +88,18 @@ class Communicator {
  private:
   std::shared_ptr<Segment> join_segment(const RendezvousKey& key, Rendezvous::Watch watch);
   void await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const;
+  void end_setup(Segment& segment) const;
   void await_tuning(Segment& segment, const Rendezvous& rendezvous) const;
   void await_peer(Segment& segment, int peer, const WaitCondition& condition,
                   const Rendezvous& rendezvous, bool spins) const;
   void drain();
-  std::string waiting_text() const;
   Ref<Communicator> end_sharing();
+  void add_user(WaitingThread& thread);
+  void end_use();
+  void leave(Presence how);
 
   const CommSettings settings_;
+  const std::shared_ptr<Creation> creation_;
   Ref<Communicator> shares_with_;
   std::atomic<int> sharing_children_{0};
   int rank_ = -1;
@@ -90,11 +110,16 @@ class Communicator {
   CollectiveState collective_;
   ConsumedSignals consumed_signals_;
   Agreement agreement_;
+  Recovery recovery_;
   DerivedKeys derived_keys_;
+  Derivations derivations_;
   RedOps red_ops_;
   Registrations registrations_;
-  WaitReport wait_report_;
   Windows windows_;
+  std::atomic<uint64_t> user_{0};  // the thread that issued the last operation
+  std::mutex users_mutex_;
+  std::shared_ptr<WaitingThread> creator_;  // until a thread issues an operation
+  std::vector<std::shared_ptr<WaitingThread>> users_;
 };
 
 HandleTable<Communicator>& communicators();

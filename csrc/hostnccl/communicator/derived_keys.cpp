@@ -16,7 +16,15 @@ std::string to_text(const std::vector<int>& ranks) {
 RendezvousKey DerivedKeys::shrink_key(const Secret& parent, const std::vector<int>& excluded) {
   const std::lock_guard lock(mutex_);
   const uint32_t number = shrinks_[excluded]++;
-  return derive_key(parent, format("shrink %u %s", number, to_text(excluded).c_str()));
+  return derive_key(parent,
+                    format("shrink %u %u %s", recovery_, number, to_text(excluded).c_str()));
+}
+
+void DerivedKeys::begin_recovery(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  recovery_ = number;
+  shrinks_.clear();
+  grow_key_.reset();
 }
 
 abi::ncclUniqueId DerivedKeys::make_grow_id() {

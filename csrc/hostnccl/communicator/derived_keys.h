@@ -16,7 +16,10 @@ class DerivedKeys {
  public:
   // Equal on all survivors without communication: it follows from the parent's secret, the
   // excluded ranks and the number of earlier shrinks that excluded the same ranks.
+  // They count the shrinks after the last recovery, whose number is part of the key.
   RendezvousKey shrink_key(const Secret& parent, const std::vector<int>& excluded);
+
+  void begin_recovery(uint32_t number);
 
   // The id of ncclCommGetUniqueId, of which one can be unused at a time.
   abi::ncclUniqueId make_grow_id();
@@ -27,6 +30,7 @@ class DerivedKeys {
  private:
   mutable std::mutex mutex_;
   std::optional<RendezvousKey> grow_key_;  // made and not used yet
+  uint32_t recovery_ = 0;
   std::map<std::vector<int>, uint32_t> shrinks_;
 };
 

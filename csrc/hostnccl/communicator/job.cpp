@@ -1,9 +1,12 @@
 #include "hostnccl/communicator/job.h"
 
+#include <condition_variable>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/thread.h"
 
 namespace hostnccl {
@@ -40,6 +43,41 @@ std::optional<Error> run(const Job& job) {
   }
 }
 
+// Threads of blocking jobs. While they run, the calling thread looks for its interruption.
+class JobThreads {
+ public:
+  void start(const Job& job, std::optional<Error>& error, std::shared_ptr<RunningJob> running) {
+    threads_.push_back(make_thread([this, &job, &error, running = std::move(running)]() mutable {
+      error = run(job);
+      running.reset();
+      const std::lock_guard lock(mutex_);
+      ++ended_;
+      changed_.notify_one();
+    }));
+  }
+
+  void join(const Job* jobs, size_t count) {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kCheckInterval, [&] { return ended_ == threads_.size(); })) {
+      lock.unlock();
+      for (size_t i = 0; i < count && interrupted(); ++i) {
+        if (jobs[i].creation) jobs[i].creation->end(Creation::End::Interrupted);
+      }
+      lock.lock();
+    }
+    lock.unlock();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  static constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t ended_ = 0;
+  std::vector<std::thread> threads_;
+};
+
 void take_numbers(Job& job) {
   if (!job.parent || job.sequence_count == 0) return;
   if (job.agrees_if_revoked && job.parent->state().revoked()) {
@@ -59,19 +97,21 @@ void Job::discard() {
 abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
   abi::ncclResult_t result = abi::ncclSuccess;
   std::vector<std::optional<Error>> errors(count);
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i) take_numbers(jobs[i]);
+  JobThreads threads;
+  for (size_t i = 0; i < count; ++i) {
+    take_numbers(jobs[i]);
+    if (jobs[i].creation) jobs[i].creation->begin();
+  }
   for (size_t i = 0; i < count; ++i) {
     try {
       auto running = std::make_shared<RunningJob>(jobs[i]);
       if (!jobs[i].blocking) {
-        start_thread([job = jobs[i], running = std::move(running)] { run(job); });
+        start_worker([job = jobs[i], running = std::move(running)] { run(job); });
         result = abi::ncclInProgress;
       } else if (count == 1) {
         errors[i] = run(jobs[i]);
       } else {
-        threads.push_back(make_thread([&job = jobs[i], &error = errors[i],
-                                       running = std::move(running)] { error = run(job); }));
+        threads.start(jobs[i], errors[i], std::move(running));
       }
     } catch (...) {
       errors[i] = current_error();
@@ -79,7 +119,7 @@ abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
       if (jobs[i].parent && jobs[i].sequence_count != 0) jobs[i].parent->state().fail(*errors[i]);
     }
   }
-  for (std::thread& thread : threads) thread.join();
+  threads.join(jobs, count);
   std::optional<Error> first;
   for (size_t i = 0; i < count; ++i) {
     if (!errors[i]) continue;

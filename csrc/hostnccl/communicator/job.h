@@ -16,6 +16,7 @@ struct Job {
   Ref<Communicator> parent;  // the communicator it is derived from; equal to comm where a job
                              // changes comm itself
   abi::ncclComm_t* out = nullptr;
+  std::shared_ptr<Creation> creation;  // of comm, or of what the others make without this rank
   bool blocking = true;
   uint32_t sequence_count = 1;     // sequence numbers that it takes of the parent
   uint32_t sequence = 0;           // the first of them

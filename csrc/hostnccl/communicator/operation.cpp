@@ -64,4 +64,13 @@ std::string to_text(const Operation& operation) {
   return to_text(describe(call));
 }
 
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const char* before = i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ";
+    text += before + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
 }  // namespace hostnccl

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "hostnccl/base/error.h"
 #include "hostnccl/kernels/reduce.h"
@@ -107,6 +108,7 @@ Descriptor describe(const Operation& operation);  // reads the multiplier if it 
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string to_text(const Descriptor& call);      // "ncclAllReduce(count=4, float32, sum)"
 std::string to_text(const Operation& operation);  // the same, and "ncclSend(count=4, float32)"
+std::string ranks_text(const std::vector<int>& ranks);  // "rank 1", "ranks 0, 1 and 3"
 
 const char* dtype_name(unsigned dtype);
 

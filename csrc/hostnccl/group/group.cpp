@@ -58,6 +58,7 @@ bool Group::uses(const Ref<Communicator>& comm) const {
 }
 
 abi::ncclResult_t Group::submit(PendingOperation&& operation) {
+  operation.comm->note_use(thread_);
   if (active()) {
     operations_.push_back(std::move(operation));
     return abi::ncclSuccess;
@@ -71,6 +72,7 @@ abi::ncclResult_t Group::submit(PendingOperation&& operation) {
 }
 
 abi::ncclResult_t Group::submit(Job job) {
+  if (job.parent) job.parent->note_use(thread_);
   if (!active()) return run_jobs(&job, 1);
   jobs_.push_back(std::move(job));
   return abi::ncclSuccess;

@@ -50,6 +50,7 @@ class Group {
   void check_launch_events() const;
   abi::ncclResult_t start_all();
 
+  WaitingThread& thread_ = WaitingThread::current();
   int depth_ = 0;
   std::optional<Error> error_;
   std::vector<PendingOperation> operations_;

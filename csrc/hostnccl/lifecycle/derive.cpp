@@ -1,21 +1,56 @@
 #include "hostnccl/lifecycle/derive.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "hostnccl/lifecycle/init.h"
 #include "hostnccl/lifecycle/record_exchange.h"
 #include "hostnccl/lifecycle/sequence_guard.h"
+#include "hostnccl/rendezvous/refusal.h"
 
 namespace hostnccl {
 namespace {
 
-// Throws when a missing rank of the new communicator is a parent's rank that died or left. members
-// are the parent's ranks, in the order of their new ranks; the ranks after them join from outside.
-Rendezvous::Watch watch_members(const Ref<Communicator>& parent, std::vector<int> members) {
-  return [parent, members = std::move(members)](int rank) {
-    if (rank < static_cast<int>(members.size())) {
-      parent->segment().check_member(members[static_cast<size_t>(rank)]);
+// A creation as RankState::given_up has it: before the ranks know its key, and then.
+uint64_t mark_of(const Job& job) {
+  return job.agreement != 0 ? uint64_t{2} << 32 | job.agreement : uint64_t{1} << 32 | job.sequence;
+}
+
+uint64_t mark_of(const RendezvousKey& key) {
+  uint64_t mark;
+  std::memcpy(&mark, key.data(), sizeof mark);
+  return mark;
+}
+
+// Runs a step of the creation. Where it fails, ranks that wait for this one in a later step see it.
+template <typename Step>
+auto take_step(const Job& job, uint64_t mark, Step&& step) {
+  try {
+    return step();
+  } catch (...) {
+    job.parent->segment().rank_state(job.parent->rank()).given_up.store(mark);
+    throw;
+  }
+}
+
+// Throws when a missing rank of the new communicator is a parent's rank that died, left or gave up.
+// members are the parent's ranks, in the order of their new ranks; the ranks after them join from
+// outside.
+Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
+                                const RendezvousKey& key) {
+  return [parent = job.parent, members = std::move(members), before = mark_of(job),
+          mark = mark_of(key)](int rank) {
+    if (rank >= static_cast<int>(members.size())) return;
+    const int member = members[static_cast<size_t>(rank)];
+    const Segment& segment = parent->segment();
+    segment.check_member(member);
+    const uint64_t given_up = segment.rank_state(member).given_up.load();
+    if (given_up == before && segment.failed()) throw segment.failure();
+    if (given_up == before || given_up == mark) {
+      fail(abi::ncclRemoteError, "%s gave up making the communicator",
+           segment.name_of(member).c_str());
     }
   };
 }
@@ -23,14 +58,22 @@ Rendezvous::Watch watch_members(const Ref<Communicator>& parent, std::vector<int
 void initialize(const Job& job, const std::vector<int>& members, int nranks,
                 const RendezvousKey& key) {
   const auto self = std::find(members.begin(), members.end(), job.parent->rank());
-  job.comm->initialize(nranks, static_cast<int>(self - members.begin()), key,
-                       watch_members(job.parent, members));
+  const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
+  if (job.parent->state().aborted()) job.creation->end(Creation::End::ParentAborted);
+  take_step(job, mark_of(key), [&] {
+    job.comm->initialize(nranks, static_cast<int>(self - members.begin()), key,
+                         watch_members(job, members, key));
+  });
 }
 
 // A revoked parent runs no operations: there an agreement exchanges the records.
 std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const ExchangeRecord& own) {
-  return job.agreement != 0 ? job.parent->agreement().exchange_records(own, job.agreement)
-                            : exchange_records(job.parent, kind, own, job.sequence);
+  return take_step(job, mark_of(job), [&] {
+    if (job.agreement == 0)
+      return exchange_records(job.parent, kind, own, job.sequence, job.creation.get());
+    const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
+    return job.parent->agreement().exchange_records(own, job.agreement, *job.creation);
+  });
 }
 
 void split(const Job& job, int color, int key) {
@@ -55,7 +98,9 @@ void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
     parent.revoke(CommState::RevokedBy::Shrink);
     parent.order().wait_until_idle();
   } else if (!parent.state().revoked()) {
-    const SequenceGuard earlier_operations_are_complete(parent, job.sequence);
+    take_step(job, mark_of(job), [&] {
+      const SequenceGuard earlier_operations_are_complete(parent, job.sequence, job.creation.get());
+    });
   }
   std::vector<int> members;
   for (int rank = 0; rank < parent.nranks(); ++rank) {
@@ -65,11 +110,11 @@ void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
              parent.derived_keys().shrink_key(parent.segment().secret(), excluded));
 }
 
-void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
-  Communicator& parent = *job.parent;
+// The key of the root.
+RendezvousKey agree_to_grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
+  const Communicator& parent = *job.parent;
   const ExchangeRecord own{nranks, id.has_value(), id.value_or(RendezvousKey{})};
   const std::vector<ExchangeRecord> all = exchange_records(job, Kind::Grow, own);
-  std::vector<int> members;
   int root = -1;
   for (int rank = 0; rank < parent.nranks(); ++rank) {
     const ExchangeRecord& record = all[static_cast<size_t>(rank)];
@@ -83,21 +128,34 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
            root, rank);
     }
     if (record.order != 0) root = rank;
-    members.push_back(rank);
   }
   if (root < 0) {
     fail(abi::ncclInvalidUsage,
          "no rank passes a uniqueId: the rank that called ncclCommGetUniqueId has to pass it");
   }
-  if (id) parent.derived_keys().use_grow_id();
-  initialize(job, members, nranks, all[static_cast<size_t>(root)].key);
+  return all[static_cast<size_t>(root)].key;
+}
+
+void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
+  RendezvousKey key;
+  try {
+    key = agree_to_grow(job, nranks, id);
+  } catch (const Error& error) {
+    if (id) tell_host(*id, error);  // the new ranks wait there
+    throw;
+  }
+  if (id) job.parent->derived_keys().use_grow_id();
+  std::vector<int> members(static_cast<size_t>(job.parent->nranks()));
+  std::iota(members.begin(), members.end(), 0);
+  initialize(job, members, nranks, key);
 }
 
 Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommSettings& settings,
               bool shares = false) {
   Job job;
+  job.creation = std::make_shared<Creation>();
   job.comm = communicators().open(std::make_unique<Communicator>(
-      settings, shares && settings.strict ? parent : Ref<Communicator>()));
+      settings, job.creation, shares && settings.strict ? parent : Ref<Communicator>()));
   job.parent = parent;
   job.out = out;
   job.blocking = settings.blocking;
@@ -113,6 +171,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
   if (color != abi::kSplitNoColor) {
     job = child_job(out, parent, settings, parent->settings().split_share);
   } else {
+    job.creation = std::make_shared<Creation>();
     job.parent = parent;
     job.blocking = settings.blocking;
   }

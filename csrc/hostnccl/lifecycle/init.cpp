@@ -5,7 +5,8 @@ namespace hostnccl {
 Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousKey& key,
              const CommSettings& settings, Rendezvous::Watch watch) {
   Job job;
-  job.comm = communicators().open(std::make_unique<Communicator>(settings));
+  job.creation = std::make_shared<Creation>();
+  job.comm = communicators().open(std::make_unique<Communicator>(settings, job.creation));
   job.out = out;
   job.blocking = settings.blocking;
   job.work = [nranks, rank, key, watch = std::move(watch)](const Job& self) {

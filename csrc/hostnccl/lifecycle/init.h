@@ -5,8 +5,7 @@
 
 namespace hostnccl {
 
-// The job that makes the communicator whose handle is *out. watch throws when a missing rank can no
-// longer come.
+// The job that makes the communicator whose handle is *out.
 Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousKey& key,
              const CommSettings& settings, Rendezvous::Watch watch = {});
 

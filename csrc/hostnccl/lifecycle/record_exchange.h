@@ -12,6 +12,7 @@ namespace hostnccl {
 
 // kind names the calling function in that error.
 std::vector<ExchangeRecord> exchange_records(const Ref<Communicator>& comm, Kind kind,
-                                             const ExchangeRecord& own, uint32_t sequence);
+                                             const ExchangeRecord& own, uint32_t sequence,
+                                             const Creation* creation = nullptr);
 
 }  // namespace hostnccl

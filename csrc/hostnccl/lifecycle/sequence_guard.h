@@ -8,13 +8,23 @@ namespace hostnccl {
 
 class SequenceGuard {
  public:
-  // Waits for the earlier operations. Throws, as an operation does, when they cannot complete.
-  SequenceGuard(Communicator& comm, uint32_t sequence) : order_(comm.order()), sequence_(sequence) {
+  // Waits for the earlier operations. Throws, as an operation does, when they cannot complete;
+  // where this rank gives up the creation, comm fails: no later operation can run.
+  SequenceGuard(Communicator& comm, uint32_t sequence, const Creation* creation = nullptr)
+      : order_(comm.order()), sequence_(sequence) {
     constexpr auto kCheckInterval = std::chrono::milliseconds(50);
     const Blocked earlier{order_.before(sequence), comm.rank()};
+    const Sleeping sleeping({earlier.condition});
     while (!earlier.condition.met()) {
       sleep_on(earlier.condition, kCheckInterval);
-      if (!earlier.condition.met()) comm.state().check_wait(earlier, false);
+      if (earlier.condition.met()) break;
+      comm.state().check_wait(earlier, false);
+      const auto reason = creation ? creation->given_up() : std::nullopt;
+      if (!reason) continue;
+      comm.state().fail(Error(reason->code(), comm.segment().name_of(comm.rank()) + " " +
+                                                  reason->text() +
+                                                  "; it waited for earlier operations"));
+      throw comm.state().error();
     }
   }
   SequenceGuard(const SequenceGuard&) = delete;

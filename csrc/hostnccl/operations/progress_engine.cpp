@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hostnccl/base/interrupt.h"
+#include "hostnccl/communicator/deadlock.h"
 #include "hostnccl/operations/collective.h"
 #include "hostnccl/operations/one_sided.h"
 #include "hostnccl/operations/p2p.h"
@@ -86,7 +87,7 @@ void ProgressEngine::clear() {
   error_.reset();
 }
 
-std::optional<Error> ProgressEngine::run() {
+std::optional<Error> ProgressEngine::run(const Creation* creation) {
   for (PeerQueue& queue : queues_) {
     const CommunicatorWork& work = works_[queue.work];
     queue.blocked = {work.comm->order().before(work.sequence), work.comm->rank()};
@@ -99,7 +100,7 @@ std::optional<Error> ProgressEngine::run() {
   bool slept = false;
   while (unfinished_queues_ != 0) {
     if (advance_all()) {
-      if (slept) clear_reports();
+      if (slept) WaitingThread::current().wake();
       backoff.reset();
       slept = false;
       continue;
@@ -111,13 +112,14 @@ std::optional<Error> ProgressEngine::run() {
     }
     slept = true;
     sleep();
-    end_if_interrupted();
+    end_if_given_up(creation);
     const auto now = Clock::now();
     const bool check_liveness = now - last_check >= kLivenessInterval;
     if (check_liveness) last_check = now;
     check_waits(check_liveness);
+    end_if_deadlocked();
   }
-  if (slept) clear_reports();
+  if (slept) WaitingThread::current().wake();
   puts_.clear();  // their windows can be deregistered
   return std::move(error_);
 }
@@ -147,7 +149,8 @@ void ProgressEngine::prepare() {
     queues_.back().end = i + 1;
   }
   unfinished_queues_ = queues_.size();
-  conditions_.reserve(queues_.size());  // no allocation fails while operations run
+  conditions_.reserve(queues_.size());
+  waits_.reserve(queues_.size());  // no allocation fails while operations run
 }
 
 bool ProgressEngine::advance_all() {
@@ -158,7 +161,7 @@ bool ProgressEngine::advance_all() {
     try {
       advance(queue);
     } catch (...) {
-      fail_work(queue.work, current_error());
+      fail_work(queue.work, found_in(queue, current_error()));
     }
   }
   return moved;
@@ -200,6 +203,7 @@ void ProgressEngine::fail_work(size_t index, const Error& error) {
   if (!work.failed) {
     work.failed = true;
     work.comm->state().fail(error);
+    Deadlocks::note_failure(*work.comm, work.comm->state().for_others(error));
     if (!error_) error_ = work.comm->state().error();
   }
   for (PeerQueue& queue : queues_) {
@@ -217,31 +221,36 @@ void ProgressEngine::sleep() {
   sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
 }
 
-// An interrupted rank runs none of its operations to their end. The others get the reason.
-void ProgressEngine::end_if_interrupted() {
-  try {
-    check_interrupt();
-  } catch (const Error& error) {
-    for (size_t work = 0; work < works_.size(); ++work) {
-      const Communicator& comm = *works_[work].comm;
-      fail_work(work,
-                Error(error.code(), comm.segment().name_of(comm.rank()) + " was " + error.text()));
-    }
+// A rank that is interrupted, or gives up the creation, runs none of its operations to their end.
+// The others get the reason.
+void ProgressEngine::end_if_given_up(const Creation* creation) {
+  const auto reason = creation ? creation->given_up() : interruption();
+  if (!reason) return;
+  for (size_t work = 0; work < works_.size(); ++work) {
+    const Communicator& comm = *works_[work].comm;
+    std::string text = comm.segment().name_of(comm.rank()) + " " + reason->text();
+    if (creation) text += comm.why_it_waits().text("; it ");
+    fail_work(work, Error(reason->code(), text));
   }
+}
+
+void ProgressEngine::end_if_deadlocked() {
+  const std::optional<Error> deadlock = Deadlocks::check();
+  if (!deadlock) return;
+  for (size_t work = 0; work < works_.size(); ++work) fail_work(work, *deadlock);
 }
 
 void ProgressEngine::report_waits() {
+  waits_.clear();
   for (const PeerQueue& queue : queues_) {
-    if (!waiting(queue) || !queue.task) continue;
-    const Operation& operation = operations_[queue.next - 1].operation;
-    works_[queue.work].comm->wait_report().publish(
-        {operation, queue.blocked.condition, queue.blocked.owner});
+    if (!waiting(queue)) continue;
+    Wait& wait = waits_.emplace_back(queue.blocked.condition);
+    if (!queue.task) continue;  // it waits for earlier operations
+    wait.comm = works_[queue.work].comm.get();
+    wait.peer = queue.blocked.owner;
+    wait.operation = operations_[queue.next - 1].operation;
   }
-}
-
-void ProgressEngine::clear_reports() {
-  for (const CommunicatorWork& work : works_)
-    if (work.begun) work.comm->wait_report().clear();
+  WaitingThread::current().sleep(waits_);
 }
 
 // Ends the work of communicators that can no longer progress.
@@ -251,19 +260,30 @@ void ProgressEngine::check_waits(bool check_liveness) {
     try {
       works_[queue.work].comm->state().check_wait(queue.blocked, check_liveness);
     } catch (...) {
-      fail_work(queue.work, current_error());
+      fail_work(queue.work, found_in(queue, current_error()));
     }
   }
 }
 
-void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence) {
+// What another rank has done, with the operation in which this one has found it.
+Error ProgressEngine::found_in(const PeerQueue& queue, const Error& error) const {
+  const Communicator& comm = *works_[queue.work].comm;
+  if (!queue.task || error.code() != abi::ncclRemoteError) return error;
+  if (comm.segment().failed()) return comm.segment().failure();  // another rank has found it
+  if (comm.state().stopped()) return error;
+  return Error(error.code(),
+               error.text() + " in " + to_text(operations_[queue.next - 1].operation));
+}
+
+void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence,
+                   const Creation* creation) {
   std::optional<Error> error;
   try {
     ProgressEngine engine;
     engine.add(comm, operation);
     engine.prepare();
     engine.set_sequence(sequence);
-    error = engine.run();
+    error = engine.run(creation);
   } catch (...) {
     comm->state().fail(current_error());
     throw;

@@ -35,8 +35,8 @@ class ProgressEngine {
   void add_orders(std::vector<OperationOrder*>& orders) const;  // those of its communicators
 
   // Runs all operations to their end. An error ends the operations of its communicator only. The
-  // first error is returned.
-  std::optional<Error> run();
+  // first error is returned. creation: what they are a part of; they end where it is given up.
+  std::optional<Error> run(const Creation* creation = nullptr);
 
   void clear();  // removes all operations; keeps the allocated memory
 
@@ -78,15 +78,17 @@ class ProgressEngine {
   void finish(PeerQueue& queue);
   void fail_work(size_t work, const Error& error);
   void sleep();
-  void end_if_interrupted();
+  void end_if_given_up(const Creation* creation);
+  void end_if_deadlocked();
   void report_waits();
-  void clear_reports();
   void check_waits(bool check_liveness);
+  Error found_in(const PeerQueue& queue, const Error& error) const;
 
   std::vector<CommunicatorWork> works_;
   std::vector<QueuedOperation> operations_;
   std::vector<PeerQueue> queues_;
   std::vector<WaitCondition> conditions_;
+  std::vector<Wait> waits_;
   std::vector<PutTarget> puts_;
   size_t unfinished_queues_ = 0;
   std::optional<Error> error_;
@@ -94,6 +96,7 @@ class ProgressEngine {
 
 // Runs one operation, whose sequence number was taken before. Throws its error. The communicator
 // fails also where the operation cannot begin: the other ranks would wait for it.
-void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence);
+void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence,
+                   const Creation* creation = nullptr);
 
 }  // namespace hostnccl

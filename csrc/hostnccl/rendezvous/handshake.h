@@ -38,6 +38,7 @@ class JoinListener {
   // Continues with all connections, does not block, and returns those that are proven now. Throws
   // when no descriptor is free.
   std::vector<Fd> advance();
+  bool has_pending() const { return !pending_.empty(); }  // connections that are not proven yet
 
  private:
   struct Pending {

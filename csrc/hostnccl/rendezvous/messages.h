@@ -75,7 +75,7 @@ struct Progress : MessageHeader<MessageKind::Progress> {
 // All ranks have joined. Carries the descriptor of the memory.
 struct Accepted : MessageHeader<MessageKind::Accepted> {};
 
-// From the host: why there will be no communicator. From a joiner: why it cannot map the memory.
+// From the host: why there will be no communicator. From a joiner: why it gives up.
 struct Failure : MessageHeader<MessageKind::Failure> {
   uint32_t code;
   char text[1020];  // ends with a zero

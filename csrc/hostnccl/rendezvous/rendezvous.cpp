@@ -4,9 +4,8 @@
 #include <mutex>
 #include <thread>
 
-#include "hostnccl/base/interrupt.h"
-#include "hostnccl/base/params.h"
 #include "hostnccl/rendezvous/handshake.h"
+#include "hostnccl/rendezvous/refusal.h"
 #include "hostnccl/rendezvous/rendezvous_host.h"
 
 namespace hostnccl {
@@ -14,8 +13,6 @@ namespace {
 
 constexpr int kPollMs = 50;
 constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of the host's process
-// A joiner waits this much longer than its deadline, so that the host reports the timeout to all.
-constexpr auto kHostGrace = std::chrono::seconds(1);
 
 // The segments that this process has mapped, by the keys of their rendezvous.
 struct Registry {
@@ -60,12 +57,11 @@ JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
   return request;
 }
 
-Rendezvous::Rendezvous(int nranks, int rank, Watch watch)
+Rendezvous::Rendezvous(int nranks, int rank, Watch watch, const Creation& creation)
     : nranks_(nranks),
       rank_(rank),
       watch_(std::move(watch)),
-      timeout_(param_number(ParamId::InitTimeout)),
-      deadline_(Clock::now() + timeout_),
+      creation_(creation),
       joined_(nranks, rank) {}
 
 Rendezvous::~Rendezvous() = default;
@@ -90,7 +86,7 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
     if (Fd connection = try_connect(name)) {
       if (auto segment = try_join(key, std::move(connection))) return segment;
     }
-    check_deadline();
+    check_given_up();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -112,8 +108,11 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
     if (alive && (!closed || host_rank < 0)) return;
     const std::string who = host_rank < 0 ? format("pid %d", host.pid)
                                           : format("rank %d (pid %d)", int(host_rank), host.pid);
-    fail(abi::ncclRemoteError, "%s %s during the rendezvous that it hosted; %s", who.c_str(),
-         alive ? "gave up" : "died", progress().c_str());
+    const Error reason(abi::ncclRemoteError,
+                       format("%s %s during the rendezvous that it hosted; %s", who.c_str(),
+                              alive ? "gave up" : "died", progress().c_str()));
+    refuse_late_ranks(key, reason);
+    throw reason;
   };
   auto checked = Clock::now();
   bool proven = false;  // nothing is read from a host that has not proved to know the key
@@ -123,7 +122,10 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
     const Received received = receive_message(fd, message, &file);
     if (received == Received::Closed) break;
     if (received == Received::Nothing) {
-      check_deadline(kHostGrace);
+      if (const auto reason = given_up()) {
+        if (proven) send_message(fd, Failure::of(*reason));
+        throw *reason;
+      }
       pollfd wait{fd, POLLIN, 0};
       poll(&wait, 1, kPollMs);
       // Its sockets outlive it in processes that it has forked.
@@ -139,6 +141,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
       proven = true;
       open = send_message(fd, request);
     } else if (const auto* failure = std::get_if<Failure>(&message)) {
+      refuse_late_ranks(key, failure->error());
       throw failure->error();
     } else if (std::holds_alternative<Accepted>(message)) {
       return map(fd, key, file);
@@ -158,20 +161,27 @@ std::shared_ptr<Segment> Rendezvous::map(int connection, const RendezvousKey& ke
     return map_segment(file, nranks_, key);
   } catch (...) {
     const Error error = current_error();
-    send_message(connection, Failure::of(error));
+    const Error for_others(abi::ncclRemoteError,
+                           format("rank %d (pid %d) cannot map the memory of the communicator: %s",
+                                  rank_, this_process().pid, error.what()));
+    send_message(connection, Failure::of(for_others));
     throw error;
   }
 }
 
-void Rendezvous::check_deadline(std::chrono::seconds grace) const {
-  if (cancelled_.load(std::memory_order_relaxed)) {
-    fail(abi::ncclInvalidUsage, "rank %d aborted the initialisation of its communicator; %s", rank_,
-         progress().c_str());
+std::optional<Error> Rendezvous::given_up() const {
+  const std::string name = format("rank %d (pid %d)", rank_, this_process().pid);
+  if (const auto reason = creation_.ended()) {
+    return Error(reason->code(), name + " " + reason->text() + "; " + progress());
   }
-  check_interrupt();
-  if (Clock::now() < deadline_ + grace) return;
-  fail(abi::ncclTimeout, "%zu of %d ranks joined within %lld s%s", joined_.count(), nranks_,
-       static_cast<long long>(timeout_.count()), joined_.missing().c_str());
+  if (!creation_.late()) return std::nullopt;
+  return Error(abi::ncclTimeout,
+               format("%s gave up: %zu of %d ranks joined within %g s%s", name.c_str(),
+                      joined_.count(), nranks_, creation_.limit(), joined_.missing().c_str()));
+}
+
+void Rendezvous::check_given_up() const {
+  if (const auto reason = given_up()) throw *reason;
 }
 
 void Rendezvous::check_missing() const {

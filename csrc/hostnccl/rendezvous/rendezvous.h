@@ -4,12 +4,12 @@
 // the reason.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "hostnccl/base/flag.h"
+#include "hostnccl/rendezvous/creation.h"
 #include "hostnccl/rendezvous/joined_ranks.h"
 #include "hostnccl/segment/segment.h"
 
@@ -19,37 +19,33 @@ class RendezvousHost;
 
 class Rendezvous {
  public:
-  // Liveness check of a rank that has not joined; throws if it no longer can.
+  // Throws if a rank can no longer join; may be empty.
   using Watch = std::function<void(int rank)>;
 
-  Rendezvous(int nranks, int rank, Watch watch = {});
+  Rendezvous(int nranks, int rank, Watch watch, const Creation& creation);
   ~Rendezvous();
 
-  // Blocks until all ranks have joined. Throws on an error of any rank, at the deadline
-  // (HOSTNCCL_INIT_TIMEOUT), and after cancel().
+  // Blocks until all ranks have joined. Throws on an error of any rank, and where one gives up the
+  // creation.
   std::shared_ptr<Segment> run(const RendezvousKey& key);
   // For the time until all ranks use the segment: throws if one has reported that it cannot.
   void check_joiners() const;
-
-  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-
-  Clock::time_point deadline() const { return deadline_; }
 
   std::string progress() const { return joined_.progress(); }
 
  private:
   std::shared_ptr<Segment> try_join(const RendezvousKey& key, Fd connection);
   std::shared_ptr<Segment> map(int connection, const RendezvousKey& key, const Fd& file) const;
-  void check_deadline(std::chrono::seconds grace = {}) const;
+  // Why this rank gives up.
+  std::optional<Error> given_up() const;
+  void check_given_up() const;
   void check_missing() const;
   friend class RendezvousHost;
 
   const int nranks_;
   const int rank_;
   const Watch watch_;
-  const std::chrono::seconds timeout_;
-  const Clock::time_point deadline_;
-  std::atomic<bool> cancelled_{false};
+  const Creation& creation_;
   JoinedRanks joined_;
   std::unique_ptr<RendezvousHost> host_;  // if this rank is it
 };

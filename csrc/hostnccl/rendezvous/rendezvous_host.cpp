@@ -6,8 +6,7 @@
 #include <system_error>
 #include <thread>
 
-#include "hostnccl/base/interrupt.h"
-#include "hostnccl/base/thread.h"
+#include "hostnccl/rendezvous/refusal.h"
 
 namespace hostnccl {
 namespace {
@@ -17,7 +16,6 @@ constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of processes
 constexpr auto kProgressInterval =
     std::chrono::milliseconds(20);                       // ranks that come together wake nobody
 constexpr auto kGrace = std::chrono::milliseconds(700);  // for requests that are still to come
-constexpr auto kRefuseLateJoiners = std::chrono::seconds(10);
 
 // Waits some seconds if the receiver's queue is full, or too many descriptors are under way. False,
 // with errno, if it cannot be sent.
@@ -29,25 +27,6 @@ bool deliver(int connection, const T& message, int passed_fd = -1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
-}
-
-// Sends late joiners the reason of the refusal, for some time after the rendezvous.
-void refuse_late_joiners(JoinListener& listener, const Failure& reason) {
-  const auto end = Clock::now() + kRefuseLateJoiners;
-  std::vector<Fd> refused;  // stay open until the end: closing one early would drop its reply
-  while (Clock::now() < end && refused.size() < kMaxRanks) {
-    std::vector<pollfd> waits;
-    listener.add_to(waits);
-    poll(waits.data(), waits.size(), 10 * kPollMs);
-    try {
-      for (Fd& joiner : listener.advance()) {
-        send_message(joiner.get(), reason);
-        refused.push_back(std::move(joiner));
-      }
-    } catch (const Error&) {  // no free descriptor: perhaps there is one later
-      std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
-    }
-  }
 }
 
 std::string name_of(const JoinRequest& request) {
@@ -79,7 +58,7 @@ void RendezvousHost::collect_requests() {
   auto checked = Clock::now();
   int told = 0;  // requests_ of the last progress
   while (requests_ < rendezvous_.nranks_) {
-    rendezvous_.check_deadline();
+    rendezvous_.check_given_up();
     poll_once();
     const auto now = Clock::now();
     if (requests_ != told && now - checked >= kProgressInterval) {
@@ -121,6 +100,8 @@ void RendezvousHost::read_messages(Joiner& joiner) {
     if (received == Received::Closed) return note_closed(joiner);
     if (const auto* request = std::get_if<JoinRequest>(&message)) {
       note_request(joiner, *request);
+    } else if (const auto* failure = std::get_if<Failure>(&message)) {
+      note_failure(*failure);
     }
   }
 }
@@ -129,6 +110,11 @@ void RendezvousHost::note_closed(Joiner& joiner) {
   joiner.connection = Fd();
   if (!joiner.has_request || refusing_) return;
   fail_joiner(joiner, is_alive_after_close(joiner.request.process()) ? "gave up" : "died");
+}
+
+// A joiner gives up, or an earlier rendezvous of this id has failed, without this rank.
+void RendezvousHost::note_failure(const Failure& failure) const {
+  if (!refusing_) throw failure.error();
 }
 
 void RendezvousHost::fail_joiner(const Joiner& joiner, const char* how) const {
@@ -221,39 +207,29 @@ void RendezvousHost::check_joiners() const {
   for (const Joiner& joiner : joiners_) {
     Message message;
     if (receive_message(joiner.connection.get(), message) != Received::Message) continue;
-    if (const auto* failure = std::get_if<Failure>(&message)) {
-      fail(abi::ncclRemoteError, "%s cannot map the memory of the communicator: %s",
-           name_of(joiner.request).c_str(), failure->text);
-    }
+    if (const auto* failure = std::get_if<Failure>(&message)) throw failure->error();
   }
 }
 
 void RendezvousHost::refuse(const Error& reason) {
   refusing_ = true;
-  const bool at_once = reason.code() == abi::ncclTimeout || interrupted();
-  const auto end = Clock::now() + (at_once ? Clock::duration() : kGrace);
-  const Error shared_reason = reason.code() == abi::ncclInvalidUsage && rendezvous_.cancelled_
-                                  ? Error(abi::ncclRemoteError, reason.text())
-                                  : reason;
-  const Failure failure = Failure::of(shared_reason);
+  const bool given_up = rendezvous_.creation_.given_up().has_value();
+  const bool at_once = given_up || reason.code() == abi::ncclTimeout;
+  const auto end = Clock::now() + kGrace;
+  const auto more_to_come = [&] {
+    return at_once ? listener_->has_pending() : requests_ < largest_nranks_;
+  };
+  const Failure failure = Failure::of(reason);
   try {
-    while (requests_ < largest_nranks_ && Clock::now() < end) poll_once();
+    accept();
+    while (more_to_come() && Clock::now() < end) poll_once();
   } catch (const Error&) {
     // No free descriptor: those that have joined get the reason.
   }
   for (const Joiner& joiner : joiners_) {
-    if (joiner.has_request) deliver(joiner.connection.get(), failure);
+    if (joiner.connection) deliver(joiner.connection.get(), failure);
   }
-  try {
-    start_thread([listener = std::move(*listener_), failure]() mutable {
-      guarded([&] {
-        refuse_late_joiners(listener, failure);
-        return abi::ncclSuccess;
-      });
-    });
-  } catch (const std::exception&) {
-    // Without the thread, late joiners wait until their own deadlines.
-  }
+  if (!given_up) refuse_late_ranks(key_, reason, std::move(listener_));
   throw reason;
 }
 

@@ -36,6 +36,7 @@ class RendezvousHost {
   void read_messages(Joiner& joiner);
   void note_request(Joiner& joiner, const JoinRequest& request);
   void note_closed(Joiner& joiner);
+  void note_failure(const Failure& failure) const;
   [[noreturn]] void fail_joiner(const Joiner& joiner, const char* how) const;
   void check(const JoinRequest& request) const;
   void check_key(const JoinRequest& request) const;

@@ -13,6 +13,7 @@
 #include "hostnccl/base/tuning.h"
 #include "hostnccl/base/unique_id.h"
 #include "hostnccl/kernels/reduce.h"
+#include "hostnccl/segment/wait_board.h"
 
 namespace hostnccl {
 
@@ -55,6 +56,11 @@ struct ExchangeRecord {
   RendezvousKey key;
 };
 
+// A set of ranks, which others may read while it is written.
+struct SharedRanks {
+  std::atomic<uint64_t> words[kMaxRanks / 64];
+};
+
 // A calibration between the ranks 0 and 1: rank 0 publishes work and its number, both do their
 // part, rank 1 publishes the number. See segment/calibration.h.
 struct CalibrationState {
@@ -79,6 +85,9 @@ struct alignas(4096) RankState {
   alignas(128) Flag agreement_step;  // number of the last record published
   Flag suspension_step;
   ExchangeRecord records[2];
+  Flag recovery_step;   // number of the last recovery that it takes part in
+  SharedRanks left[2];  // its proposals for that recovery and the one before: who is left
+  std::atomic<uint64_t> given_up;  // the creation that it gave up last: see lifecycle/derive.cpp
   alignas(128) std::atomic<Presence> presence;
   std::atomic<uint32_t> accessing;  // 1 while this rank reads peers' buffers by pointer
   int32_t pid;
@@ -89,6 +98,7 @@ struct alignas(4096) RankState {
   SignalRange signals;
   bool strict;
   alignas(128) CalibrationState calibration;
+  alignas(4096) WaitBoard waits;  // of this rank's process
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
 };
 
@@ -140,11 +150,15 @@ struct TuningRecord {
 };
 
 // What belongs to all ranks: the secret of this world, from which keys of derived communicators
-// follow, the tuning, and the first failure of any rank.
+// follow, the tuning, how the setup has ended, the last decided recovery, and the first failure of
+// any rank.
 struct alignas(4096) Header {
   Secret secret;
   alignas(128) Flag tuned;
   TuningRecord tuning;  // complete when tuned is 1
+  enum Setup : uint32_t { Open, Complete, GivenUp };
+  std::atomic<uint32_t> setup;
+  std::atomic<uint64_t> recovery;  // its number << 32 | the rank whose proposal holds
   enum Failure : uint32_t { None, Writing, Written };
   std::atomic<uint32_t> failure;
   uint32_t code;

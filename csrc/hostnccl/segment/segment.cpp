@@ -53,6 +53,8 @@ Segment::Segment(int fd, int nranks) : nranks_(nranks), own_pid_(getpid()), byte
   pair_rings_ = reinterpret_cast<PairRing*>(base + pair_rings_at(nranks));
   if (fd < 0) fill_random(header_->secret);
   std::memcpy(&probe_value_, secret().data(), sizeof probe_value_);
+  std::memcpy(&identity_, derive_key(secret(), "identity").data(), sizeof identity_);
+  identity_ |= 1;
 }
 
 Segment::~Segment() { munmap(memory_, bytes_); }
@@ -126,6 +128,11 @@ void Segment::finish_setup() {
       }
     }
   });
+}
+
+bool Segment::end_setup(Header::Setup how) {
+  uint32_t now = Header::Open;
+  return header_->setup.compare_exchange_strong(now, how) || now == how;
 }
 
 void Segment::check_settings(int rank) const {

@@ -37,6 +37,8 @@ class Segment {
 
   // Known to the ranks of this segment only.
   const Secret& secret() const { return header_->secret; }
+  // A number that is the same on all ranks, and of which the secret does not follow. Not 0.
+  uint64_t identity() const { return identity_; }
   int nranks() const { return nranks_; }
   RankState& rank_state(int rank) const { return rank_states_[rank]; }
   PairRing& pair_ring(int source, int destination) const {
@@ -55,6 +57,10 @@ class Segment {
   void announce_rank(int rank, const CommSettings& settings);  // signals step 1
   void probe_peer_memory(int rank);                            // signals step 2
   void finish_setup();                                         // before the first operation
+
+  // How the setup ends is decided once, by the first call: all ranks have taken both steps, or one
+  // has given up. Whether it ends as this rank says.
+  bool end_setup(Header::Setup how);
 
   // The thresholds. Those of collectives are the same on all ranks: the largest of their values,
   // SIZE_MAX unless every rank can read the memory of every other one.
@@ -79,6 +85,11 @@ class Segment {
 
   // Throws if a rank can no longer become a member of a derived communicator.
   void check_member(int rank) const;
+
+  bool is_available(int rank) const { return how_unavailable(rank, true, false) == nullptr; }
+  std::atomic<uint64_t>& recovery() const {
+    return header_->recovery;
+  }  // see communicator/recovery.h
 
   // Resident bytes of one rank: of its RankState and the rings that it sends through; rank 0 has
   // the header as well. release_memory() frees the releasable part.
@@ -112,6 +123,7 @@ class Segment {
   Tuning tuning_{};
   std::once_flag tuning_is_set_;
   uint64_t probe_value_;
+  uint64_t identity_;
 };
 
 }  // namespace hostnccl

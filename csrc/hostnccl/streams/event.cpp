@@ -1,6 +1,5 @@
 #include "hostnccl/streams/event.h"
 
-#include "hostnccl/base/interrupt.h"
 #include "hostnccl/streams/capture.h"
 #include "hostnccl/streams/device_error.h"
 
@@ -16,7 +15,7 @@ void Event::Record::complete() {
   done_.signal(1);
 }
 
-void Event::Record::wait() { sleep_until_interrupted({&done_, 1}); }
+void Event::Record::wait() { sleep_in_process({&done_, 1}); }
 
 void Event::record(const Ref<Stream>& stream) {
   std::shared_ptr<Record> record;

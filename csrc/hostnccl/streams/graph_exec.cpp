@@ -14,7 +14,7 @@ std::vector<std::vector<size_t>> nodes_of_branches(const Graph& graph) {
   return branches;
 }
 
-void wait(Flag& flag) { sleep_until({&flag, 1}); }
+void wait(Flag& flag) { sleep_in_process({&flag, 1}); }
 
 }  // namespace
 

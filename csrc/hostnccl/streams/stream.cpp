@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/thread.h"
 #include "hostnccl/streams/device_error.h"
 
@@ -55,6 +54,7 @@ Stream::Prepared::~Prepared() {
 void Stream::Prepared::enqueue() noexcept {
   const std::lock_guard lock(stream_->mutex_);
   stream_->queue_.splice(stream_->queue_.end(), callback_);
+  stream_->worker_->set_running();
   --stream_->prepared_;
   ++stream_->enqueued_;
   stream_->changed_.notify_one();
@@ -67,6 +67,7 @@ void Stream::add_prepared(const Ref<Stream>& self) {
       const std::lock_guard running_lock(running().mutex);
       running().streams.push_back(self);
     }
+    worker_ = WaitingThread::make_worker();
     try {
       start_thread([self] { self->run(); });
     } catch (...) {
@@ -91,7 +92,9 @@ void Stream::run() {
   prepare_thread();
   in_callback = true;
   std::unique_lock lock(mutex_);
+  WaitingThread::adopt(worker_);
   for (;;) {
+    if (queue_.empty()) worker_->set_idle();
     changed_.wait(lock, [this] { return (closed_ && prepared_ == 0) || !queue_.empty(); });
     if (queue_.empty()) break;
     {
@@ -128,7 +131,7 @@ void Stream::synchronize() {
     const std::lock_guard lock(mutex_);
     target = enqueued_;
   }
-  sleep_until_interrupted({&finished_, target});
+  sleep_in_process({&finished_, target});
 }
 
 void Stream::synchronize_all() {

@@ -24,6 +24,7 @@
 #include "hostnccl/base/flag.h"
 #include "hostnccl/base/handle.h"
 #include "hostnccl/base/process.h"
+#include "hostnccl/communicator/thread_waits.h"
 
 namespace hostnccl {
 
@@ -98,6 +99,7 @@ class Stream {
   uint32_t enqueued_ = 0;
   Flag finished_;
   bool has_thread_ = false;
+  std::shared_ptr<WaitingThread> worker_;  // of the last thread
   bool closed_ = false;
   std::optional<Error> failure_;
   std::atomic<bool> capturing_{false};

@@ -1,5 +1,7 @@
 #include "python/call/errors.h"
 
+#include <pybind11/stl.h>
+
 #include "python/call/interrupt.h"
 
 namespace pynccl::python {
@@ -26,7 +28,7 @@ void raise_python(const std::exception_ptr& pointer) {
   try {
     std::rethrow_exception(pointer);
   } catch (const NcclFailure& e) {
-    raise(error_object(e.code, e.function.c_str(), e.rank, e.what()));
+    raise(error_object(e.code, e.function.c_str(), e.rank, e.what(), e.missing));
   } catch (const DriverFailure& e) {
     raise(
         class_or_runtime_error(exceptions.driver)(e.what(), static_cast<int>(e.code), e.function));
@@ -64,11 +66,11 @@ void raise(const py::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
-py::object error_object(ncclResult_t code, const char* function, int rank,
-                        const std::string& text) {
+py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
+                        const std::optional<std::vector<int>>& missing) {
   if (code == ncclSuccess) return py::none();
   return class_or_runtime_error(exceptions.from_result)(text, static_cast<int>(code), function,
-                                                        rank);
+                                                        rank, missing);
 }
 
 bool is_library_error(const py::error_already_set& error) {
@@ -83,7 +85,8 @@ void bind_errors(py::module_& m) {
         R"(Set the exceptions that this module raises; pynccl.errors calls it when it is imported.
 
 Args:
-    from_result: a function (text, code, function, rank) that makes the NcclError of a result.
+    from_result: a function (text, code, function, rank, missing_ranks) that makes the NcclError of
+        a result.
     nccl: NcclError, the base class of what from_result makes.
     driver: DriverError, made of (text, code, function).
     missing_function: MissingFunctionError, made of (text).

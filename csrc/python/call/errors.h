@@ -4,6 +4,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "core/error.h"
 
 namespace pynccl::python {
@@ -18,7 +22,8 @@ namespace py = pybind11;
 void raise(const py::object& error);
 
 // The Python exception for a result, not raised; None for ncclSuccess.
-py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text);
+py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
+                        const std::optional<std::vector<int>>& missing = std::nullopt);
 
 // Whether a raised exception is an NcclError or a DriverError.
 bool is_library_error(const py::error_already_set& error);

@@ -24,6 +24,11 @@ std::shared_ptr<void> hold(std::vector<py::object> objects) {
   return std::shared_ptr<std::vector<py::object>>(new std::vector(std::move(objects)), release);
 }
 
+py::object held(const std::shared_ptr<void>& object) {
+  if (!object) return py::none();
+  return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(object.get()));
+}
+
 void hold_in_capture(const Library& library, CUstream stream,
                      std::initializer_list<PyObject*> objects) {
   std::vector<py::object> held;

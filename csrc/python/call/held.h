@@ -16,6 +16,7 @@ namespace py = pybind11;
 // GIL.
 std::shared_ptr<void> hold(py::object object);
 std::shared_ptr<void> hold(std::vector<py::object> objects);
+py::object held(const std::shared_ptr<void>& object);  // of hold(object); None for none
 
 // Keeps objects (nullptr is skipped) alive as long as the graph that the stream is captured into;
 // does nothing where capture() does not capture the stream.

@@ -1,7 +1,6 @@
 #include "python/call/interrupt.h"
 
 #include <pybind11/pybind11.h>
-#include <unistd.h>
 
 #include <utility>
 
@@ -17,7 +16,7 @@ int raise_later(void*) { return raise_interrupt() ? -1 : 0; }
 
 // Python runs handlers in its main thread, which is that of the process.
 bool run_handlers() {
-  if (gettid() != getpid() || !Py_IsInitialized()) return false;
+  if (!Interrupt::on_main_thread() || !Py_IsInitialized()) return false;
   const PyGILState_STATE state = PyGILState_Ensure();
   const bool interrupted = PyErr_CheckSignals() != 0;
   if (interrupted) {

@@ -57,10 +57,6 @@ void release_done(CommStream& comm_stream, const py::object& record) {
 py::object issue(const py::object& self, const py::object& record) {
   auto& comm_stream = py::cast<CommStream&>(self);
   const py::object kind = record.attr("kind");
-  if (!comm_stream.usable()) {
-    raise(self.attr("timed_out")(kind));
-    throw py::error_already_set();
-  }
   const auto enqueue = [&](const py::object& stream) {
     record.attr("enqueue")(comm_stream.shared_communicator(), stream);
   };
@@ -69,7 +65,6 @@ py::object issue(const py::object& self, const py::object& record) {
     if (async_op < 0) throw py::error_already_set();
     if (!async_op) {
       release_done(comm_stream, record);
-      const CommStream::CallScope scope(comm_stream);
       enqueue(py::none());
       return Py_NewRef(Py_None);
     }
@@ -100,9 +95,6 @@ Args:
       .def(py::init<std::shared_ptr<Communicator>, int>(), py::arg("comm"), py::arg("priority") = 0)
       .def_property_readonly("comm", &CommStream::shared_communicator, "The communicator.")
       .def_property_readonly("stream", &CommStream::stream, "The communication stream.")
-      .def_property_readonly("usable", &CommStream::usable, "Whether operations can be issued.")
-      .def("refuse", &CommStream::refuse,
-           "Refuse every further operation, with what timed_out(kind) of the class returns.")
       .def("issue", &issue, py::arg("record"), R"(Issue an operation.
 
 A synchronous one goes to the current stream; an asynchronous one to the communication stream, after
@@ -114,8 +106,6 @@ Args:
 
 Returns:
     The Work of an asynchronous operation, None for a synchronous one.)")
-      .def("call_under_way", &CommStream::call_under_way,
-           "The number of the next synchronous call to end, 0 where none is under way.")
       .def("oldest", &CommStream::oldest,
            "The number of the oldest asynchronous operation that is not done; None if all are.");
 }

@@ -4,7 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <atomic>
 #include <mutex>
 #include <optional>
 
@@ -25,24 +24,6 @@ class CommStream {
 
   Communicator& communicator() const { return *communicator_; }
   const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
-
-  // False after an operation has timed out: no further operation is issued.
-  bool usable() const { return usable_; }
-  void refuse() { usable_ = false; }
-
-  // The scope of a synchronous call. Several threads can be in one.
-  class CallScope {
-   public:
-    explicit CallScope(CommStream& comm_stream) : comm_stream_(comm_stream) {
-      comm_stream_.begun_.fetch_add(1, std::memory_order_relaxed);
-    }
-    ~CallScope() { comm_stream_.ended_.fetch_add(1, std::memory_order_release); }
-    CallScope(const CallScope&) = delete;
-    CallScope& operator=(const CallScope&) = delete;
-
-   private:
-    CommStream& comm_stream_;
-  };
 
   // Enqueues on the communication stream, after what is on the current one; in an open group at its
   // end. enqueue takes the stream, and leaves the GIL as it finds it; held lives until the work was
@@ -74,12 +55,6 @@ class CommStream {
   // Whether there are asynchronous operations that were not known to be done at the last look.
   bool has_pending() const { return queue_ && queue_->has_pending(); }
 
-  // The number of the next synchronous call to end, 0 where none is under way. While it stays the
-  // same, none ends.
-  std::size_t call_under_way() const {
-    const std::size_t ended = ended_.load(std::memory_order_acquire);
-    return begun_.load(std::memory_order_relaxed) == ended ? 0 : ended + 1;
-  }
   // The number of the oldest asynchronous operation that is not done.
   std::optional<std::size_t> oldest() { return queue_ ? queue_->oldest() : std::nullopt; }
 
@@ -97,9 +72,6 @@ class CommStream {
 
   std::shared_ptr<Communicator> communicator_;
   int priority_;
-  bool usable_ = true;
-  std::atomic<std::size_t> begun_ = 0;  // synchronous calls
-  std::atomic<std::size_t> ended_ = 0;
   std::mutex order_;
   std::shared_ptr<Stream> stream_;
   std::optional<AsyncQueue> queue_;
@@ -114,7 +86,7 @@ struct CommStreamRef {
   explicit CommStreamRef(py::object given)
       : object(std::move(given)), comm_stream(&py::cast<CommStream&>(object)) {}
 
-  explicit operator bool() const { return comm_stream && comm_stream->usable(); }
+  explicit operator bool() const { return comm_stream != nullptr; }
 };
 
 // Replaces the exception that is raised now, if it is of NCCL or the driver.

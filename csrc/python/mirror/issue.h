@@ -67,7 +67,6 @@ PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t strea
   const py::object comm_stream = ref.object;  // another thread may destroy the group meanwhile
   return issued(comm_stream, kind, make_record, [&] {
     ref.comm_stream->release_done(reinterpret_cast<CUstream>(stream));
-    const CommStream::CallScope scope(*ref.comm_stream);
     const GilReleased released;
     send();
     return Py_NewRef(Py_None);

@@ -36,9 +36,8 @@ Work& started(PyObject* self) {
 // Whether the communicator has failed, as far as is known. NCCL reports an operation that a
 // revocation has ended as done.
 bool failed(const Work& work) {
-  if (!work.comm_stream->usable()) return true;
   Communicator& communicator = work.comm_stream->communicator();
-  return communicator.revoked() ||
+  return communicator.expired() || communicator.revoked() ||
          (!communicator.closed() && communicator.async_error() != ncclSuccess);
 }
 

@@ -4,7 +4,9 @@
 #include <ranges>
 #include <utility>
 
+#include "core/comparison.h"
 #include "core/graph.h"
+#include "core/observer.h"
 #include "core/window.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
@@ -114,9 +116,9 @@ class Batch::Uses {
   const std::vector<Entry>& entries_;
 };
 
-// One NCCL group per library; end(group) ends it.
-template <class End>
-void Batch::issue_groups(End&& end) const {
+// One NCCL group per library: issue_one(communicator, operation) for each, end(group) ends it.
+template <class Issue, class End>
+void Batch::issue_groups(Issue&& issue_one, End&& end) const {
   const Uses uses(entries_);
   check_open();
   try {
@@ -129,13 +131,13 @@ void Batch::issue_groups(End&& end) const {
         if (entry.operation.kind == OperationKind::kWaitSignal)
           waits = true;
         else if (&entry.communicator->library() == library)
-          entry.communicator->issue_in_group(entry.operation);
+          issue_one(*entry.communicator, entry.operation);
       }
       if (waits)
         for (const Entry& entry : entries_)
           if (entry.operation.kind == OperationKind::kWaitSignal &&
               &entry.communicator->library() == library)
-            entry.communicator->issue_in_group(entry.operation);
+            issue_one(*entry.communicator, entry.operation);
       end(group);
     }
   } catch (const NcclFailure& failure) {
@@ -145,8 +147,20 @@ void Batch::issue_groups(End&& end) const {
   }
 }
 
+// Where their configuration says so, the ranks compare the collectives first.
+void Batch::compare() const {
+  if (!CommunicatorObservers::watched()) return;
+  check_open();  // no rank waits for one that cannot issue
+  std::vector<std::pair<Communicator*, const Operation*>> operations;
+  for (const Entry& entry : entries_) operations.emplace_back(entry.communicator, &entry.operation);
+  Comparison::run(operations);
+}
+
 void Batch::issue() const {
-  issue_groups([](GroupScope& group) { group.end(); });
+  compare();
+  issue_groups([](Communicator& communicator,
+                  const Operation& operation) { communicator.issue_in_group(operation); },
+               [](GroupScope& group) { group.end(); });
 }
 
 // NCCL would run these: it has no simulation of messages, which remain in its queue, nor for
@@ -177,10 +191,12 @@ std::optional<double> Batch::simulate() const {
 
 std::optional<double> Batch::simulate_several() const {
   std::optional<double> sum = 0;
-  issue_groups([&](GroupScope& group) {
-    const std::optional<double> seconds = group.end_simulated();
-    sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
-  });
+  issue_groups([](Communicator& communicator,
+                  const Operation& operation) { communicator.simulate_in_group(operation); },
+               [&](GroupScope& group) {
+                 const std::optional<double> seconds = group.end_simulated();
+                 sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
+               });
   return sum;
 }
 

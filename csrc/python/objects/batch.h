@@ -63,10 +63,11 @@ class Batch {
   class Uses;
 
   void check_open() const;
+  void compare() const;
   void check_simulated() const;
   std::optional<double> simulate_several() const;
-  template <class End>
-  void issue_groups(End&& end) const;
+  template <class Issue, class End>
+  void issue_groups(Issue&& issue_one, End&& end) const;
 
   std::vector<Entry> entries_;
   std::vector<Library*> libraries_;

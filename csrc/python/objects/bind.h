@@ -8,10 +8,10 @@
 
 namespace pynccl::python {
 
+namespace py = pybind11;
+
 // A time limit of the argument. Throws ValueError unless it is above 0 seconds.
 std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds);
-
-namespace py = pybind11;
 
 void bind_config(py::module_& m);
 void bind_coll_config(py::module_& m);
@@ -21,6 +21,9 @@ void bind_arena(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_deadlines(py::module_& m);
+void bind_inquiry(py::module_& m);
+void bind_flight_record(py::module_& m);
+void bind_recovery(py::module_& m);
 void bind_extension(py::module_& m);
 void bind_window(py::module_& m);
 void bind_group(py::module_& m);

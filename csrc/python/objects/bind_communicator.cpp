@@ -103,6 +103,9 @@ Args:
         names, otherwise PYNCCL_PROVIDER from the environment, otherwise "cuda" where there is a
         usable GPU and "host" where there is none.
     device: the GPU as an integer or "cuda:1", or "cpu"; None is the thread's current device.
+    store: a torch.distributed.Store of all ranks, or an object with its methods. When something
+        takes longer than its time limit, the ranks ask each other through it which of them are
+        missing. The communicators that are made from this one use it, too.
 
 Raises:
     TypeError, ValueError: a wrong argument, or a setting that the library is too old for.

@@ -9,6 +9,7 @@
 #include "python/objects/communicator.h"
 #include "python/objects/config.h"
 #include "python/objects/group.h"
+#include "python/objects/stores.h"
 
 namespace pynccl::python {
 namespace {
@@ -31,13 +32,25 @@ class OwnedCommunicator : public Communicator {
 
 std::shared_ptr<Communicator> make(std::shared_ptr<Library> library,
                                    const Communicator::Options& options) {
-  return std::make_shared<OwnedCommunicator>(std::move(library), options);
+  auto communicator =
+      std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
+  watch_store(communicator);
+  return communicator;
+}
+
+std::shared_ptr<Communicator> make_with_store(std::shared_ptr<Library> library,
+                                              Communicator::Options options,
+                                              const py::object& store) {
+  options.store = store_from_python(store);
+  return make(std::move(library), options);
 }
 
 // A communicator made from a parent; config None inherits the parent's.
 std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object& config) {
-  return make(parent.shared_library(),
-              config.is_none() ? parent.inherited() : options_from_python(config, parent.device()));
+  Communicator::Options options =
+      config.is_none() ? parent.inherited() : options_from_python(config, parent.device());
+  options.store = parent.store();
+  return make(parent.shared_library(), options);
 }
 
 // The functions of pynccl.libraries that find libraries and devices, which set_resolvers() passes
@@ -89,11 +102,12 @@ std::vector<ncclUniqueId> ids_from_python(const py::object& value, int nranks) {
 
 std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& unique_id,
                                    const py::object& rank, const py::object& config,
-                                   const py::object& provider, const py::object& device) {
+                                   const py::object& provider, const py::object& device,
+                                   const py::object& store) {
   const auto [size, own] = size_and_rank_from_python(nranks, rank);
   const std::vector<ncclUniqueId> ids = ids_from_python(unique_id, size);
   const auto [library, ordinal] = resolve(provider, device);
-  auto communicator = make(library, options_from_python(config, ordinal));
+  auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
   // config owns the strings that NCCL reads while the communicator is made.
   make_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
                                       Communicator& c) { c.begin_init(size, ids, own); });
@@ -158,6 +172,23 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
   return child;
 }
 
+// The communicator of the ranks that are left, in place of the parent, which is freed.
+std::shared_ptr<Communicator> make_recovered(const std::shared_ptr<Communicator>& parent,
+                                             const std::vector<int>& lost, double seconds,
+                                             const py::object& config) {
+  auto child = make_child(*parent, config);
+  const auto limit = child->limit_creation(seconds);
+  make_communicator(child, [parent, lost, kept = hold(config)](Communicator& c) {
+    c.begin_recovered(*parent, lost);
+  });
+  const GilReleased released;
+  constexpr double kGrace = 1;  // for a library that ends the creation of a non-blocking one itself
+  child->wait_ready(seconds + kGrace);
+  child->limit_creation(limit);
+  parent->discard();
+  return child;
+}
+
 std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
                                    const py::object& nranks, const py::object& unique_id,
                                    const py::object& config) {
@@ -176,11 +207,12 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
 
 std::shared_ptr<Communicator> join(const py::object& nranks, const py::object& unique_id,
                                    const py::object& rank, const py::object& config,
-                                   const py::object& provider, const py::object& device) {
+                                   const py::object& provider, const py::object& device,
+                                   const py::object& store) {
   const auto [size, own] = size_and_rank_from_python(nranks, rank);
   const ncclUniqueId id = unique_id_from_python("unique_id", unique_id.ptr());
   const auto [library, ordinal] = resolve(provider, device);
-  auto communicator = make(library, options_from_python(config, ordinal));
+  auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
   make_communicator(communicator, [size = size, own = own, id, kept = hold(config)](
                                       Communicator& c) { c.begin_join(size, id, own); });
   return communicator;
@@ -195,12 +227,25 @@ void bind_resolvers(py::module_& m) {
 Args:
     resolve: a function (provider, device) that returns a Library and an ordinal.
     resolve_all: a function (provider, devices) that returns a Library and a list of ordinals.)");
+  m.def(
+      "make_recovered", &make_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
+      py::arg("config"),
+      R"(Make the communicator of the ranks that are left and free its parent; for pynccl.recovery.
+
+Args:
+    parent: the communicator, after begin_recovery().
+    lost: the ranks that are not left.
+    seconds: the time limit.
+    config: a Config; None inherits the parent's.
+
+Returns:
+    A Communicator.)");
 }
 
 void add_creation(CommunicatorClass& type) {
   type.def(py::init(&init), py::arg("nranks"), py::arg("unique_id"), py::arg("rank"), py::kw_only(),
            py::arg("config") = py::none(), py::arg("provider") = py::none(),
-           py::arg("device") = py::none())
+           py::arg("device") = py::none(), py::arg("store") = py::none())
       .def_static("init_all", &init_all, py::arg("devices"), py::kw_only(),
                   py::arg("provider") = py::none(),
                   R"(Make all ranks of a communicator in this process (ncclCommInitAll).
@@ -280,14 +325,14 @@ Raises:
     NcclTimeoutError: not all ranks joined within config.init_timeout.)")
       .def_static("join", &join, py::arg("nranks"), py::arg("unique_id"), py::arg("rank"),
                   py::kw_only(), py::arg("config") = py::none(), py::arg("provider") = py::none(),
-                  py::arg("device") = py::none(),
+                  py::arg("device") = py::none(), py::arg("store") = py::none(),
                   R"(Join a communicator that grows, as a new rank (ncclCommGrow, NCCL 2.29).
 
 Args:
     nranks: the number of ranks of the new communicator.
     unique_id: the UniqueId that a rank of the growing communicator made with get_unique_id().
     rank: this rank, from the old size to nranks - 1.
-    config, provider, device: as for Communicator.
+    config, provider, device, store: as for Communicator.
 
 Returns:
     The new Communicator.

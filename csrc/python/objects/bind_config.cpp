@@ -1,6 +1,7 @@
 // The class Config.
 #include "python/objects/config.h"
 
+#include "python/call/held.h"
 #include "python/objects/bind.h"
 
 namespace pynccl::python {
@@ -37,6 +38,8 @@ constexpr const char* kAttributes[] = {
 #undef FIELD
     "init_timeout",
     "timeout",
+    "on_timeout",
+    "check",
 };
 
 // The settings that are not None.
@@ -68,7 +71,18 @@ Communicator::Options options_from_python(const py::object& config, int device) 
   options.config = given.value;
   options.init_timeout = given.init_timeout;
   options.timeout = given.timeout;
+  options.check = given.check;
+  if (given.on_timeout) options.on_timeout = policy_from_python(held(given.on_timeout));
   return options;
+}
+
+std::optional<std::uint64_t> check_from_python(const py::object& value) {
+  if (value.is_none()) return std::nullopt;
+  if (py::isinstance<py::str>(value) && py::cast<std::string>(value) == "every") return 1;
+  if (!PyIndex_Check(value.ptr())) throw_type_error("check", "'every' or an integer", value.ptr());
+  const auto every = integer_from_python<std::int64_t>("check", value.ptr());
+  if (every < 1) throw py::value_error("check: " + std::to_string(every) + " is below 1");
+  return static_cast<std::uint64_t>(every);
 }
 
 void bind_config(py::module_& m) {
@@ -80,16 +94,30 @@ a ValueError when the communicator is made.
 
 Args:
     init_timeout: the time limit in seconds for making the communicator, until all ranks have
-        joined; after that the ranks that have joined raise NcclTimeoutError. None is the library's
-        own limit (hostnccl: HOSTNCCL_INIT_TIMEOUT, 300 s).
+        joined; after that the ranks that have joined raise NcclTimeoutError. On CPUs the creation
+        ends then, and the first rank that gives up is named on the others; on GPUs the call of NCCL
+        goes on in the background. None is the library's own limit (hostnccl:
+        HOSTNCCL_INIT_TIMEOUT, 300 s).
     timeout: the time limit in seconds for every operation, from its call until it is done, and for
         every other call that waits for ranks. What takes longer raises NcclTimeoutError, and the
         communicator is revoked (aborted where NCCL is older than 2.28.7): it can still be shrunk.
         float("inf") is no limit; None is PYNCCL_TIMEOUT from the environment, else 1800 seconds.
+    on_timeout: what happens besides when timeout is over: "raise": nothing. "abort": the process
+        ends with SIGABRT, and the text is on stderr. A function is called once, with the
+        Communicator and the NcclTimeoutError, in a thread of its own after the communicator was
+        revoked: see Communicator.on_timeout. None is PYNCCL_ON_TIMEOUT from the environment, else
+        "raise".
+    check: "every" or a number N: before every collective, or every N-th one, the ranks compare
+        through the communicator's store what they are about to call, and what they have called since
+        the last comparison. Where they differ, all raise NcclInvalidUsageError, and nothing is sent.
+        Messages are compared without waiting: of two that differ, the call that comes second
+        raises. For debugging: a comparison takes milliseconds. None is PYNCCL_CHECK from the
+        environment for communicators with a store, else no comparison.
 
 Raises:
     TypeError: an unknown setting, or a value of the wrong type.
-    ValueError: an integer out of range, or a time limit that is not above 0.)");
+    ValueError: an integer out of range, a time limit that is not above 0, or another string for
+        on_timeout.)");
   // The keywords are those of the table. Each is set as an attribute, which checks it.
   type.def(py::init([](const py::kwargs& settings) {
         py::object self = py::cast(Config());
@@ -108,6 +136,17 @@ Raises:
             c.timeout = checked_seconds("timeout", seconds);
           },
           "The time limit of every operation in seconds, or None.")
+      .def_property(
+          "on_timeout", [](const Config& c) { return held(c.on_timeout); },
+          [](Config& c, const py::object& value) {
+            if (!value.is_none()) policy_from_python(value);  // checks it
+            c.on_timeout = value.is_none() ? nullptr : hold(value);
+          },
+          "'raise', 'abort', a function, or None.")
+      .def_property(
+          "check", [](const Config& c) { return c.check; },
+          [](Config& c, const py::object& value) { c.check = check_from_python(value); },
+          "Every how many collectives the ranks compare them, or None.")
       .def("__repr__",
            [](const py::object& self) {
              std::string text;

@@ -1,36 +1,21 @@
-// The deadlines of operations and the flight recorder: Communicator.timeout, flight_record(), and
-// the context manager deadline().
+// The deadlines of operations: Communicator.timeout and on_timeout, and the context manager
+// deadline().
 #include "core/deadlines.h"
+
+#include <functional>
+#include <thread>
+
+#include "common/signals_blocked.h"
 #include "core/monitor.h"
+#include "python/call/errors.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
+#include "python/objects/config.h"
 
 namespace pynccl::python {
 namespace {
-
-// A record as Python sees it.
-struct RecordView {
-  FlightRecord record;
-  bool done;
-
-  const char* state() const {
-    if (record.state == FlightRecord::State::kFailed) return "failed";
-    if (record.state == FlightRecord::State::kCalled) return "called";
-    return done ? "done" : "issued";
-  }
-};
-
-std::vector<RecordView> flight_record(Communicator& communicator) {
-  Deadlines& deadlines = communicator.deadlines();
-  deadlines.update();
-  const std::uint64_t last = deadlines.recorder().last();
-  std::vector<RecordView> records;
-  for (std::uint64_t number = last - std::min<std::uint64_t>(last, FlightRecorder::kRecords) + 1;
-       number <= last; ++number)
-    if (const auto record = deadlines.recorder().read(number))
-      records.push_back({*record, number <= deadlines.done()});
-  return records;
-}
 
 // The context manager of deadline(). It can be entered again, and nested.
 class Deadline {
@@ -47,7 +32,39 @@ class Deadline {
   std::vector<std::unique_ptr<DeadlineScope>> scopes_;
 };
 
+// Calls a function of Python in a thread of its own: the thread that holds the GIL may be waiting
+// for the monitor.
+void call_in_thread(const std::shared_ptr<void>& function,
+                    const std::shared_ptr<Communicator>& communicator, const NcclFailure& failure) {
+  const common::SignalsBlocked blocked;  // inherited by the thread
+  std::thread([function, communicator, failure] {
+    const GilAcquired gil;
+    const py::handle callable(static_cast<PyObject*>(function.get()));
+    try {
+      callable(communicator, error_object(failure.code, failure.function.c_str(), failure.rank,
+                                          failure.what(), failure.missing));
+    } catch (py::error_already_set& error) {
+      error.restore();
+      PyErr_WriteUnraisable(callable.ptr());
+    }
+  }).detach();
+}
+
 }  // namespace
+
+TimeoutPolicy policy_from_python(const py::object& value) {
+  if (PyCallable_Check(value.ptr())) {
+    const std::shared_ptr<void> function = hold(value);
+    return {false, std::bind_front(&call_in_thread, function), function};
+  }
+  if (!py::isinstance<py::str>(value))
+    throw_type_error("on_timeout", "'raise', 'abort' or a function", value.ptr());
+  const auto name = py::cast<std::string>(value);
+  if (name != "raise" && name != "abort")
+    throw py::value_error(std::string("on_timeout: '") + name +
+                          "' is neither 'raise', 'abort' nor a function");
+  return {name == "abort", {}, {}};
+}
 
 std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds) {
   if (seconds && !(*seconds > 0))
@@ -57,41 +74,6 @@ std::optional<double> checked_seconds(const char* argument, std::optional<double
 }
 
 void bind_deadlines(py::module_& m) {
-  py::class_<RecordView>(m, "FlightRecord",
-                         "The record of an operation, of Communicator.flight_record().")
-      .def_property_readonly(
-          "sequence", [](const RecordView& r) { return r.record.sequence; },
-          "The number of the operation on this rank's communicator, from 1.")
-      .def_property_readonly(
-          "operation", [](const RecordView& r) { return kind_name(r.record.kind); },
-          "The method of Communicator, such as 'all_reduce'.")
-      .def_property_readonly(
-          "dtype", [](const RecordView& r) { return dtype_name(r.record.dtype); },
-          "The name of NCCL's data type, such as 'float32'.")
-      .def_property_readonly(
-          "count", [](const RecordView& r) { return r.record.count; },
-          "Elements, as the function of nccl.h counts them.")
-      .def_property_readonly(
-          "root_or_peer", [](const RecordView& r) { return r.record.root_or_peer; },
-          "The root of a collective, the peer of a message; of no meaning for others.")
-      .def_property_readonly(
-          "stream",
-          [](const RecordView& r) { return reinterpret_cast<std::uintptr_t>(r.record.stream); },
-          "The cudaStream_t as an integer.")
-      .def_property_readonly(
-          "issued", [](const RecordView& r) { return static_cast<double>(r.record.issued) / 1e9; },
-          "When it was called, in seconds of time.monotonic(), with a resolution of some ms.")
-      .def_property_readonly("state", &RecordView::state,
-                             "'called': the call has not returned; 'issued': it has; 'done': the "
-                             "operation is known to "
-                             "be done; 'failed': the call has failed.")
-      .def_property_readonly(
-          "fingerprint", [](const RecordView& r) { return r.record.fingerprint; },
-          "64 bits of all collectives up to this one. Equal on ranks that have called the same.")
-      .def("__repr__", [](const RecordView& r) {
-        return "<pynccl.nccl.FlightRecord " + r.record.text() + ", " + r.state() + ">";
-      });
-
   py::class_<Deadline>(m, "deadline", R"(A time limit for what this thread issues in a with block.
 
     with nccl.deadline(5):
@@ -123,21 +105,28 @@ Raises:
             return static_cast<double>(limit) / 1e9;
           },
           [](Communicator& c, std::optional<double> seconds) {
-            c.deadlines().set_limit(limit_from_seconds(checked_seconds("timeout", seconds)));
-            Monitor::get().wake();
+            c.set_timeout(checked_seconds("timeout", seconds));
           },
           "The time limit of every operation in seconds, for operations from now on; None for no "
           "limit. See Config.timeout.")
+      .def_property(
+          "on_timeout",
+          [](const Communicator& c) -> py::object {
+            const TimeoutPolicy policy = c.policy();
+            if (policy.function) return held(policy.function);
+            return py::str(policy.abort ? "abort" : "raise");
+          },
+          [](Communicator& c, const py::object& value) { c.set_policy(policy_from_python(value)); },
+          R"(What happens besides when a time limit is over.
+
+'raise': nothing; those who wait raise NcclTimeoutError, as with every policy. 'abort': the process
+ends with SIGABRT; the text is on stderr, and the flight record in its file where PYNCCL_FLIGHT_FILE
+is set. A function: it is called once, with the Communicator and the NcclTimeoutError, in a thread of
+its own, after the communicator was revoked, so those who wait raise whether it returns or not. It
+may make and close communicators. It needs the GIL: it does not run while another thread keeps that.
+What it raises goes to sys.unraisablehook.)")
       .def_property_readonly("expired", &Communicator::expired,
-                             "Whether something took longer than its time limit.")
-      .def("flight_record", &flight_record,
-           R"(The last 512 operations of this rank, oldest first.
-
-They are recorded always, also for operations inside groups and plans; a launch of a graph is not
-recorded. A communicator that was closed or has failed still has its records.
-
-Returns:
-    A list of FlightRecord.)");
+                             "Whether something took longer than its time limit.");
 }
 
 }  // namespace pynccl::python

@@ -4,10 +4,24 @@
 #include "core/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
+#include "python/objects/batch.h"
 #include "python/objects/bind.h"
 
 namespace pynccl::python {
 namespace {
+
+#define SAME(c, core) static_assert(PYNCCL_##c == static_cast<int>(OperationKind::k##core))
+SAME(ALL_REDUCE, AllReduce);
+SAME(BROADCAST, Broadcast);
+SAME(REDUCE, Reduce);
+SAME(ALL_GATHER, AllGather);
+SAME(REDUCE_SCATTER, ReduceScatter);
+SAME(ALL_TO_ALL, AllToAll);
+SAME(GATHER, Gather);
+SAME(SCATTER, Scatter);
+SAME(SEND, Send);
+SAME(RECV, Recv);
+#undef SAME
 
 // The struct that the capsule points to, with a reference to the Python object.
 struct Exported final : PyncclCommunicator {
@@ -23,7 +37,8 @@ struct Exported final : PyncclCommunicator {
                            c.device(),
                            c.library().version(),
                            c.library().memory() == Memory::kDevice,
-                           c.library().path().c_str()},
+                           c.library().path().c_str(),
+                           &Exported::issue},
         owner(object),
         communicator(c) {}
 
@@ -51,6 +66,40 @@ struct Exported final : PyncclCommunicator {
     } catch (const std::exception&) {  // there is no driver; C callers get no exceptions
       return nullptr;
     }
+  }
+
+  static int issue(PyncclCommunicator* self, const PyncclOperation* operations, std::size_t count,
+                   void (*report)(void* context, const char* text), void* context) {
+    try {
+      issue_all(static_cast<Exported*>(self)->communicator, operations, count);
+      return ncclSuccess;
+    } catch (const NcclFailure& failure) {
+      report(context, failure.what());
+      return failure.code;
+    } catch (const std::exception& error) {  // the communicator is closed, or NCCL is too old
+      report(context, error.what());
+      return ncclInvalidArgument;
+    }
+  }
+
+  static void issue_all(Communicator& communicator, const PyncclOperation* operations,
+                        std::size_t count) {
+    if (count == 1) return communicator.issue(operation_of(*operations));
+    Batch batch;
+    for (std::size_t i = 0; i < count; ++i)
+      batch.add(communicator, operation_of(operations[i]), {});
+    batch.issue();
+  }
+
+  static Operation operation_of(const PyncclOperation& o) {
+    return {.kind = static_cast<OperationKind>(o.kind),
+            .dtype = static_cast<ncclDataType_t>(o.dtype),
+            .op = static_cast<ncclRedOp_t>(o.op),
+            .root_or_peer = o.root_or_peer,
+            .sendbuff = o.sendbuff,
+            .recvbuff = o.recvbuff,
+            .count = o.count,
+            .stream = static_cast<cudaStream_t>(o.stream)};
   }
 
   std::atomic<int> references = 1;

@@ -82,6 +82,7 @@ Args:
 Raises:
     RuntimeError: it is called inside a group or a plan.
     ValueError: there is nothing to launch, or a communicator that it uses was closed.
+    NcclTimeoutError: a communicator that it uses has expired.
     DriverError: the driver failed.)")
       .def(
           "upload",

@@ -1,3 +1,3 @@
-"""What needs no group: errors, operators, checks, backends, the store, the watchdog."""
+"""What needs no group: errors, operators, checks, backends, the store."""
 
 __all__: list[str] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import ClassVar
 
 import torch
 from torch.distributed.constants import default_pg_timeout
 
-from pynccl import libraries
+from pynccl import libraries, nccl
 
 __all__ = [
     "Backend",
@@ -131,6 +132,12 @@ def timeout_of(timeout: timedelta | None, config: BackendConfig) -> timedelta:
             f"Expected timeout argument to be of type datetime.timedelta, got {timeout}"
         )
     return timeout
+
+
+def limited(timeout: timedelta) -> AbstractContextManager[object]:
+    """Limit the calls of a block that wait for other ranks to the timeout of a group."""
+    seconds = timeout.total_seconds()
+    return nccl.deadline(seconds) if seconds > 0 else nullcontext()
 
 
 def get_default_backend_for_device(device: str | torch.device) -> str:

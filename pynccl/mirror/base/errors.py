@@ -84,4 +84,5 @@ def translate(error: errors.NcclError | errors.DriverError) -> BackendError:
     if isinstance(error, errors.DriverError):
         return BackendError(str(error), function=error.function)
     made = _TRANSLATED.get(type(error), BackendError)
-    return made(str(error), error.code, error.function, error.rank)
+    arguments = error.__reduce__()[1]
+    return made(*arguments)

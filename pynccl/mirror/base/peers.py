@@ -19,7 +19,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -32,10 +32,11 @@ from pynccl.mirror.base.errors import (
     BackendTimeoutError,
 )
 
-__all__ = ["Exchange", "Peers"]
+__all__ = ["Exchange", "PeerPresence", "Peers"]
 
 _SLICE = 0.2  # seconds between two calls of cancelled()
 _CONNECT = 30.0  # seconds for a connection to a machine that does not answer
+_PROBE = 1.0  # seconds for a connection that is only to see whether a rank is there
 _BACKLOG = 4096  # connections that are not read yet
 _TOKEN = 16  # bytes
 _LONGEST = 1 << 16  # bytes of an offer
@@ -191,6 +192,16 @@ class Peers:
                 presence.close()
         raise AssertionError("the loop has no end")
 
+    def presence(self, ranks: Sequence[int]) -> PeerPresence:
+        """Tells which of these global ranks are there; by their places in the sequence."""
+        return PeerPresence(self, ranks)
+
+    def reach(self, rank: int, seconds: float) -> socket.socket:
+        """A connection to the socket of a rank."""
+        address = self._addresses[rank]
+        host = "127.0.0.1" if address.machine == self._own.machine else address.host
+        return socket.create_connection((host, address.port), seconds)
+
     def close(self) -> None:
         """Close the sockets: a rank that waits for this one gets an error."""
         with self._changed:
@@ -211,12 +222,8 @@ class Peers:
 
     def _connect(self, exchange: Exchange) -> socket.socket:
         """A connection to the other rank's socket."""
-        address = self._addresses[exchange.peer]
-        host = "127.0.0.1" if address.machine == self._own.machine else address.host
         try:
-            connection = socket.create_connection(
-                (host, address.port), min(exchange.timeout, _CONNECT)
-            )
+            connection = self.reach(exchange.peer, min(exchange.timeout, _CONNECT))
         except OSError as error:
             raise self._gone(exchange, str(error)) from error
         # A machine that fails closes nothing.
@@ -294,6 +301,41 @@ class Peers:
             return
         self._selector.unregister(connection)
         connection.close()
+
+
+class PeerPresence:
+    """Whether ranks are there: each keeps its socket open from init to the end of its process.
+
+    Args:
+        peers: has the addresses.
+        ranks: the global ranks.
+    """
+
+    def __init__(self, peers: Peers, ranks: Sequence[int]) -> None:
+        self._peers = peers
+        self._ranks = ranks
+        self._connections: dict[int, socket.socket | None] = {}
+
+    def gone(self, rank: int, seconds: float = _PROBE) -> str:
+        """Why the rank at a place of the sequence is not there; "" where it is, or may be."""
+        if rank not in self._connections:
+            try:
+                limit = min(seconds, _PROBE)
+                self._connections[rank] = self._peers.reach(self._ranks[rank], limit)
+            except TimeoutError:  # a machine that does not answer: it is not known
+                self._connections[rank] = None
+            except OSError as error:
+                return f"no answer from the socket of global rank {self._ranks[rank]}: {error}"
+        connection = self._connections[rank]
+        if connection is not None and _readable(connection, 0):
+            return f"global rank {self._ranks[rank]} has closed the connection"
+        return ""
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            if connection is not None:
+                connection.close()
 
 
 def _key(exchange: Exchange) -> tuple[int, str]:

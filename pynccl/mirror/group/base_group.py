@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Callable
@@ -67,14 +68,6 @@ class Options:
             )
 
 
-def _copy(config: nccl.Config) -> nccl.Config:
-    made = nccl.Config()
-    for name in dir(config):
-        if not name.startswith("_"):
-            setattr(made, name, getattr(config, name))
-    return made
-
-
 def _copy_config(given: Any) -> nccl.Config:
     """The fields that concern one group. Not split_share: groups are aborted alone."""
     undefined = -(2**31)
@@ -98,7 +91,7 @@ class BaseGroup(_C.ProcessGroup):
         rank: this process's rank in the group; -1 where it is not in it.
         name: unique in the job.
         config: the backends.
-        timeout: of the exchange of unique ids and, on CPUs, of each operation.
+        timeout: of the exchange of unique ids and of each operation.
         options: of the communicators.
         desc: what the group is for, in words.
         device_id: the device of this rank.
@@ -132,6 +125,7 @@ class BaseGroup(_C.ProcessGroup):
         self.barriers = 0  # monitored ones so far
         self.splits = 0
         self.store = PrefixStore(f"{name}/", store)
+        self._common_store = store
         self.peers = peers
         if device_id is not None and device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
@@ -225,11 +219,15 @@ class BaseGroup(_C.ProcessGroup):
         only_cpus = list(self.config.device_backend_map) == ["cpu"]
         return torch.device("cpu") if only_cpus else None
 
-    def open_at_once(self) -> None:
-        """Make the communicator that need not wait for the first operation."""
+    def open_at_once(self, timeout: timedelta | None = None) -> None:
+        """Make the communicator that need not wait for the first operation.
+
+        Args:
+            timeout: how long to wait for the other ranks; None is the group's own.
+        """
         device = self.device_at_once()
         if device is not None:
-            self._open(device)
+            self._open(device, timeout)
 
     def new_unique_id(self, device: torch.device) -> bytes:
         """A unique id of the library for a type of device."""
@@ -276,7 +274,7 @@ class BaseGroup(_C.ProcessGroup):
         """Refuse every operation from now on, but release nothing."""
         self._invalidate(reason, keep=True)
 
-    def _open(self, device: torch.device) -> CommStream:
+    def _open(self, device: torch.device, timeout: timedelta | None = None) -> CommStream:
         """Exchange a unique id through the store, and make the CommStream."""
         self.provider(device)  # raises on each rank where there is none
         device = _concrete(device)
@@ -285,8 +283,9 @@ class BaseGroup(_C.ProcessGroup):
             f"{device.type}/communicator",
             self.rank(),
             self.size(),
-            self.timeout,
+            timeout or self.timeout,
             functools.partial(self.new_unique_id, device),
+            self.peers.presence(self.ranks),
         )
         return self.open(device, unique_id)
 
@@ -295,11 +294,23 @@ class BaseGroup(_C.ProcessGroup):
     ) -> nccl.Communicator:
         with translated(NcclError):
             return nccl.Communicator(
-                size, unique_id, rank, config=self.options.config, device=device
+                *(size, unique_id, rank),
+                config=self._new_config(),
+                device=device,
+                store=self._common_store,
             )
 
+    def _new_config(self) -> nccl.Config:
+        """A copy of the group's configuration, with a time limit to make a communicator."""
+        config = nccl.Config() if self.options.config is None else copy.copy(self.options.config)
+        if config.init_timeout is None and self.timeout.total_seconds() > 0:
+            config.init_timeout = self.timeout.total_seconds()
+        return config
+
     def make_comm_stream(self, comm: nccl.Communicator, device: torch.device) -> CommStream:
-        """A CommStream with this group's options."""
+        """A CommStream with this group's options, named after it in the flight record."""
+        named = self.group_desc if self.group_desc != "undefined" else self.group_name
+        comm._set_name(named)
         return CommStream(comm, device, self.timeout, high_priority=self.options.high_priority)
 
     def _connect_to(
@@ -341,15 +352,15 @@ class BaseGroup(_C.ProcessGroup):
         with translated(NcclError), nccl.group():
             for sends in directions:
                 unique_id = parts[not of_sends[sends]]
-                made[sends] = nccl.Communicator(2, unique_id, rank, config=config, device=device)
+                made[sends] = nccl.Communicator(
+                    2, unique_id, rank, config=config, device=device, store=self._common_store
+                )
         return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
 
-    def _config_of_pair(self, provider: str) -> nccl.Config | None:
+    def _config_of_pair(self, provider: str) -> nccl.Config:
         """The group's configuration; on GPUs with few CTAs, for many pairs share a device."""
-        if provider == "host":
-            return self.options.config
-        config = nccl.Config() if self.options.config is None else _copy(self.options.config)
-        if config.max_ctas is None:
+        config = self._new_config()
+        if provider != "host" and config.max_ctas is None:
             config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)
         return config
 

@@ -17,7 +17,6 @@ import torch
 
 from pynccl import _C, nccl
 from pynccl.errors import DriverError, NcclError
-from pynccl.mirror.base import watchdog
 from pynccl.mirror.base.errors import BackendError, BackendTimeoutError, translate, translated
 from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
@@ -34,7 +33,7 @@ class CommStream(_C.CommStream):
     Args:
         comm: the communicator.
         device: of its tensors.
-        timeout: of each operation, on CPUs.
+        timeout: of each operation.
         high_priority: the priority of the stream.
     """
 
@@ -54,12 +53,9 @@ class CommStream(_C.CommStream):
         self.blocks = comm.library.memory == "host"
         self.timeout = timeout.total_seconds()
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
-        self._expired = ""
+        self._timed_out = False
         self._finished = False
-        # The group's timeout is the only one: the watchdog has it on CPUs, comm on GPUs.
-        comm.timeout = None if self.blocks else self.timeout or None
-        if self.blocks:
-            watchdog.watch(self)
+        comm.timeout = self.timeout or None  # the group's is the only one
 
     def pre_mul_sum(self, factor: Any, dtype: torch.dtype) -> nccl.RedOp:
         """The operator that multiplies by a factor first; made once for each number."""
@@ -78,8 +74,8 @@ class CommStream(_C.CommStream):
 
     def error(self, kind: str) -> BackendError | None:
         """The error of the communicator, for an asynchronous operation of this kind."""
-        if self._expired or self.comm.expired:
-            return self.timed_out(kind)
+        if self.comm.expired:
+            return self._timeout_error(kind)
         if self.comm.revoked:
             return BackendError(
                 f"{kind} on rank {self.rank}: the communicator was revoked before wait(); the data "
@@ -93,29 +89,21 @@ class CommStream(_C.CommStream):
 
     def explain(self, kind: str, error: NcclError | DriverError) -> BackendError:
         """The exception to raise for an operation in which NCCL or the driver failed."""
-        return self.timed_out(kind) if self._expired else translate(error)
+        return self._timeout_error(kind) if self.comm.expired else translate(error)
 
-    def timed_out(self, kind: str) -> BackendError:
+    def _timeout_error(self, kind: str) -> BackendError:
         """The exception to raise for an operation after one has timed out."""
-        text = f"{kind} on rank {self.rank}: {self._expired or self._timed_out()}"
-        return BackendTimeoutError(text, _TIMEOUT, kind, self.rank)
-
-    def progress(self) -> tuple[int, int | None] | None:
-        """What is under way, as a value that changes when it ends; None if nothing is."""
-        call, oldest = self.call_under_way(), self.oldest()
-        return (call, oldest) if call or oldest is not None else None
-
-    def expire(self) -> None:
-        """Abort what is under way: it took longer than the timeout."""
-        self._expired = self._timed_out()
-        self.refuse()
-        self.abort(self._expired)
-
-    def _timed_out(self) -> str:
-        return (
-            f"the operation Timed out after {self.timeout:g} seconds, the timeout of its group; "
-            "not every rank has taken part"
+        error = self.comm._timeout_error
+        assert error is not None
+        text = (
+            f"the operation Timed out after {self.timeout:g} seconds, the timeout of its group: "
+            f"{error}"
         )
+        if not self._timed_out:
+            self._timed_out = True
+            _C.notify_abort(self, text)
+        text = f"{kind} on rank {self.rank}: {text}"
+        return BackendTimeoutError(text, _TIMEOUT, kind, self.rank, error.missing_ranks)
 
     def finish(self, started: float) -> None:
         """Let what was issued finish, so that free() can destroy the communicator.
@@ -133,7 +121,7 @@ class CommStream(_C.CommStream):
         self._finished = False
         if self.blocks:
             self._finished = self._drained(started + min(_GRACE, self.timeout))
-        elif not self.comm.closed:
+        elif not (self.comm.closed or self.comm.revoked):
             error = self.comm.async_error()
             if error is not None:
                 raise translate(error)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 
+from pynccl import _C
 from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -60,7 +61,7 @@ def _destroy_all() -> None:
     groups, peers = _remove_all()
     comm_streams: list[CommStream] = []
     give_up = [partial(_give_up, pg, comm_streams) for pg in groups]
-    run_all([*give_up, lambda: close_all(comm_streams), *_closing(peers)])
+    run_all([*give_up, lambda: close_all(comm_streams), *_leaving(peers)])
 
 
 def _give_up(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
@@ -80,7 +81,7 @@ def end_all(end: Callable[[ProcessGroup], None]) -> None:
         Exception: the first error; the groups after it are ended too.
     """
     groups, peers = _remove_all()
-    run_all([*(partial(end, pg) for pg in groups), *_closing(peers)])
+    run_all([*(partial(end, pg) for pg in groups), *_leaving(peers)])
 
 
 def _remove_all() -> tuple[list[ProcessGroup], Peers | None]:
@@ -91,8 +92,9 @@ def _remove_all() -> tuple[list[ProcessGroup], Peers | None]:
     return groups, peers
 
 
-def _closing(peers: Peers | None) -> list[Callable[[], None]]:
-    return [] if peers is None else [peers.close]
+def _leaving(peers: Peers | None) -> list[Callable[[], None]]:
+    closing = [] if peers is None else [peers.close]
+    return [*closing, lambda: _C.set_process_rank(None)]
 
 
 def _leave_at_exit() -> None:
@@ -108,6 +110,7 @@ def _invalidate_after_fork() -> None:
     if world.peers is not None:
         world.peers.close_in_child()
     world.reset()
+    _C.set_process_rank(None)
 
 
 atexit.register(_leave_at_exit)

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from pynccl import _C
 from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
 from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.base.store import gather_via_store
@@ -103,6 +104,7 @@ def init_process_group(
         device_id=device,
     )
     world.default, world.store, world.peers = pg, store, peers
+    _C.set_process_rank(rank)
     world.add(pg)
     try:
         _connect(pg, store)

@@ -19,7 +19,8 @@ def wait_for_creation(pg: ProcessGroup) -> None:
     """Wait for the other ranks of a new group where ``TORCH_DIST_INIT_BARRIER=1``."""
     if _is_asked_for():
         name = f"barrier after init {pg.group_name}"
-        broadcast_via_store(pg.store, name, pg.rank(), pg.size(), pg.timeout, bytes)
+        presence = pg.peers.presence(pg.ranks)
+        broadcast_via_store(pg.store, name, pg.rank(), pg.size(), pg.timeout, bytes, presence)
 
 
 def wait_for_members(name: str, default: ProcessGroup) -> None:
@@ -27,4 +28,6 @@ def wait_for_members(name: str, default: ProcessGroup) -> None:
     if _is_asked_for():
         assert world.store is not None
         rank, size = default.rank(), default.size()
-        broadcast_via_store(world.store, f"new group {name}", rank, size, default.timeout, bytes)
+        presence = default.peers.presence(default.ranks)
+        name = f"new group {name}"
+        broadcast_via_store(world.store, name, rank, size, default.timeout, bytes, presence)

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from pynccl.errors import NcclError
+from pynccl.mirror.base.backend import limited
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.comm_stream import CommStream
@@ -57,41 +58,66 @@ def shrink_group(
             "ranks to support shrinking."
         )
     _check_excluded_ranks(excluded, old)
-    is_default = old is world.default
     left = [rank for rank in range(old.size()) if rank not in excluded]
-    store, peers = world.store, world.peers
-    assert store is not None
-    assert peers is not None
-    name = world.hashed_name([old.ranks[rank] for rank in left])
-    if is_default:
-        others = [pg for pg in world.groups if pg is not old]
-        if others:
-            _logger.warning("Shrinking the default group destroys %d other groups", len(others))
-        for pg in others:
-            abort_process_group(pg)
+    end_other_groups(old)
     del world.groups[old]
-    pg = ProcessGroup(
-        store,
-        peers,
-        [old.ranks[rank] for rank in left],
-        left.index(old.rank()),
-        name=f"{old.group_name}:shrunk:{name}",
-        config=old.config,
-        timeout=old.timeout,
+    name = f"shrunk:{world.hashed_name([old.ranks[rank] for rank in left])}"
+    pg = smaller_group(
+        old,
+        left,
+        name=name,
         options=Options(pg_options) if pg_options is not None else old.options,
-        desc="default:shrunken" if is_default else f"{old.group_name}:shrunk",
-        device_id=old.bound_device_id,
+        desc="default:shrunken" if old is world.default else f"{old.group_name}:shrunk",
     )
     aborts = bool(shrink_flags & SHRINK_ABORT)
     for comm_stream in old.comm_streams().values():
         _shrink_comm_stream(comm_stream, pg, excluded, aborts)
     old.abort() if aborts else old.shutdown()
-    if is_default:
+    if old is world.default:
         world.default = pg
     world.add(pg)
     if not pg.comm_streams():
         pg.open_at_once()
     return pg
+
+
+def end_other_groups(old: ProcessGroup) -> None:
+    """Abort the other groups where the default group is replaced: their ranks get other numbers."""
+    if old is not world.default:
+        return
+    others = [pg for pg in world.groups if pg is not old]
+    if others:
+        _logger.warning("Replacing the default group destroys %d other groups", len(others))
+    for pg in others:
+        abort_process_group(pg)
+
+
+def smaller_group(
+    old: ProcessGroup, left: list[int], *, name: str, options: Options, desc: str
+) -> ProcessGroup:
+    """A group of some of a group's ranks, without communicators.
+
+    Args:
+        old: the group.
+        left: its ranks that are in the new one, this one among them, in their order.
+        name: of the new one, after that of the old one.
+        options: of the communicators.
+        desc: what the group is for, in words.
+    """
+    assert world.store is not None
+    assert world.peers is not None
+    return ProcessGroup(
+        world.store,
+        world.peers,
+        [old.ranks[rank] for rank in left],
+        left.index(old.rank()),
+        name=f"{old.group_name}:{name}",
+        config=old.config,
+        timeout=old.timeout,
+        options=options,
+        desc=desc,
+        device_id=old.bound_device_id,
+    )
 
 
 def _shrink_comm_stream(
@@ -104,7 +130,7 @@ def _shrink_comm_stream(
     _, can_shrink = comm.library.functions()["ncclCommShrink"]
     if comm.closed or not can_shrink:
         return
-    with translated(NcclError):
+    with translated(NcclError), limited(pg.timeout):
         shrunk = comm.shrink(excluded, abort=aborts, config=pg.options.config)
     pg.adopt(pg.make_comm_stream(shrunk, comm_stream.device))
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from pynccl.errors import NcclError
-from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.base.backend import Backend, BackendConfig, limited, timeout_of
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -82,9 +82,15 @@ def _split_comm_stream(
     comm_stream = parent.comm_streams().get(device_type)
     if comm_stream is None:
         return
-    with translated(NcclError):
+    with translated(NcclError), limited(parent.timeout):
         comm = comm_stream.comm.split(color, comm_stream.rank, config=child.options.config)
     if comm is not None:
+        if (comm.nranks, comm.rank) != (child.size(), child.rank()):
+            comm.abort()
+            raise ValueError(
+                f"split_ranks: on rank {parent.rank()} it makes a group of {child.size()} ranks; "
+                f"with those of the other ranks it has {comm.nranks}"
+            )
         child.adopt(child.make_comm_stream(comm, comm_stream.device))
 
 

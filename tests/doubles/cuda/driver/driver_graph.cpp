@@ -122,7 +122,11 @@ CUresult GraphLaunch(CUgraphExec exec, CUstream handle) {
     const CUresult launched = engine().GraphLaunch(exec, s.queue());
     if (Holds kept = get_holds(exec); launched == CUDA_SUCCESS && !kept.empty())
       engine().LaunchHostFunc(
-          s.queue(), [](void* data) { delete static_cast<Holds*>(data); },
+          s.queue(),
+          [](void* data) {
+            const std::unique_ptr<Holds> launched(static_cast<Holds*>(data));
+            for (const Hold& hold : *launched) hold->after_launch();
+          },
           new Holds(std::move(kept)));
     return launched;
   });

@@ -6,7 +6,13 @@
 
 namespace cuda_double {
 
-using Hold = std::shared_ptr<void>;
+class Held {
+ public:
+  virtual ~Held() = default;
+  virtual void after_launch() = 0;  // on the stream of the launch
+};
+
+using Hold = std::shared_ptr<Held>;
 
 // Hold is kept by the graph that the stream is being captured into; false: it is not captured.
 bool hold_in_capture(const Stream& stream, Hold hold);

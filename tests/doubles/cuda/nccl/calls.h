@@ -167,6 +167,7 @@ DOUBLE_OWN_CALL(ncclResult_t, ncclCommGrow, ncclComm_t, int, const ncclUniqueId*
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommFinalize, ncclComm_t);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommDestroy, ncclComm_t);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommAbort, ncclComm_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommRevoke, ncclComm_t, int);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommGetAsyncError, ncclComm_t, ncclResult_t*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommCuDevice, ncclComm_t, int*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclMemAlloc, void**, size_t);

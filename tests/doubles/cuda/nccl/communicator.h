@@ -24,6 +24,7 @@ struct Communicator {
   std::atomic<int> calls{0};   // under way
   std::atomic<int> graphs{0};  // that have its operations, with executables and launches
   std::atomic<bool> aborted{false};
+  std::atomic<bool> revoked{false};
   std::weak_ptr<Communicator> child;  // the last one, of a non-blocking communicator
   std::chrono::steady_clock::time_point child_ready{};
 

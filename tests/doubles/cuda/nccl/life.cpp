@@ -216,6 +216,16 @@ ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
   return result;
 }
 
+ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int flags) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  if (!communicator) return nccl().ncclCommRevoke(comm, flags);
+  const CallGuard guard(communicator);
+  if (communicator->revoked && holds(kRevokeOnce)) return ncclInvalidArgument;
+  const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
+  if (result == ncclSuccess || result == ncclInProgress) communicator->revoked = true;
+  return result;
+}
+
 ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t comm,
                                                       ncclResult_t* error) {
   const CommunicatorRef communicator = find_communicator(comm);

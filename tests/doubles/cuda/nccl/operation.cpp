@@ -44,14 +44,31 @@ void add_buffers(MemoryUse& use, const Communicator& communicator, const Argumen
   }
 }
 
+void spin_for_dead_peers(const Communicator& communicator) {
+  if (!holds(kDeadPeersSpin)) return;
+  while (!communicator.aborted.load() && communicator.failed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// In a graph.
+class Captured final : public Held {
+ public:
+  explicit Captured(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
+    communicator_->graphs.fetch_add(1);
+  }
+  ~Captured() override { communicator_->graphs.fetch_sub(1); }
+  void after_launch() override { spin_for_dead_peers(*communicator_); }
+
+ private:
+  CommunicatorRef communicator_;
+};
+
 struct Finish {
   CommunicatorRef communicator;
   std::unique_ptr<MemoryUse> use;
 
   void run() {
-    if (holds(kDeadPeersSpin))
-      while (!communicator->aborted.load() && communicator->failed())
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    spin_for_dead_peers(*communicator);
     take_time();
     use->end();
   }
@@ -65,9 +82,7 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
   const bool message = name == "ncclSend" || name == "ncclRecv";
   communicator_->connect(message ? arguments.peer : -1);
   if (capturing(*stream_)) {
-    communicator_->graphs.fetch_add(1);
-    hold_in_capture(*stream_,
-                    Hold(nullptr, [held = communicator_](void*) { held->graphs.fetch_sub(1); }));
+    hold_in_capture(*stream_, std::make_shared<Captured>(communicator_));
     return;
   }
   use_ = std::make_unique<MemoryUse>(std::string(name), communicator_->device);

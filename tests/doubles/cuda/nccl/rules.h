@@ -18,6 +18,8 @@ inline constexpr Rule kWaitForGraphs{"NCCL_DOUBLE_WAIT_FOR_GRAPHS", true};
 inline constexpr Rule kDestroyInGroup{"NCCL_DOUBLE_DESTROY_IN_GROUP", true};
 // ncclCommAbort frees the communicator, also under a call of another thread: a violation.
 inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
+// ncclCommRevoke refuses a communicator that was revoked before, whatever is made from it.
+inline constexpr Rule kRevokeOnce{"NCCL_DOUBLE_REVOKE_ONCE", true};
 // Blocking and non-blocking communicators in one group are refused.
 inline constexpr Rule kRefuseMixedGroups{"NCCL_DOUBLE_REFUSE_MIXED_GROUPS", true};
 // The call that makes a child of a non-blocking communicator is under way on the parent for a while

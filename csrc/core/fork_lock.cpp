@@ -1,0 +1,37 @@
+#include "core/fork_lock.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "common/per_process.h"
+
+namespace pynccl {
+namespace {
+
+constexpr std::chrono::milliseconds kLongest(500);
+
+// The child has a new one.
+std::timed_mutex& mutex() { return common::per_process<std::timed_mutex>(); }
+
+thread_local bool locked_by_fork = false;
+
+void before_fork() { locked_by_fork = mutex().try_lock_for(kLongest); }
+
+void after_fork() {
+  if (std::exchange(locked_by_fork, false)) mutex().unlock();
+}
+
+}  // namespace
+
+ForkLock::ForkLock() {
+  static const int registered = pthread_atfork(&before_fork, &after_fork, nullptr);
+  static_cast<void>(registered);
+  mutex().lock();
+}
+
+ForkLock::~ForkLock() { mutex().unlock(); }
+
+}  // namespace pynccl

@@ -1,0 +1,349 @@
+#include "hostnccl/communicator/deadlock.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "common/per_process.h"
+#include "hostnccl/base/params.h"
+#include "hostnccl/communicator/communicator.h"
+#include "hostnccl/communicator/thread_waits.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr int kWaitsOfThread = 4;                   // that are published
+constexpr size_t kReasons = 4;                      // in a text
+constexpr int64_t kFailureIsTold = 60'000'000'000;  // for so long
+const std::string kPrefix = "deadlock: ";           // of the error's text
+
+int64_t now() { return Clock::now().time_since_epoch().count(); }
+
+void copy_text(const std::string& from, char (&to)[sizeof PublishedWait::text]) {
+  std::strncpy(to, from.c_str(), sizeof to - 1);
+}
+
+std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += (all.empty() ? "" : "; ") + text;
+  return all;
+}
+
+struct Earlier {
+  bool operator()(const ProcessId& a, const ProcessId& b) const {
+    return std::tie(a.pid, a.start) < std::tie(b.pid, b.start);
+  }
+};
+using Processes = std::map<ProcessId, ProcessWaits, Earlier>;
+using ProcessSet = std::set<ProcessId, Earlier>;
+
+// The processes of the set of which every thread waits for one of the set.
+ProcessSet deadlocked(const Processes& known) {
+  ProcessSet set;
+  for (const auto& [process, waits] : known) set.insert(process);
+  const auto can_continue = [&set](const ProcessWaits& process) {
+    std::map<uint64_t, bool> stuck;  // by thread
+    for (const PublishedWait& wait : process.all())
+      stuck[wait.thread] = stuck[wait.thread] || set.contains(wait.owner);
+    return std::ranges::any_of(stuck, [](const auto& thread) { return !thread.second; });
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const auto& [process, waits] : known)
+      if (set.contains(process) && can_continue(waits)) changed = set.erase(process) != 0;
+  }
+  return set;
+}
+
+// One wait after the other, from this process on, until a process comes again.
+std::string chain_text(const Processes& known, const ProcessSet& set, ProcessId process) {
+  std::set<const PublishedWait*> used;
+  const auto next = [&]() -> const PublishedWait* {
+    const PublishedWait* within_process = nullptr;
+    for (const PublishedWait& wait : known.at(process).all()) {
+      if (!set.contains(wait.owner) || used.contains(&wait) || wait.text[0] == '\0') continue;
+      if (!(wait.owner == process)) return &wait;
+      if (within_process == nullptr) within_process = &wait;
+    }
+    return within_process;
+  };
+  ProcessSet visited;
+  std::string text;
+  while (const PublishedWait* wait = next()) {
+    if (!visited.insert(process).second && !(wait->owner == process)) break;
+    text += (text.empty() ? "" : "; ") + std::string(wait->text);
+    used.insert(wait);
+    process = wait->owner;
+  }
+  return text;
+}
+
+class Detector {
+ public:
+  void add(std::shared_ptr<Segment> segment, int rank) {
+    const std::lock_guard lock(mutex_);
+    members_.push_back({std::move(segment), rank});
+  }
+  void remove(const Segment& segment, int rank) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(members_, [&](const Member& one) {
+      return one.segment.get() == &segment && one.rank == rank;
+    });
+  }
+
+  void note_failure(const Communicator& comm, const Error& error) {
+    if (stable_ == 0) return;
+    const std::lock_guard lock(mutex_);
+    const bool is_deadlock = error.text().starts_with(kPrefix);
+    if (is_deadlock) pass_on(error);
+    const std::string rank = comm.segment().name_of(comm.rank());
+    failure_ = ProcessWaits{};
+    failure_->process = self_;
+    failure_->since = failure_->confirmed = now();
+    failure_->count = 1;
+    copy_text(error.text().starts_with(rank)
+                  ? error.text()
+                  : rank + " has failed in communicator " + comm.label() + ": " + error.text(),
+              failure_->waits[0].text);
+    if (!is_deadlock) publish({*failure_});
+  }
+
+  std::string reasons(std::vector<ProcessId> processes) const {
+    if (stable_ == 0) return "";
+    const std::lock_guard lock(mutex_);
+    return reasons_locked(std::move(processes));
+  }
+
+  std::string reasons_of_this_process() const {
+    if (stable_ == 0) return "";
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> texts;
+    std::vector<ProcessId> owners;
+    WaitingThread::visit_waits([&](uint64_t thread, const Wait& wait) {
+      if (wait.comm == nullptr || wait.condition.met()) return;
+      const PublishedWait described = describe(thread, wait);
+      texts.emplace_back(described.text);
+      owners.push_back(described.owner);
+    });
+    if (texts.empty() && failure_ && is_recent_failure(*failure_))
+      texts.emplace_back(failure_->waits[0].text);
+    std::string text = joined(texts);
+    if (const std::string more = reasons_locked(owners); !more.empty()) text += "; " + more;
+    return text;
+  }
+
+  std::optional<Error> check(int64_t asleep_since) {
+    if (stable_ == 0) return std::nullopt;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return std::nullopt;
+    if (const int64_t time = now(); time >= next_look_) {
+      next_look_ = time + stable_ / 8;
+      look(time);
+    }
+    if (!found_ || asleep_since > found_since_) return std::nullopt;
+    return found_;
+  }
+
+ private:
+  struct Member {
+    std::shared_ptr<Segment> segment;
+    int rank;
+  };
+
+  // Those that wait for this process in a communicator.
+  void pass_on(const Error& error) const {
+    for (const Member& member : members_) {
+      for (int rank = 0; rank < member.segment->nranks(); ++rank) {
+        for (const ProcessWaits& process : member.segment->rank_state(rank).waits.read()) {
+          if (!is_current(process, now())) continue;
+          for (const PublishedWait& wait : process.all())
+            if (wait.owner == self_ && wait.identity == member.segment->identity())
+              member.segment->fail(error);
+        }
+      }
+    }
+  }
+
+  // Waits that have been seen lately. A process that is stopped publishes nothing.
+  bool is_current(const ProcessWaits& process, int64_t time) const {
+    return process.confirmed >= time - stable_ / 2;
+  }
+  static bool is_failure(const ProcessWaits& process) {
+    return process.count == 1 && process.waits[0].owner == ProcessId{};
+  }
+  static bool is_recent_failure(const ProcessWaits& process) {
+    return is_failure(process) && process.confirmed >= now() - kFailureIsTold;
+  }
+
+  std::string reasons_locked(std::vector<ProcessId> processes) const {
+    std::vector<std::string> texts;
+    Processes heard;
+    for (size_t i = 0; i < processes.size() && texts.size() < kReasons; ++i) {
+      const ProcessId process = processes[i];
+      if (process == self_) continue;
+      read_board(process, heard);
+      const auto found = heard.find(process);
+      if (found == heard.end()) continue;
+      const ProcessWaits& waits = found->second;
+      if (!is_recent_failure(waits) && !is_current(waits, now())) continue;
+      for (const PublishedWait& wait : waits.all()) {
+        if (wait.text[0] != '\0') texts.emplace_back(wait.text);
+        if (std::ranges::find(processes, wait.owner) == processes.end())
+          processes.push_back(wait.owner);
+      }
+    }
+    return joined(texts);
+  }
+
+  void look(int64_t time) {
+    // The others of the deadlock may have to read what this process has published.
+    if (found_ && time < found_at_ + stable_ / 2) return;
+    found_.reset();
+    std::optional<ProcessWaits> own = waits_of_this_process(time);
+    if (!own) return;
+    Processes known = reachable(*own);
+    publish(*own, known);
+    // All slept at this moment and, since a thread may come that has not used a communicator yet,
+    // for some time after it.
+    const int64_t moment = time - stable_;
+    std::erase_if(known, [&](const auto& process) {
+      return process.second.since > moment || !is_current(process.second, time);
+    });
+    const ProcessSet set = deadlocked(known);
+    if (!set.contains(own->process)) return;
+    found_ = Error(abi::ncclInvalidUsage, kPrefix + chain_text(known, set, own->process));
+    found_since_ = own->since;
+    found_at_ = time;
+    fail_communicators(known, set);
+  }
+
+  std::optional<ProcessWaits> waits_of_this_process(int64_t time) const {
+    ProcessWaits own{};
+    own.process = self_;
+    own.confirmed = time;
+    bool complete = true;
+    std::map<uint64_t, int> of_thread;
+    const auto since = WaitingThread::all_asleep([&](uint64_t thread, const Wait& wait) {
+      // One wait that lasts is enough for a thread not to continue.
+      if (++of_thread[thread] > kWaitsOfThread) return;
+      complete = complete && own.count < kPublishedWaits;
+      if (complete) own.waits[own.count++] = describe(thread, wait);
+    });
+    if (!since || !complete || own.count == 0) return std::nullopt;
+    own.since = *since;
+    return own;
+  }
+
+  PublishedWait describe(uint64_t thread, const Wait& wait) const {
+    PublishedWait published{};
+    published.thread = thread;
+    published.owner = self_;
+    if (wait.comm == nullptr) return published;
+    const Segment& segment = wait.comm->segment();
+    published.owner = segment.process(wait.peer);
+    published.identity = segment.identity();
+    copy_text(segment.name_of(wait.comm->rank()) + " waits for " +
+                  ranks_text(wait.comm->missing_in(wait)) + " in " + to_text(wait.operation) +
+                  " of communicator " + wait.comm->label(),
+              published.text);
+    return published;
+  }
+
+  // Those of this process in which ranks of the set wait. Where this process takes part in none,
+  // the others find the deadlock themselves.
+  void fail_communicators(const Processes& known, const ProcessSet& set) const {
+    for (const ProcessId& process : set) {
+      for (const PublishedWait& wait : known.at(process).all()) {
+        for (const Member& member : members_)
+          if (member.segment->identity() == wait.identity) member.segment->fail(*found_);
+      }
+    }
+  }
+
+  // The published waits of the processes that this one waits for, directly or through others.
+  Processes reachable(const ProcessWaits& own) const {
+    Processes known{{own.process, own}};
+    Processes heard;  // what these have published of others
+    std::vector<ProcessId> next{own.process};
+    while (!next.empty()) {
+      const ProcessWaits process = known.at(next.back());
+      next.pop_back();
+      for (const PublishedWait& wait : process.all()) {
+        if (known.contains(wait.owner)) continue;
+        read_board(wait.owner, heard);
+        const auto found = heard.find(wait.owner);
+        if (found == heard.end()) continue;
+        known.insert(*found);
+        next.push_back(wait.owner);
+      }
+    }
+    return known;
+  }
+
+  // Adds what a process has published, if it shares a communicator with this one.
+  void read_board(const ProcessId& process, Processes& heard) const {
+    for (const Member& member : members_) {
+      for (int rank = 0; rank < member.segment->nranks(); ++rank) {
+        if (!(member.segment->process(rank) == process)) continue;
+        for (const ProcessWaits& one : member.segment->rank_state(rank).waits.read()) {
+          const auto [entry, added] = heard.try_emplace(one.process, one);
+          if (!added && entry->second.confirmed < one.confirmed) entry->second = one;
+        }
+        break;  // its ranks publish the same, on all communicators
+      }
+    }
+  }
+
+  void publish(const ProcessWaits& own, const Processes& known) const {
+    std::vector<ProcessWaits> all{own};
+    for (const auto& [process, waits] : known)
+      if (!(process == own.process) && all.size() < WaitBoard::kProcesses) all.push_back(waits);
+    publish(all);
+  }
+  void publish(const std::vector<ProcessWaits>& all) const {
+    for (const Member& member : members_) member.segment->rank_state(member.rank).waits.write(all);
+  }
+
+  const ProcessId self_ = this_process();
+  mutable std::mutex mutex_;
+  std::vector<Member> members_;
+  const int64_t stable_ = static_cast<int64_t>(param_number(ParamId::DeadlockMs)) * 1'000'000;
+  std::optional<ProcessWaits> failure_;  // the last one of this process
+  int64_t next_look_ = 0;
+  std::optional<Error> found_;  // for the threads that have slept since found_since_
+  int64_t found_since_ = 0;
+  int64_t found_at_ = 0;
+};
+
+Detector& detector() { return common::per_process<Detector>(); }
+
+}  // namespace
+
+void Deadlocks::add(std::shared_ptr<Segment> segment, int rank) {
+  detector().add(std::move(segment), rank);
+}
+
+void Deadlocks::remove(const Segment& segment, int rank) { detector().remove(segment, rank); }
+
+void Deadlocks::note_failure(const Communicator& comm, const Error& error) noexcept {
+  try {
+    detector().note_failure(comm, error);
+  } catch (const std::bad_alloc&) {  // the others get no reason
+  }
+}
+
+std::string Deadlocks::reasons(const std::vector<ProcessId>& processes) {
+  return detector().reasons(processes);
+}
+
+std::string Deadlocks::reasons_of_this_process() { return detector().reasons_of_this_process(); }
+
+std::optional<Error> Deadlocks::check() {
+  return detector().check(WaitingThread::current().asleep_since());
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,47 @@
+// Detection of deadlocks: ranks that wait for each other without end, over several communicators,
+// messages and streams.
+//
+// A process in which all threads that use communicators sleep can only be woken by the ranks that
+// they wait for. It publishes these waits, with the time, in the RankStates of its ranks. A set of
+// processes is deadlocked if all of them slept at one moment, and each thread waited for a process
+// of the set. Nothing is published or read unless a thread sleeps for long.
+//
+// The waits of a process that no communicator shares with this one come through those between them.
+// A process that has failed publishes that in their place: errors of those that wait for it say
+// why.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hostnccl/base/error.h"
+#include "hostnccl/segment/segment.h"
+
+namespace hostnccl {
+
+class Communicator;
+
+class Deadlocks {
+ public:
+  // The waits of this process are published in the segment, as those of this rank, until remove().
+  static void add(std::shared_ptr<Segment> segment, int rank);
+  static void remove(const Segment& segment, int rank);
+
+  // Called now and then by a thread that sleeps. The deadlock that it is part of, as an error.
+  static std::optional<Error> check();
+
+  // An operation of the rank has ended with the error. If it is that of a deadlock, the ranks that
+  // wait for this process in other communicators get it, too: once this one continues, they see no
+  // deadlock.
+  static void note_failure(const Communicator& comm, const Error& error) noexcept;
+
+  // What the processes wait for or have failed with, and those that they wait for, for an error of
+  // a rank that waits for them. May be empty.
+  static std::string reasons(const std::vector<ProcessId>& processes);
+  static std::string reasons_of_this_process();
+};
+
+}  // namespace hostnccl

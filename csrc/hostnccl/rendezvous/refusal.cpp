@@ -1,0 +1,110 @@
+#include "hostnccl/rendezvous/refusal.h"
+
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "hostnccl/base/thread.h"
+
+namespace hostnccl {
+namespace {
+
+constexpr auto kTime = std::chrono::seconds(10);
+constexpr int kPollMs = 500;
+constexpr auto kPause = std::chrono::milliseconds(50);
+constexpr auto kTimeToTell = std::chrono::seconds(1);
+
+// Sends the reason to the rank that listens; false if it does not get it by the end.
+bool tell(int connection, const RendezvousKey& key, const Failure& reason, Clock::time_point end) {
+  const ConnectingSide handshake(key);
+  bool open = peer_is_same_user(connection) && handshake.send_hello(connection);
+  while (open && Clock::now() < end) {
+    pollfd wait{connection, POLLIN, 0};
+    poll(&wait, 1, int(kPause.count()));
+    Message message;
+    const Received received = receive_message(connection, message);
+    open = received != Received::Closed;
+    if (received != Received::Message) continue;
+    const auto* challenge = std::get_if<Challenge>(&message);
+    return challenge && handshake.send_answer(connection, *challenge) &&
+           send_message(connection, reason);
+  }
+  return false;
+}
+
+class Refusal {
+ public:
+  Refusal(const RendezvousKey& key, const Error& reason, std::optional<JoinListener> listener)
+      : key_(key), name_(key), reason_(Failure::of(reason)), listener_(std::move(listener)) {}
+
+  void run() {
+    while (Clock::now() < end_) {
+      if (!listener_) {
+        if (Fd free = try_bind(name_)) listener_.emplace(std::move(free), key_);
+      }
+      if (listener_) {
+        answer();
+      } else if (const Fd connection = try_connect(name_)) {
+        if (tell(connection.get(), key_, reason_, end_)) await_close(connection.get());
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+ private:
+  // Those that connect, until the end.
+  void answer() {
+    std::vector<Fd> refused;  // stay open until the end: closing one early would drop its reply
+    while (Clock::now() < end_ && refused.size() < kMaxRanks) {
+      std::vector<pollfd> waits;
+      listener_->add_to(waits);
+      poll(waits.data(), waits.size(), kPollMs);
+      try {
+        for (Fd& joiner : listener_->advance()) {
+          send_message(joiner.get(), reason_);
+          refused.push_back(std::move(joiner));
+        }
+      } catch (const Error&) {  // no free descriptor: perhaps there is one later
+        std::this_thread::sleep_for(kPause);
+      }
+    }
+  }
+
+  // Until the rank that listened does so no longer.
+  void await_close(int connection) const {
+    Message message;
+    while (Clock::now() < end_ && receive_message(connection, message) != Received::Closed) {
+      pollfd wait{connection, POLLIN, 0};
+      poll(&wait, 1, kPollMs);
+    }
+  }
+
+  const RendezvousKey key_;
+  const SocketName name_;
+  const Failure reason_;
+  std::optional<JoinListener> listener_;
+  const Clock::time_point end_ = Clock::now() + kTime;
+};
+
+}  // namespace
+
+void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
+                       std::optional<JoinListener> listener) {
+  try {
+    start_thread([refusal = Refusal(key, reason, std::move(listener))]() mutable {
+      guarded([&] {
+        refusal.run();
+        return abi::ncclSuccess;
+      });
+    });
+  } catch (const std::exception&) {
+    // Without the thread, late ranks wait until their own deadlines.
+  }
+}
+
+void tell_host(const RendezvousKey& key, const Error& reason) {
+  const Fd connection = try_connect(SocketName(key));
+  if (connection) tell(connection.get(), key, Failure::of(reason), Clock::now() + kTimeToTell);
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,51 @@
+#include "hostnccl/segment/wait_board.h"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace hostnccl {
+namespace {
+
+static_assert(std::is_trivially_copyable_v<ProcessWaits> && sizeof(ProcessWaits) % 8 == 0);
+constexpr size_t kWords = sizeof(ProcessWaits) / 8;
+
+uint64_t* words_of(ProcessWaits& waits) { return reinterpret_cast<uint64_t*>(&waits); }
+
+}  // namespace
+
+// The version orders the writes; each word is atomic, since a reader may come at any time.
+void WaitBoard::write(std::span<const ProcessWaits> processes) {
+  const uint64_t version = version_.load(std::memory_order_relaxed) | 1;
+  version_.store(version, std::memory_order_relaxed);
+  const size_t count = std::min(processes.size(), kProcesses);
+  count_.store(count, std::memory_order_release);
+  for (size_t i = 0; i < count; ++i) {
+    ProcessWaits copy = processes[i];
+    for (size_t word = 0; word < kWords; ++word) {
+      std::atomic_ref(words_of(processes_[i])[word])
+          .store(words_of(copy)[word], std::memory_order_release);
+    }
+  }
+  version_.store(version + 1, std::memory_order_release);
+}
+
+std::vector<ProcessWaits> WaitBoard::read() const {
+  const uint64_t version = version_.load(std::memory_order_acquire);
+  if (version % 2 != 0) return {};
+  std::vector<ProcessWaits> all(
+      std::min<uint64_t>(count_.load(std::memory_order_acquire), kProcesses));
+  for (size_t i = 0; i < all.size(); ++i) {
+    ProcessWaits& from = const_cast<ProcessWaits&>(processes_[i]);  // atomic_ref<const> is C++26
+    for (size_t word = 0; word < kWords; ++word) {
+      words_of(all[i])[word] =
+          std::atomic_ref(words_of(from)[word]).load(std::memory_order_acquire);
+    }
+    // Another rank has written it: what it may do wrong must not do harm here.
+    all[i].count = std::min<uint64_t>(all[i].count, kPublishedWaits);
+    for (PublishedWait& wait : all[i].waits) wait.text[sizeof wait.text - 1] = '\0';
+  }
+  if (version_.load(std::memory_order_relaxed) != version) return {};
+  return all;
+}
+
+}  // namespace hostnccl

@@ -1,0 +1,127 @@
+// The flight record: the class FlightRecord, and the functions that read and dump it.
+#include <cerrno>
+#include <system_error>
+
+#include "core/deadlines.h"
+#include "core/flight_dump.h"
+#include "core/monitor.h"
+#include "python/call/gil.h"
+#include "python/objects/bind.h"
+#include "python/objects/communicator.h"
+
+namespace pynccl::python {
+namespace {
+
+// A record as Python sees it.
+struct RecordView {
+  FlightRecord record;
+  bool done;
+
+  const char* state() const { return record.state_name(done); }
+};
+
+std::vector<RecordView> flight_record(Communicator& communicator) {
+  Deadlines& deadlines = communicator.deadlines();
+  deadlines.update();
+  std::vector<RecordView> records;
+  for (const FlightRecord& record : deadlines.recorder().read_all())
+    records.push_back({record, record.sequence <= deadlines.done()});
+  return records;
+}
+
+py::dict all_flight_records() {
+  py::dict records;
+  for (const auto& communicator : Monitor::get().communicators())
+    records[py::cast(communicator)] = flight_record(*communicator);
+  return records;
+}
+
+}  // namespace
+
+void bind_flight_record(py::module_& m) {
+  py::class_<RecordView>(m, "FlightRecord",
+                         "The record of an operation, of Communicator.flight_record().")
+      .def_property_readonly(
+          "sequence", [](const RecordView& r) { return r.record.sequence; },
+          "The number of the operation on this rank's communicator, from 1.")
+      .def_property_readonly(
+          "operation", [](const RecordView& r) { return kind_name(r.record.kind); },
+          "The method of Communicator, such as 'all_reduce'.")
+      .def_property_readonly(
+          "dtype", [](const RecordView& r) { return dtype_name(r.record.dtype); },
+          "The name of NCCL's data type, such as 'float32'.")
+      .def_property_readonly(
+          "count", [](const RecordView& r) { return r.record.count; },
+          "Elements, as the function of nccl.h counts them.")
+      .def_property_readonly(
+          "root_or_peer", [](const RecordView& r) { return r.record.root_or_peer; },
+          "The root of a collective, the peer of a message; of no meaning for others.")
+      .def_property_readonly(
+          "stream",
+          [](const RecordView& r) { return reinterpret_cast<std::uintptr_t>(r.record.stream); },
+          "The cudaStream_t as an integer.")
+      .def_property_readonly(
+          "issued", [](const RecordView& r) { return static_cast<double>(r.record.issued) / 1e9; },
+          "When it was called, in seconds of time.monotonic(), with a resolution of some ms.")
+      .def_property_readonly(
+          "time_created_ns", [](const RecordView& r) { return r.record.issued + epoch_of_clock(); },
+          "The same in nanoseconds since the epoch.")
+      .def_property_readonly(
+          "number",
+          [](const RecordView& r) {
+            return r.record.number != 0 ? std::optional(r.record.number) : std::nullopt;
+          },
+          "From 1: of a collective among the collectives of the communicator; of a message among "
+          "the sends to, or receives from, its peer; None for one-sided operations.")
+      .def_property_readonly("state", &RecordView::state,
+                             "'called': the call has not returned; 'issued': it has; 'done': the "
+                             "operation is known to be done; 'failed': the call has failed.")
+      .def_property_readonly(
+          "fingerprint", [](const RecordView& r) { return r.record.fingerprint; },
+          "64 bits of all collectives up to this one. Equal on ranks that have called the same.")
+      .def("__repr__", [](const RecordView& r) {
+        return "<pynccl.nccl.FlightRecord " + r.record.text() + ", " + r.state() + ">";
+      });
+
+  auto type = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
+  type.def("flight_record", &flight_record,
+           R"(The last 512 operations of this rank, oldest first.
+
+They are recorded always, also for operations inside groups and plans; a launch of a graph is not
+recorded. A communicator that was closed or has failed still has its records.
+
+Returns:
+    A list of FlightRecord.)")
+      .def("_set_name", &Communicator::set_name, py::arg("name"),
+           "Set the name of the communicator in dumps of the flight record.");
+
+  m.def("flight_record", &all_flight_records,
+        R"(The last 512 operations on each open communicator of this process.
+
+Returns:
+    A dict: for each Communicator what its flight_record() returns, in the order in which the
+    communicators were made.)");
+  m.def("flight_dump_json", &FlightDump::json, py::arg("reason"), py::call_guard<GilReleased>(),
+        "The dump of the flight record as JSON: see nccl.dump_flight_record().");
+  m.def(
+      "write_flight_dump",
+      [](const std::string& path, const std::string& reason) {
+        try {
+          const GilReleased released;
+          FlightDump::write(path, reason);
+        } catch (const std::system_error& error) {
+          errno = error.code().value();
+          PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
+          throw py::error_already_set();
+        }
+      },
+      py::arg("path"), py::arg("reason"), "Write that JSON to a file.");
+  m.def("flight_dump_path", &FlightDump::default_path,
+        "The file of this process by PYNCCL_FLIGHT_FILE, or None.");
+  m.def("set_process_rank", &FlightDump::set_rank, py::arg("rank").none(true),
+        "Set the rank of this process in dumps of the flight record, in place of RANK. None: RANK "
+        "again.");
+  FlightDump::listen();
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,236 @@
+"""Dumps in the format of torch's FlightRecorder, for ``torchfrtrace``.
+
+torch has one file per process, and names the ranks of a process group by their processes. Its
+reader matches collectives by their number in the group. Messages are matched only in groups whose
+members all take part, so each direction between two ranks is a group of its own here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pynccl.flight.dump import Dump, DumpError, Record, parse
+from pynccl.flight.merged import Merged, merge
+
+__all__ = ["convert", "write", "write_own"]
+
+_VERSION = "2.10"  # of torch's format
+
+# As c10's ScalarType names them.
+_DTYPES = {
+    "int8": "Char",
+    "uint8": "Byte",
+    "int32": "Int",
+    "uint32": "UInt32",
+    "int64": "Long",
+    "uint64": "UInt64",
+    "float16": "Half",
+    "float32": "Float",
+    "float64": "Double",
+    "bfloat16": "BFloat16",
+    "float8_e4m3": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+}
+# torch's name, and whether the input and the output are as many blocks of ``count`` as there are
+# ranks.
+_COLLECTIVES = {
+    "all_reduce": ("all_reduce", False, False),
+    "broadcast": ("broadcast", False, False),
+    "reduce": ("reduce", False, False),
+    "all_gather": ("_all_gather_base", False, True),
+    "reduce_scatter": ("_reduce_scatter_base", True, False),
+    "all_to_all": ("all_to_all", True, True),
+    "gather": ("gather", False, True),
+    "scatter": ("scatter", True, False),
+}
+_STATES = {"called": "scheduled", "issued": "started", "failed": "started", "done": "completed"}
+
+
+def write(dumps: Sequence[Dump], prefix: str) -> list[str]:
+    """Write one file per rank, named by the prefix and the rank; returns their paths.
+
+    Raises:
+        DumpError: the files do not belong together.
+        OSError: a file cannot be written.
+    """
+    paths = []
+    for rank, content in convert(dumps).items():
+        paths.append(f"{prefix}{rank}")
+        Path(paths[-1]).write_bytes(pickle.dumps(content))
+    return paths
+
+
+def write_own(text: str, path: str) -> None:
+    """Write the file of this process, from its dump; of several ranks in it the lowest one's.
+
+    Raises:
+        DumpError: the process has no communicator.
+        OSError: the file cannot be written.
+    """
+    content = next(iter(convert([parse(text, path)]).values()))
+    Path(path).write_bytes(pickle.dumps(content))
+
+
+def convert(dumps: Sequence[Dump]) -> dict[int, dict[str, Any]]:
+    """What torch's FlightRecorder would pickle on each rank.
+
+    Raises:
+        DumpError: the files do not belong together.
+    """
+    merged = merge(dumps)
+    contents: dict[int, dict[str, Any]] = {}
+    numbers = _ProcessNumbers(merged)
+    for one in merged:
+        ranks = numbers.of(one)
+        for rank, added in _entries(one, ranks).items():
+            own = contents.setdefault(
+                rank,
+                {
+                    "version": _VERSION,
+                    "comm_lib_version": "",
+                    "entries": [],
+                    "pg_config": {},
+                    "pg_status": {},
+                    "nccl_comm_state": {},
+                },
+            )
+            own["entries"] += added.entries
+            own["pg_config"] |= added.groups
+    for content in contents.values():
+        content["entries"].sort(key=lambda entry: entry["time_created_ns"])
+        for number, entry in enumerate(content["entries"]):
+            entry["record_id"] = entry["op_id"] = number
+    if not contents:
+        raise DumpError("there is no communicator in these files")
+    return dict(sorted(contents.items()))
+
+
+class _ProcessNumbers:
+    """torch's rank of each process: its own, else its rank in the largest communicator.
+
+    A process with several ranks of one communicator is as many processes. A rank without a file
+    gets a number that is free: in the largest communicator its own.
+    """
+
+    def __init__(self, merged: Sequence[Merged]) -> None:
+        members = [member for one in merged for member in one]
+        several = any(len({id(member.dump) for member in one}) < len(one.members) for one in merged)
+        known = {id(member.dump): member.dump.rank for member in members}
+        ranks = list(known.values())
+        self._numbers: dict[int, int] | None = None
+        if not several and None not in ranks and len(set(ranks)) == len(ranks):
+            self._numbers = {dump: rank for dump, rank in known.items() if rank is not None}
+        elif not several:
+            self._numbers = {}
+            for one in merged:
+                for rank, member in one.members.items():
+                    if id(member.dump) not in self._numbers:
+                        taken = set(self._numbers.values())
+                        self._numbers[id(member.dump)] = _free(rank, taken)
+
+    def of(self, one: Merged) -> list[int]:
+        """The numbers of the ranks of a communicator."""
+        if self._numbers is None:
+            return list(range(one.nranks))
+        taken = set(self._numbers.values())
+        numbers = []
+        for rank in range(one.nranks):
+            member = one.members.get(rank)
+            number = _free(rank, taken) if member is None else self._numbers[id(member.dump)]
+            taken.add(number)
+            numbers.append(number)
+        return numbers
+
+
+def _free(wanted: int, taken: set[int]) -> int:
+    return (
+        wanted if wanted not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
+    )
+
+
+class _Content:
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.groups: dict[str, dict[str, str]] = {}
+
+
+def _entries(one: Merged, ranks: list[int]) -> dict[int, _Content]:
+    """The entries and groups of a communicator by rank of the process."""
+    contents = {ranks[rank]: _Content() for rank in one.members}
+    desc = one.name or "undefined"
+    # What only some ranks have kept would look as if others had not called it.
+    first = max((member.first_collective for member in one), default=1)
+    for rank, member in one.members.items():
+        content = contents[ranks[rank]]
+        content.groups[one.id] = {"name": one.id, "desc": desc, "ranks": str(sorted(ranks))}
+        content.entries += [
+            _entry(record, one.id, desc, _collective(record, one.nranks))
+            for number, record in member.collectives.items()
+            if number >= first
+        ]
+    for source in one.members:
+        for target in one.members:
+            if source != target:
+                _add_messages(one, ranks, source, target, contents)
+    return contents
+
+
+def _add_messages(
+    one: Merged, ranks: list[int], source: int, target: int, contents: dict[int, _Content]
+) -> None:
+    members = [ranks[source], ranks[target]]
+    records = {
+        source: one.members[source].messages("send", target),
+        target: one.members[target].messages("recv", source),
+    }
+    if not any(records.values()):
+        return
+    name = f"{one.id}:{source}->{target}"
+    kept = [min(own) for r, own in records.items() if own and not one.members[r].complete]
+    first = max(kept, default=1)  # what both have kept
+    ends = [sorted(members).index(number) for number in members]  # as torch counts in the group
+    for rank, own in records.items():
+        content = contents[ranks[rank]]
+        content.groups[name] = {"name": name, "desc": "messages", "ranks": str(sorted(members))}
+        arrow = f"send {ends[0]}->{ends[1]}" if rank == source else f"recv {ends[1]}<-{ends[0]}"
+        content.entries += [
+            _entry(record, name, "messages", (arrow, record.count, record.count))
+            for number, record in own.items()
+            if number >= first
+        ]
+
+
+def _collective(record: Record, nranks: int) -> tuple[str, int, int]:
+    name, spread, gathered = _COLLECTIVES[record.operation]
+    return (
+        name,
+        record.count * (nranks if spread else 1),
+        record.count * (nranks if gathered else 1),
+    )
+
+
+def _entry(record: Record, group: str, desc: str, call: tuple[str, int, int]) -> dict[str, Any]:
+    name, input_size, output_size = call
+    dtypes = [_DTYPES.get(record.dtype, record.dtype)]
+    return {
+        "pg_id": 0,
+        "process_group": (group, desc),
+        "collective_seq_id": record.number,
+        "p2p_seq_id": record.number if record.is_message else 0,
+        "is_p2p": record.is_message,
+        "profiling_name": f"nccl:{name}",
+        "time_created_ns": record.time_created_ns,
+        "input_sizes": [[input_size]],
+        "input_dtypes": dtypes,
+        "output_sizes": [[output_size]],
+        "output_dtypes": dtypes,
+        "state": _STATES[record.state],
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": record.state == "done",
+        "timeout_ms": 0,
+        "frames": [],
+    }

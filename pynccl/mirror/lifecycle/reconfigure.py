@@ -1,0 +1,82 @@
+"""reconfigure: a new group of the ranks that are left."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+
+from pynccl import _C
+from pynccl.errors import NcclError
+from pynccl.mirror.base.errors import translated
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.lifecycle.shrink import end_other_groups, smaller_group
+from pynccl.mirror.world import group_or_default, is_registered, world
+from pynccl.recovery import Rounds
+
+__all__ = ["reconfigure"]
+
+_TIMEOUT = timedelta(seconds=30)
+
+_rounds: weakref.WeakKeyDictionary[ProcessGroup, Rounds] = weakref.WeakKeyDictionary()
+
+
+def reconfigure(
+    group: ProcessGroup | None = None, timeout: timedelta | None = None
+) -> ProcessGroup:
+    """Make a group of the ranks that are left, in place of a group with ranks that are not.
+
+    All ranks that are left call it: after ranks have died or were stopped, or after an operation
+    timed out. What is under way on the group ends with an error. The ranks agree through the store
+    on who is left, so the rank that keeps the store has to be. A rank whose process has ended is
+    noticed at once; one that lives and does not come is left out after the timeout. The others keep
+    their order. They make new communicators with the group's options and timeout. Where the group
+    is the default group, the new one is the default group, and all other groups end.
+
+    It is the counterpart of :meth:`pynccl.nccl.Communicator.recover`. torch.distributed has no
+    function of this name.
+
+    Args:
+        group: the group; None is the default group.
+        timeout: how long to wait for ranks that live; None is 30 seconds.
+
+    Returns:
+        The new group.
+
+    Raises:
+        ValueError: there is no default group, or the group is not registered.
+        NcclRemoteError: this rank was left out.
+        DistStoreError: a rank took part in the agreement and then did not make the group. All
+            raise; the next call leaves it out.
+        DistNetworkError: the store is gone.
+        DistBackendError: NCCL failed.
+    """
+    old = group_or_default(group)
+    if not is_registered(old):
+        raise ValueError(f"Group {old} is not registered")
+    limit = _TIMEOUT if timeout is None else timeout
+    for comm_stream in old.comm_streams().values():
+        if not comm_stream.comm.closed:
+            _C.begin_recovery(comm_stream.comm)  # those that wait for this rank hear of it
+    rounds = _rounds.setdefault(old, Rounds("reconfigure", old.size()))
+    presence = old.peers.presence(old.ranks)
+    try:
+        with translated(NcclError):
+            seconds = limit.total_seconds()
+            lost = rounds.agree(old.store, old.rank(), seconds, gone=presence.gone)
+    finally:
+        presence.close()
+    left = [rank for rank in range(old.size()) if rank not in lost]
+    end_other_groups(old)
+    old.abort()
+    name = f"reconfigured:{rounds.number}"
+    pg = smaller_group(old, left, name=name, options=old.options, desc=old.group_desc)
+    try:
+        pg.open_at_once(limit)
+    except BaseException:
+        pg.abort()
+        raise
+    del world.groups[old]
+    if old is world.default:
+        world.default = pg
+    world.add(pg)
+    return pg

@@ -1,0 +1,168 @@
+"""Communicator.recover(): a communicator of the ranks that are left.
+
+The ranks agree on who is left, and these make the new communicator. A library that shares memory
+between the ranks has an agreement of its own; otherwise the ranks agree through a store.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pynccl import _C
+from pynccl.errors import NcclRemoteError
+
+if TYPE_CHECKING:
+    from pynccl._C import Communicator, Config
+    from pynccl.store import Store
+
+__all__ = ["Rounds", "recover"]
+
+_REMOTE_ERROR = 6  # ncclRemoteError
+_PAUSE = 0.01  # seconds between two looks at a store
+
+
+class Rounds:
+    """What a rank knows of the agreements of some ranks through a store.
+
+    Args:
+        path: of their keys in the store.
+        nranks: how many ranks there are.
+
+    Attributes:
+        path: as given.
+        nranks: as given.
+        number: of the last agreement.
+        members: the ranks that are left by it.
+    """
+
+    def __init__(self, path: str, nranks: int) -> None:
+        self.path = path
+        self.nranks = nranks
+        self.number = 0
+        self.members = list(range(nranks))
+
+    def agree(
+        self,
+        store: Store,
+        rank: int,
+        timeout: float,
+        lost: Iterable[int] = (),
+        gone: Callable[[int], object] = lambda _rank: False,
+    ) -> list[int]:
+        """Agree on who is left. The first proposal in the store holds, for all ranks.
+
+        Args:
+            store: common to the ranks.
+            rank: this one.
+            timeout: seconds to wait for ranks that are neither lost nor gone.
+            lost: ranks not to wait for.
+            gone: whether a rank that is missing has died.
+
+        Returns:
+            The ranks that are not left, of all.
+
+        Raises:
+            NcclRemoteError: the others have gone on without this rank.
+        """
+        end = time.monotonic() + timeout
+        number = f"{self.path}/{self.number + 1}"
+        result = f"{number}/left"
+
+        def came(member: int) -> str:
+            return f"{number}/came/{member}"
+
+        store.set(came(rank), "1")
+        while not store.check([result]):
+            missing = [m for m in self.members if m not in lost and not store.check([came(m)])]
+            if time.monotonic() >= end or all(gone(member) for member in missing):
+                left = [member for member in self.members if store.check([came(member)])]
+                store.compare_set(result, "", ",".join(map(str, left)))
+            else:
+                time.sleep(_PAUSE)
+        members = [int(member) for member in store.get(result).decode().split(",")]
+        if rank not in members:
+            raise NcclRemoteError(
+                f"rank {rank} was left out: the other ranks have agreed to go on without it, since "
+                "it did not take part in their recovery in time",
+                _REMOTE_ERROR,
+                "recover",
+                rank,
+            )
+        self.number += 1
+        self.members = members
+        return [member for member in range(self.nranks) if member not in members]
+
+
+_rounds: weakref.WeakKeyDictionary[Communicator, Rounds] = weakref.WeakKeyDictionary()
+
+
+def recover(
+    comm: Communicator,
+    timeout: float,
+    store: Store | None,
+    exclude: Sequence[int],
+    config: Config | None,
+) -> Communicator:
+    """The method of Communicator.
+
+    Args:
+        comm: the communicator.
+        timeout: the time in seconds that a rank has to take part.
+        store: a store of torch.distributed, or None.
+        exclude: ranks that are known to be lost.
+        config: a Config or None.
+
+    Returns:
+        The new Communicator; ``comm`` is aborted.
+    """
+    limit = _checked_timeout(timeout)
+    known = _checked_ranks(comm, exclude)
+    nranks = comm.nranks
+    rounds = _rounds.setdefault(comm, Rounds("pynccl/recover", nranks))
+    if store is None and not known and not _C.can_agree(comm):
+        raise ValueError(
+            "recover: pass store or exclude: this library does not know which ranks are left"
+        )
+    _C.begin_recovery(comm)
+    agreed: list[int] | None
+    for more in reversed(range(nranks)):
+        if store is not None:
+            agreed = rounds.agree(store, comm.rank, limit, known)
+        else:
+            agreed = _C.agree(comm, limit, known)
+        lost = known if agreed is None else agreed
+        try:
+            recovered = _C.make_recovered(comm, lost, limit, config)
+            break
+        except NcclRemoteError:
+            # Another rank has died meanwhile. All others raise this, and agree again.
+            if agreed is None or not more:
+                raise
+    _rounds[recovered] = Rounds(f"{rounds.path}/{rounds.number}/next", nranks - len(lost))
+    return recovered
+
+
+def _checked_timeout(timeout: float) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout: expected seconds, got {timeout!r} ({type(timeout).__name__})")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout: {timeout} must be above 0 seconds, and finite")
+    return float(timeout)
+
+
+def _checked_ranks(comm: Communicator, exclude: Sequence[int]) -> list[int]:
+    if not isinstance(exclude, Sequence) or isinstance(exclude, str):
+        raise TypeError(f"exclude: expected a sequence of ranks, got {exclude!r}")
+    for rank in exclude:
+        if not 0 <= rank < comm.nranks:
+            raise ValueError(f"exclude: {rank} is not in [0, {comm.nranks})")
+        if rank == comm.rank:
+            raise ValueError(f"exclude: rank {rank} is this rank")
+    return sorted(set(exclude))
+
+
+_C.set_recover(recover)

@@ -1,0 +1,109 @@
+"""Proves that ranks that come to a rendezvous after it has failed hear of it: whichever processes
+of those that failed have ended, and even where the late rank has become the host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank, wait_for
+
+_ENV = {"HOSTNCCL_INIT_TIMEOUT": "20"}
+_LATEST = 2.0  # seconds
+
+
+def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
+    """Ranks come one after the other; the last one when the others have failed."""
+    rank.report("ready")
+    wait_for(f"{folder}/{rank.rank}")
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclRemoteError, match=r"rank \d \(pid \d+\) died"):
+        rank.communicator()
+    if rank.rank == rank.nranks - 1:
+        assert time.monotonic() - began < _LATEST
+    elif rank.rank in leaves:
+        os._exit(0)
+    else:
+        time.sleep(4)  # still there when the last one comes
+
+
+@pytest.mark.parametrize(
+    ("dies", "leaves"), [(0, []), (1, [0]), (1, [])], ids=["host", "joiner", "joiner, host stays"]
+)
+def test_a_rank_that_comes_late(
+    launch: Launcher, tmp_path: Path, dies: int, leaves: list[int]
+) -> None:
+    nranks = 4
+
+    def drive(run: Run) -> None:
+        run.gather_reports()
+        for rank in range(nranks - 1):
+            (tmp_path / str(rank)).touch()
+            time.sleep(0.4)  # the first one is the host
+        run.kill(dies)
+        time.sleep(1)
+        (tmp_path / str(nranks - 1)).touch()
+
+    outcomes = launch.outcomes(
+        *(nranks, _come, tmp_path, leaves), while_running=drive, env=_ENV, timeout=25
+    )
+    for rank in range(nranks):
+        if rank != dies and rank not in leaves:
+            assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+
+
+def test_a_late_rank_that_has_become_the_host(launch: Launcher, tmp_path: Path) -> None:
+    """The host dies while the other rank that is there cannot notice it, so the third binds."""
+
+    def drive(run: Run) -> None:
+        run.gather_reports()
+        for rank in (0, 1):
+            (tmp_path / str(rank)).touch()
+            time.sleep(0.4)
+        run.kill(1, signal.SIGSTOP)
+        run.kill(0)
+        time.sleep(0.3)  # until its socket is closed
+        (tmp_path / "2").touch()
+        time.sleep(0.5)
+        run.kill(1, signal.SIGCONT)
+
+    outcomes = launch.outcomes(3, _come, tmp_path, [], while_running=drive, env=_ENV, timeout=25)
+    for rank in (1, 2):
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+
+
+def _never_come(rank: Rank) -> None:
+    if rank.rank % 2 == 1:
+        return
+    with pytest.raises(nccl.NcclTimeoutError, match=r"2 of 4 ranks .*; missing: 1, 3"):
+        rank.communicator(config=nccl.Config(init_timeout=0.6))
+
+
+def test_the_ranks_that_did_not_join_are_named(launch: Launcher) -> None:
+    launch(4, _never_come, fresh=True)
+
+
+def _shrink_without_all(rank: Rank) -> None:
+    comm = rank.comm
+    comm.timeout = 0.6
+    if rank.rank in (1, 2):
+        time.sleep(2)
+        comm.abort()
+        return
+    began = time.monotonic()
+    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
+        comm.shrink([2], abort=rank.nranks == 4)
+    assert time.monotonic() - began < 1.6
+    comm.abort()
+
+
+@pytest.mark.parametrize("nranks", [3, 4], ids=["default", "abort"])
+def test_a_shrink_that_not_all_call_expires(launch: Launcher, nranks: int) -> None:
+    launch(nranks, _shrink_without_all, fresh=True)

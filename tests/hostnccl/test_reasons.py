@@ -1,0 +1,112 @@
+"""Proves that the error of a rank that waits also says why the awaited rank does not come: what it
+waits for in another communicator, or what it has failed with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_LATE = 1.0  # seconds
+_AFTER = 2.5  # the others have their errors
+
+
+@contextlib.contextmanager
+def _communicators(rank: Rank) -> Iterator[dict[str, nccl.Communicator]]:
+    """Those of this rank: A has ranks 0 and 1, B has ranks 1 and 2. Aborted at the end."""
+    comms = {}
+    with contextlib.ExitStack() as stack:
+        for number, (name, members) in enumerate({"A": (0, 1), "B": (1, 2)}.items()):
+            if rank.rank in members:
+                unique_id, own = rank.unique_ids[number], members.index(rank.rank)
+                config = nccl.Config(timeout=_LATE, comm_name=name)
+                comm = nccl.Communicator(2, unique_id, own, config=config, provider="host")
+                stack.callback(comm.abort)
+                comms[name] = comm
+        yield comms
+
+
+def _small() -> np.ndarray:
+    return np.ones(4, np.float32)
+
+
+def _wait(comm: nccl.Communicator, stream: nccl.Stream | None = None) -> str:
+    try:
+        comm.all_reduce(_small(), stream=stream)
+        if stream:
+            stream.synchronize()
+    except nccl.NcclError as error:
+        return str(error)
+    raise AssertionError("it did not raise")
+
+
+def _chain(rank: Rank) -> str:
+    """Rank 0 waits in A for rank 1, which waits in B for rank 2, which does not come."""
+    with _communicators(rank) as comms:
+        if rank.rank == 0:
+            return _wait(comms["A"])
+        if rank.rank == 1:
+            comms["B"].timeout = 2 * _AFTER
+            return _wait(comms["B"])
+        time.sleep(_AFTER)
+    return ""
+
+
+def test_a_rank_that_waits_elsewhere(launch: Launcher) -> None:
+    first, second, _ = launch(3, _chain, ids=2, timeout=20)
+    number = r"rank \d \(pid \d+\)"
+    assert re.search(r"waited for rank 1 in ncclAllReduce\(", first), first
+    assert re.search(rf"{number} waits for rank 1 in ncclAllReduce\(.*of communicator B", first)
+    assert re.search(r"rank 1 .*aborted its communicator", second), second
+
+
+def _queued(rank: Rank) -> str:
+    """On rank 1 the all_reduce of A is behind that of B on a stream."""
+    with _communicators(rank) as comms:
+        if rank.rank == 0:
+            comms["A"].timeout = 2 * _AFTER
+            return _wait(comms["A"])
+        if rank.rank == 1:
+            comms["B"].timeout = 2 * _AFTER
+            stream = rank.stream()
+            comms["B"].all_reduce(_small(), stream=stream)
+            return _wait(comms["A"], stream)
+        time.sleep(_AFTER)
+    return ""
+
+
+def test_a_rank_whose_operation_is_queued(launch: Launcher) -> None:
+    first, _, _ = launch(3, _queued, ids=2, timeout=20)
+    waits = r"rank 0 \(pid \d+\) waits for rank 1 in ncclAllReduce\(.*\) of communicator B"
+    assert re.search(rf"rank 1 \(pid \d+\) revoked its communicator; {waits}", first), first
+
+
+def _failed(rank: Rank) -> str:
+    """Rank 1 has failed in B, and does not come to A."""
+    text = ""
+    with _communicators(rank) as comms:
+        if rank.rank == 0:
+            return _wait(comms["A"])
+        if rank.rank == 1:
+            text = _wait(comms["B"])
+        else:
+            with pytest.raises(nccl.NcclError, match="different calls"):
+                comms["B"].all_reduce(np.ones(5, np.float32))
+        time.sleep(_AFTER)
+    return text
+
+
+def test_a_rank_that_has_failed(launch: Launcher) -> None:
+    first, second, _ = launch(3, _failed, ids=2, timeout=20)
+    assert "different calls" in second
+    assert "has failed in communicator B: the ranks make different calls: " in first
+    assert "count=5" in first

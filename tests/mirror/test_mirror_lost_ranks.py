@@ -1,0 +1,305 @@
+"""Proves that making groups ends where a rank or the store is gone, and names it: new_group,
+split_group, several threads; and that reconfigure() goes on with the ranks that are left.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+
+_LIMIT = 1.5  # seconds
+World = Callable[..., list[Any]]
+
+
+def _sum_is_right(dist: Any, group: Any, members: list[int], own: int) -> None:
+    import torch
+
+    tensor = torch.full((1000,), own + 1.0)
+    dist.all_reduce(tensor, group=group)
+    assert (tensor == sum(member + 1.0 for member in members)).all()
+
+
+def _within(seconds: float, error: Any, match: str, call: Callable[[], object]) -> None:
+    began = time.monotonic()
+    with pytest.raises(error, match=match):
+        call()
+    assert time.monotonic() - began < seconds
+
+
+def _kill(victim: int) -> Callable[[Run], None]:
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        run.kill(victim)
+
+    return kill
+
+
+def _check_all_but(outcomes: list[Any], *lost: int) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert rank in lost or outcome.ok, f"rank {rank}: {outcome.died} {outcome.trace}"
+
+
+def _new_group_with_the_dead(rank: Rank, url: str) -> None:
+    import pynccl as dist
+
+    dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
+    rank.report("ready")
+    if rank.rank == 1:
+        time.sleep(60)
+    time.sleep(0.5)
+    gone = f"rank {rank.rank // 2 * 2}: rank 1 has died or has left the job"
+    for _ in range(2):
+        _within(2, dist.DistBackendError, gone, dist.new_group)
+    group = dist.new_group([0, 2])
+    _sum_is_right(dist, group, [0, 2], rank.rank)
+    dist.destroy_process_group(group)
+
+
+def test_new_group_with_a_dead_rank(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(3, _new_group_with_the_dead, url, while_running=_kill(1), timeout=30)
+    _check_all_but(outcomes, 1)
+
+
+def _new_group_that_one_skips(dist: Any, rank: int, size: int) -> None:
+    limit = timedelta(seconds=_LIMIT)
+    if rank == 1:
+        time.sleep(_LIMIT + 1)
+        return
+    text = r"waiting 1.5 seconds for rank 1 of 3 in 'cpu/communicator'"
+    _within(_LIMIT + 1, dist.DistStoreError, text, lambda: dist.new_group(timeout=limit))
+
+
+def test_new_group_that_a_rank_skips(world: World) -> None:
+    world(3, _new_group_that_one_skips)
+
+
+def _split_that_one_skips(dist: Any, rank: int, size: int) -> None:
+    if rank == 1:
+        time.sleep(_LIMIT + 1)
+        return
+    _within(
+        _LIMIT + 1,
+        dist.DistBackendError,
+        "ncclCommSplit",
+        lambda: dist.split_group(split_ranks=[[0, 1, 2]]),
+    )
+
+
+def test_split_group_that_a_rank_skips(world: World) -> None:
+    world(3, _split_that_one_skips, init={"timeout": timedelta(seconds=_LIMIT)})
+
+
+def _split_in_different_orders(dist: Any, rank: int, size: int) -> None:
+    a, b = (dist.new_group([0, 1], timeout=timedelta(seconds=_LIMIT)) for _ in range(2))
+    first, second = (a, b) if rank == 0 else (b, a)
+
+    def split() -> None:
+        for parent in (first, second):
+            dist.split_group(parent, [[0, 1]])
+
+    _within(_LIMIT + 1, dist.DistBackendError, "ncclCommSplit", split)
+
+
+def test_split_group_in_different_orders(world: World) -> None:
+    world(2, _split_in_different_orders)
+
+
+def _split_into_different_parts(dist: Any, rank: int, size: int) -> None:
+    parts = [[0, 1], [2]] if rank == 0 else [[0], [1, 2]]
+    if rank == 0:
+        text = "split_ranks: on rank 0 it makes a group of 2 ranks; with those of the other"
+        _within(_LIMIT, ValueError, text, lambda: dist.split_group(None, parts))
+    else:
+        _sum_is_right(dist, dist.split_group(None, parts), [1, 2], rank)
+
+
+def test_split_group_into_different_parts(world: World) -> None:
+    world(3, _split_into_different_parts)
+
+
+def _two_threads(rank: Rank, url: str) -> None:
+    import pynccl as dist
+
+    dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
+    own = rank.rank
+    if own == 1:
+        time.sleep(2)
+
+    waits = threading.Event()
+
+    def make(members: list[int]) -> None:
+        waits.set()
+        group = dist.new_group(members)
+        if own in members:
+            _sum_is_right(dist, group, members, own)
+
+    thread = threading.Thread(target=make, args=[[0, 1]])
+    thread.start()
+    waits.wait()
+    time.sleep(0.3)
+    began = time.monotonic()
+    make([0, 2])
+    assert time.monotonic() - began < 1.2  # on rank 0 the other thread still waits
+    thread.join(20)
+    assert not thread.is_alive()
+    dist.destroy_process_group()
+
+
+def _free_url() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_thread_that_waits_does_not_block_another(launch: Launcher) -> None:
+    launch(3, _two_threads, _free_url(), fresh=True)
+
+
+def _without_the_store(rank: Rank, url: str, text: str) -> None:
+    import pynccl as dist
+
+    limit = timedelta(seconds=_LIMIT)
+    dist.init_process_group(
+        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
+    )
+    rank.report("ready")
+    if rank.rank == 0:
+        time.sleep(60)
+    time.sleep(0.5)
+    error = (dist.DistNetworkError, dist.DistStoreError)
+    _within(_LIMIT + 1, error, text, lambda: dist.new_group([1, 2], timeout=limit))
+    rank.report("done")
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (signal.SIGKILL, r"the job's store at 127.0.0.1:\d+ is gone"),
+        (signal.SIGSTOP, r"the job's store at 127.0.0.1:\d+ has not answered"),
+    ],
+)
+def test_a_store_that_is_gone(launch: Launcher, how: signal.Signals, text: str) -> None:
+    def end(run: Run) -> None:
+        run.gather_reports()
+        run.kill(0, how)
+        if how == signal.SIGSTOP:
+            time.sleep(_LIMIT + 2)
+            run.kill(0)
+
+    outcomes = launch.outcomes(
+        *(3, _without_the_store, _free_url(), text), while_running=end, timeout=20
+    )
+    _check_all_but(outcomes, 0)
+
+
+def _reconfigure(rank: Rank, url: str, left: list[int], late: bool) -> None:
+    import pynccl as dist
+    from pynccl import nccl
+
+    own = rank.rank
+    dist.init_process_group(
+        "host",
+        init_method=url,
+        rank=own,
+        world_size=rank.nranks,
+        timeout=timedelta(seconds=_LIMIT),
+    )
+    part = dist.new_group([0, 1])
+    _sum_is_right(dist, None, [0, 1, 2, 3], own)
+    rank.report("ready")
+    if own not in left:
+        if not late:
+            time.sleep(60)
+        time.sleep(4)
+        with pytest.raises(nccl.NcclRemoteError, match="left out"):
+            dist.reconfigure(timeout=timedelta(seconds=1))
+        return
+    with pytest.raises(dist.DistBackendError):
+        while True:
+            dist.barrier()
+    began = time.monotonic()
+    group = dist.reconfigure(timeout=timedelta(seconds=1))
+    assert time.monotonic() - began < (3 if late else 2)
+    assert dist.group.WORLD is group
+    assert (dist.get_rank(), dist.get_world_size()) == (left.index(own), len(left))
+    _sum_is_right(dist, None, left, own)
+    _sum_is_right(dist, dist.reconfigure(timeout=timedelta(seconds=1)), left, own)
+    if own in (0, 1):
+        with pytest.raises(ValueError, match="abort"):
+            dist.barrier(part)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("lost", [[1], [0, 3]], ids=str)
+def test_reconfigure_without_the_dead(launch: Launcher, tmp_path: Path, lost: list[int]) -> None:
+    left = [rank for rank in range(4) if rank not in lost]
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        for rank in lost:
+            run.kill(rank)
+
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(*(4, _reconfigure, url, left, False), while_running=kill, timeout=30)
+    _check_all_but(outcomes, *lost)
+
+
+def test_reconfigure_without_a_rank_that_does_not_come(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    _check_all_but(launch.outcomes(4, _reconfigure, url, [0, 1, 3], True, timeout=30))
+
+
+def _pair_that_one_does_not_make(dist: Any, rank: int, size: int) -> None:
+    """The peer has sent the unique id, and does not use it."""
+    import torch
+
+    def stay_away(*_: object) -> None:
+        time.sleep(_LIMIT + 1)
+        raise InterruptedError
+
+    tensor = torch.ones(4)
+    if rank == 1:
+        pair = "pynccl.mirror.group.base_group.BaseGroup._config_of_pair"
+        with patch(pair, stay_away), pytest.raises(InterruptedError):
+            dist.send(tensor, 0)
+        return
+    _within(_LIMIT + 1, dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
+
+
+def test_a_pair_has_the_time_limit_of_its_group(world: World) -> None:
+    world(2, _pair_that_one_does_not_make, init={"timeout": timedelta(seconds=_LIMIT)}, timeout=20)
+
+
+class _NoAnswer:
+    """The machines of all ranks do not answer."""
+
+    def gone(self, _rank: int, seconds: float = 1) -> str:
+        time.sleep(min(seconds, 1))
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
+def test_machines_that_do_not_answer_leave_the_time_limit(tmp_path: Path) -> None:
+    from torch._C._distributed_c10d import FileStore
+
+    from pynccl.mirror.base.errors import DistStoreError
+    from pynccl.mirror.base.store import broadcast_via_store
+
+    store, limit = FileStore(str(tmp_path / "store"), -1), timedelta(seconds=1)
+    with pytest.raises(DistStoreError, match=r"rank 0 Timed out .* for ranks 1, 2, 3, 4 of 5"):
+        broadcast_via_store(store, "name", 0, 5, limit, bytes, _NoAnswer())

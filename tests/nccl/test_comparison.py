@@ -1,0 +1,346 @@
+"""Proves that ranks which compare their collectives (Config.check) get an error that says how they
+differ before anything is sent, and go on with the same communicator; and what is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from pynccl.comparison import Call, differences
+from tests.support.commands import run_command
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.support.store import FolderStore
+
+_ROOT = Path(__file__).parents[2]
+_ODD = 1
+_Call = Callable[[nccl.Communicator, Callable[[int, str], Any], nccl.Stream], object]
+
+
+def _group(comm: nccl.Communicator, put: Callable[[int, str], Any], s: nccl.Stream) -> None:
+    with nccl.group():
+        comm.all_reduce(put(4, "f4"), stream=s)
+        comm.all_reduce(put(4 + comm.rank % 2, "f4"), stream=s)
+
+
+def _plan(comm: nccl.Communicator, put: Callable[[int, str], Any], s: nccl.Stream) -> None:
+    with nccl.plan() as step:
+        comm.all_reduce(put(4 + comm.rank % 2, "f4"), stream=s)
+    step()
+
+
+# What all ranks call, what rank 1 calls instead, and how the error says it.
+_MISMATCHES: dict[str, tuple[_Call, _Call, str]] = {
+    "count": (
+        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
+        lambda c, put, s: c.all_reduce(put(5, "f4"), stream=s),
+        r"ranks 0, 2 all_reduce\(float32, count=4, sum\); rank 1 all_reduce\(float32, count=5, sum",
+    ),
+    "dtype": (
+        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
+        lambda c, put, s: c.all_reduce(put(4, "i4"), stream=s),
+        r"ranks 0, 2 all_reduce\(float32, .*rank 1 all_reduce\(int32, ",
+    ),
+    "op": (
+        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
+        lambda c, put, s: c.all_reduce(put(4, "f4"), nccl.MAX, stream=s),
+        r"ranks 0, 2 all_reduce\(.*, sum\); rank 1 all_reduce\(.*, max\)",
+    ),
+    "root": (
+        lambda c, put, s: c.broadcast(put(4, "f4"), 0, stream=s),
+        lambda c, put, s: c.broadcast(put(4, "f4"), 2, stream=s),
+        r"ranks 0, 2 broadcast\(.*root=0\); rank 1 broadcast\(.*root=2\)",
+    ),
+    "collective": (
+        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
+        lambda c, put, s: c.reduce(put(4, "f4"), 0, stream=s),
+        r"ranks 0, 2 all_reduce\(.*; rank 1 reduce\(",
+    ),
+    "group": (_group, _group, r"ranks 0, 2 all_reduce\(.*count=4.*count=4.*; rank 1 .*count=5"),
+    "plan": (_plan, _plan, r"ranks 0, 2 all_reduce\(.*count=4, .*; rank 1 all_reduce\(.*count=5"),
+}
+
+
+def _mismatch(rank: Rank, what: str, folder: str) -> None:
+    config = nccl.Config(check="every", timeout=20)
+    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    memory, stream = rank.memory, rank.stream()
+    x = memory.put(np.ones(4, np.float32))
+    comm.all_reduce(x, stream=stream)
+    calls = _MISMATCHES[what]
+    call = calls[rank.rank == _ODD]
+    text = f"check on rank {rank.rank}: the ranks call different collectives as #2: {calls[2]}"
+    for _ in range(2):  # nothing was sent, so it can be repeated
+        with pytest.raises(nccl.NcclInvalidUsageError, match=text):
+            call(comm, lambda count, dtype: memory.put(np.ones(count, dtype)), stream)
+    comm.all_reduce(x, stream=stream)
+    with comm.split(0) as child:
+        child.all_reduce(x, stream=stream)
+        stream.synchronize()
+    assert (memory.get(x) == 27).all()
+    assert [record.number for record in comm.flight_record()] == [1, 2]
+    comm.close()
+
+
+@pytest.mark.parametrize("what", _MISMATCHES)
+def test_a_mismatch_is_named_on_every_rank(
+    launch: Launcher, provider: str, what: str, tmp_path: Path
+) -> None:
+    launch(3, _mismatch, what, str(tmp_path), provider=provider, timeout=60)
+
+
+def _every_third(rank: Rank, folder: str) -> None:
+    """On a stream that waits for a message, so that the engine does not compare before."""
+    comm = rank.communicator(0, config=nccl.Config(check=3, timeout=30), store=FolderStore(folder))
+    memory, stream = rank.memory, rank.stream()
+    x, y = memory.put(np.ones(4, np.float32)), memory.put(np.ones(4, np.float32))
+    comm.recv(y, 1 - rank.rank, stream=stream)
+    for number in range(1, 6):
+        odd = rank.rank == _ODD and number == 5
+        comm.all_reduce(x, nccl.MAX if odd else nccl.SUM, stream=stream)
+    text = r"as #5: rank 0 all_reduce\(.*, sum\); rank 1 all_reduce\(.*, max\)"
+    with pytest.raises(nccl.NcclInvalidUsageError, match=text):
+        comm.all_reduce(x, stream=stream)
+    comm.abort()
+
+
+def test_every_third_is_compared(launch: Launcher, provider: str, tmp_path: Path) -> None:
+    launch(2, _every_third, str(tmp_path), provider=provider, timeout=40)
+
+
+def _message(rank: Rank, folder: str, receives_first: bool) -> None:
+    """The rank that calls second has an error; the right call then completes both."""
+    config = nccl.Config(check="every", timeout=30)
+    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    memory, stream, peer = rank.memory, rank.stream(), 1 - rank.rank
+    x = memory.put(np.full(5, 1 + rank.rank, np.float32))
+    small = memory.put(np.ones(4, np.float32))
+    calls = {"send": comm.send, "recv": comm.recv}
+    first, second = ("recv", "send") if receives_first else ("send", "recv")
+    store = FolderStore(folder)
+    for number in (1, 2):
+        if rank.rank == 0:
+            calls[first](x, peer, stream=stream)
+            store.set(f"called {number}", "")
+            continue
+        store.get(f"called {number}")
+        source = 1 if receives_first else 0
+        text = (
+            rf"check on rank 1: message #{number} from rank {source} to rank {1 - source}: this "
+            rf"rank calls {second}\(float32, count=4\), rank 0 {first}\(float32, count=5\); this "
+        )
+        with pytest.raises(nccl.NcclInvalidUsageError, match=text):
+            calls[second](small, peer, stream=stream)
+        calls[second](x, peer, stream=stream)
+    stream.synchronize()
+    assert (memory.get(x) == (2 if receives_first else 1)).all()
+    comm.close()
+
+
+@pytest.mark.parametrize("receives_first", [False, True])
+def test_a_message_that_differs(
+    launch: Launcher, provider: str, receives_first: bool, tmp_path: Path
+) -> None:
+    launch(2, _message, str(tmp_path), receives_first, provider=provider, timeout=40)
+
+
+def _messages_in_a_group(rank: Rank, folder: str) -> bool:
+    """Both ranks send one that differs; no rank can complete the group."""
+    config = nccl.Config(check="every", timeout=1)
+    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    memory, stream, peer = rank.memory, rank.stream(), 1 - rank.rank
+    one, other = (memory.put(np.ones(4 + rank.rank * i, np.int32)) for i in (0, 1))
+    ends = memory.put(np.ones(4, np.int32))
+    try:
+        with nccl.group():
+            comm.send(one, peer, stream=stream)
+            comm.send(other, peer, stream=stream)
+            comm.recv(ends, peer, stream=stream)
+            comm.recv(ends, peer, stream=stream)
+        stream.synchronize()
+        if error := comm.async_error():
+            raise error
+    except (nccl.NcclError, nccl.DriverError) as error:
+        comm.abort()
+        return "message #2 from rank 1 to rank 0" in str(error)
+    raise AssertionError("it did not raise")
+
+
+def test_messages_in_a_group(launch: Launcher, provider: str, tmp_path: Path) -> None:
+    assert any(launch(2, _messages_in_a_group, str(tmp_path), provider=provider, timeout=40))
+
+
+def _grown(rank: Rank, folder: str) -> None:
+    store, config = FolderStore(folder), nccl.Config(check="every", timeout=20)
+    if rank.rank < 2:
+        comm = nccl.Communicator(
+            2, rank.unique_ids[1], rank.rank, config=config, provider="host", store=store
+        )
+        unique_id = comm.get_unique_id() if rank.rank == 1 else None
+        if unique_id:
+            store.set("id", bytes(unique_id).hex())
+        grown = comm.grow(3, unique_id)
+    else:
+        joined = bytes.fromhex(store.get("id").decode())
+        grown = nccl.Communicator.join(3, joined, 2, config=config, provider="host", store=store)
+    grown.all_reduce(np.ones(4))
+    text = r"as #2: ranks 0, 1 all_reduce\(.*count=4, .*; rank 2 all_reduce\(.*count=5"
+    with pytest.raises(nccl.NcclInvalidUsageError, match=text):
+        grown.all_reduce(np.ones(5 if rank.rank == 2 else 4))
+    grown.all_reduce(np.ones(4))
+    if rank.rank == 2:
+        grown.send(np.ones(4), 0)
+        store.set("sent", "")
+    if rank.rank == 0:
+        store.get("sent")
+        with pytest.raises(nccl.NcclInvalidUsageError, match="message #1 from rank 2 to rank 0"):
+            grown.recv(np.ones(5), 2)
+        grown.recv(np.ones(4), 2)
+    grown.abort()
+
+
+def test_a_grown_communicator(launch: Launcher, tmp_path: Path) -> None:
+    launch(3, _grown, str(tmp_path), ids=2, timeout=40)
+
+
+def _absent(rank: Rank, folder: str) -> None:
+    config = nccl.Config(check="every", timeout=0.5)
+    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    if rank.rank != _ODD:
+        text = r"check: rank 1 did not come within 0\.5 s to the comparison of #1 all_reduce"
+        with pytest.raises(nccl.NcclTimeoutError, match=text) as raised:
+            comm.all_reduce(np.ones(4, np.float32))
+        assert raised.value.missing_ranks == [_ODD]
+    comm.abort()
+
+
+def test_a_rank_that_does_not_come_is_named(launch: Launcher, tmp_path: Path) -> None:
+    launch(3, _absent, str(tmp_path), timeout=40)
+
+
+def _closed(rank: Rank, folder: str) -> None:
+    """The other rank does not come: a comparison would end with the time limit."""
+    config = nccl.Config(check="every", timeout=3)
+    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    other = rank.communicator(1)
+    x, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
+    with nccl.plan() as step:
+        comm.all_reduce(x, stream=stream)
+        other.all_reduce(x, stream=stream)
+    other.close()
+    if rank.rank == 0:
+        with pytest.raises(ValueError, match="operation 2 of 2 uses it; nothing was issued"):
+            step()
+        assert not comm.expired
+    comm.abort()
+
+
+def test_what_cannot_be_issued_is_not_compared(
+    launch: Launcher, provider: str, tmp_path: Path
+) -> None:
+    launch(2, _closed, str(tmp_path), provider=provider, ids=2, timeout=40)
+
+
+def _both(rank: Rank, folder: str) -> None:
+    """Two communicators in one group, and messages."""
+    store = FolderStore(folder)
+    config = nccl.Config(check=1)
+    comms = [rank.communicator(i, config=config, store=store) for i in (0, 1)]
+    memory, stream = rank.memory, rank.stream()
+    x, y, z = (memory.put(np.ones(4, np.float32)) for _ in range(3))
+    with nccl.group():
+        comms[0].all_reduce(x, stream=stream)
+        comms[1].all_reduce(y, stream=stream)
+        comms[0].send(x, 1 - rank.rank, stream=stream)
+        comms[0].recv(z, 1 - rank.rank, stream=stream)
+    stream.synchronize()
+    assert (memory.get(y) == 2).all()
+    for comm in comms:
+        comm.close()
+
+
+def test_a_group_of_two_communicators(launch: Launcher, provider: str, tmp_path: Path) -> None:
+    launch(2, _both, str(tmp_path), provider=provider, ids=2, timeout=40)
+
+
+_SUM = "all_reduce(float32, count=4, sum)"
+_MAX = "all_reduce(float32, count=4, max)"
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ({0: Call(5, _SUM, [], 1), 1: Call(5, _SUM, [], 1)}, ""),
+        (
+            {
+                0: Call(6, _SUM, [(4, _SUM), (5, _MAX)], 1),
+                1: Call(6, _SUM, [(4, _SUM), (5, _SUM)], 2),
+            },
+            f"the ranks call different collectives as #5: rank 0 {_MAX}; rank 1 {_SUM}",
+        ),
+        (
+            {0: Call(5, _SUM, [], 1), 1: Call(6, _SUM, [], 2), 2: Call(5, _SUM, [], 1)},
+            f"the ranks have called different numbers of collectives: ranks 0, 2 #5 {_SUM}; "
+            f"rank 1 #6 {_SUM}",
+        ),
+        (
+            {0: Call(5, _SUM, [], 1), 1: Call(5, _SUM, [], 2)},
+            "the ranks have called different collectives before #5, by their fingerprints: rank 0 "
+            f"{1:016x}; rank 1 {2:016x}",
+        ),
+    ],
+)
+def test_how_calls_differ(calls: dict[int, Call], text: str) -> None:
+    assert differences(calls) == text
+
+
+def test_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="check: 0 is below 1"):
+        nccl.Config(check=0)
+    with pytest.raises(TypeError, match="check: expected 'every' or an integer, got 'some'"):
+        nccl.Config(check="some")  # type: ignore[arg-type]
+    assert nccl.Config(check="every").check == 1
+    unique_id, config = nccl.get_unique_id("host"), nccl.Config(check=2)
+    with pytest.raises(ValueError, match="check: the ranks need a store to compare"):
+        nccl.Communicator(1, unique_id, 0, config=config, provider="host")
+
+
+_ENVIRONMENT = """
+import sys
+import numpy as np
+from pynccl import nccl
+from tests.support.store import FolderStore
+store = FolderStore(sys.argv[1])
+try:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=store)
+    comm.all_reduce(np.ones(4))
+    comm.close()
+    print(any("check" in path.name for path in store._folder.iterdir()))
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("every", "True"),
+        ("1", "True"),
+        ("2", "False"),
+        ("", "False"),
+        ("x", "PYNCCL_CHECK: 'x' is"),
+    ],
+)
+def test_the_environment_has_a_default(tmp_path: Path, value: str, expected: str) -> None:
+    env = {**os.environ, "PYNCCL_CHECK": value}
+    command = [sys.executable, "-c", _ENVIRONMENT, str(tmp_path)]
+    done = run_command(command, _ROOT, env, timeout=60)
+    assert done.stdout.startswith(expected), done

@@ -1,0 +1,87 @@
+"""Proves that a process can fork at any time while its deadlines are looked at: the child finds no
+mutex locked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tests.support.commands import run_command
+
+_ROOT = Path(__file__).parents[2]
+
+_FORKS = """
+import os, signal, threading, time
+import numpy as np
+from pynccl import nccl
+
+FORKS = 60
+array = np.ones(4)
+stream, blocked = nccl.Stream("host"), threading.Event()
+stream.launch(blocked.wait)
+comms = [nccl.Communicator.init_all(1, provider="host")[0] for _ in range(40)]
+with nccl.capture(stream2 := nccl.Stream("host")) as graph:
+    comms[0].all_reduce(array, stream=stream2)
+for comm in comms:
+    comm.all_reduce(array, stream=stream)  # it is looked at whether they are done
+graph.launch(stream)
+
+def have_deadlines_looked_at():
+    while not blocked.is_set():
+        with nccl.deadline(50):  # wakes the monitor
+            pass
+
+def refused(call):
+    try:
+        call()
+    except (nccl.NcclError, nccl.DriverError):
+        return
+    raise AssertionError("not refused")
+
+def live():
+    for comm in comms:
+        comm.flight_record()
+        refused(lambda: comm.all_reduce(array))
+    refused(lambda: graph.launch(stream))
+    refused(stream.query)
+    own, queue = nccl.Communicator.init_all(2, provider="host"), nccl.Stream("host")
+    own[0].timeout = 0.1
+    own[0].all_reduce(array, stream=queue)
+    try:
+        queue.synchronize()
+    except nccl.NcclTimeoutError:
+        os._exit(0)
+
+def wait_for(child):
+    end = time.monotonic() + 10
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "hangs"
+        time.sleep(0.005)
+    return "ends" if ended[1] == 0 else "fails"
+
+thread = threading.Thread(target=have_deadlines_looked_at)
+thread.start()
+ends = []
+for _ in range(FORKS):
+    child = os.fork()
+    if child == 0:
+        try:
+            live()
+        finally:
+            os._exit(1)
+    ends.append(wait_for(child))
+blocked.set()
+thread.join()
+stream.synchronize()
+print({end: ends.count(end) for end in set(ends)})
+"""
+
+
+def test_a_fork_while_deadlines_are_looked_at() -> None:
+    done = run_command([sys.executable, "-c", _FORKS], _ROOT, os.environ, timeout=120)
+    assert done.stdout == "{'ends': 60}\n", done

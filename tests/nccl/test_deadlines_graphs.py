@@ -1,0 +1,284 @@
+"""Proves that a launch of a graph has the time limits of its communicators: a rank that does not
+launch it is an error for those who wait, with the launch in its text; and that no launch expires
+that ends in time, however many there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_life import check_works
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_LIMIT = 0.6  # seconds
+_LATEST = _LIMIT + 1
+_LONG = 50.0
+_ABSENT = 1
+
+
+class Place:
+    """A rank with a graph of two operations."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.comm = self.communicator(1, _LIMIT)
+        self.stream = rank.stream()
+        self.buffer = rank.memory.put(np.ones(1000, np.float32))
+        self.all_reduce(self.comm)
+        self.stream.synchronize()
+        self.graph = self.capture(self.comm, self.comm)
+
+    def communicator(self, index: int, limit: float) -> nccl.Communicator:
+        return self.rank.communicator(index, config=nccl.Config(timeout=limit))
+
+    def all_reduce(self, comm: nccl.Communicator) -> None:
+        comm.all_reduce(self.buffer, nccl.MAX, stream=self.stream)
+
+    def capture(self, *comms: nccl.Communicator) -> nccl.Graph:
+        with nccl.capture(self.stream) as graph:
+            for comm in comms:
+                self.all_reduce(comm)
+        return graph
+
+    def launch(self) -> None:
+        self.graph.launch(self.stream)
+
+    def barrier(self) -> None:
+        self.rank.comm.all_reduce(self.buffer, nccl.MAX)
+        self.stream.synchronize()
+
+    def stays_away(self) -> bool:
+        """Whether this is the absent rank, which has let the time limit pass and aborted."""
+        self.rank.report("ready")
+        if self.rank.rank != _ABSENT:
+            return False
+        time.sleep(3 * _LIMIT)
+        self.comm.abort()
+        return True
+
+    def wait(self) -> None:
+        """Raise also what a stream of a GPU does not: it is complete where its work was ended."""
+        self.stream.synchronize()
+        if error := self.comm.async_error():
+            raise error
+
+
+# What all ranks do, and then rank 0 alone.
+Acts = tuple[Callable[[], object], Callable[[], object]]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _once(place: Place) -> Acts:
+    return _nothing, place.launch
+
+
+def _after_others(place: Place) -> Acts:
+    """In a burst: only the first launch has an event that is recorded once."""
+
+    def launch_some() -> None:
+        for _ in range(20):
+            place.launch()
+
+    return launch_some, launch_some
+
+
+def _on_a_handle(place: Place) -> Acts:
+    """Nobody knows whether the stream still exists when the monitor looks."""
+    handle = place.stream.handle
+    return lambda: place.graph.launch(handle), lambda: place.graph.launch(handle)
+
+
+def _in_a_scope(place: Place) -> Acts:
+    place.comm.timeout = _LONG
+
+    def launch_in_scope() -> None:
+        place.launch()
+        with nccl.deadline(_LIMIT):
+            place.launch()
+        place.launch()
+
+    return _nothing, launch_in_scope
+
+
+def _of_two_communicators(place: Place) -> Acts:
+    """The stream waits for both, one after the other."""
+    other = place.communicator(2, _LIMIT)
+    place.all_reduce(other)
+    place.stream.synchronize()
+    place.graph = place.capture(other, place.comm, place.comm)
+    return place.launch, place.launch
+
+
+def _during_a_capture(place: Place) -> Acts:
+    """Of another stream, in the mode that allows least."""
+
+    def launch() -> None:
+        other = place.rank.stream()
+        with nccl.capture(other, mode="global") as graph:
+            place.launch()
+        graph.close()
+
+    return launch, launch
+
+
+def _after_a_closed_one(place: Place) -> Acts:
+    """A graph that was launched and closed."""
+    before = place.capture(place.comm)
+
+    def launch_and_close() -> None:
+        before.launch(place.stream)
+        before.close()
+
+    return launch_and_close, place.launch
+
+
+_LAUNCHES = {
+    "once": _once,
+    "after others": _after_others,
+    "on a handle": _on_a_handle,
+    "in a scope": _in_a_scope,
+    "of two communicators": _of_two_communicators,
+    "during a capture": _during_a_capture,
+    "after a closed one": _after_a_closed_one,
+}
+
+
+def _launch_without_the_absent(rank: Rank, what: str) -> None:
+    place = Place(rank)
+    together, alone = _LAUNCHES[what](place)
+    together()
+    place.stream.synchronize()
+    if place.stays_away():
+        return
+    began = time.monotonic()
+    alone()
+    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)) as raised:
+        place.wait()
+    took = time.monotonic() - began
+    assert took < _LATEST, f"{took:.2f} s: {raised.value}"
+    raised.match(
+        r"a graph launch with 2 operations up to all_reduce #3 \(float32, count=1000, max\)"
+        if what != "of two communicators"
+        else "a graph launch with (2 operations up to all_reduce #5|all_reduce #2)"
+    )
+    raised.match(f"on rank {rank.rank} did not complete within {_LIMIT:g} s")
+    if rank.provider == "host":
+        assert isinstance(raised.value, nccl.NcclTimeoutError)
+        assert raised.value.missing_ranks == [_ABSENT]
+    with pytest.raises((nccl.NcclTimeoutError, ValueError), match=r"within 0\.6 s|was closed"):
+        place.launch()
+    with place.comm.shrink([_ABSENT], abort=True) as smaller:
+        check_works(rank, smaller, [0])
+
+
+@pytest.mark.parametrize("what", _LAUNCHES)
+def test_a_launch_without_a_rank_is_an_error(launch: Launcher, provider: str, what: str) -> None:
+    launch(2, _launch_without_the_absent, what, provider=provider, ids=3, timeout=40)
+
+
+def _launch_here(rank: Rank) -> None:
+    place = Place(rank)
+    place.graph.launch(0)
+    if place.stays_away():
+        return
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError, match=r"cuGraphLaunch on rank 0 .* within 0\.6 s"):
+        place.graph.launch(0)
+    assert time.monotonic() - began < _LATEST
+
+
+def test_a_launch_in_the_calling_thread_ends(launch: Launcher) -> None:
+    launch(2, _launch_here, ids=2, timeout=40)
+
+
+def _launch_for_long(rank: Rank) -> None:
+    """There is always a launch that is not done; then there are pauses."""
+    place = Place(rank)
+    place.comm.timeout = 1
+    events = [rank.event(), rank.event()]
+    end = time.monotonic() + 2.5
+    turns = rank.memory.put(np.zeros(1, np.float32))
+    while True:
+        for event in events:
+            event.synchronize()
+            place.launch()
+            event.record(place.stream)
+        over = rank.memory.put(np.full(1, time.monotonic() > end, np.float32))
+        rank.comm.all_reduce(over, nccl.MAX, out=turns)
+        if rank.memory.get(turns)[0]:
+            break
+    for _ in range(2):
+        time.sleep(1.5)
+        place.launch()
+    place.stream.synchronize()
+    assert not place.comm.expired
+    records = place.comm.flight_record()
+    assert [record.operation for record in records] == 3 * ["all_reduce"]  # no launch
+    place.graph.close()
+    place.comm.close()
+
+
+def test_launches_in_time_do_not_expire(launch: Launcher, provider: str) -> None:
+    launch(2, _launch_for_long, provider=provider, ids=3, timeout=40)
+
+
+def _end_after_launch(rank: Rank, how: str) -> None:
+    """Of two communicators of a graph one is ended; the limit of the other one still applies."""
+    place = Place(rank)
+    other = place.communicator(2, _LIMIT)
+    place.all_reduce(other)
+    place.stream.synchronize()
+    both, alone = place.capture(place.comm, other), place.capture(other)
+    both.launch(place.stream)
+    place.stream.synchronize()
+    place.barrier()
+    getattr(place.comm, how)()
+    with pytest.raises(ValueError, match="was closed"):
+        both.launch(place.stream)
+    place.stream = rank.stream()
+    rank.report("ready")
+    if rank.rank == _ABSENT:
+        time.sleep(3 * _LIMIT)
+        other.abort()
+        return
+    place.comm = other
+    alone.launch(place.stream)
+    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError), match="a graph launch with"):
+        place.wait()
+    other.abort()
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+def test_the_end_of_a_communicator_after_a_launch(
+    launch: Launcher, provider: str, how: str
+) -> None:
+    launch(2, _end_after_launch, how, provider=provider, ids=3, timeout=40)
+
+
+def test_a_capture_records_no_launch() -> None:
+    """CPUs refuse it, which leaves nothing to wait for."""
+    comm = nccl.Communicator.init_all(1, provider="host")[0]
+    comm.timeout = 0.2
+    streams = nccl.Stream("host"), nccl.Stream("host")
+    with nccl.capture(streams[0]) as graph:
+        comm.all_reduce(np.ones(4), stream=streams[0])
+    with (
+        pytest.raises(nccl.DriverError, match="STREAM_CAPTURE_UNSUPPORTED"),
+        nccl.capture(streams[1]),
+    ):
+        graph.launch(streams[1])
+    time.sleep(0.5)
+    assert not comm.expired
+    graph.launch(streams[0])
+    streams[0].synchronize()
+    graph.close()
+    comm.close()

@@ -1,0 +1,488 @@
+"""Proves that the error of an operation that is late names the missing ranks, which the ranks find
+out through a store: what the store has, the words for what the ranks do, and that without an answer
+the error comes in time all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import inquiry, nccl
+from pynccl.flight.dump import Dump, parse
+from pynccl.flight.missing import Missing, find_missing, shortened
+from tests.nccl.test_life import check_works
+from tests.support import gpu
+from tests.support.commands import run_command
+from tests.support.flight_dumps import communicator, dump, dump_json, record
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+from tests.support.store import FolderStore
+
+_ROOT = Path(__file__).parents[2]
+_LIMIT = 0.6  # seconds
+_LATEST = _LIMIT + 1
+_ABSENT = 1
+
+
+class _Ranks:
+    """What a rank calls, on buffers of its own."""
+
+    def __init__(self, rank: Rank, comm: nccl.Communicator) -> None:
+        self.rank, self.comm, self.stream = rank.rank, comm, rank.stream()
+        self.small, self.large = (rank.memory.put(np.ones(n, np.float32)) for n in (4, 8))
+
+    def all_reduce(self) -> None:
+        self.comm.all_reduce(self.small, stream=self.stream)
+
+    def broadcast(self) -> None:
+        self.comm.broadcast(self.small, 0, stream=self.stream)
+
+    def send(self, peer: int) -> None:
+        self.comm.send(self.small, peer, stream=self.stream)
+
+    def recv(self, peer: int) -> None:
+        self.comm.recv(self.small, peer, stream=self.stream)
+
+    def exchange(self, peer: int) -> None:
+        with nccl.group():
+            self.send(peer)
+            self.recv(peer)
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+        if error := self.comm.async_error():
+            raise error
+
+
+def _loop(skipped: int) -> Callable[[_Ranks], None]:
+    """Ten equal calls; one rank skips one of them."""
+
+    def act(ranks: _Ranks) -> None:
+        for step in range(10):
+            if ranks.rank != _ABSENT or step != skipped:
+                ranks.all_reduce()
+
+    return act
+
+
+def _absent(act: Callable[[_Ranks], object]) -> Callable[[_Ranks], object]:
+    return lambda ranks: act(ranks) if ranks.rank != _ABSENT else None
+
+
+# What the ranks call, and what the error says on those that wait.
+_MISSING: dict[str, tuple[Callable[[_Ranks], object], str]] = {
+    "collective": (
+        _absent(_Ranks.all_reduce),
+        r"rank 1 has not issued #2 all_reduce\(float32, count=4, sum\); its last is #1, done",
+    ),
+    "loop": (_loop(3), r"rank 1 has not issued #11 all_reduce.*; its last is #10"),
+    "recv": (
+        _absent(lambda ranks: ranks.recv(_ABSENT)),
+        r"recv #1\(float32, count=4, peer=1\) of rank . from rank 1 has no send",
+    ),
+    "group": (
+        _absent(lambda ranks: ranks.exchange(_ABSENT)),
+        r"recv #1\(.*\) of rank . from rank 1 has no send: rank 1 has called 0 to rank",
+    ),
+    "split": (
+        _absent(lambda ranks: ranks.comm.split(0)),
+        r"ranks 0, 2 are in ncclCommSplit for .*; rank 1 is not",
+    ),
+}
+
+
+def _act_and_wait(act: Callable[[_Ranks], object], ranks: _Ranks) -> None:
+    act(ranks)
+    ranks.wait()
+
+
+def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> bool:
+    """Whether the rank's own limit was over, and not another's before."""
+    if what == "split":  # an older NCCL aborts, and that takes longer
+        gpu.require(rank.provider, "ncclCommRevoke")
+    comm = rank.communicator(0, config=nccl.Config(timeout=_LIMIT), store=FolderStore(folder))
+    ranks = _Ranks(rank, comm)
+    ranks.all_reduce()
+    ranks.wait()
+    rank.report("ready")
+    act, text = _MISSING[what]
+    began = time.monotonic()
+    if rank.rank == _ABSENT:
+        act(ranks)
+        time.sleep(3 * _LIMIT)
+        comm.abort()
+        return False
+    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError, nccl.DriverError)) as raised:
+        _act_and_wait(act, ranks)
+    assert time.monotonic() - began < _LATEST
+    error = raised.value
+    if isinstance(error, nccl.NcclTimeoutError):  # else the other rank's limit was over first
+        raised.match(text)
+        assert error.missing_ranks == [_ABSENT], str(error)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (str(copy), copy.missing_ranks) == (str(error), [_ABSENT])
+    with comm.shrink([_ABSENT], abort=True) as smaller:
+        check_works(rank, smaller, [0, 2])
+    comm.close()
+    return isinstance(error, nccl.NcclTimeoutError)
+
+
+@pytest.mark.parametrize("what", _MISSING)
+def test_the_missing_rank_is_named(
+    launch: Launcher, provider: str, what: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    assert any(launch(3, _wait_for_the_absent, what, folder, provider=provider, timeout=40))
+
+
+def _dumps(of_ranks: dict[int, list[dict[str, object]]], **fields: object) -> list[Dump]:
+    return [dump(rank, communicator(rank, 4, ops, **fields)) for rank, ops in of_ranks.items()]
+
+
+_COMM = "a" * 16
+_DONE, _WAITS = record("all_reduce"), record("all_reduce", "issued", age=3)
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "ranks", "text"),
+    [
+        ({0: [_WAITS], 1: [], 2: [_WAITS], 3: [_WAITS]}, [1], "rank 1 has not issued #1 "),
+        ({0: [_WAITS], 1: [], 3: [_WAITS]}, [1, 2], "rank 2 has not answered: the process"),
+        (
+            {0: [_WAITS], 1: [_WAITS], 2: [record("broadcast", "issued")], 3: [_WAITS]},
+            [2],
+            r"rank 2 called broadcast\(.*\) as #1 where ranks 0, 1, 3 called all_reduce",
+        ),
+        ({0: [_WAITS], 1: [_WAITS], 2: [_WAITS], 3: [_WAITS]}, [], "all ranks have issued #1"),
+        # A message concerns its peer only.
+        ({0: [record("recv", "issued", peer=1)], 1: []}, [1], "has no send: rank 1 has called 0"),
+        ({0: [record("recv", "issued", peer=2)], 1: []}, [2], "rank 2 has not answered"),
+        (
+            {
+                0: [record("recv", "issued", peer=1)],
+                1: [record("send", "issued", peer=0, count=5)],
+            },
+            [0, 1],
+            r"send #1 of rank 1 to rank 0 has \(float32, count=5\), its receive \(float32, count=4",
+        ),
+    ],
+)
+def test_whom_a_rank_waits_for(
+    of_ranks: dict[int, list[dict[str, object]]], ranks: list[int], text: str
+) -> None:
+    missing = find_missing(_COMM, 0, 4, _dumps(of_ranks))
+    assert missing.ranks == ranks
+    assert re.search(text, missing.text), missing.text
+
+
+def test_nothing_is_known_of_a_communicator_without_waits() -> None:
+    done = {rank: [_DONE] for rank in range(4)}
+    assert find_missing(_COMM, 0, 4, _dumps(done)) == Missing("", None)
+
+
+def test_an_answer_is_short() -> None:
+    """The last records of the communicator in question, and what is not done of others."""
+    many = [_DONE] * 100 + [record("send", peer=1)] * 100
+    other = communicator(0, 2, [_DONE, _WAITS], id="b" * 16)
+    text = dump_json(0, communicator(0, 2, many), other)
+    asked, rest = parse(shortened(text, _COMM), "").communicators
+    assert [one.sequence for one in asked.records] == [*range(37, 101), *range(137, 201)]
+    assert [one.sequence for one in rest.records] == [2]
+
+
+def _stopped(rank: Rank, folder: str) -> tuple[str, list[int] | None]:
+    comm = rank.communicator(0, config=nccl.Config(timeout=_LIMIT), store=FolderStore(folder))
+    ranks = _Ranks(rank, comm)
+    ranks.all_reduce()
+    ranks.wait()
+    rank.report("ready")
+    if rank.rank == 2:
+        time.sleep(600)
+    time.sleep(0.3)
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError) as raised:
+        _act_and_wait(_Ranks.all_reduce, ranks)
+    assert time.monotonic() - began < _LATEST + 0.3  # it waits for the answer for 0.7 s
+    comm.abort()
+    return str(raised.value), raised.value.missing_ranks
+
+
+def test_a_stopped_rank_does_not_answer(launch: Launcher, provider: str, tmp_path: Path) -> None:
+    def stop(run: Run) -> None:
+        run.gather_reports()
+        run.kill(2, signal.SIGSTOP)
+        time.sleep(6 * _LIMIT)
+        run.kill(2, signal.SIGKILL)
+
+    outcomes = launch.outcomes(
+        3, _stopped, str(tmp_path), provider=provider, while_running=stop, timeout=60
+    )
+    results = [outcome.value for outcome in outcomes[:2] if outcome.ok]
+    assert results, [outcome.trace for outcome in outcomes]
+    for text, missing in results:
+        assert "rank 2 has not answered: the process has ended, is stopped or busy" in text
+        assert missing == [2]
+
+
+_KEEP_THE_GIL = """
+import ctypes, sys, threading, time
+import numpy as np
+from pynccl import nccl
+from tests.support.store import FolderStore
+ids = [nccl.get_unique_id("host")]
+config, store = nccl.Config(timeout=0.5), FolderStore(sys.argv[1])
+comms = [None, None]
+def make(rank):
+    comms[rank] = nccl.Communicator(2, ids[0], rank, config=config, provider="host", store=store)
+threads = [threading.Thread(target=make, args=[rank]) for rank in (0, 1)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+ended = []
+def wait():
+    try:
+        comms[0].all_reduce(np.ones(4))
+    except nccl.NcclTimeoutError as error:
+        print(error.missing_ranks, error, flush=True)
+waiter = threading.Thread(target=wait)
+waiter.start()
+time.sleep(0.1)
+began = time.monotonic()
+ctypes.PyDLL(None).usleep(3_000_000)  # keeps the GIL
+print(comms[0].expired, flush=True)
+waiter.join()
+for comm in comms: comm.abort()
+"""
+
+
+def test_a_thread_that_keeps_the_gil_does_not_delay_the_end(tmp_path: Path) -> None:
+    done = run_command(
+        [sys.executable, "-c", _KEEP_THE_GIL, str(tmp_path)], _ROOT, os.environ, timeout=60
+    )
+    assert "True\n" in done.stdout, done
+    assert "[1] all_reduce #1 " in done.stdout
+    assert "waited for rank 1 in ncclAllReduce" in done.stdout
+
+
+def test_an_exit_while_ranks_are_asked_is_silent(tmp_path: Path) -> None:
+    script = """
+import sys, threading, time
+import numpy as np
+from pynccl import nccl
+from tests.support.store import FolderStore
+uid = nccl.get_unique_id("host")
+def make(rank):
+    comm = nccl.Communicator(2, uid, rank, provider="host", store=FolderStore(sys.argv[1]))
+    comm.timeout = 0.05
+    comm.all_reduce(np.ones(4), stream=nccl.Stream("host")) if rank == 0 else time.sleep(60)
+for rank in (0, 1): threading.Thread(target=make, args=[rank], daemon=True).start()
+time.sleep(0.4)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    done = run_command(command, _ROOT, os.environ, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
+class _HoldingStore(FolderStore):
+    """Holds the thread that asks for the first time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+
+    def add(self, key: str, amount: int) -> int:
+        if amount:
+            self.asked.set()
+            assert self.goes_on.wait(20)
+        return super().add(key, amount)
+
+
+def _in_threads(*calls: Callable[[], object]) -> Callable[[], list[object]]:
+    """Begin calls; a function that waits for them and returns their results or errors."""
+    results: dict[int, object] = {}
+
+    def run(number: int) -> None:
+        try:
+            results[number] = calls[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=[i], daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+
+    def join() -> list[object]:
+        for thread in threads:
+            thread.join(30)
+        return [results[number] for number in range(len(calls))]
+
+    return join
+
+
+def _late_twice(folder: Path) -> object:
+    """The error of the second split, while the first one was asked about and then ended."""
+    store, unique_id = _HoldingStore(folder), nccl.get_unique_id("host")
+
+    def make(rank: int) -> nccl.Communicator:
+        config = nccl.Config(timeout=0.5 if rank == 0 else 60)
+        return nccl.Communicator(3, unique_id, rank, config=config, provider="host", store=store)
+
+    comms: Any = _in_threads(*(partial(make, rank) for rank in range(3)))()
+    first = _in_threads(*(partial(comms[rank].split, 0) for rank in (0, 1)))
+    assert store.asked.wait(20)
+    children: Any = [*_in_threads(partial(comms[2].split, 0))(), *first()]
+    store.goes_on.set()
+    time.sleep(0.5)  # it is answered: nobody waits
+    error = None
+    if not any(isinstance(child, Exception) for child in children):
+        error, _ = _in_threads(*(partial(comms[rank].split, 0) for rank in (0, 2)))()
+        for child in children:
+            child.abort()
+    for comm in comms:
+        comm.abort()
+    return error
+
+
+def test_an_answer_is_about_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "_FRESH", 0.0)
+    attempts = (_late_twice(tmp_path / str(number)) for number in range(5))
+    error = next(error for error in attempts if error is not None)  # None: the first has expired
+    assert isinstance(error, nccl.NcclTimeoutError)
+    assert re.search(r"ranks 0, 2 are in ncclCommSplit for .*; rank 1 is not", str(error)), error
+    assert error.missing_ranks == [1]
+
+
+def test_a_child_of_fork_does_not_use_the_stores_of_its_parent(tmp_path: Path) -> None:
+    script = """
+import os, sys, time
+from pynccl import nccl
+from tests.support.store import FolderStore
+class Store(FolderStore):
+    def __init__(self, name):
+        super().__init__(sys.argv[1] + name)
+        self.users = set()
+    def check(self, keys):
+        self.users.add(os.getpid())
+        return super().check(keys)
+def make(store):
+    return nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=store)
+def wait_for_use(store):
+    end = time.monotonic() + 20
+    while os.getpid() not in store.users:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+store = Store("/parent")
+comm = make(store)
+wait_for_use(store)
+if child := os.fork():
+    sys.exit(os.waitpid(child, 0)[1])
+own = Store("/child")
+own_comm = make(own)
+wait_for_use(own)
+print(os.getpid() in store.users, flush=True)
+os._exit(0)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = run_command(command, _ROOT, os.environ, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done
+
+
+def _failing() -> object:
+    class Failing(FolderStore):
+        def check(self, keys: list[str]) -> bool:
+            raise ConnectionError("the store is gone")
+
+    return Failing
+
+
+def test_a_store_that_is_gone_delays_nothing(tmp_path: Path) -> None:
+    store = _failing()(tmp_path)  # type: ignore[operator]
+    unique_id, config = nccl.get_unique_id("host"), nccl.Config(timeout=0.3)
+    made: list[nccl.Communicator] = []
+
+    def make(rank: int) -> None:
+        made.append(
+            nccl.Communicator(2, unique_id, rank, config=config, provider="host", store=store)
+        )
+
+    threads = [threading.Thread(target=make, args=[rank]) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    comm = next(comm for comm in made if comm.rank == 0)
+    stream = nccl.Stream("host")
+    began = time.monotonic()
+    comm.all_reduce(np.ones(4), stream=stream)
+    with pytest.raises(nccl.NcclTimeoutError, match="waited for rank 1 in") as raised:
+        stream.synchronize()
+    seconds = time.monotonic() - began
+    for comm in made:
+        comm.abort()
+    assert seconds < 1.2
+    assert raised.value.missing_ranks == [1]  # the engine knows
+
+
+def _alone(rank: Rank) -> None:
+    comm = rank.communicator(0, config=nccl.Config(timeout=_LIMIT))
+    ranks = _Ranks(rank, comm)
+    ranks.all_reduce()
+    ranks.wait()
+    if rank.rank == _ABSENT:
+        time.sleep(2 * _LIMIT)
+    else:
+        with pytest.raises(nccl.NcclTimeoutError) as raised:
+            _act_and_wait(_Ranks.all_reduce, ranks)
+        known = rank.provider == "host"
+        assert raised.value.missing_ranks == ([_ABSENT] if known else None)
+        assert ("which ranks are missing is unknown" in str(raised.value)) is not known
+    comm.abort()
+
+
+def test_without_a_store_the_engine_has_to_know(launch: Launcher, provider: str) -> None:
+    launch(2, _alone, provider=provider, timeout=40)
+
+
+def test_without_a_store_the_engine_names_the_rank() -> None:
+    comms = nccl.Communicator.init_all(3, provider="host")
+    comms[0].timeout = 0.3
+    with pytest.raises(nccl.NcclTimeoutError, match="waited for ranks 1 and 2 in") as raised:
+        comms[0].all_reduce(np.ones(4))
+    assert raised.value.missing_ranks == [1, 2]
+    for comm in comms:
+        comm.abort()
+
+
+def test_a_store_is_checked() -> None:
+    text = "store: expected an object with the methods of torch.distributed.Store, got 3"
+    with pytest.raises(TypeError, match=text):
+        nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=3)  # type: ignore[arg-type]
+
+
+def test_the_thread_ends_with_the_last_communicator(tmp_path: Path) -> None:
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "pynccl-inquiry"]
+
+    unique_id = nccl.get_unique_id("host")
+    comm = nccl.Communicator(1, unique_id, 0, provider="host", store=FolderStore(tmp_path))
+    with comm.split(0) as child:
+        comm.close()
+        time.sleep(1.2)
+        assert len(threads()) == 1
+        child.all_reduce(np.ones(3))
+    end = time.monotonic() + 5
+    while threads():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,241 @@
+"""Proves what happens besides the error when a time limit is over: nothing, the end of the process,
+or a call of the user's function, also while the main thread blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.commands import run_command
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _comms(nranks: int = 2) -> list[nccl.Communicator]:
+    return nccl.Communicator.init_all(nranks, provider="host")
+
+
+def _wait_with_a_function(rank: Rank) -> None:
+    called: list[tuple[nccl.Communicator, nccl.NcclError]] = []
+    done = threading.Event()
+
+    def note(comm: nccl.Communicator, error: nccl.NcclError) -> None:
+        called.append((comm, error))
+        done.set()
+
+    config = nccl.Config(timeout=0.5, on_timeout=note)
+    assert config.on_timeout is note
+    comm = rank.communicator(1, config=config)
+    assert comm.on_timeout is note
+    stream, buffer = rank.stream(), rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        comm.on_timeout = "raise"
+        time.sleep(1.5)
+        comm.abort()
+        return
+    with pytest.raises(nccl.NcclTimeoutError):  # noqa: PT012
+        comm.all_reduce(buffer, stream=stream)
+        stream.synchronize()
+    assert done.wait(5)
+    ((told, error),) = called
+    assert told is comm
+    assert isinstance(error, nccl.NcclTimeoutError)
+    assert "all_reduce #2" in str(error)
+    assert comm.expired
+    with comm.shrink([1], abort=True) as alone:
+        assert alone.on_timeout is note  # as the other settings of its parent
+    comm.close()
+    assert len(called) == 1
+
+
+def test_a_function_is_called_once(launch: Launcher, provider: str) -> None:
+    launch(2, _wait_with_a_function, provider=provider, ids=2, timeout=40)
+
+
+def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> None:
+    comms = _comms()
+    comms[0].timeout = 0.3
+    raised, shrunk = threading.Event(), []
+
+    def recover(comm: nccl.Communicator, _error: nccl.NcclError) -> None:
+        if raised.wait(5):
+            shrunk.append(comm.shrink([1], abort=True))
+
+    comms[0].on_timeout = recover
+    with pytest.raises(nccl.NcclTimeoutError):
+        comms[0].all_reduce(np.ones(4))
+    raised.set()
+    end = time.monotonic() + 5
+    while not shrunk:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert shrunk[0].nranks == 1
+    for comm in [*comms, *shrunk]:
+        comm.abort()
+
+
+def test_others_expire_while_a_function_runs() -> None:
+    """A function that does not return delays nobody."""
+    comms, stop = [_comms(), _comms()], threading.Event()
+    for pair in comms:
+        pair[0].timeout = 0.3
+        pair[0].on_timeout = lambda *_: stop.wait(20)
+    began = time.monotonic()
+    for pair in comms:
+        with pytest.raises(nccl.NcclTimeoutError):
+            pair[0].all_reduce(np.ones(4))
+    assert time.monotonic() - began < 5
+    stop.set()
+    for pair in comms:
+        for comm in pair:
+            comm.abort()
+
+
+def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BaseException | None] = []
+    hooked = threading.Event()
+
+    def hook(unraisable: object) -> None:
+        seen.append(unraisable.exc_value)  # type: ignore[attr-defined]
+        hooked.set()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("mine")
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    comms = _comms()
+    comms[0].timeout = 0.3
+    comms[0].on_timeout = fail
+    with pytest.raises(nccl.NcclTimeoutError):
+        comms[0].all_reduce(np.ones(4))
+    assert hooked.wait(5)
+    assert str(seen[0]) == "mine"
+    for comm in comms:
+        comm.abort()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [("ignore", ValueError), (3, TypeError), (b"raise", TypeError)]
+)
+def test_the_policy_is_checked(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"on_timeout: .*(ignore|3|raise)"):
+        nccl.Config(on_timeout=value)  # type: ignore[arg-type]
+    with _comms(1)[0] as comm, pytest.raises(error, match="on_timeout: "):
+        comm.on_timeout = value  # type: ignore[assignment]
+
+
+def test_children_inherit_the_attribute() -> None:
+    def note(*_: object) -> None:
+        pass
+
+    with _comms(1)[0] as comm:
+        comm.on_timeout = note
+        with comm.split(0) as child:
+            assert child.on_timeout is note
+            child.on_timeout = "abort"
+            assert comm.on_timeout is note
+            with child.split(0) as grandchild:
+                assert grandchild.on_timeout == "abort"
+
+
+def _run(script: str, **env: str) -> tuple[int, str, str]:
+    done = run_command(
+        [sys.executable, "-W", "ignore", "-c", script], _ROOT, {**os.environ, **env}, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+_ABORT = """
+import ctypes, os, threading
+import numpy as np
+from pynccl import nccl
+comms = nccl.Communicator.init_all(2, provider="host")
+comms[0].timeout = 0.3
+{before}
+print(comms[0].on_timeout, flush=True)
+{wait}
+print("survived", flush=True)
+"""
+_WAITS = {
+    "a call": "comms[0].all_reduce(np.ones(4))",
+    # The main thread has the GIL and never returns to Python.
+    "the GIL": """
+threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)], daemon=True).start()
+ctypes.PyDLL(None).sleep(20)
+""",
+}
+
+
+@pytest.mark.parametrize("wait", _WAITS)
+@pytest.mark.parametrize("how", ["attribute", "environment"])
+def test_the_process_is_aborted(tmp_path: Path, wait: str, how: str) -> None:
+    before = "comms[0].on_timeout = 'abort'" if how == "attribute" else ""
+    env = {"PYNCCL_ON_TIMEOUT": "abort"} if how == "environment" else {}
+    env |= {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_", "RANK": "0"}
+    began = time.monotonic()
+    status, output, errors = _run(_ABORT.format(before=before, wait=_WAITS[wait]), **env)
+    assert time.monotonic() - began < 15
+    assert (status, output) == (-signal.SIGABRT, "abort\n"), errors
+    assert "pynccl: all_reduce #1 (float64, count=4, sum) on rank 0 did not complete" in errors
+    assert (tmp_path / "flight_0").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [("raise", "raise"), ("", "raise"), ("exit", "PYNCCL_ON_TIMEOUT: 'exit' is neither")],
+)
+def test_the_environment_is_checked(value: str, printed: str) -> None:
+    script = """
+from pynccl import nccl
+try:
+    print(nccl.Communicator.init_all(1, provider="host")[0].on_timeout)
+except ValueError as error:
+    print(error)
+"""
+    _status, output, errors = _run(script, PYNCCL_ON_TIMEOUT=value)
+    assert output.startswith(printed), errors
+
+
+def test_an_exit_while_a_function_runs_is_silent() -> None:
+    script = """
+import numpy as np, time
+from pynccl import nccl
+comms = nccl.Communicator.init_all(2, provider="host")
+comms[0].timeout = 0.2
+comms[0].on_timeout = lambda *_: time.sleep(20)
+try:
+    comms[0].all_reduce(np.ones(4))
+except nccl.NcclTimeoutError:
+    time.sleep(0.2)
+"""
+    status, _output, errors = _run(script)
+    assert status == 0, errors
+    assert "terminate" not in errors
+
+
+def test_the_end_of_a_replaced_function_may_use_the_attribute() -> None:
+    script = """
+from pynccl import nccl
+comm = nccl.Communicator.init_all(1, provider="host")[0]
+class Function:
+    def __call__(self, *_): pass
+    def __del__(self): print(comm.on_timeout, flush=True)
+comm.on_timeout = Function()
+comm.on_timeout = "abort"
+comm.close()
+"""
+    status, output, errors = _run(script)
+    assert (status, output) == (0, "abort\n"), errors

@@ -1,0 +1,298 @@
+"""Proves Communicator.recover(): after ranks died, were stopped or expired, those that are left go
+on together with right results, or all raise; a rank that was left out gets an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_life import check_works
+from tests.support import shared_memory
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank, wait_for
+from tests.support.tier import FULL
+
+_TIMEOUT = 3.0  # seconds that a rank has to take part
+_NRANKS = 4
+
+
+def _reduce_forever(rank: Rank, comm: nccl.Communicator) -> None:
+    buffer = rank.memory.put(np.ones(100_000, np.float32))
+    stream = rank.stream()
+    while True:
+        comm.all_reduce(buffer, nccl.MAX, stream=stream)
+        stream.synchronize()
+
+
+def _reduce_until_it_fails(rank: Rank, comm: nccl.Communicator) -> None:
+    """On a GPU the call returns, and the stream waits until the communicator expires."""
+    with pytest.raises((nccl.NcclRemoteError, nccl.NcclTimeoutError, nccl.DriverError)):
+        _reduce_forever(rank, comm)
+
+
+def _store(folder: Path) -> object:
+    from torch._C._distributed_c10d import FileStore
+
+    return FileStore(str(folder / "store"), -1)
+
+
+def _recover(rank: Rank, left: list[int], folder: Path) -> float:
+    check_works(rank, rank.comm, list(range(_NRANKS)))
+    comm = rank.communicator(1, config=nccl.Config(timeout=1.5))
+    rank.report("ready")
+    if rank.rank not in left:
+        time.sleep(60)  # until it is killed or stopped
+    _reduce_until_it_fails(rank, comm)
+    store = _store(folder) if rank.provider == "cuda" else None
+    began = time.monotonic()
+    with comm.recover(_TIMEOUT, store=store) as smaller:
+        taken = time.monotonic() - began
+        assert comm.closed
+        check_works(rank, smaller, left)
+        assert smaller.timeout == 1.5
+        with smaller.split(0, key=-smaller.rank) as turned:
+            check_works(rank, turned, left[::-1])
+    rank.report("done")
+    return taken
+
+
+# Stopped ranks take the timeout each time: the quick tests have one of these cases.
+_LOST = [[1], [0], [0, 3], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [
+        *((signal.SIGKILL, lost) for lost in _LOST),
+        *((signal.SIGSTOP, lost) for lost in (_LOST if FULL else _LOST[2:3])),
+    ],
+    ids=str,
+)
+def test_those_that_are_left_go_on(
+    launch: Launcher, provider: str, tmp_path: Path, how: signal.Signals, lost: list[int]
+) -> None:
+    left = [rank for rank in range(_NRANKS) if rank not in lost]
+    before = shared_memory.entries()
+
+    def end_ranks(run: Run) -> None:
+        run.gather_reports()
+        for rank in lost:
+            run.kill(rank, how)
+        if how == signal.SIGSTOP:
+            list(itertools.islice(run.reports(), len(left)))
+            for rank in lost:
+                run.kill(rank)
+
+    outcomes = launch.outcomes(
+        *(_NRANKS, _recover, left, tmp_path),
+        **{"provider": provider, "ids": 2, "while_running": end_ranks, "timeout": 40},
+    )
+    for rank in left:
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+        known = provider == "host" and how == signal.SIGKILL
+        assert outcomes[rank].value < (1.5 if known else _TIMEOUT + 1.5)
+    assert not shared_memory.left_behind(before)
+
+
+def _recover_healthy(rank: Rank, folder: Path) -> None:
+    """Nobody is lost: one rank has an error of its own, the others wait for it."""
+    comm = rank.comm
+    comm.timeout = 20
+    store = _store(folder) if rank.provider == "cuda" else None
+    for attempt in range(3):
+        check_works(rank, comm, [0, 1, 2])
+        if rank.rank != 1 and rank.provider == "host":
+            _reduce_until_it_fails(rank, comm)
+        comm = comm.recover(_TIMEOUT, store=store)
+        assert comm.timeout == 20
+        if attempt == 1:
+            comm.revoke()  # a revoked one is recovered as well
+            comm = comm.recover(_TIMEOUT, store=store)
+    check_works(rank, comm, [0, 1, 2])
+    comm.close()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_all_ranks_go_on_where_nobody_is_lost(
+    launch: Launcher, provider: str, tmp_path: Path, threads: bool
+) -> None:
+    launch(3, _recover_healthy, tmp_path, provider=provider, threads=threads)
+
+
+def _recover_late(rank: Rank, gone_on: str, expires: bool) -> str:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2])
+    rank.report("ready")
+    if rank.rank == 2:
+        if expires:
+            with nccl.deadline(0.2), pytest.raises(nccl.NcclTimeoutError):
+                comm.recv(np.ones(10, np.float32), 0)
+        wait_for(gone_on)
+        if not expires:
+            with pytest.raises(nccl.NcclRemoteError, match=r"revoked|aborted"):
+                comm.all_reduce(np.ones(10, np.float32))
+        for _ in range(2):
+            with pytest.raises(nccl.NcclRemoteError) as caught:
+                comm.recover(_TIMEOUT)
+        comm.abort()
+        return str(caught.value)
+    time.sleep(expires)
+    with comm.recover(0.5) as smaller:
+        check_works(rank, smaller, [0, 1])
+        Path(gone_on).touch()
+        time.sleep(0.5)
+        check_works(rank, smaller, [0, 1])
+    return ""
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_rank_that_comes_too_late_is_told_so(
+    launch: Launcher, tmp_path: Path, expires: bool
+) -> None:
+    texts = launch(3, _recover_late, str(tmp_path / "gone_on"), expires, fresh=True)
+    assert texts[2].startswith("hostCommAgree failed on rank 2")
+    assert "was left out" in texts[2]
+
+
+def _recover_stopped(rank: Rank) -> str:
+    comm = rank.comm
+    comm.timeout = 1.0
+    check_works(rank, comm, [0, 1, 2])
+    rank.report("ready")
+    if rank.rank == 1:
+        _reduce_until_it_fails(rank, comm)
+        with pytest.raises(nccl.NcclRemoteError, match="left out") as caught:
+            comm.recover(_TIMEOUT)
+        comm.abort()
+        return str(caught.value)
+    _reduce_until_it_fails(rank, comm)
+    with comm.recover(1.0) as smaller:
+        check_works(rank, smaller, [0, 2])
+        rank.report("recovered")
+        time.sleep(1)
+        check_works(rank, smaller, [0, 2])
+    return ""
+
+
+def test_a_rank_that_was_stopped_and_goes_on_is_told_so(launch: Launcher) -> None:
+    def stop(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.2)
+        run.kill(1, signal.SIGSTOP)
+        time.sleep(4)
+        run.kill(1, signal.SIGCONT)
+
+    outcomes = launch.outcomes(3, _recover_stopped, while_running=stop, timeout=20)
+    assert [outcome.ok for outcome in outcomes] == [True] * 3, [o.trace for o in outcomes]
+
+
+def _recover_with_a_death(rank: Rank, delay: float) -> str:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2, 3])
+    rank.comm.recover(_TIMEOUT).close()
+    comm = rank.communicator(1)
+    if rank.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank.rank == 1:
+        comm.revoke()
+        pid = os.fork()
+        if pid == 0:  # ends this rank while it recovers
+            time.sleep(delay)
+            os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(0)
+    with comm.recover(_TIMEOUT) as smaller:
+        if smaller.nranks == 2:
+            check_works(rank, smaller, [0, 2])
+            return "without"
+        try:
+            for _ in range(1000):
+                check_works(rank, smaller, [0, 1, 2])
+        except nccl.NcclRemoteError:
+            with smaller.recover(_TIMEOUT) as smallest:
+                check_works(rank, smallest, [0, 2])
+        return "after"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.0005, 0.001, 0.002, 0.004, 0.2])
+def test_a_rank_that_dies_while_it_recovers(launch: Launcher, delay: float) -> None:
+    outcomes = launch.outcomes(4, _recover_with_a_death, delay, ids=2, timeout=30)
+    for rank in (0, 2):
+        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+    assert outcomes[0].value == outcomes[2].value
+
+
+def _recover_then_stop(rank: Rank) -> list[str]:
+    """Rank 1 agrees, and then does not make the communicator: all raise, and go on without it."""
+    from pynccl import _C
+
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2])
+    if rank.rank == 1:
+        _C.begin_recovery(comm)
+        assert _C.agree(comm, _TIMEOUT, []) == []
+        time.sleep(6)
+        with pytest.raises(nccl.NcclRemoteError, match="left out"):
+            comm.recover(_TIMEOUT)
+        comm.abort()
+        return []
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError, match=r"rank 1 \(pid \d+\) did not take part"):
+        comm.recover(1.0)
+    assert 0.9 < time.monotonic() - began < 2
+    with comm.recover(1.0) as smaller:
+        check_works(rank, smaller, [0, 2])
+    return []
+
+
+def test_all_raise_where_a_member_does_not_make_the_communicator(launch: Launcher) -> None:
+    launch(3, _recover_then_stop, fresh=True)
+
+
+def _recover_with_exclude(rank: Rank, folder: Path) -> None:
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2])
+    if rank.rank == 1:
+        time.sleep(0.5)
+        return
+    began = time.monotonic()
+    with comm.recover(20, exclude=[1]) as smaller:
+        assert time.monotonic() - began < 2
+        check_works(rank, smaller, [0, 2])
+
+
+def test_nobody_waits_for_excluded_ranks(launch: Launcher, provider: str, tmp_path: Path) -> None:
+    launch(3, _recover_with_exclude, tmp_path, provider=provider, fresh=True)
+
+
+def _recover_wrongly(rank: Rank) -> None:
+    comm = rank.comm
+    for kwargs, error, text in [
+        ({"timeout": 0}, ValueError, "timeout: 0 must be above 0 seconds"),
+        ({"timeout": "1"}, TypeError, "timeout: expected seconds, got '1'"),
+        ({"exclude": [9]}, ValueError, r"exclude: 9 is not in \[0, 2\)"),
+        ({"exclude": [rank.rank]}, ValueError, f"exclude: rank {rank.rank} is this rank"),
+        ({"exclude": "1"}, TypeError, "exclude: expected a sequence of ranks, got '1'"),
+    ]:
+        with pytest.raises(error, match=text):
+            comm.recover(**kwargs)
+    if rank.provider == "cuda":
+        with pytest.raises(ValueError, match="recover: pass store or exclude"):
+            comm.recover()
+    with nccl.group(), pytest.raises(ValueError, match=r"recover: .* inside group\(\)"):
+        comm.recover()
+    check_works(rank, comm, [0, 1])  # nothing has happened to it
+    comm.close()
+    with pytest.raises(ValueError, match="closed"):
+        comm.recover(exclude=[1 - rank.rank])
+
+
+def test_wrong_arguments(launch: Launcher, provider: str) -> None:
+    launch(2, _recover_wrongly, provider=provider)

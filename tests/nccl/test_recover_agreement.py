@@ -1,0 +1,123 @@
+"""Proves that ranks never disagree about who is left, whenever they come: random times around the
+limit, several agreements in a row; in hostnccl and through a store.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pynccl import _C
+from pynccl.errors import NcclRemoteError
+from pynccl.recovery import Rounds
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.support.tier import FULL
+
+_NRANKS = 4
+_LIMIT = 0.01  # seconds
+_ROUNDS = 3
+_REPEATS = 200 if FULL else 25
+
+Lost = list[int]
+
+
+def _agree_repeatedly(rank: int, seed: int, agree: Callable[[], Lost]) -> list[Lost | None]:
+    """What each agreement returned; None at the end for that in which this rank was left out. One
+    rank of each odd seed comes to the last agreement when the others no longer wait.
+    """
+    times = random.Random(f"{seed} {rank}")
+    absent = seed % 2 == 1 and rank == seed // 2 % _NRANKS
+    results: list[Lost | None] = []
+    for number in range(_ROUNDS):
+        late = absent and number == _ROUNDS - 1
+        time.sleep((30 if late else 3 * times.random()) * _LIMIT)
+        try:
+            results.append(agree())
+        except NcclRemoteError:
+            results.append(None)
+            break
+    return results
+
+
+def _check(results: Sequence[list[Lost | None]]) -> int:
+    """Check what the ranks got; returns how many were left out."""
+    out = set[int]()
+    for number in range(_ROUNDS):
+        now = {rank: of[number] for rank, of in enumerate(results) if number < len(of)}
+        agreed = [lost for lost in now.values() if lost is not None]
+        assert agreed, results  # the rank that decides is always left
+        assert all(lost == agreed[0] for lost in agreed), results
+        out |= {rank for rank, lost in now.items() if lost is None}
+        assert out == set(agreed[0]), results
+    return len(out)
+
+
+class _Slow:
+    """A store of which every call takes a random time."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: object) -> object:
+            time.sleep(random.random() * _LIMIT)
+            return getattr(self._store, name)(*args)
+
+        return call
+
+
+def _in_hostnccl(rank: Rank) -> list[list[Lost | None]]:
+    results = []
+    for seed in range(_REPEATS):
+        comm = rank.comm.split(0)
+        assert comm is not None
+        _C.begin_recovery(comm)
+        results.append(
+            _agree_repeatedly(rank.rank, seed, lambda c=comm: _C.agree(c, _LIMIT, []) or [])
+        )
+        comm.abort()
+    return results
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_ranks_agree_in_hostnccl(launch: Launcher, threads: bool) -> None:
+    by_rank = launch(_NRANKS, _in_hostnccl, threads=threads)
+    left_out = [_check(results) for results in zip(*by_rank, strict=True)]
+    assert any(left_out)
+
+
+def test_ranks_agree_through_a_store() -> None:
+    distributed = pytest.importorskip("torch._C._distributed_c10d")
+    left_out = 0
+    for seed in range(_REPEATS // 5):
+        store = _Slow(distributed.HashStore())
+        results: list[list[Lost | None]] = [[] for _ in range(_NRANKS)]
+
+        def run(
+            rank: int, store: object = store, seed: int = seed, results: list = results
+        ) -> None:
+            rounds = Rounds("test", _NRANKS)
+            results[rank] = _agree_repeatedly(rank, seed, lambda: rounds.agree(store, rank, _LIMIT))
+
+        threads = [threading.Thread(target=run, args=[rank]) for rank in range(_NRANKS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        left_out += _check(results)
+    assert left_out
+
+
+def test_an_agreement_does_not_wait_for_those_that_are_gone() -> None:
+    distributed = pytest.importorskip("torch._C._distributed_c10d")
+    began = time.monotonic()
+    rounds = Rounds("test", 3)
+    assert rounds.agree(distributed.HashStore(), 0, 30, lost=[1], gone=lambda _rank: True) == [1, 2]
+    assert time.monotonic() - began < 5

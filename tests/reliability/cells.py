@@ -1,0 +1,511 @@
+"""The kill matrix: its cells, and what the ranks of a cell do.
+
+A cell is a signal that one rank gets in a phase of an operation. All ranks run ``live``. The victim
+goes as far as its phase, and the signal ends or stops it there; the others must get an error, and
+continue without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_nothing
+from tests.reliability.workers import Member
+
+ABSENCE = 0.5  # the time limit of an operation for a rank that is stopped, in seconds
+PATIENCE = 60.0  # and where the death of a rank must be noticed before
+_SMALL, _LARGE = 100, 200_000  # staged and direct
+
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
+MESSAGES = ("send", "recv")
+ONE_SIDED = ("put_signal", "wait_signal")
+# The phases that every operation is in, and those that are calls themselves.
+IN_OPERATION = (
+    "before",
+    "in",
+    "midst",
+    "queued",
+    "group",
+    "plan",
+    "graph",
+    "idle",
+    "finalize",
+    "close",
+)
+CALLS = ("split", "shrink", "window", "suspend", "init")
+MAKES = ("shrink", "init")  # by a rendezvous, to which one rank more comes late
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Attributes:
+    number: its place in the table, and the seed of what is chosen in it.
+    """
+
+    provider: str
+    number: int
+    signal: str
+    phase: str
+    operation: str
+    nranks: int
+    victim: int
+
+    def __str__(self) -> str:
+        phase = self.phase if self.phase in CALLS else f"{self.phase}-{self.operation}"
+        names = f"{self.provider}-{self.number}-{self.signal}-{phase}"
+        return f"{names}-{self.victim} of {self.nranks}"
+
+    @property
+    def notices_death(self) -> bool:
+        """Before a time limit: in memory that the ranks share."""
+        return self.signal != "SIGSTOP" and self.provider == "host"
+
+    @property
+    def limit(self) -> float:
+        return PATIENCE if self.notices_death else ABSENCE
+
+    @property
+    def makes(self) -> bool:
+        """Whether the phase is the making of a communicator by a rendezvous alone."""
+        return self.phase in MAKES
+
+    @property
+    def names_rank(self) -> bool:
+        """Of a rank that lives: in the text of one survivor, where the others were told by it."""
+        ends = self.phase in ("finalize", "close") and self.signal == "SIGSTOP"
+        return self.provider == "host" and not ends
+
+    def chance(self) -> random.Random:
+        """The same on all ranks."""
+        return random.Random(self.number)
+
+
+def table(provider: str, seed: int, count: int) -> list[Cell]:
+    """So many cells; the first ones have every signal in every phase."""
+    chance = random.Random(seed)
+    operations = itertools.cycle(
+        chance.sample(names := COLLECTIVES + MESSAGES + ONE_SIDED, len(names))
+    )
+    pairs = list(itertools.product(SIGNALS, IN_OPERATION + CALLS))
+    cells: list[Cell] = []
+    while len(cells) < count:
+        chance.shuffle(pairs)
+        for name, phase in pairs:
+            nranks = chance.choice((3, 4) if phase in MAKES else (2, 3, 4))
+            operation = "" if phase in CALLS else next(operations)
+            cells.append(
+                Cell(provider, len(cells), name, phase, operation, nranks, chance.randrange(nranks))
+            )
+    return cells[:count]
+
+
+class Scene:
+    """A rank of a cell: its communicator, buffers and stream."""
+
+    def __init__(self, member: Member, cell: Cell) -> None:
+        self.member, self.cell = member, cell
+        self.chance = cell.chance()
+        self.count = self.chance.choice((_SMALL, _LARGE))
+        others = [rank for rank in range(cell.nranks) if rank != cell.victim]
+        # Comes last where the victim waits in the call; shrink has it excluded.
+        self.late = self.chance.choice(others)
+        self.is_victim = member.rank == cell.victim
+        self.root = self.chance.randrange(cell.nranks)
+        self.calling, self.began = "", 0.0
+        self.comm: nccl.Communicator | None = None
+        self.stream: nccl.Stream | None = None
+
+    def connect(self, unique_id: bytes) -> None:
+        member, cell = self.member, self.cell
+        init_timeout = cell.limit if cell.phase == "init" else None
+        self.comm = nccl.Communicator(
+            cell.nranks,
+            unique_id,
+            member.rank,
+            config=nccl.Config(timeout=cell.limit, init_timeout=init_timeout),
+            provider=member.provider,
+            device=member.device,
+        )
+        # Not late before the signal, also on a machine that has much to do.
+        self.comm.timeout = PATIENCE
+        # CPUs have calls that block, too.
+        blocking = member.provider == "host" and self.chance.random() < 0.5
+        self.stream = None if blocking else member.stream()
+        ones = np.ones(self.count, np.float32)
+        self.one, self.other = member.memory.put(ones), member.memory.put(ones)
+        blocks = np.ones(self.count * cell.nranks, np.float32)
+        self.blocks, self.results = member.memory.put(blocks), member.memory.put(blocks)
+        if cell.operation in ONE_SIDED:
+            self.buffer = self.comm.mem_alloc(self.count, "float32")
+            self.window = self.comm.register_window(self.buffer)
+        self.call("all_reduce", lambda: self.comm.all_reduce(self.other, stream=self.stream))
+        self.synchronize()
+        self.comm.timeout = cell.limit
+
+    def call(self, name: str, function: Callable[[], object]) -> None:
+        self.calling, self.began = name, time.monotonic()
+        function()
+
+    def operate(self) -> None:
+        """The cell's operation on the stream; where it is one with a peer, the victim is that."""
+        comm, root, stream = self.comm, self.root, self.stream
+        one, other, blocks, results = self.one, self.other, self.blocks, self.results
+        at_root = self.member.rank == root
+        name = self.cell.operation
+        match name:
+            case "all_reduce":
+                self.call(name, lambda: comm.all_reduce(one, nccl.MAX, stream=stream))
+            case "broadcast":
+                self.call(name, lambda: comm.broadcast(one, root, stream=stream))
+            case "reduce":
+                out = {"out": other} if at_root else {}
+                self.call(name, lambda: comm.reduce(one, root, nccl.MAX, stream=stream, **out))
+            case "all_gather":
+                self.call(name, lambda: comm.all_gather(one, out=results, stream=stream))
+            case "reduce_scatter":
+                self.call(name, lambda: comm.reduce_scatter(blocks, out=other, stream=stream))
+            case "all_to_all":
+                self.call(name, lambda: comm.all_to_all(blocks, out=results, stream=stream))
+            case "gather":
+                out = {"out": results} if at_root else {}
+                self.call(name, lambda: comm.gather(one, root, stream=stream, **out))
+            case "scatter":
+                tensor = blocks if at_root else None
+                self.call(name, lambda: comm.scatter(tensor, root, out=other, stream=stream))
+            case _:
+                self._with_peers(name)
+
+    def _with_peers(self, name: str) -> None:
+        """What each survivor does with the victim, the victim does with each of them."""
+        comm, stream, victim = self.comm, self.stream, self.cell.victim
+        peers = [victim]
+        if self.is_victim:
+            name = {"send": "recv", "recv": "send"}.get(name) or (
+                "wait_signal" if name == "put_signal" else "put_signal"
+            )
+            peers = [rank for rank in range(self.cell.nranks) if rank != victim]
+        for peer in peers:
+            match name:
+                case "send":
+                    self.call(name, lambda peer=peer: comm.send(self.one, peer, stream=stream))
+                case "recv":
+                    self.call(name, lambda peer=peer: comm.recv(self.other, peer, stream=stream))
+                case "put_signal":
+                    self.call(
+                        name,
+                        lambda peer=peer: comm.put_signal(
+                            self.buffer, peer, self.window, stream=stream
+                        ),
+                    )
+                case "wait_signal":
+                    self.call(name, lambda peer=peer: comm.wait_signal(peer, stream=stream))
+
+    def close_step(self) -> None:
+        """An operation that waits for all ranks: the cell's may be one that waits for few."""
+        self.call("all_reduce", lambda: self.comm.all_reduce(self.other, stream=self.stream))
+
+    def step(self) -> None:
+        self.operate()
+        self.close_step()
+
+    def synchronize(self) -> None:
+        """Wait for the stream, and raise what the communicator knows: on GPUs a stream whose
+        operations were ended is complete without an error.
+        """
+        if self.stream:
+            self.stream.synchronize()
+        if error := self.comm.async_error():
+            raise error
+
+    def finish(self) -> None:
+        """What is waited for; twice, since the first one may need nothing more of a victim that is
+        stopped in it.
+        """
+        for _ in range(2):
+            self.step()
+            self.synchronize()
+
+    def ready(self) -> None:
+        self.member.tell("ready")
+
+    @contextlib.contextmanager
+    def ready_when_issued(self) -> Iterator[None]:
+        """Tell that this rank is ready when the block has issued an operation, and not before."""
+        done = threading.Event()
+        records = self.comm.flight_record()
+        last = records[-1].sequence if records else 0
+
+        def watch() -> None:
+            while not done.is_set():
+                records = self.comm.flight_record()
+                if records and records[-1].sequence > last:
+                    break
+                time.sleep(0.001)
+            self.ready()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def _before(scene: Scene) -> None:
+    if scene.is_victim:
+        scene.ready()
+        scene.member.sleep_for_ever()
+    with scene.ready_when_issued():
+        scene.step()
+        scene.synchronize()
+
+
+def _in(scene: Scene) -> None:
+    if scene.member.rank == scene.late:
+        scene.ready()
+        scene.member.hear("go")
+        scene.finish()
+    with scene.ready_when_issued():
+        scene.finish()
+
+
+def _midst(scene: Scene) -> None:
+    turns = scene.chance.randrange(1, 30)
+    if not scene.is_victim:
+        scene.ready()
+    for turn in itertools.count():
+        scene.step()
+        scene.synchronize()
+        if scene.is_victim and turn == turns:
+            scene.ready()
+
+
+def _queued(scene: Scene) -> None:
+    scene.stream = scene.stream or scene.member.stream()
+    last = scene.chance.choice((scene.late, scene.cell.victim))
+    if scene.member.rank == last:
+        scene.ready()
+        scene.member.hear("go")
+    for _ in range(2):
+        scene.step()
+    if scene.member.rank != last:
+        scene.ready()
+    scene.synchronize()
+    scene.finish()
+
+
+def _group(scene: Scene) -> None:
+    with scene.ready_when_issued() if not scene.is_victim else contextlib.nullcontext():
+        with nccl.group():
+            scene.operate()
+            if scene.is_victim:
+                scene.ready()
+                scene.member.sleep_for_ever()
+        scene.close_step()
+        scene.synchronize()
+
+
+def _replayed(scene: Scene, replay: Callable[[], object]) -> None:
+    """The victim comes to the second replay or not; if so, another rank comes late."""
+    replay()
+    scene.synchronize()
+    victim_replays = scene.chance.random() < 0.5
+    if scene.is_victim and not victim_replays:
+        scene.ready()
+        scene.member.sleep_for_ever()
+    if scene.member.rank == scene.late and victim_replays:
+        scene.ready()
+        scene.member.hear("go")
+    else:
+        scene.ready()
+    for _ in range(2):  # the first one may need nothing more of a victim that is stopped
+        scene.began = time.monotonic()
+        replay()
+        scene.synchronize()
+
+
+def _plan(scene: Scene) -> None:
+    with nccl.plan() as plan:
+        scene.step()
+    _replayed(scene, plan)
+
+
+def _graph(scene: Scene) -> None:
+    scene.stream = scene.stream or scene.member.stream()
+    with nccl.capture(scene.stream) as graph:
+        scene.step()
+    try:
+        _replayed(scene, lambda: graph.launch(scene.stream))
+    finally:
+        graph.close()
+
+
+def _idle(scene: Scene) -> None:
+    scene.ready()
+    if scene.is_victim:
+        scene.member.sleep_for_ever()
+    scene.member.hear("go")
+    scene.step()
+    scene.synchronize()
+
+
+def _ended_by(call: Callable[[nccl.Communicator], object]) -> Callable[[Scene], None]:
+    def phase(scene: Scene) -> None:
+        if scene.is_victim:
+            scene.ready()
+            scene.member.sleep_for_ever()
+        scene.stream = scene.stream or scene.member.stream()
+        scene.step()
+        scene.ready()
+        scene.calling, scene.began = "Finalize|Destroy", time.monotonic()
+        call(scene.comm)
+        scene.synchronize()
+
+    return phase
+
+
+def _called(name: str, call: Callable[[Scene], object]) -> Callable[[Scene], None]:
+    def phase(scene: Scene) -> None:
+        scene.ready()
+        if scene.is_victim:
+            scene.member.sleep_for_ever()
+        scene.call(name, lambda: call(scene))
+        scene.synchronize()
+
+    return phase
+
+
+def _shrink(scene: Scene) -> None:
+    scene.ready()
+    if scene.is_victim:
+        scene.member.sleep_for_ever()
+    if scene.member.rank != scene.late:
+        scene.call("Shrink", lambda: scene.comm.shrink([scene.late]))
+
+
+def _init(scene: Scene) -> None:
+    unique_id = scene.member.share_id()  # also of a victim that is not there afterwards
+    if scene.cell.notices_death and scene.member.rank != scene.late:
+        return _init_with_victim(scene, unique_id)
+    scene.ready()
+    if scene.cell.notices_death:
+        scene.member.hear("go")
+    if scene.is_victim:
+        scene.member.sleep_for_ever()
+    scene.call("InitRank", lambda: scene.connect(unique_id))
+
+
+def _init_with_victim(scene: Scene, unique_id: bytes) -> None:
+    """A death is noticed of a rank that has joined: all have but the last one."""
+    member, nranks = scene.member, scene.cell.nranks
+    scene.calling = "GetAsyncError"
+    config = nccl.Config(blocking=False, init_timeout=PATIENCE)
+    scene.comm = comm = nccl.Communicator(
+        nranks, unique_id, member.rank, config=config, provider=member.provider
+    )
+    text = ""
+    while f"{nranks - 1} of {nranks} ranks have joined" not in text:
+        with pytest.raises(nccl.NcclTimeoutError) as caught:
+            comm.wait_ready(0.02)
+        text = str(caught.value)
+    scene.ready()
+    if scene.is_victim:
+        member.sleep_for_ever()
+    scene.began = time.monotonic()
+    comm.wait_ready(PATIENCE)
+
+
+_PHASES: dict[str, Callable[[Scene], None]] = {
+    "before": _before,
+    "in": _in,
+    "midst": _midst,
+    "queued": _queued,
+    "group": _group,
+    "plan": _plan,
+    "graph": _graph,
+    "idle": _idle,
+    "finalize": _ended_by(lambda comm: comm.finalize()),
+    "close": _ended_by(lambda comm: comm.close()),
+    "split": _called("Split", lambda scene: scene.comm.split(0)),
+    "shrink": _shrink,
+    "window": _called(
+        "WindowRegister|all_gather|AllGather",
+        lambda scene: scene.comm.register_window(scene.comm.mem_alloc(4096)),
+    ),
+    "suspend": _called("Suspend", lambda scene: scene.comm.suspend()),
+    "init": _init,
+}
+
+
+def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
+    """Run a rank of a cell; how its wait ended, None where it had none.
+
+    A rank that could not make a communicator answers late ranks for a while, in the background: it
+    cannot be checked that it leaves nothing, and its process is not used again.
+    """
+    scene = Scene(member, cell)
+    ending = None
+    try:
+        if cell.phase != "init":
+            scene.connect(member.share_id())
+        _PHASES[cell.phase](scene)
+    except WAIT_ERRORS as error:
+        ending = ending_of(error, scene.began, scene.calling, scene.comm)
+    _recover(scene, ended=ending is not None)
+    if scene.stream:  # its operations are ended, and use their buffers until then
+        with contextlib.suppress(*WAIT_ERRORS):
+            scene.stream.synchronize()
+    return ending
+
+
+@leaving_nothing
+def live(member: Member, cell: Cell) -> Ending | None:
+    """The same, and nothing is left in the process."""
+    return live_in_the_making(member, cell)
+
+
+def _recover(scene: Scene, *, ended: bool) -> None:
+    """Continue without the victim, and without the rank that a shrink excludes."""
+    member, cell, comm = scene.member, scene.cell, scene.comm
+    excluded = {cell.victim} | ({scene.late} if cell.phase == "shrink" else set())
+    members = [rank for rank in range(cell.nranks) if rank not in excluded]
+    if member.rank in members:
+        assert ended, f"nothing was raised; the last call was {scene.calling}"
+    if cell.phase == "init":
+        unique_id = member.share_id(members[0])
+        smaller = nccl.Communicator(
+            len(members), unique_id, members.index(member.rank), provider=member.provider,
+            device=member.device,
+        )  # fmt: skip
+    elif member.rank not in members or comm.closed:
+        comm.abort()
+        return
+    else:
+        smaller = comm.shrink(sorted(excluded), abort=True)
+    with smaller:
+        buffer = member.memory.put(np.full(1000, 1.0 + member.rank, np.float32))
+        smaller.all_reduce(buffer)
+        assert (member.memory.get(buffer) == sum(1.0 + rank for rank in members)).all()
+    if comm:
+        comm.abort()

@@ -1,0 +1,377 @@
+"""Proves that a creation of a communicator that is given up, because it is late, by Ctrl-C or by an
+abort on another thread, ends at once, leaves nothing and its parent usable; and that the ranks that
+wait for it get an error at once, which names the rank that gave up and why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.reliability.endings import leaving_nothing
+from tests.reliability.workers import Forks, Lane, Member
+
+_LIMIT = 0.5  # seconds
+_PATIENT = 60.0
+_SOON = 5.0  # seconds, also on a machine that has much to do
+
+
+def _config(limit: float = _LIMIT) -> nccl.Config:
+    return nccl.Config(init_timeout=limit)
+
+
+@pytest.fixture
+def run(forks: Forks) -> Iterator[Callable[..., None]]:
+    """Run a function as the ranks of a world. Those that stay away hear of it when the others are
+    done.
+    """
+    lane = Lane(forks)
+
+    def run(nranks: int, function: Callable[..., None], *args: object, away: int = 0) -> None:
+        came = range(nranks - away)
+        with lane.world(nranks) as world:
+            world.start("host", function, *args)
+            world.join(came, 30)
+            world.say(range(nranks - away, nranks), "go")
+            world.join(range(nranks), 30)
+
+    yield run
+    lane.close()
+
+
+def _init(member: Member, nranks: int, config: nccl.Config | None = None) -> nccl.Communicator:
+    unique_id = member.share_id()
+    return nccl.Communicator(nranks, unique_id, member.rank, config=config, provider="host")
+
+
+def _check_works(comm: nccl.Communicator) -> None:
+    array = np.ones(4)
+    comm.all_reduce(array)
+    assert (array == comm.nranks).all()
+
+
+def _gives_up(member: Member, gives_up: int, create: Callable[[nccl.Config], object]) -> None:
+    """One rank is late; the others are told by it."""
+    began = time.monotonic()
+    late = member.rank == gives_up
+    with pytest.raises(nccl.NcclTimeoutError) as caught:
+        create(_config(_LIMIT if late else _PATIENT))
+    assert time.monotonic() - began < _LIMIT + _SOON
+    text = str(caught.value)
+    assert f"rank {gives_up} (pid " in text, text
+    assert f"gave up after {_LIMIT:g} s" in text or f"within {_LIMIT:g} s" in text, text
+    assert "rank -1" not in text
+
+
+@leaving_nothing
+def _late_init(member: Member) -> None:
+    _gives_up(
+        member,
+        0,
+        lambda config: nccl.Communicator(
+            2, nccl.get_unique_id("host"), 0, config=config, provider="host"
+        ),
+    )
+
+
+def test_a_late_init_leaves_nothing(run: Callable[..., None]) -> None:
+    run(1, _late_init)
+
+
+def _late_in_the_rendezvous(member: Member, gives_up: int) -> None:
+    unique_id = member.share_id()
+    if member.rank == 0:
+        time.sleep(0.1)  # any rank can be the host
+    _gives_up(
+        member,
+        gives_up,
+        lambda config: nccl.Communicator(
+            4, [unique_id, unique_id], member.rank, config=config, provider="host"
+        ),
+    )
+
+
+@pytest.mark.parametrize("gives_up", [0, 1, 2])
+def test_ranks_in_a_rendezvous_are_told(run: Callable[..., None], gives_up: int) -> None:
+    run(3, _late_in_the_rendezvous, gives_up)
+
+
+@leaving_nothing
+def _late_split(member: Member) -> None:
+    comm = _init(member, 3)
+    if member.rank == 2:
+        member.hear("go")  # it is there, but does not call
+        comm.abort()
+        return
+    _gives_up(member, 0, lambda config: comm.split(0 if member.rank == 0 else None, config=config))
+    with comm.shrink([2], abort=True) as smaller:
+        _check_works(smaller)
+    comm.abort()
+
+
+def test_a_late_split_leaves_its_parent_usable(run: Callable[..., None]) -> None:
+    run(3, _late_split, away=1)
+
+
+@leaving_nothing
+def _late_after_a_revocation(member: Member) -> None:
+    """No collective can run: the ranks agree otherwise."""
+    comm = _init(member, 3)
+    _check_works(comm)
+    comm.revoke()
+    if member.rank == 2:
+        member.hear("go")
+        comm.abort()
+        return
+    with pytest.raises(nccl.NcclTimeoutError, match=r"rank 2 \(pid \d+\) did not take part"):
+        comm.split(0, config=_config())
+    with comm.shrink([2], abort=True) as smaller:
+        _check_works(smaller)
+    comm.abort()
+
+
+def test_a_late_split_of_a_revoked_communicator(run: Callable[..., None]) -> None:
+    run(3, _late_after_a_revocation, away=1)
+
+
+def _come_when_given_up(member: Member) -> None:
+    """The rank that comes late finds its own agreement complete, and nobody in the rendezvous."""
+    comm = _init(member, 2)
+    comm.revoke()
+    if member.rank == 0:
+        with pytest.raises(nccl.NcclTimeoutError):
+            comm.split(0, config=_config())
+        member.tell("gave up")
+        member.hear("end")
+    else:
+        member.hear("come")
+        began = time.monotonic()
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) gave up"):
+            comm.split(0, config=_config(_PATIENT))
+        assert time.monotonic() - began < _SOON
+    comm.abort()
+
+
+def test_a_rank_that_comes_to_a_split_that_was_given_up(forks: Forks) -> None:
+    lane = Lane(forks)
+    with lane.world(2) as world:
+        world.start("host", _come_when_given_up)
+        world.gather([0], "gave up", 30)
+        world.say([1], "come")
+        world.join([1], 30)
+        world.say([0], "end")
+        world.join([0], 30)
+    lane.close()
+
+
+def _late_shrink(member: Member) -> None:
+    comm = _init(member, 4)
+    if member.rank < 2:
+        _gives_up(member, 1, lambda config: comm.shrink([3], config=config))
+        with comm.shrink([2, 3], abort=True) as smaller:
+            _check_works(smaller)
+    else:
+        member.hear("go")
+    comm.abort()
+
+
+def test_a_late_shrink_leaves_its_parent_usable(run: Callable[..., None]) -> None:
+    run(4, _late_shrink, away=2)
+
+
+def _late_grow(member: Member) -> None:
+    """No rank joins: the parent is as before."""
+    comm = _init(member, 2)
+    unique_id = comm.get_unique_id() if member.rank == 0 else None
+    _gives_up(member, 0, lambda config: comm.grow(3, unique_id, config=config))
+    _check_works(comm)
+    with comm.split(0) as child:  # type: ignore[union-attr]
+        _check_works(child)
+    comm.close()
+
+
+def test_a_late_grow_leaves_its_parent_as_it_was(run: Callable[..., None]) -> None:
+    run(2, _late_grow)
+
+
+def _parent(member: Member, ranks: list[int]) -> nccl.Communicator:
+    """A communicator of these ranks of the world, and on all ranks an id to grow it with."""
+    return nccl.Communicator(
+        len(ranks), member.share_id(), ranks.index(member.rank), provider="host"
+    )
+
+
+def _join(unique_id: bytes, nranks: int, rank: int, config: nccl.Config | None) -> None:
+    nccl.Communicator.join(nranks, unique_id, rank, config=config, provider="host")
+
+
+def _grow_without_a_rank(member: Member) -> None:
+    """A rank of the parent does not call grow(): the root tells the rank that joins."""
+    if member.rank == 1:
+        member.hear("share")
+        unique_id = member.hear("share")
+        _gives_up(member, 0, lambda config: _join(unique_id, 3, 2, config))
+        return
+    comm = _parent(member, [0, 2])
+    unique_id = member.share(lambda: bytes(comm.get_unique_id()))
+    if member.rank == 0:
+        time.sleep(0.3)  # the rank that joins is there
+        _gives_up(member, 0, lambda config: comm.grow(3, unique_id, config=config))
+    else:
+        member.hear("go")
+    comm.abort()
+
+
+def test_a_rank_that_joins_is_told(run: Callable[..., None]) -> None:
+    run(3, _grow_without_a_rank, away=1)
+
+
+def _late_join(member: Member) -> None:
+    """A rank that joins gives up: the ranks of the parent are told, and it is as before."""
+    if member.rank == 2:
+        member.hear("share")
+        _gives_up(member, 2, lambda config: _join(member.hear("share"), 4, 2, config))
+        return
+    comm = _parent(member, [0, 1])
+    unique_id = member.share(lambda: bytes(comm.get_unique_id()))
+    own_id = unique_id if member.rank == 0 else None
+    _gives_up(member, 2, lambda config: comm.grow(4, own_id, config=config))
+    _check_works(comm)
+    comm.close()
+
+
+def test_ranks_that_grow_are_told(run: Callable[..., None]) -> None:
+    run(3, _late_join)
+
+
+@leaving_nothing
+def _late_join_alone(member: Member) -> None:
+    comm = nccl.Communicator(1, member.share_id(), 0, provider="host")
+    with pytest.raises(nccl.NcclTimeoutError, match="missing: 0"):
+        _join(bytes(comm.get_unique_id()), 2, 1, _config())
+    comm.close()
+
+
+def test_a_late_join_leaves_nothing(run: Callable[..., None]) -> None:
+    run(1, _late_join_alone)
+
+
+@leaving_nothing
+def _late_without_blocking(_member: Member) -> None:
+    config = nccl.Config(init_timeout=_LIMIT, blocking=False)
+    unique_id = nccl.get_unique_id("host")
+    comm = nccl.Communicator(2, unique_id, 0, config=config, provider="host")
+    with pytest.raises(nccl.NcclTimeoutError, match="missing: 1"):
+        comm.wait_ready(_PATIENT)
+    comm.abort()
+
+
+def test_a_late_non_blocking_init_leaves_nothing(run: Callable[..., None]) -> None:
+    run(1, _late_without_blocking)
+
+
+@leaving_nothing
+def _abort_in_a_group(_member: Member) -> None:
+    group = nccl.group()
+    group.__enter__()
+    comm = nccl.Communicator(2, nccl.get_unique_id("host"), 0, provider="host")
+    threading.Timer(_LIMIT, comm.abort).start()
+    with pytest.raises(nccl.NcclError, match="aborted"):
+        group.__exit__(None, None, None)
+    assert comm.closed
+
+
+def test_an_abort_in_a_group(run: Callable[..., None]) -> None:
+    run(1, _abort_in_a_group)
+
+
+@leaving_nothing
+def _abort_the_parent(member: Member) -> None:
+    comm = _init(member, 3)
+    if member.rank == 0:
+        threading.Timer(_LIMIT, comm.abort).start()
+        with pytest.raises(nccl.NcclError, match="another thread has aborted"):
+            comm.split(0)
+    elif member.rank == 1:
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) (aborted|revoked)"):
+            comm.split(0)
+        comm.abort()
+    else:
+        member.hear("go")
+        comm.abort()
+
+
+def test_an_abort_of_the_parent(run: Callable[..., None]) -> None:
+    run(3, _abort_the_parent, away=1)
+
+
+def _interrupted(member: Member, create: Callable[[], object]) -> None:
+    """Rank 0 is interrupted while it creates; the others are told by it."""
+    if member.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(_LIMIT, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            create()
+    else:
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) was interrupted"):
+            create()
+
+
+def _interrupted_init(member: Member, limit: float | None) -> None:
+    unique_id = member.share_id()
+    config = nccl.Config(init_timeout=limit)
+
+    def init(member: Member) -> None:
+        _interrupted(
+            member,
+            lambda: nccl.Communicator(3, unique_id, member.rank, config=config, provider="host"),
+        )
+
+    if member.rank == 0:
+        init = leaving_nothing(init)  # the others answer late ranks for a while
+    init(member)
+
+
+@leaving_nothing
+def _interrupted_split(member: Member, limit: float | None) -> None:
+    comm = _init(member, 3)
+    if member.rank < 2:
+        _interrupted(member, lambda: comm.split(0, config=nccl.Config(init_timeout=limit)))
+        with comm.shrink([2], abort=True) as smaller:
+            _check_works(smaller)
+    else:
+        member.hear("go")
+    comm.abort()
+
+
+@pytest.mark.parametrize("limit", [None, _PATIENT])
+@pytest.mark.parametrize(
+    ("function", "away"), [(_interrupted_init, 0), (_interrupted_split, 1)], ids=["init", "split"]
+)
+def test_an_interrupted_creation(
+    run: Callable[..., None], function: Callable[..., None], away: int, limit: float | None
+) -> None:
+    run(2 + away, function, limit, away=away)
+
+
+@leaving_nothing
+def _interrupted_group(member: Member) -> None:
+    ids = [nccl.get_unique_id("host") for _ in range(2)]
+
+    def create() -> None:
+        with nccl.group():
+            for unique_id in ids:
+                nccl.Communicator(2, unique_id, 0, provider="host")
+
+    _interrupted(member, create)
+
+
+def test_an_interrupted_group_of_creations(run: Callable[..., None]) -> None:
+    run(1, _interrupted_group)

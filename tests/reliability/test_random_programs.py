@@ -1,0 +1,28 @@
+"""Proves that random programs end right where they are right, and with an error on every rank that
+names the mistake where one rank makes one.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.reliability.random_programs import run_programs
+from tests.reliability.workers import Forks
+from tests.support.tier import FULL
+
+_SEED = int(os.environ.get("PYNCCL_SEED", "0"))
+_PROGRAMS = 300 if FULL else 30
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "checked"),
+    [(False, False), (False, True), (True, False)],
+    ids=["right", "right and compared", "mistaken"],
+)
+def test_random_programs(forks: Forks, mistaken: bool, checked: bool) -> None:
+    seeds = range(_SEED, _SEED + _PROGRAMS)
+    failures = run_programs(forks, seeds, "host", mistaken=mistaken, checked=checked)
+    texts = [f"{failure.what}\n{failure.text}" for failure in failures]
+    assert not texts, f"{len(texts)} of {_PROGRAMS} failed\n" + "\n\n".join(texts[:5])

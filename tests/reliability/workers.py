@@ -1,0 +1,440 @@
+"""Processes for many short worlds, of which signals end some.
+
+A process that has imported everything, and has no communicator and no thread, forks them, which
+takes milliseconds. Those that survive a world are kept for the next one.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import itertools
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from tests.support.rank import Rank
+
+T = TypeVar("T")
+
+_PR_SET_PDEATHSIG = 1
+_PRELOADED = (
+    "tests.reliability.cells",
+    "tests.reliability.hangs",
+    "tests.reliability.random_programs",
+)
+_END = 10.0  # seconds for a process to end that was killed
+
+
+@dataclass
+class Job:
+    world: int
+    function: Callable[..., Any]
+    args: tuple[object, ...]
+    keywords: dict[str, object]
+    rank: int
+    nranks: int
+    provider: str
+
+
+@dataclass
+class Told:
+    """A message of a rank to the test, or back: a tag, and for "share" a value for the others."""
+
+    tag: str
+    value: Any = None
+    world: int = 0
+
+
+@dataclass
+class Ended:
+    """How a rank ended: with a value, or with the text of an exception."""
+
+    value: Any = None
+    trace: str = ""
+
+
+class Member(Rank):
+    """A rank of a world, in its process."""
+
+    hear: Callable[[str], Any]
+
+    def share(self, make: Callable[[], T], maker: int = 0) -> T:
+        """What the maker has made, on all ranks."""
+        if self.rank != maker:
+            return cast("T", self.hear("share"))
+        value = make()
+        self.report(Told("share", value))
+        return value
+
+    def share_id(self, maker: int = 0) -> bytes:
+        """A unique id that the maker has made, on all ranks."""
+        from pynccl import nccl
+
+        return self.share(lambda: bytes(nccl.get_unique_id(self.provider)), maker)
+
+    def tell(self, tag: str) -> None:
+        self.report(Told(tag))
+
+    def sleep_for_ever(self) -> None:
+        """Until a signal ends this process, or the test its world."""
+        self.hear("never")
+
+
+def _serve(connection: Connection, traces: int) -> None:
+    """Run jobs until the test closes the connection."""
+    faulthandler.enable(file=traces)
+    faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
+    lock = threading.Lock()
+
+    def send(message: object) -> None:
+        with lock:
+            connection.send_bytes(pickle.dumps(message))
+
+    def hear(tag: str) -> Any:  # noqa: ANN401
+        while True:  # also past what was said to ranks of an earlier world that did not hear it
+            told: Told = pickle.loads(connection.recv_bytes())
+            if (told.world, told.tag) == (job.world, tag):
+                return told.value
+
+    with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while True:
+            job: Job | Told = pickle.loads(connection.recv_bytes())
+            if isinstance(job, Told):
+                continue
+            if job.provider == "cuda":
+                from tests.support import gpu
+
+                os.environ.update(gpu.environment(job.nranks, os.getpid()))
+            member = Member(job.rank, job.nranks, job.provider, [], "", send)
+            member.hear = hear
+            try:
+                send(Ended(job.function(member, *job.args, **job.keywords)))
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                raise
+            except BaseException:
+                send(Ended(trace=traceback.format_exc()))
+
+
+def _fork_on_request(requests: int, parent: int, modules: tuple[str, ...]) -> None:
+    """Fork a worker for each request: a descriptor of its connection and one for its traces."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    for module in modules:
+        importlib.import_module(module)
+    from pynccl import libraries
+
+    libraries.load("host")
+    asked = socket.socket(fileno=requests)
+    while asked_for := socket.recv_fds(asked, 1, 2):
+        data, descriptors, _, _ = asked_for
+        if not data:
+            return
+        own = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            asked.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if os.getppid() == own:
+                _serve(Connection(descriptors[0]), descriptors[1])
+            os._exit(0)  # not through the interpreter's end: threads may be stuck
+        for descriptor in descriptors:
+            os.close(descriptor)
+        asked.send(array.array("q", [pid]).tobytes())
+
+
+class Worker:
+    """A forked process, by its connection."""
+
+    def __init__(self, pid: int, connection: Connection, traces: Any) -> None:  # noqa: ANN401
+        self.pid = pid
+        self.connection = connection
+        self._traces = traces
+
+    def send(self, message: object) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
+            self.connection.send_bytes(pickle.dumps(message))
+
+    def trace(self) -> str:
+        """Where its threads are."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(0.3)
+        return os.pread(self._traces.fileno(), 8000, 0).decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it, and wait until it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while self.connection.poll(_END):
+                self.connection.recv_bytes()
+        self.connection.close()
+        self._traces.close()
+
+
+class Forks:
+    """The process that forks the workers. A context manager; at its end all of them end.
+
+    Args:
+        modules: to import in it, besides those that the workers' functions are in.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = ()) -> None:
+        ours, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from tests.reliability import workers; "
+        code += (
+            f"workers._fork_on_request({theirs.fileno()}, {os.getpid()}, {modules + _PRELOADED!r})"
+        )
+        # Threads that a fork would not have.
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", code], env=env, pass_fds=[theirs.fileno()]
+            )
+        self._requests = ours
+        self._lock = threading.Lock()
+
+    def fork(self) -> Worker:
+        ours, theirs = socket.socketpair()
+        traces = tempfile.TemporaryFile()  # noqa: SIM115 - the worker's
+        with self._lock, theirs:
+            socket.send_fds(self._requests, [b"f"], [theirs.fileno(), traces.fileno()])
+            pid = array.array("q", self._requests.recv(8))[0]
+        return Worker(pid, Connection(ours.detach()), traces)
+
+    def check_none_left(self) -> None:
+        """Fail where a process that it has forked still is there, after a while."""
+        deadline = time.monotonic() + _END
+        path = Path(f"/proc/{self._popen.pid}/task/{self._popen.pid}/children")
+        while children := path.read_text():
+            assert time.monotonic() < deadline, f"processes are left: {children}"
+            time.sleep(0.01)
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.close()
+        try:
+            self._popen.wait(_END)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+class WorldError(AssertionError):
+    """A rank did not do in time what the test waits for, or its function raised."""
+
+
+@dataclass
+class World:
+    """The workers of a world by rank, and what they have told."""
+
+    workers: list[Worker]
+    number: int = field(default_factory=itertools.count(1).__next__)
+    told: dict[int, list[str]] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
+
+    def start(
+        self, provider: str, function: Callable[..., Any], *args: object, **keywords: object
+    ) -> None:
+        nranks = len(self.workers)
+        for rank, worker in enumerate(self.workers):
+            self.told[rank] = []
+            worker.send(Job(self.number, function, args, keywords, rank, nranks, provider))
+
+    def say(self, ranks: Iterable[int], tag: str) -> None:
+        for rank in ranks:
+            self.workers[rank].send(Told(tag, world=self.number))
+
+    def signal(self, rank: int, number: int) -> float:
+        """Send a signal to a rank's process; the time."""
+        os.kill(self.workers[rank].pid, number)
+        return time.monotonic()
+
+    def gather(self, ranks: Iterable[int], tag: str, timeout: float) -> None:
+        """Wait until all these ranks have told it, or ended.
+
+        Raises:
+            WorldError: they have not in time.
+        """
+        self._until(lambda rank: tag in self.told[rank], ranks, f"told {tag!r}", timeout)
+
+    def join(self, ranks: Iterable[int], timeout: float) -> list[Any]:
+        """What the functions of these ranks returned.
+
+        Raises:
+            WorldError: one raised, died or had not ended in time.
+        """
+        ranks = list(ranks)
+        self._until(lambda _: False, ranks, "ended", timeout)
+        traces = [f"rank {rank}: {self.ended[rank].trace}" for rank in ranks if self.failed(rank)]
+        if traces:
+            raise WorldError("\n".join(traces))
+        return [self.ended[rank].value for rank in ranks]
+
+    def failed(self, rank: int) -> bool:
+        return bool(self.ended[rank].trace)
+
+    def _until(
+        self, has: Callable[[int], bool], ranks: Iterable[int], what: str, timeout: float
+    ) -> None:
+        deadline = time.monotonic() + timeout
+        waited = set(ranks)
+        while waited := {r for r in waited if r not in self.ended and not has(r)}:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._receive(left):
+                traces = "\n".join(f"rank {r}: {self.workers[r].trace()}" for r in sorted(waited))
+                raise WorldError(
+                    f"ranks {sorted(waited)} have not {what} within {timeout:g} s\n{traces}"
+                )
+
+    def _receive(self, timeout: float) -> bool:
+        """Take what has arrived; whether something has."""
+        living = {
+            worker.connection: rank
+            for rank, worker in enumerate(self.workers)
+            if rank not in self.dead
+        }
+        ready = wait(list(living), timeout)
+        for connection in ready:
+            rank = living[connection]  # type: ignore[index]
+            try:
+                message = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, ConnectionResetError):
+                self.dead.add(rank)
+                self.ended.setdefault(rank, Ended(trace="its process has died"))
+                continue
+            if isinstance(message, Ended):
+                self.ended[rank] = message
+            elif message.tag == "share":
+                message.world = self.number
+                for other, worker in enumerate(self.workers):
+                    if other != rank:
+                        worker.send(message)
+            else:
+                self.told[rank].append(message.tag)
+        return bool(ready)
+
+
+class Lane:
+    """Worlds one after another, on workers that are kept as long as nothing goes wrong."""
+
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
+        self._idle: list[Worker] = []
+
+    @contextlib.contextmanager
+    def world(self, nranks: int, victims: Iterable[int] = ()) -> Iterator[World]:
+        """A world, whose victims are new processes that end with it, and all others where the block
+        raises.
+        """
+        victims = set(victims)
+        workers = [
+            self._forks.fork() if rank in victims or not self._idle else self._idle.pop()
+            for rank in range(nranks)
+        ]
+        world = World(workers)
+        try:
+            yield world
+        except BaseException:
+            victims = set(range(nranks))
+            raise
+        finally:
+            for rank, worker in enumerate(workers):
+                if rank in victims or rank not in world.ended or world.failed(rank):
+                    worker.kill()
+                else:
+                    self._idle.append(worker)
+
+    def close(self) -> None:
+        for worker in self._idle:
+            worker.kill()
+        self._idle.clear()
+
+
+class Lanes:
+    """Several lanes, each with one world at a time: most of their time worlds wait. A context
+    manager.
+    """
+
+    def __init__(self, forks: Forks, count: int) -> None:
+        self._all = [Lane(forks) for _ in range(count)]
+        self._free: queue.Queue[Lane] = queue.Queue()
+        for lane in self._all:
+            self._free.put(lane)
+        self._pool = ThreadPoolExecutor(count)
+
+    def submit(self, function: Callable[..., T], *args: object, **keywords: object) -> Future[T]:
+        """Call a function with a lane, when one is free."""
+        return self._pool.submit(self._run, function, args, keywords)
+
+    def _run(
+        self, function: Callable[..., T], args: tuple[object, ...], keywords: dict[str, object]
+    ) -> T:
+        lane = self._free.get()
+        try:
+            return function(lane, *args, **keywords)
+        finally:
+            self._free.put(lane)
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for lane in self._all:
+            lane.close()
+
+
+class Pauses:
+    """How long this machine kept a thread from running that wanted to: a process that was not
+    scheduled cannot notice anything in time, and its test may be repeated.
+    """
+
+    _STEP = 0.02
+
+    def __init__(self) -> None:
+        self._pauses: list[tuple[float, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+        self._thread.start()
+
+    def _measure(self) -> None:
+        before = time.monotonic()
+        while not self._stop.wait(self._STEP):
+            now = time.monotonic()
+            if now - before > 5 * self._STEP:
+                self._pauses.append((now, now - before))
+            before = now
+
+    def longest(self, since: float) -> float:
+        """In seconds, since a time."""
+        return max((length for end, length in list(self._pauses) if end >= since), default=0.0)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
