@@ -1,0 +1,204 @@
+// The lanes of the backend, coalescing, and its life.
+#include "backend.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+namespace pynccl::dist {
+namespace {
+
+constexpr std::chrono::milliseconds kGrace{2000};  // for operations that nobody has waited for
+
+// Calls a function without the GIL, whether the caller has it or not.
+template <class F>
+void without_gil(F&& f) {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const py::gil_scoped_release released;
+    f();
+  } else {
+    f();
+  }
+}
+
+double seconds(std::chrono::milliseconds duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+}  // namespace
+
+PyncclBackend::PyncclBackend(py::object connector, int rank, int size,
+                             c10::intrusive_ptr<PyncclOptions> options)
+    : Backend(rank, size), connector_(hold(std::move(connector))), options_(std::move(options)) {}
+
+PyncclBackend::~PyncclBackend() {
+  without_gil([this] {
+    try {
+      end("its group was dropped", false);
+    } catch (const std::exception& error) {
+      TORCH_WARN("pynccl: ", error.what());
+    }
+    lanes_.clear();
+  });
+}
+
+Lane& PyncclBackend::lane(Route route) {
+  const std::scoped_lock lock(mutex_);
+  if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+  auto& found = lanes_[{route.device.type(), route.device.index(), route.peer, route.sends}];
+  if (!found) {
+    auto connection = std::make_shared<Connection>(connector_, route);
+    found = route.device.is_cpu()
+                ? make_host_lane(std::move(connection))
+                : make_device_lane(std::move(connection), options_->high_priority);
+  }
+  return *found;
+}
+
+Lane& PyncclBackend::group_lane(const at::Device& device) {
+  if (device.is_cpu()) {
+    if (Lane* found = host_lane_.load(std::memory_order_acquire)) [[likely]]
+      return *found;
+  }
+  Lane& made = lane({device});
+  if (device.is_cpu()) host_lane_.store(&made, std::memory_order_release);
+  return made;
+}
+
+WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
+  if (coalescing_.load(std::memory_order_relaxed)) [[unlikely]] {
+    const std::scoped_lock lock(mutex_);
+    if (coalesced_) {
+      TORCH_CHECK_VALUE(!coalesced_->device || *coalesced_->device == device,
+                        "coalescing: operations on ", device, " and ", *coalesced_->device,
+                        " cannot be one group");
+      TORCH_CHECK_VALUE(!operation.factor, "coalescing: ReduceOp.PREMUL_SUM cannot be coalesced");
+      coalesced_->device = device;
+      Operation& all = coalesced_->operation;
+      all.calls.append(operation.calls.begin(), operation.calls.end());
+      const auto add = [](Tensors& to, Tensors& from) {
+        to.insert(to.end(), from.begin(), from.end());
+      };
+      add(all.tensors, operation.tensors);
+      add(all.outputs, operation.outputs);
+      return nullptr;
+    }
+  }
+  operation.number = c10d::isP2POp(operation.type) ? number_.load() : ++number_;
+  return group_lane(device).issue(std::move(operation), rank_, options_->timeout);
+}
+
+bool PyncclBackend::sends_on_group(const at::Device& device) {
+  const std::scoped_lock lock(mutex_);
+  return coalesced_ || bound_device_id_ == device;
+}
+
+void PyncclBackend::startCoalescing() {
+  const std::scoped_lock lock(mutex_);
+  TORCH_CHECK_VALUE(!coalesced_, "coalescing: it has begun already");
+  coalesced_.emplace();
+  coalescing_ = true;
+}
+
+WorkPtr PyncclBackend::endCoalescing() {
+  std::optional<Coalesced> all;
+  {
+    const std::scoped_lock lock(mutex_);
+    std::swap(all, coalesced_);
+    coalescing_ = false;
+  }
+  TORCH_CHECK_VALUE(all, "coalescing: it has not begun");
+  if (!all->device) return nullptr;
+  all->operation.type = c10d::OpType::COALESCED;
+  all->operation.title = "pynccl:coalesced";
+  return issue(*all->device, std::move(all->operation));
+}
+
+void PyncclBackend::eagerConnectSingleDevice(at::Device device) {
+  Lane& found = group_lane(device);
+  without_gil([&] { found.connection().get(); });
+}
+
+py::object PyncclBackend::communicator(const at::Device& device) {
+  return group_lane(device).connection().communicator();
+}
+
+c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  auto own = c10::dynamic_intrusive_pointer_cast<PyncclOptions>(options);
+  TORCH_CHECK_TYPE(own, "options: expected the options of pynccl, got those of ",
+                   options ? options->backend : "no backend");
+  const at::Device device = bound_device_id_.value_or(at::Device(at::kCPU));
+  without_gil([&] { group_lane(device).connection().get(); });
+  const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+  const int rank = found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  const py::gil_scoped_acquire gil;
+  try {
+    const py::object made = connector_->attr("split")(
+        communicator(device), ranks, rank, py::arg("store") = store,
+        py::arg("name") = own->group_name, py::arg("timeout") = seconds(own->timeout));
+    if (made.is_none()) return nullptr;
+    const py::tuple parts = made;  // the connector of the new group, its communicator
+    auto backend =
+        c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
+    backend->group_lane(device).connection().adopt(parts[1]);
+    return backend;
+  } catch (py::error_already_set& error) {
+    throw_backend_error(error.what());
+  }
+}
+
+void PyncclBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  const std::vector<Lane*> all = lanes();
+  const py::gil_scoped_acquire gil;  // after mutex_, which others take while they have it
+  connector_->attr("timeout") = seconds(timeout);
+  for (Lane* lane : all) {
+    const py::object communicator = lane->connection().communicator();
+    if (!communicator.is_none()) communicator.attr("timeout") = seconds(timeout);
+  }
+}
+
+void PyncclBackend::abort() {
+  without_gil([this] { end("it was aborted", false); });
+}
+
+void PyncclBackend::shutdown() {
+  without_gil([this] { end("it was destroyed", true); });
+}
+
+std::vector<Lane*> PyncclBackend::lanes() {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Lane*> all;
+  for (const auto& [route, lane] : lanes_) all.push_back(lane.get());
+  return all;
+}
+
+// Those that wait for other ranks to connect stop.
+void PyncclBackend::cancel() {
+  if (Py_IsInitialized()) with_gil([this] { connector_->attr("cancel")(); });
+}
+
+// drains: lets what was issued finish first.
+void PyncclBackend::end(const std::string& reason, bool drains) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (ended_.empty()) ended_ = reason;
+  }
+  if (!drains) cancel();
+  std::exception_ptr error;
+  const auto grace = std::min(kGrace, options_->timeout);
+  for (Lane* lane : lanes()) {
+    try {
+      const auto limit = lane->connection().device().is_cpu() ? grace : options_->timeout;
+      lane->connection().end(drains && lane->drain(limit), reason);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (drains) cancel();
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace pynccl::dist

@@ -1,0 +1,114 @@
+// PyncclBackend: the operations of torch.distributed over communicators of pynccl.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lane.h"
+#include "options.h"
+
+namespace pynccl::dist {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+
+class PyncclBackend final : public c10d::Backend {
+ public:
+  // connector: makes the communicators, see pynccl/c10d/connector.py.
+  PyncclBackend(py::object connector, int rank, int size,
+                c10::intrusive_ptr<PyncclOptions> options);
+  ~PyncclBackend() override;
+
+  const std::string getBackendName() const override { return "pynccl"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  void eagerConnectSingleDevice(at::Device device) override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  void setSequenceNumberForGroup() override {}  // every rank counts from 0
+  std::uint64_t getSequenceNumberForGroup() override { return number_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  void shutdown() override;
+
+  // The communicator of the group for a device, None where it is not made. Needs the GIL.
+  py::object communicator(const at::Device& device);
+
+ private:
+  struct Coalesced {
+    Operation operation;
+    std::optional<at::Device> device;
+  };
+
+  // Issues an operation of all ranks, or adds it to the coalesced ones.
+  WorkPtr issue(const at::Device& device, Operation operation);
+  WorkPtr message(Tensors& tensors, int peer, bool sends);
+  // Whether messages use the communicator of the group: coalesced ones do, and those on the bound
+  // device. For others each direction between two ranks has a communicator of its own, so that a
+  // rank can receive while it sends.
+  bool sends_on_group(const at::Device& device);
+  Lane& lane(Route route);
+  Lane& group_lane(const at::Device& device);
+  std::vector<Lane*> lanes();  // they live as long as the backend
+  void cancel();
+  void end(const std::string& reason, bool drains);
+  int checked_root(const char* name, std::int64_t root) const;
+
+  const Held connector_;
+  const c10::intrusive_ptr<PyncclOptions> options_;
+  std::atomic<std::uint64_t> number_ = 0;   // of collectives so far
+  std::atomic<Lane*> host_lane_ = nullptr;  // of the group on CPUs, once it is made
+  std::atomic<bool> coalescing_ = false;    // whether coalesced_ has a value
+  std::mutex mutex_;                        // of the following
+  std::map<std::tuple<at::DeviceType, int, int, bool>, std::unique_ptr<Lane>> lanes_;
+  std::optional<Coalesced> coalesced_;
+  std::string ended_;  // why no operation can be issued
+};
+
+}  // namespace pynccl::dist

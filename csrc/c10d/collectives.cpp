@@ -1,0 +1,377 @@
+// The operations of the backend: each checks its arguments, and issues one call of NCCL or, for
+// lists of tensors, a group of calls directly on the tensors of the user.
+#include <numeric>
+
+#include "backend.h"
+#include "tensors.h"
+
+namespace pynccl::dist {
+namespace {
+
+using c10d::OpType;
+
+PyncclOperation call(PyncclOperationKind kind, const void* send, void* receive, Elements elements,
+                     int op = 0, int root_or_peer = 0) {
+  return {kind, elements.dtype, op, root_or_peer, send, receive, elements.count, nullptr};
+}
+
+PyncclOperation send_to(int peer, const at::Tensor& tensor) {
+  return call(PYNCCL_SEND, tensor.const_data_ptr(), nullptr, moved(tensor), 0, peer);
+}
+
+PyncclOperation receive_from(int peer, const at::Tensor& tensor) {
+  return call(PYNCCL_RECV, nullptr, tensor.data_ptr(), moved(tensor), 0, peer);
+}
+
+Operation operation(OpType type, const char* title, bool async, Tensors tensors, Tensors outputs) {
+  Operation made;
+  made.type = type;
+  made.title = title;
+  made.async = async;
+  made.tensors = std::move(tensors);
+  made.outputs = std::move(outputs);
+  return made;
+}
+
+// The list of a collective for one device in each process.
+Tensors& only_list(const char* name, std::vector<Tensors>& lists) {
+  TORCH_CHECK_VALUE(lists.size() == 1, name, ": expected one list of tensors, got ", lists.size());
+  return lists.front();
+}
+
+void check_list(const char* name, const Tensors& list, int size, const at::Tensor& other) {
+  check_length(name, list.size(), static_cast<std::size_t>(size));
+  check_tensors(name, list, other.device());
+  for (const at::Tensor& tensor : list) check_same_dtype(name, tensor, other);
+}
+
+void check_pairs(const Tensors& outputs, const Tensors& inputs) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "inputs: there are none");
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "outputs: expected ", inputs.size(),
+                    " tensors, one for each input, got ", outputs.size());
+}
+
+// The offsets and sizes in elements of the parts of a tensor along its first dimension.
+struct Parts {
+  std::vector<std::int64_t> sizes, offsets;
+};
+
+Parts parts_of(const char* name, const at::Tensor& tensor, const std::vector<std::int64_t>& splits,
+               int size) {
+  const std::int64_t length = tensor.dim() == 0 ? 1 : tensor.size(0);
+  std::vector<std::int64_t> sizes = splits;
+  if (sizes.empty()) {
+    TORCH_CHECK_VALUE(length % size == 0, name, ": its first dimension, ", length,
+                      ", is not divisible by the ", size, " ranks");
+    sizes.assign(static_cast<std::size_t>(size), length / size);
+  }
+  check_length(name, sizes.size(), static_cast<std::size_t>(size));
+  const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  TORCH_CHECK_VALUE(sum == length && *std::min_element(sizes.begin(), sizes.end()) >= 0, name,
+                    ": the split sizes must be its first dimension, ", length,
+                    ", in sum; they are ", sizes);
+  const std::int64_t row = length == 0 ? 0 : tensor.numel() / length;
+  Parts parts;
+  std::int64_t offset = 0;
+  for (const std::int64_t split : sizes) {
+    parts.sizes.push_back(split * row);
+    parts.offsets.push_back(offset);
+    offset += split * row;
+  }
+  return parts;
+}
+
+// A part of a tensor, as NCCL counts it.
+Elements part(const at::Tensor& tensor, std::int64_t size) {
+  Elements elements = moved(tensor);
+  const std::int64_t all = tensor.numel();
+  elements.count =
+      all == 0 ? 0
+               : elements.count / static_cast<std::size_t>(all) * static_cast<std::size_t>(size);
+  return elements;
+}
+
+char* at_element(const at::Tensor& tensor, std::int64_t offset) {
+  return static_cast<char*>(tensor.data_ptr()) +
+         offset * static_cast<std::int64_t>(tensor.element_size());
+}
+
+}  // namespace
+
+int PyncclBackend::checked_root(const char* name, std::int64_t root) const {
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, name, ": the group has ranks 0 to ", size_ - 1,
+                    ", got ", root);
+  return static_cast<int>(root);
+}
+
+WorkPtr PyncclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  at::Tensor& tensor = only("tensor", tensors);
+  check_tensor("tensor", tensor, tensor.device());
+  const int root = checked_root("src", options.rootRank);
+  Operation made = operation(OpType::BROADCAST, "pynccl:broadcast", options.asyncOp, {}, {tensor});
+  made.calls.push_back(
+      call(PYNCCL_BROADCAST, tensor.data_ptr(), tensor.data_ptr(), moved(tensor), 0, root));
+  return issue(tensor.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  at::Tensor& tensor = only("tensor", tensors);
+  check_tensor("tensor", tensor, tensor.device());
+  Operation made = operation(OpType::ALLREDUCE, "pynccl:all_reduce", options.asyncOp, {}, {tensor});
+  Reduction by = reduction(options.reduceOp, tensor);
+  made.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
+                            reduced("tensor", tensor), by.op));
+  made.factor = std::move(by.factor);
+  return issue(tensor.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::allreduce_coalesced(Tensors& tensors,
+                                           const c10d::AllreduceCoalescedOptions& options) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "tensors: there are none");
+  const at::Tensor& first = tensors.front();
+  Operation made = operation(OpType::ALLREDUCE_COALESCED, "pynccl:all_reduce_coalesced",
+                             options.asyncOp, {}, tensors);
+  made.factor = reduction(options.reduceOp, first).factor;
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor("tensors", tensor, first.device());
+    if (made.factor) check_same_dtype("tensors", tensor, first);
+    made.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
+                              reduced("tensors", tensor), reduction(options.reduceOp, tensor).op));
+  }
+  return issue(first.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  at::Tensor& tensor = only("tensor", tensors);
+  check_tensor("tensor", tensor, tensor.device());
+  const int root = checked_root("dst", options.rootRank);
+  Operation made = operation(OpType::REDUCE, "pynccl:reduce", options.asyncOp, {}, {tensor});
+  Reduction by = reduction(options.reduceOp, tensor);
+  made.calls.push_back(call(PYNCCL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
+                            reduced("tensor", tensor), by.op, root));
+  made.factor = std::move(by.factor);
+  return issue(tensor.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& options) {
+  only_list("tensor_list", outputs);
+  only("tensor", inputs);
+  return allgather_coalesced(outputs, inputs, options);
+}
+
+// From each rank a broadcast of each input to the output that is for both.
+WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(!inputs.empty(), "tensor: there is none");
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "tensor_list: expected ", inputs.size(),
+                    " lists, one for each input, got ", outputs.size());
+  const at::Device device = inputs.front().device();
+  Operation made = operation(OpType::ALLGATHER, "pynccl:all_gather", options.asyncOp, inputs, {});
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& input = inputs[i];
+    check_tensor("tensor", input, device);
+    check_list("tensor_list", outputs[i], size_, input);
+    check_count("tensor_list", outputs[i][static_cast<std::size_t>(rank_)], input.numel());
+    for (int root = 0; root < size_; ++root) {
+      const at::Tensor& output = outputs[i][static_cast<std::size_t>(root)];
+      const void* sent = root == rank_ ? input.const_data_ptr() : output.const_data_ptr();
+      made.calls.push_back(call(PYNCCL_BROADCAST, sent, output.data_ptr(), moved(output), 0, root));
+    }
+    made.outputs.insert(made.outputs.end(), outputs[i].begin(), outputs[i].end());
+  }
+  return issue(device, std::move(made));
+}
+
+WorkPtr PyncclBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                       const c10d::AllgatherOptions& options) {
+  Tensors outputs{output}, inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPtr PyncclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
+  check_pairs(outputs, inputs);
+  const at::Device device = inputs.front().device();
+  Operation made = operation(OpType::_ALLGATHER_BASE, "pynccl:_all_gather_base", options.asyncOp,
+                             inputs, outputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor("input_tensor", inputs[i], device);
+    check_tensor("output_tensor", outputs[i], device);
+    check_same_dtype("output_tensor", outputs[i], inputs[i]);
+    check_count("output_tensor", outputs[i], inputs[i].numel() * size_);
+    made.calls.push_back(call(PYNCCL_ALL_GATHER, inputs[i].const_data_ptr(), outputs[i].data_ptr(),
+                              moved(inputs[i])));
+  }
+  return issue(device, std::move(made));
+}
+
+// To each rank a reduction.
+WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                      const c10d::ReduceScatterOptions& options) {
+  at::Tensor& output = only("output", outputs);
+  Tensors& list = only_list("input_list", inputs);
+  check_tensor("output", output, output.device());
+  check_list("input_list", list, size_, output);
+  check_count("input_list", list[static_cast<std::size_t>(rank_)], output.numel());
+  Operation made =
+      operation(OpType::REDUCE_SCATTER, "pynccl:reduce_scatter", options.asyncOp, list, {output});
+  Reduction by = reduction(options.reduceOp, output);
+  for (int root = 0; root < size_; ++root) {
+    const at::Tensor& input = list[static_cast<std::size_t>(root)];
+    made.calls.push_back(call(PYNCCL_REDUCE, input.const_data_ptr(),
+                              root == rank_ ? output.data_ptr() : nullptr,
+                              reduced("input_list", input), by.op, root));
+  }
+  made.factor = std::move(by.factor);
+  return issue(output.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                            const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output}, inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPtr PyncclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::ReduceScatterOptions& options) {
+  check_pairs(outputs, inputs);
+  const at::Tensor& first = inputs.front();
+  Operation made = operation(OpType::_REDUCE_SCATTER_BASE, "pynccl:_reduce_scatter_base",
+                             options.asyncOp, inputs, outputs);
+  made.factor = reduction(options.reduceOp, first).factor;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor("input", inputs[i], first.device());
+    check_tensor("output", outputs[i], first.device());
+    check_same_dtype("output", outputs[i], inputs[i]);
+    if (made.factor) check_same_dtype("input", inputs[i], first);
+    check_count("input", inputs[i], outputs[i].numel() * size_);
+    made.calls.push_back(call(PYNCCL_REDUCE_SCATTER, inputs[i].const_data_ptr(),
+                              outputs[i].data_ptr(), reduced("output", outputs[i]),
+                              reduction(options.reduceOp, inputs[i]).op));
+  }
+  return issue(first.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                const c10d::AllToAllOptions& options) {
+  check_length("input_tensor_list", inputs.size(), static_cast<std::size_t>(size_));
+  check_list("input_tensor_list", inputs, size_, inputs.front());
+  check_list("output_tensor_list", outputs, size_, inputs.front());
+  const auto own = static_cast<std::size_t>(rank_);
+  check_count("output_tensor_list", outputs[own], inputs[own].numel());
+  Operation made =
+      operation(OpType::ALLTOALL, "pynccl:all_to_all", options.asyncOp, inputs, outputs);
+  for (int peer = 0; peer < size_; ++peer) {
+    made.calls.push_back(send_to(peer, inputs[static_cast<std::size_t>(peer)]));
+    made.calls.push_back(receive_from(peer, outputs[static_cast<std::size_t>(peer)]));
+  }
+  return issue(inputs.front().device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                     std::vector<std::int64_t>& output_splits,
+                                     std::vector<std::int64_t>& input_splits,
+                                     const c10d::AllToAllOptions& options) {
+  check_tensor("input", input, input.device());
+  check_tensor("output", output, input.device());
+  check_same_dtype("output", output, input);
+  Operation made = operation(OpType::ALLTOALL_BASE, "pynccl:all_to_all_single", options.asyncOp,
+                             {input}, {output});
+  const Parts sent = parts_of("input", input, input_splits, size_);
+  const Parts received = parts_of("output", output, output_splits, size_);
+  if (output_splits.empty() && input_splits.empty()) {
+    check_count("output", output, input.numel());
+    made.calls.push_back(call(PYNCCL_ALL_TO_ALL, input.const_data_ptr(), output.data_ptr(),
+                              part(input, sent.sizes.front())));
+    return issue(input.device(), std::move(made));
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    made.calls.push_back(call(PYNCCL_SEND, at_element(input, sent.offsets[p]), nullptr,
+                              part(input, sent.sizes[p]), 0, peer));
+    made.calls.push_back(call(PYNCCL_RECV, nullptr, at_element(output, received.offsets[p]),
+                              part(output, received.sizes[p]), 0, peer));
+  }
+  return issue(input.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::GatherOptions& options) {
+  at::Tensor& input = only("tensor", inputs);
+  check_tensor("tensor", input, input.device());
+  const int root = checked_root("dst", options.rootRank);
+  Operation made = operation(OpType::GATHER, "pynccl:gather", options.asyncOp, {input}, {});
+  if (rank_ == root) {
+    Tensors& list = only_list("gather_list", outputs);
+    check_list("gather_list", list, size_, input);
+    check_count("gather_list", list[static_cast<std::size_t>(rank_)], input.numel());
+    for (int peer = 0; peer < size_; ++peer)
+      made.calls.push_back(receive_from(peer, list[static_cast<std::size_t>(peer)]));
+    made.outputs = list;
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty(), "gather_list: it is given on a rank that is not dst");
+  }
+  made.calls.push_back(send_to(root, input));
+  return issue(input.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                               const c10d::ScatterOptions& options) {
+  at::Tensor& output = only("tensor", outputs);
+  check_tensor("tensor", output, output.device());
+  const int root = checked_root("src", options.rootRank);
+  Operation made = operation(OpType::SCATTER, "pynccl:scatter", options.asyncOp, {}, {output});
+  if (rank_ == root) {
+    Tensors& list = only_list("scatter_list", inputs);
+    check_list("scatter_list", list, size_, output);
+    check_count("scatter_list", list[static_cast<std::size_t>(rank_)], output.numel());
+    for (int peer = 0; peer < size_; ++peer)
+      made.calls.push_back(send_to(peer, list[static_cast<std::size_t>(peer)]));
+    made.tensors = list;
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty(), "scatter_list: it is given on a rank that is not src");
+  }
+  made.calls.push_back(receive_from(root, output));
+  return issue(output.device(), std::move(made));
+}
+
+WorkPtr PyncclBackend::send(Tensors& tensors, int peer, int /*tag*/) {
+  return message(tensors, checked_root("dst", peer), true);
+}
+
+WorkPtr PyncclBackend::recv(Tensors& tensors, int peer, int /*tag*/) {
+  return message(tensors, checked_root("src", peer), false);
+}
+
+WorkPtr PyncclBackend::recvAnysource(Tensors& /*tensors*/, int /*tag*/) {
+  TORCH_CHECK_VALUE(false, "src: NCCL cannot receive from any rank; name the source");
+}
+
+WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
+  at::Tensor& tensor = only("tensor", tensors);
+  check_tensor("tensor", tensor, tensor.device());
+  TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": it is this rank");
+  Operation made = sends ? operation(OpType::SEND, "pynccl:send", true, {tensor}, {})
+                         : operation(OpType::RECV, "pynccl:recv", true, {}, {tensor});
+  const bool of_group = sends_on_group(tensor.device());
+  const int rank = of_group ? peer : static_cast<int>(peer > rank_);
+  made.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
+  if (of_group) return issue(tensor.device(), std::move(made));
+  return lane({tensor.device(), peer, sends}).issue(std::move(made), rank_, options_->timeout);
+}
+
+WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
+  at::Device device = options.device.value_or(bound_device_id_.value_or(at::Device(at::kCPU)));
+  if (!options.device_ids.empty())
+    device = at::Device(device.is_cpu() ? at::kCUDA : device.type(),
+                        static_cast<c10::DeviceIndex>(options.device_ids.front()));
+  const at::Tensor token = at::zeros({1}, at::TensorOptions().device(device).dtype(at::kByte));
+  Operation made = operation(OpType::BARRIER, "pynccl:barrier", options.asyncOp, {token}, {});
+  made.blocks = true;
+  made.calls.push_back(
+      call(PYNCCL_ALL_REDUCE, token.data_ptr(), token.data_ptr(), moved(token), types::ncclSum));
+  return issue(device, std::move(made));
+}
+
+}  // namespace pynccl::dist

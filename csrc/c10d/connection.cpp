@@ -1,0 +1,103 @@
+#include "connection.h"
+
+namespace pynccl::dist {
+
+Held hold(py::object object) {
+  return Held(new py::object(std::move(object)), [](py::object* held) {
+    if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
+    with_gil([held] { delete held; });
+  });
+}
+
+void throw_backend_error(const std::string& text) { C10_THROW_ERROR(DistBackendError, text); }
+
+CommunicatorRef& Connection::get() {
+  if (made_.load(std::memory_order_acquire) && !ended_.load(std::memory_order_relaxed)) [[likely]]
+    return ref_;
+  const std::scoped_lock making(making_);
+  check_open();
+  if (made()) return ref_;
+  with_gil([this] {
+    try {
+      adopt(connector_->attr("connect")(route_.device, route_.peer, route_.sends));
+    } catch (py::error_already_set& error) {
+      throw_backend_error(error.what());
+    }
+  });
+  check_open();
+  return ref_;
+}
+
+void Connection::adopt(py::object communicator) {
+  CommunicatorRef ref(communicator.ptr());
+  const std::scoped_lock lock(mutex_);
+  communicator_ = hold(std::move(communicator));
+  ref_ = std::move(ref);
+  made_.store(true, std::memory_order_release);
+}
+
+py::object Connection::communicator() const {
+  const std::scoped_lock lock(mutex_);
+  return communicator_ ? *communicator_ : py::none();
+}
+
+void Connection::check_open() {
+  if (!ended_.load()) return;
+  const std::scoped_lock lock(mutex_);
+  throw_backend_error("the communicator is closed: " + reason_);
+}
+
+void Connection::issue(Operation& operation, void* stream) {
+  CommunicatorRef& comm = get();
+  for (PyncclOperation& call : operation.calls) call.stream = stream;
+  try {
+    if (operation.factor) [[unlikely]]
+      issue_with_factor(comm, operation);
+    else
+      comm.issue(operation.calls.data(), operation.calls.size());
+  } catch (const NcclError& error) {
+    throw_backend_error(std::string(name_of(operation)) + ": " + error.what());
+  }
+}
+
+void Connection::issue_with_factor(CommunicatorRef& comm, Operation& operation) {
+  const Factor& factor = *operation.factor;
+  const auto residence =
+      factor.tensor.is_cpu() ? abi::ncclScalarHostImmediate : abi::ncclScalarDevice;
+  types::ncclRedOp_t op;
+  comm.check(PYNCCL_GET(comm, ncclRedOpCreatePreMulSum)(
+                 &op, factor.tensor.data_ptr(), static_cast<types::ncclDataType_t>(factor.dtype),
+                 residence, comm.handle()),
+             "ncclRedOpCreatePreMulSum");
+  for (PyncclOperation& call : operation.calls) call.op = op;
+  const auto destroy = [&] {
+    // The handle is null where the operation's failure has ended the communicator.
+    if (made() && !ended_.load()) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
+  };
+  try {
+    comm.issue(operation.calls.data(), operation.calls.size());
+  } catch (...) {
+    destroy();
+    throw;
+  }
+  destroy();
+}
+
+void Connection::end(bool done, const std::string& reason) {
+  Held communicator;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!ended_.exchange(true)) reason_ = reason;
+    communicator = std::exchange(communicator_, nullptr);
+  }
+  if (!communicator || !Py_IsInitialized()) return;
+  with_gil([&] {
+    try {
+      connector_->attr(done ? "close" : "abort")(*communicator);
+    } catch (py::error_already_set& error) {
+      throw_backend_error(error.what());
+    }
+  });
+}
+
+}  // namespace pynccl::dist

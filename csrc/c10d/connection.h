@@ -1,0 +1,89 @@
+// Connection: a communicator that Python makes when it is first needed, and the issue of operations
+// on it. Connector: the Python object that makes communicators.
+#pragma once
+
+#include <cxxabi.h>
+#include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "operation.h"
+
+namespace pynccl::dist {
+
+// A Python object that any thread can hold and release.
+using Held = std::shared_ptr<py::object>;
+Held hold(py::object object);
+
+// Calls body, in which Python may end this thread by pthread_exit because the interpreter ends: the
+// thread sleeps then, since it must not unwind through destructors.
+template <class Body>
+auto or_sleep(Body&& body) {
+  try {
+    return body();
+  } catch (const ::abi::__forced_unwind&) {
+    while (true) pause();
+  }
+}
+
+// Calls body with the GIL, from any thread.
+template <class Body>
+auto with_gil(Body&& body) {
+  return or_sleep([&] {
+    const py::gil_scoped_acquire gil;
+    return or_sleep(body);
+  });
+}
+
+// Throws DistBackendError.
+[[noreturn]] void throw_backend_error(const std::string& text);
+
+// Which communicator: of the group, or of one direction between two ranks of it.
+struct Route {
+  at::Device device;
+  int peer = -1;  // below 0: of the group
+  bool sends = false;
+};
+
+class Connection {
+ public:
+  // connector.connect(device, peer, sends) makes the communicator.
+  Connection(Held connector, Route route) : connector_(std::move(connector)), route_(route) {}
+
+  const at::Device& device() const { return route_.device; }
+  // The communicator, which the first call makes; that waits for the other ranks. Throws
+  // DistBackendError. Call it without the GIL.
+  CommunicatorRef& get();
+  // Takes over a communicator that was made elsewhere. Needs the GIL.
+  void adopt(py::object communicator);
+  bool made() const { return made_.load(std::memory_order_acquire); }
+  // The pynccl.nccl.Communicator, null where it is not made. Needs the GIL.
+  py::object communicator() const;
+
+  // Issues the operation on a stream of the device's library. Throws DistBackendError.
+  void issue(Operation& operation, void* stream);
+
+  // Frees the communicator: by connector.close(), where what was issued is done, else by
+  // connector.abort(). From then on get() throws with the reason. Call it without the GIL.
+  void end(bool done, const std::string& reason);
+
+ private:
+  void check_open();
+  void issue_with_factor(CommunicatorRef& comm, Operation& operation);
+
+  const Held connector_;
+  const Route route_;
+  std::atomic<bool> made_ = false;
+  std::atomic<bool> ended_ = false;
+  std::mutex making_;
+  mutable std::mutex mutex_;  // of the following
+  std::string reason_;        // why it was ended
+  Held communicator_;
+  CommunicatorRef ref_;
+};
+
+}  // namespace pynccl::dist

@@ -1,0 +1,70 @@
+// The lane of a communicator of a device: asynchronous operations run on a stream of the lane, each
+// between two events.
+#include <c10/core/DeviceGuard.h>
+
+#include <mutex>
+#include <thread>
+
+#include "lane.h"
+#include "work.h"
+
+namespace pynccl::dist {
+namespace {
+
+class DeviceLane final : public Lane {
+ public:
+  DeviceLane(std::shared_ptr<Connection> connection, bool high_priority)
+      : Lane(std::move(connection)),
+        impl_(device().type()),
+        stream_(impl_.getStreamFromGlobalPool(device(), high_priority)) {}
+
+  c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
+                                       std::chrono::milliseconds timeout) override {
+    const c10::DeviceGuard guard(device());
+    const c10::Stream current = impl_.getStream(device());
+    const std::scoped_lock order(order_);
+    if (!operation.async) {
+      connection_->issue(operation, impl_.getStreamNativeHandle(current));
+      return work(std::move(operation), rank, timeout, current, std::nullopt);
+    }
+    connection_->get();  // which can wait for other ranks, before the event
+    c10::Event ready(device().type());
+    ready.record(current);
+    ready.block(stream_);
+    connection_->issue(operation, impl_.getStreamNativeHandle(stream_));
+    c10::Event done(device().type());
+    done.record(stream_);
+    return work(std::move(operation), rank, timeout, stream_, std::move(done));
+  }
+
+  bool drain(std::chrono::milliseconds timeout) override {
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    while (!stream_.query()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+ private:
+  const at::Device& device() const { return connection_->device(); }
+
+  c10::intrusive_ptr<c10d::Work> work(Operation operation, int rank,
+                                      std::chrono::milliseconds timeout, c10::Stream stream,
+                                      std::optional<c10::Event> done) {
+    return c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_, stream,
+                                           std::move(done));
+  }
+
+  const c10::impl::VirtualGuardImpl impl_;
+  const c10::Stream stream_;
+  std::mutex order_;
+};
+
+}  // namespace
+
+std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection, bool high_priority) {
+  return std::make_unique<DeviceLane>(std::move(connection), high_priority);
+}
+
+}  // namespace pynccl::dist

@@ -1,0 +1,156 @@
+// The lane of a communicator of CPU memory: a call on the null stream returns when its operation is
+// done, so asynchronous operations are calls on a thread of the lane.
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+#include "lane.h"
+#include "work.h"
+
+namespace pynccl::dist {
+namespace {
+
+constexpr std::chrono::milliseconds kStopLimit{100};  // for a thread to see that it is to stop
+
+class HostLane final : public Lane {
+ public:
+  explicit HostLane(std::shared_ptr<Connection> connection)
+      : Lane(std::move(connection)), queue_(std::make_shared<Queue>()) {}
+
+  ~HostLane() override {
+    queue_->stop();
+    if (!thread_.joinable()) return;
+    // After the interpreter the thread may wait for the GIL for ever, and NCCL may connect until
+    // its time limit.
+    const bool connects = !connection_->made() && !queue_->drain(kStopLimit);
+    if (connects || !Py_IsInitialized() || thread_.get_id() == std::this_thread::get_id())
+      thread_.detach();
+    else
+      thread_.join();
+  }
+
+  c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
+                                       std::chrono::milliseconds timeout) override {
+    auto work = c10::make_intrusive<HostWork>(rank, operation, timeout);
+    if (operation.async) {
+      start_thread();
+      queue_->add({connection_, std::move(operation), work});
+    } else {
+      const Queue::Turn turn(*queue_);
+      connection_->issue(operation, nullptr);
+      work->settle(nullptr);
+    }
+    return work;
+  }
+
+  bool drain(std::chrono::milliseconds timeout) override { return queue_->drain(timeout); }
+
+ private:
+  struct Task {
+    std::shared_ptr<Connection> connection;
+    Operation operation;
+    c10::intrusive_ptr<HostWork> work;
+
+    void run() {
+      std::exception_ptr error;
+      try {
+        connection->issue(operation, nullptr);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      work->settle(error);
+    }
+  };
+
+  // The operations that wait, and whether one runs.
+  class Queue {
+   public:
+    void add(Task task) {
+      const std::scoped_lock lock(mutex_);
+      tasks_.push_back(std::move(task));
+      changed_.notify_all();
+    }
+
+    void stop() {
+      const std::scoped_lock lock(mutex_);
+      stopped_ = true;
+      changed_.notify_all();
+    }
+
+    bool drain(std::chrono::milliseconds timeout) {
+      std::unique_lock lock(mutex_);
+      return changed_.wait_for(lock, timeout, [this] { return idle(); });
+    }
+
+    // The thread of the lane.
+    void run() {
+      std::unique_lock lock(mutex_);
+      runner_ = std::this_thread::get_id();
+      while (true) {
+        changed_.wait(lock, [this] { return !busy_ && (stopped_ || !tasks_.empty()); });
+        if (tasks_.empty()) return;
+        busy_ = true;
+        {
+          Task task = std::move(tasks_.front());
+          tasks_.pop_front();
+          lock.unlock();
+          task.run();
+        }  // releases the tensors without the lock
+        lock.lock();
+        busy_ = false;
+        changed_.notify_all();
+      }
+    }
+
+    // The turn of a synchronous operation, after what was issued before. A callback of a future,
+    // which runs on the thread of the lane, has it at once.
+    class Turn {
+     public:
+      explicit Turn(Queue& queue) : queue_(queue) {
+        std::unique_lock lock(queue_.mutex_);
+        nested_ = queue_.runner_ == std::this_thread::get_id();
+        if (nested_) return;
+        if (!queue_.idle()) queue_.changed_.wait(lock, [this] { return queue_.idle(); });
+        queue_.busy_ = true;
+      }
+      ~Turn() {
+        if (nested_) return;
+        const std::scoped_lock lock(queue_.mutex_);
+        queue_.busy_ = false;
+        queue_.changed_.notify_all();
+      }
+      Turn(const Turn&) = delete;
+      Turn& operator=(const Turn&) = delete;
+
+     private:
+      Queue& queue_;
+      bool nested_;
+    };
+
+   private:
+    bool idle() const { return !busy_ && tasks_.empty(); }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Task> tasks_;
+    bool busy_ = false;
+    bool stopped_ = false;
+    std::thread::id runner_;
+  };
+
+  void start_thread() {
+    std::call_once(started_, [this] { thread_ = std::thread([queue = queue_] { queue->run(); }); });
+  }
+
+  const std::shared_ptr<Queue> queue_;
+  std::once_flag started_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection) {
+  return std::make_unique<HostLane>(std::move(connection));
+}
+
+}  // namespace pynccl::dist

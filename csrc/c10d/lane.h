@@ -1,0 +1,34 @@
+// Lane: the operations of one communicator, in the order in which they were issued. On a CPU
+// asynchronous ones run on a thread of the lane, on another device on a stream of it.
+#pragma once
+
+#include <memory>
+
+#include "connection.h"
+
+namespace pynccl::dist {
+
+class Lane {
+ public:
+  explicit Lane(std::shared_ptr<Connection> connection) : connection_(std::move(connection)) {}
+  virtual ~Lane() = default;
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // A synchronous operation is ordered with the work on the current stream of the device: on a CPU
+  // it is done when issue() returns.
+  virtual c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
+                                               std::chrono::milliseconds timeout) = 0;
+  // Waits until what was issued is done; false where that takes longer.
+  virtual bool drain(std::chrono::milliseconds timeout) = 0;
+
+  Connection& connection() { return *connection_; }
+
+ protected:
+  const std::shared_ptr<Connection> connection_;
+};
+
+std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection);
+std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection, bool high_priority);
+
+}  // namespace pynccl::dist

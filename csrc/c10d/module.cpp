@@ -1,0 +1,47 @@
+// The Python module of the backend: PyncclBackend and its PyncclOptions.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include "backend.h"
+
+namespace pynccl::dist {
+namespace {
+
+c10::intrusive_ptr<PyncclOptions> copied(const PyncclOptions& options) {
+  return c10::make_intrusive<PyncclOptions>(options);
+}
+
+}  // namespace
+}  // namespace pynccl::dist
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace pynccl::dist;
+  // The base classes are torch's.
+  py::module_::import("torch._C._distributed_c10d");
+
+  py::class_<PyncclOptions, c10::intrusive_ptr<PyncclOptions>, c10d::Backend::Options>(
+      m, "Options",
+      "The options of the backend: its timeout, its streams, the configuration of NCCL.")
+      .def(py::init<>())
+      .def_readwrite("is_high_priority_stream", &PyncclOptions::high_priority,
+                     "Whether asynchronous operations run on streams of high priority.")
+      .def_property(
+          "config", [](const PyncclOptions& o) { return o.config ? *o.config : py::none(); },
+          [](PyncclOptions& o, const py::object& config) {
+            o.config = config.is_none() ? nullptr : hold(config);
+          },
+          "A pynccl.nccl.Config, or None.")
+      .def("__copy__", &copied)
+      .def("__deepcopy__", [](const PyncclOptions& o, const py::dict&) { return copied(o); });
+
+  py::class_<PyncclBackend, c10::intrusive_ptr<PyncclBackend>, c10d::Backend>(
+      m, "PyncclBackend", "The backend of a process group over communicators of pynccl.")
+      .def(py::init<py::object, int, int, c10::intrusive_ptr<PyncclOptions>>(),
+           py::arg("connector"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def_property_readonly("options", &PyncclBackend::getBackendOptions, "Its Options.")
+      .def("communicator", &PyncclBackend::communicator, py::arg("device"),
+           "The communicator of the group for a device; None where it is not made yet.")
+      .def(
+          "perform_nocolor_split", [](PyncclBackend&, const at::Device&) {},
+          "Do nothing: a new group does not split this one.");
+}

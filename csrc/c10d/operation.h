@@ -1,0 +1,35 @@
+// Operation: one call of the backend, checked and ready to be issued on a lane.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+#include <pynccl/pynccl.h>
+
+#include <optional>
+#include <vector>
+
+#include "compat.h"
+
+namespace pynccl::dist {
+
+// The factor of PREMUL_SUM, for which an operator is made when the operation is issued.
+struct Factor {
+  at::Tensor tensor;  // of one element, of the dtype of the operation
+  int dtype;          // an ncclDataType_t
+};
+
+struct Operation {
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = "";                      // for the profiler: "pynccl:all_reduce"
+  c10::SmallVector<PyncclOperation, 1> calls;  // more than one are a group of NCCL
+  std::vector<at::Tensor> tensors;  // what is read and not written; held until it is done
+  std::vector<at::Tensor> outputs;  // what is written: the result
+  std::optional<Factor> factor;
+  bool async = true;
+  bool blocks = false;  // wait() returns when the operation is done, on GPUs too
+  std::uint64_t number = 0;
+};
+
+// The name without the prefix of the title.
+inline const char* name_of(const Operation& operation) { return operation.title + 7; }
+
+}  // namespace pynccl::dist

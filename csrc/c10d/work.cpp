@@ -1,0 +1,135 @@
+#include "work.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/StreamGuard.h>
+
+#include <thread>
+
+namespace pynccl::dist {
+namespace {
+
+c10::impl::VirtualGuardImpl guard_of(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+}  // namespace
+
+void throw_timed_out(const char* name, int rank, std::chrono::milliseconds timeout) {
+  throw_backend_error("Operation Timed out waiting " + std::to_string(timeout.count()) + "ms for " +
+                      name + " on rank " + std::to_string(rank));
+}
+
+bool HostWork::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const auto done = [this] { return completed_; };
+  if (timeout == kNoTimeout)
+    cv_.wait(lock, done);  // the communicator's deadline ends it
+  else if (!cv_.wait_for(lock, timeout, done))
+    throw_timed_out(name_, rank_, timeout);
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+bool HostWork::isSuccess() const {
+  const std::scoped_lock lock(mutex_);
+  return completed_ && !exception_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() {
+  std::unique_lock lock(mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  const auto future = future_;
+  const bool completed = completed_;
+  lock.unlock();
+  if (completed) mark(*future);
+  return future;
+}
+
+void HostWork::settle(std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  completed_ = true;
+  exception_ = std::move(error);
+  const auto future = future_;
+  const auto end_of_record = std::exchange(recordFunctionEndCallback_, nullptr);
+  lock.unlock();
+  cv_.notify_all();
+  if (end_of_record) end_of_record();
+  if (future) mark(*future);
+}
+
+void HostWork::mark(c10::ivalue::Future& future) const {
+  if (exception_)
+    future.setError(exception_);
+  else
+    future.markCompleted(c10::IValue(outputs_));
+}
+
+DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
+                       std::shared_ptr<Connection> connection, c10::Stream stream,
+                       std::optional<c10::Event> done)
+    : PyncclWork(rank, operation, timeout),
+      connection_(std::move(connection)),
+      stream_(stream),
+      blocks_(operation.blocks),
+      done_(std::move(done)) {
+  if (!done_) return;
+  held_ = std::move(operation.tensors);
+  held_.insert(held_.end(), outputs_.begin(), outputs_.end());
+}
+
+// The allocator must not reuse memory that the stream still uses.
+DeviceWork::~DeviceWork() {
+  for (const at::Tensor& tensor : held_)
+    guard_of(stream_.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);
+}
+
+bool DeviceWork::done() const { return done_ ? done_->query() : stream_.query(); }
+
+bool DeviceWork::isCompleted() { return done() || exception(); }
+
+bool DeviceWork::isSuccess() const { return done() && !exception(); }
+
+std::exception_ptr DeviceWork::exception() const {
+  CommunicatorRef& comm = connection_->get();
+  types::ncclResult_t state;
+  try {
+    comm.check(PYNCCL_GET(comm, ncclCommGetAsyncError)(comm.handle(), &state), name_);
+    comm.check(state, name_);
+    return nullptr;
+  } catch (const std::exception& error) {
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__}, error.what()));
+  }
+}
+
+bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  synchronize();
+  if (blocks_ || timeout != kNoTimeout) wait_on_host(timeout == kNoTimeout ? timeout_ : timeout);
+  return true;
+}
+
+void DeviceWork::synchronize() {
+  if (done_) done_->block(guard_of(stream_.device()).getStream(stream_.device()));
+  held_.clear();
+}
+
+void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  while (!done()) {
+    if (const auto error = exception()) std::rethrow_exception(error);
+    if (std::chrono::steady_clock::now() > until) throw_timed_out(name_, rank_, timeout);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+// Complete at once: waiting for it makes a stream wait for ours.
+c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{stream_.device()});
+  const c10::MultiStreamGuard current(stream_);
+  future->markCompleted(c10::IValue(outputs_));
+  return future;
+}
+
+}  // namespace pynccl::dist

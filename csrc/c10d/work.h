@@ -1,0 +1,86 @@
+// HostWork and DeviceWork: the handles of operations.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+
+#include "connection.h"
+
+namespace pynccl::dist {
+
+// Throws the error of a wait that takes too long.
+[[noreturn]] void throw_timed_out(const char* name, int rank, std::chrono::milliseconds timeout);
+
+// What both have in common.
+class PyncclWork : public c10d::Work {
+ public:
+  // Takes the outputs of the operation.
+  PyncclWork(int rank, Operation& operation, std::chrono::milliseconds timeout)
+      : Work(rank, operation.type, operation.title),
+        name_(name_of(operation)),
+        outputs_(std::move(operation.outputs)),
+        number_(operation.number),
+        timeout_(timeout) {}
+
+  std::vector<at::Tensor> result() override { return outputs_; }
+  std::uint64_t getSequencenumber() const override { return number_; }
+
+ protected:
+  const char* const name_;
+  const std::vector<at::Tensor> outputs_;
+  const std::uint64_t number_;
+  const std::chrono::milliseconds timeout_;  // of the group
+};
+
+// An operation on CPU memory, which a thread runs.
+class HostWork final : public PyncclWork {
+ public:
+  using PyncclWork::PyncclWork;
+
+  bool isSuccess() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override { wait(); }
+  void blockCurrentStream() override { wait(); }  // the stream of a CPU is the caller
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  // The operation has ended.
+  void settle(std::exception_ptr error);
+
+ private:
+  void mark(c10::ivalue::Future& future) const;
+
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
+};
+
+// An operation on a stream of a device.
+class DeviceWork final : public PyncclWork {
+ public:
+  // stream: where the operation was enqueued; done: recorded after it, none where stream is the
+  // caller's current one.
+  DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
+             std::shared_ptr<Connection> connection, c10::Stream stream,
+             std::optional<c10::Event> done);
+  ~DeviceWork() override;
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  bool done() const;
+  void wait_on_host(std::chrono::milliseconds timeout);
+
+  const std::shared_ptr<Connection> connection_;
+  const c10::Stream stream_;
+  const bool blocks_;
+  std::optional<c10::Event> done_;
+  std::vector<at::Tensor> held_;  // until a stream of the caller is ordered after the operation
+};
+
+}  // namespace pynccl::dist

@@ -1,0 +1,87 @@
+"""pynccl as a backend of torch.distributed: importing this registers ``"pynccl"``.
+
+    import pynccl.c10d
+    torch.distributed.init_process_group("pynccl")
+
+The backend is C++ that is built for the installed torch at its first use: see
+:mod:`pynccl.c10d.build`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from pynccl.c10d.build import load
+from pynccl.c10d.connector import Connector
+
+if TYPE_CHECKING:
+    from pynccl import nccl
+
+__all__ = ["communicator", "options", "register"]
+
+
+def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool = False) -> Any:  # noqa: ANN401
+    """Options for ``pg_options=`` of init_process_group and new_group.
+
+    Args:
+        config: of the communicators.
+        is_high_priority_stream: whether asynchronous operations run on a stream of high priority.
+
+    Returns:
+        An object of the backend's module; it has these two attributes.
+    """
+    made = load().Options()
+    made.config = config
+    made.is_high_priority_stream = is_high_priority_stream
+    return made
+
+
+def communicator(group: dist.ProcessGroup | None, device: torch.device) -> nccl.Communicator | None:
+    """The communicator of a process group.
+
+    Args:
+        group: a group with this backend; None is the default group.
+        device: the device of its tensors.
+
+    Returns:
+        The communicator, None before the first operation on the device.
+    """
+    found = group or dist.group.WORLD
+    assert found is not None
+    backend: Any = found._get_backend(device)
+    made: nccl.Communicator | None = backend.communicator(device)
+    return made
+
+
+def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
+    """Make the backend of a group: the function that torch calls."""
+    module = load()
+    chosen = module.Options() if pg_options is None else pg_options
+    if not isinstance(chosen, module.Options):
+        raise TypeError(
+            f"pg_options: expected pynccl.c10d.options(), got {type(pg_options).__name__}"
+        )
+    chosen._timeout = given.timeout
+    chosen.group_name = given.group_id
+    chosen.global_ranks_in_group = given.global_ranks_in_group
+    connector = Connector(
+        given.store,
+        given.group_rank,
+        given.group_size,
+        name=given.group_id,
+        timeout=given.timeout.total_seconds(),
+        config=chosen.config,
+    )
+    return module.PyncclBackend(connector, given.group_rank, given.group_size, chosen)
+
+
+def register() -> None:
+    """Register the backend with torch.distributed, once."""
+    if "pynccl" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("pynccl", _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+register()

@@ -1,0 +1,214 @@
+"""Connector: makes the communicators of a backend, which exchange their ids through its store."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import dataclasses
+import threading
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from pynccl import nccl
+
+__all__ = ["Connector"]
+
+_LONGEST_PAUSE = 0.02  # seconds between two looks at the store
+_EXIT_LIMIT = 1.0  # seconds for threads to leave the store when the process ends
+
+_connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
+_in_store: set[object] = set()  # one object for each thread that waits for a store
+
+
+@atexit.register
+def _leave_stores() -> None:
+    """Cancel what waits for a store: a thread that is in one when Python ends ends the process."""
+    for connector in list(_connectors):
+        connector.cancel()
+    until = time.monotonic() + _EXIT_LIMIT
+    while _in_store and time.monotonic() < until:
+        time.sleep(0.002)
+
+
+@dataclasses.dataclass
+class _Pair:
+    """The communicators between this rank and another that no operation has taken yet."""
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    made: dict[bool, nccl.Communicator] = dataclasses.field(default_factory=dict)
+
+
+def _provider(device: torch.device) -> str:
+    return "host" if device.type == "cpu" else "cuda"
+
+
+class Connector:
+    """Makes the communicators of one process group, on any thread.
+
+    Args:
+        store: of the group.
+        rank: this process's rank in the group.
+        size: the number of ranks.
+        name: of the group, for the flight record.
+        timeout: seconds, of the exchange of ids and of each operation.
+        config: of the communicators.
+    """
+
+    def __init__(
+        self,
+        store: Any,  # noqa: ANN401
+        rank: int,
+        size: int,
+        *,
+        name: str,
+        timeout: float,
+        config: nccl.Config | None,
+    ) -> None:
+        self.timeout = timeout
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._name = name
+        self._config = config
+        self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
+        self._cancelled = threading.Event()
+        _connectors.add(self)
+
+    def connect(self, device: torch.device, peer: int, sends: bool) -> nccl.Communicator:
+        """Make a communicator; this waits for its other ranks.
+
+        Args:
+            device: of its tensors.
+            peer: the other rank of a communicator of two; below 0 for one of the group.
+            sends: whether this rank sends in the communicator of two.
+
+        Raises:
+            RuntimeError: the other ranks did not come in time, or the group was closed.
+        """
+        if peer < 0:
+            unique_id = self._ids(device, "group", 1, makes=self._rank == 0)
+            return self._set_up(self._make(self._size, unique_id, self._rank, device))
+        # Both directions connect at once: the first operation of both ranks may be a send.
+        pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())
+        with pair.lock:
+            if sends not in pair.made:
+                pair.made = self._connect_pair(device, peer)
+            return pair.made.pop(sends)
+
+    def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
+        """The communicators of both directions, by whether this rank sends."""
+        low, high = sorted((self._rank, peer))
+        lower = self._rank == low
+        ids = self._ids(device, f"{low}and{high}", 2, makes=lower)
+        parts = {lower: ids[: len(ids) // 2], not lower: ids[len(ids) // 2 :]}
+        with nccl.group():
+            made = {
+                sends: self._make(2, unique_id, int(not lower), device)
+                for sends, unique_id in parts.items()
+            }
+        return {sends: self._set_up(comm) for sends, comm in made.items()}
+
+    def _make(
+        self, size: int, unique_id: bytes, rank: int, device: torch.device
+    ) -> nccl.Communicator:
+        config = nccl.Config() if self._config is None else copy.copy(self._config)
+        if config.init_timeout is None and self.timeout > 0:
+            config.init_timeout = self.timeout
+        return nccl.Communicator(
+            *(size, unique_id, rank),
+            config=config,
+            device=None if device.type == "cpu" else device,
+            provider=_provider(device),
+        )
+
+    def _ids(self, device: torch.device, name: str, number: int, *, makes: bool) -> bytes:
+        """New unique ids, which one rank makes and the others read from the store."""
+        key = f"pynccl/{device.type}/{name}"
+        if not makes:
+            return self._get(key)
+        provider = _provider(device)
+        ids = b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(number))
+        self._store.set(key, ids)
+        return ids
+
+    def split(
+        self,
+        comm: nccl.Communicator,
+        ranks: list[int],
+        rank: int,
+        *,
+        store: Any,  # noqa: ANN401
+        name: str,
+        timeout: float,
+    ) -> tuple[Connector, nccl.Communicator] | None:
+        """Split a communicator (ncclCommSplit): all its ranks call this.
+
+        Args:
+            comm: of this group.
+            ranks: those of the new group.
+            rank: this process's rank in it; below 0 where it is not in it.
+            store: of the new group.
+            name: of the new group.
+            timeout: of the new group, in seconds.
+
+        Returns:
+            The connector of the new group and its communicator; None where this rank is not in it.
+        """
+        made = comm.split(None if rank < 0 else min(ranks), rank, config=self._config)
+        if made is None:
+            return None
+        connector = Connector(
+            store, rank, len(ranks), name=name, timeout=timeout, config=self._config
+        )
+        return connector, connector._set_up(made)
+
+    def close(self, comm: nccl.Communicator) -> None:
+        """Destroy a communicator whose operations are done; abort it where one has failed."""
+        if comm.closed or comm.revoked or comm.expired or comm.async_error() is not None:
+            comm.abort()
+        else:
+            comm.close()
+
+    def abort(self, comm: nccl.Communicator) -> None:
+        """Free a communicator at once."""
+        comm.abort()
+
+    def cancel(self) -> None:
+        """End connect() on other threads while it waits for the store, and free what is left."""
+        self._cancelled.set()
+        for pair in list(self._pairs.values()):
+            for comm in list(pair.made.values()):
+                comm.abort()
+
+    def _set_up(self, comm: nccl.Communicator) -> nccl.Communicator:
+        comm.timeout = self.timeout or None
+        comm._set_name(self._name)
+        return comm
+
+    def _get(self, key: str) -> bytes:
+        """The value of a key, once it is set."""
+        thread = object()
+        _in_store.add(thread)
+        try:
+            self._wait_for(key)
+            value: bytes = self._store.get(key)
+            return value
+        finally:
+            _in_store.discard(thread)
+
+    def _wait_for(self, key: str) -> None:
+        until = time.monotonic() + self.timeout
+        pause = 0.0002
+        # Not wait(): other threads cannot use the store meanwhile.
+        while not self._store.check([key]):
+            if self._cancelled.wait(pause):
+                raise RuntimeError(f"rank {self._rank}: the group was closed while it connected")
+            if time.monotonic() > until:
+                raise RuntimeError(
+                    f"rank {self._rank} Timed out after {self.timeout:g} seconds waiting for "
+                    f"{key!r}: its other rank did not come"
+                )
+            pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,1 @@
+"""Tests of pynccl as a backend of torch.distributed."""

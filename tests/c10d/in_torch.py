@@ -1,0 +1,29 @@
+"""Runs a function of the backend's tests in each rank's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from tests.support.rank import Rank
+
+
+def run_in_torch(
+    rank: Rank,
+    function: Callable[..., Any],
+    url: str,
+    init: dict[str, Any],
+    args: tuple[Any, ...],
+) -> Any:
+    """Call a function between init_process_group and destroy_process_group."""
+    import torch.distributed as dist
+
+    import pynccl.c10d  # noqa: F401 - it registers the backend
+
+    options = {"backend": "pynccl", "timeout": timedelta(seconds=30), **init}
+    dist.init_process_group(init_method=url, world_size=rank.nranks, rank=rank.rank, **options)
+    try:
+        return function(rank.rank, rank.nranks, *args)
+    finally:
+        dist.destroy_process_group()

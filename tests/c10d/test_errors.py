@@ -1,0 +1,80 @@
+"""Proves that wrong arguments are errors that name the argument, with nothing sent, and that the
+death of a rank is an error on the others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.c10d.in_torch import run_in_torch
+from tests.support.launcher import Launcher
+
+World = Callable[..., list[Any]]
+
+
+def _mistakes(_rank: int, size: int) -> None:
+    group = dist.distributed_c10d._get_default_group()
+    ones = torch.ones(4, 4)
+    everywhere = [torch.empty(4, 4) for _ in range(size)]
+    with pytest.raises(ValueError, match=r"tensor: it is not contiguous: sizes \[4, 2\]"):
+        dist.all_reduce(ones[:, :2])
+    with pytest.raises(ValueError, match=r"BAND.*no bitwise"):
+        dist.all_reduce(torch.ones(1, dtype=torch.int64), dist.ReduceOp.BAND)
+    with pytest.raises(TypeError, match="tensor: NCCL cannot reduce dtype Short"):
+        dist.all_reduce(torch.ones(1, dtype=torch.int16))
+    with pytest.raises(TypeError, match="AVG with Boolean"):
+        dist.all_reduce(torch.ones(1, dtype=torch.bool), dist.ReduceOp.AVG)
+    with pytest.raises(ValueError, match=f"tensor_list: expected {size} tensors, one for each"):
+        group.allgather([everywhere[1:]], [ones])
+    with pytest.raises(ValueError, match="tensor_list: expected 16 elements, got 1"):
+        group.allgather([[torch.empty(1)] * size], [ones])
+    with pytest.raises(TypeError, match="tensor_list: it has dtype"):
+        group.allgather([[torch.empty(4, 4).double()] * size], [ones])
+    with pytest.raises(ValueError, match="output_tensor: expected 32 elements, got 16"):
+        group._allgather_base(ones, torch.ones(4, 4))
+    with pytest.raises(ValueError, match="input: expected"):
+        group._reduce_scatter_base(torch.empty(3), ones)
+    with pytest.raises(ValueError, match="src: the group has ranks 0 to 1"):
+        group.broadcast(ones, 7)
+    with pytest.raises(ValueError, match="split sizes must be its first dimension"):
+        dist.all_to_all_single(torch.empty(4, 4), ones, [1, 3], [1, 1])
+    with pytest.raises(ValueError, match="cannot receive from any rank"):
+        dist.recv(ones)
+    dist.all_reduce(ones)  # nothing was sent before
+    assert ones[0, 0].item() == float(size)
+
+
+def test_mistakes_name_the_argument(torch_world: World) -> None:
+    torch_world(2, _mistakes)
+
+
+def _die(rank: int, _size: int, async_op: bool) -> str:
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(3):  # rank 1 may die after it has taken part
+            work = dist.all_reduce(torch.ones(1), async_op=async_op)
+            if work is not None:
+                work.wait()
+    except dist.DistBackendError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_death_of_a_rank(launch: Launcher, tmp_path: Any, async_op: bool) -> None:
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(3, run_in_torch, _die, url, {}, (async_op,), timeout=60)
+    assert outcomes[1].died
+    for rank in (0, 2):
+        assert outcomes[rank].ok, outcomes[rank].error
+        assert "all_reduce" in outcomes[rank].value
+        assert "rank 1" in outcomes[rank].value

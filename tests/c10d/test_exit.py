@@ -1,0 +1,54 @@
+"""Proves that a process ends in time and without an error whatever it leaves: operations that
+no other rank joins, connections that are being made, a group that is not destroyed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = """
+import sys, torch, torch.distributed as dist, pynccl.c10d
+rank, url, body = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("pynccl", init_method=url, rank=rank, world_size=2)
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+if rank == 0:
+    exec(body)
+print("end", flush=True)
+"""
+
+_LEFT = {
+    "nothing": "",
+    "operation": "work = dist.all_reduce(tensor, async_op=True)",
+    "connecting": "work = dist.isend(tensor, 1)",
+    "waiting": "work = dist.irecv(tensor, 1)",
+    "destroyed": "work = dist.irecv(tensor, 1); dist.destroy_process_group()",
+}
+
+
+@pytest.mark.parametrize("left", _LEFT)
+def test_process_ends(tmp_path: Path, left: str) -> None:
+    command = [sys.executable, "-c", _SCRIPT]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), f"file://{tmp_path}/store", _LEFT[left]],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            out, errors = rank.communicate(timeout=60)
+            assert (rank.returncode, out) == (0, "end\n"), errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

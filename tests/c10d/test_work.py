@@ -1,0 +1,150 @@
+"""Proves what torch promises of Work, futures, sequence numbers, timeouts and splits of groups."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+World = Callable[..., list[Any]]
+
+_CPU = torch.device("cpu")
+
+
+def _backend() -> Any:
+    group = dist.group.WORLD
+    assert group is not None
+    return group._get_backend(_CPU)
+
+
+def _many_at_once(rank: int, size: int) -> None:
+    """Issued before any is waited for, with synchronous ones between."""
+    tensors = [torch.full((n + 1,), float(rank)) for n in range(50)]
+    works = []
+    for n, tensor in enumerate(tensors):
+        if n % 10 == 9:
+            dist.all_reduce(tensor)
+            assert tensor[0].item() == float(sum(range(size)))
+        else:
+            works.append(dist.all_reduce(tensor, async_op=True))
+    for work in reversed(works):
+        work.wait()
+    assert all(tensor[-1].item() == float(sum(range(size))) for tensor in tensors)
+    # Dropped without a wait, with the tensor.
+    for _ in range(10):
+        dist.all_reduce(torch.ones(1000), async_op=True)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_asynchronous_operations_in_order(torch_world: World, nranks: int) -> None:
+    torch_world(nranks, _many_at_once)
+
+
+def _late(rank: int, _size: int) -> None:
+    tensor = torch.full((3,), rank + 1.0)
+    dist.barrier()
+    if rank == 1:
+        dist.recv(torch.empty(1), 0)  # until rank 0 has looked
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        future = work.get_future()
+        doubled = future.then(lambda done: done.value()[0] * 2)
+        assert not work.is_completed()
+        assert not work.is_success()
+        assert not future.done()
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 20ms for all_reduce"):
+            work.wait(timedelta(milliseconds=20))
+        dist.send(torch.ones(1), 1)
+        assert doubled.wait().tolist() == [6.0] * 3
+        assert future.value()[0] is not None
+    work.wait()
+    work.synchronize()
+    assert work.is_success()
+    assert work.get_future().wait()[0].tolist() == [3.0] * 3
+    assert _backend()._get_sequence_number_for_group() == 2
+    assert _backend().name() == "pynccl"
+    assert _backend().options._timeout == timedelta(seconds=30)
+
+
+def test_work_of_a_late_rank(torch_world: World) -> None:
+    torch_world(2, _late)
+
+
+def _hooked(rank: int, _size: int) -> None:
+    """A callback that issues an operation itself, as communication hooks of DDP do."""
+    tensor = torch.full((3,), rank + 1.0)
+
+    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        value = future.value()[0]
+        dist.all_reduce(value)
+        return value
+
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work.get_future().then(again).wait().tolist() == [6.0] * 3
+    dist.barrier()
+
+
+def test_a_callback_can_issue(torch_world: World) -> None:
+    torch_world(2, _hooked)
+
+
+def _absent(rank: int, _size: int) -> str:
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        time.sleep(3)
+        return ""
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(torch.ones(1))
+    return str(caught.value)
+
+
+def test_timeout_names_the_missing_rank(torch_world: World) -> None:
+    text = torch_world(2, _absent)[0]
+    assert "all_reduce" in text
+    assert "1 s" in text or "1.0" in text or "after 1" in text, text
+
+
+def _aborted(rank: int, _size: int) -> None:
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        return
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    thread = threading.Timer(0.2, _backend().abort)
+    thread.start()
+    with pytest.raises(dist.DistBackendError, match="all_reduce"):
+        work.wait()
+    thread.join()
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        dist.all_reduce(torch.ones(1))
+
+
+def test_abort_frees_a_waiting_thread(torch_world: World) -> None:
+    torch_world(2, _aborted, fresh=True)
+
+
+def _split(rank: int, size: int) -> list[float]:
+    group = dist.distributed_c10d._get_default_group()
+    half = list(range(size // 2)) if rank < size // 2 else list(range(size // 2, size))
+    assert _backend().supports_splitting
+    made = group.split_group(
+        half, timedelta(seconds=20), _backend().options, f"half{half[0]}", "a half"
+    )
+    tensor = torch.full((2,), float(rank))
+    made.allreduce([tensor]).wait()
+    assert (made.rank(), made.size()) == (rank % (size // 2), size // 2)
+    made.shutdown()
+    return tensor.tolist()
+
+
+def test_split(torch_world: World) -> None:
+    assert torch_world(4, _split) == [[1.0, 1.0]] * 2 + [[5.0, 5.0]] * 2
