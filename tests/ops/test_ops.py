@@ -215,18 +215,23 @@ def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
     torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     try:
         last = size - 1
+        # The default is the group that was open when torch.distributed.nn was imported.
+        now = {"group": torch_dist.group.WORLD}
         pairs: dict[str, tuple[Any, Any]] = {
-            "all_reduce": (ops.all_reduce, nn.all_reduce),
-            "broadcast": (lambda x: ops.broadcast(x, last), lambda x: nn.broadcast(x, last)),
-            "all_gather": (ops.all_gather, lambda x: torch.cat(nn.all_gather(x))),
-            "gather": (lambda x: ops.gather(x, last), lambda x: torch.cat(nn.gather(x, last))),
+            "all_reduce": (ops.all_reduce, lambda x: nn.all_reduce(x, **now)),
+            "broadcast": (lambda x: ops.broadcast(x, last), lambda x: nn.broadcast(x, last, **now)),
+            "all_gather": (ops.all_gather, lambda x: torch.cat(nn.all_gather(x, **now))),
+            "gather": (
+                lambda x: ops.gather(x, last), lambda x: torch.cat(nn.gather(x, last, **now))
+            ),
             "scatter": (
-                lambda x: ops.scatter(x, last), lambda x: nn.scatter(list(x.chunk(size)), last)
+                lambda x: ops.scatter(x, last),
+                lambda x: nn.scatter(list(x.chunk(size)), last, **now),
             ),
             "all_to_all": (
                 ops.all_to_all,
                 lambda x: torch.cat(
-                    nn.all_to_all(list(torch.empty_like(x).chunk(size)), list(x.chunk(size)))
+                    nn.all_to_all(list(torch.empty_like(x).chunk(size)), list(x.chunk(size)), **now)
                 ),
             ),
         }  # fmt: skip
