@@ -22,14 +22,15 @@ _AFTER = 2.5  # the others have their errors
 
 @contextlib.contextmanager
 def _communicators(rank: Rank) -> Iterator[dict[str, nccl.Communicator]]:
-    """Those of this rank: A has ranks 0 and 1, B has ranks 1 and 2. Aborted at the end."""
+    """Those of this rank: A has ranks 0 and 1, B the others and 1. Aborted at the end."""
     comms = {}
     with contextlib.ExitStack() as stack:
-        for number, (name, members) in enumerate({"A": (0, 1), "B": (1, 2)}.items()):
+        others = (1, 2) if rank.nranks == 3 else (*range(2, rank.nranks), 1)
+        for number, (name, members) in enumerate({"A": (0, 1), "B": others}.items()):
             if rank.rank in members:
                 unique_id, own = rank.unique_ids[number], members.index(rank.rank)
-                config = nccl.Config(timeout=_LATE, comm_name=name)
-                comm = nccl.Communicator(2, unique_id, own, config=config, provider="host")
+                size, config = len(members), nccl.Config(timeout=_LATE, comm_name=name)
+                comm = nccl.Communicator(size, unique_id, own, config=config, provider="host")
                 stack.callback(comm.abort)
                 comms[name] = comm
         yield comms
@@ -110,3 +111,26 @@ def test_a_rank_that_has_failed(launch: Launcher) -> None:
     assert "different calls" in second
     assert "has failed in communicator B: the ranks make different calls: " in first
     assert "count=5" in first
+
+
+def _failed_before(rank: Rank) -> str:
+    """As _failed(), but B has failed, by the mistake of others, when rank 1 comes to it."""
+    with _communicators(rank) as comms:
+        if rank.rank == 0:
+            return _wait(comms["A"])
+        if rank.rank == 1:
+            time.sleep(_LATE / 4)
+            text = _wait(comms["B"])
+        else:
+            with pytest.raises(nccl.NcclError, match="different calls"):
+                comms["B"].all_reduce(np.ones(rank.rank, np.float32))
+            text = ""
+        time.sleep(_AFTER)
+    return text
+
+
+def test_a_rank_whose_communicator_has_failed(launch: Launcher) -> None:
+    first, second, *_ = launch(4, _failed_before, ids=2, timeout=20)
+    assert "different calls" in second
+    assert re.search(r"rank 2 \(pid \d+\) has failed in communicator B: the ranks make ", first)
+    assert "count=3" in first

@@ -74,7 +74,7 @@ Ref<Communicator> ready_comm(abi::ncclComm_t handle) {
 
 Ref<Communicator> usable_comm(abi::ncclComm_t handle) {
   Ref<Communicator> comm = open_comm(handle);
-  comm->state().check_usable();
+  comm->check_usable();
   return comm;
 }
 

@@ -41,7 +41,7 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
   if (comm->state().revoked()) {
     fail(ncclInvalidArgument, "comm was revoked: it cannot be finalized, only destroyed");
   }
-  comm->state().check_usable();
+  comm->check_usable();
   if (Group::of_this_thread().uses(comm)) {
     fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group uses");
   }

@@ -47,6 +47,11 @@ Communicator::~Communicator() {
   if (segment_ != nullptr) Deadlocks::remove(*segment_, rank_);
 }
 
+void Communicator::note_failure() const noexcept {
+  if (!state_.of_this_process() || state_.initializing() || state_.revoked()) return;
+  if (segment_->failed()) Deadlocks::note_failure(*this, segment_->failure());
+}
+
 void Communicator::add_user(WaitingThread& thread) {
   user_.store(thread.number(), std::memory_order_relaxed);
   const std::lock_guard lock(users_mutex_);

@@ -44,6 +44,16 @@ class Communicator {
   // After this no operation runs any more: see CommState. Its errors say what this rank waits for.
   void revoke(CommState::RevokedBy by);
 
+  // Throws the caller's error if no operation can be issued. Where others have made the
+  // communicator fail, ranks that wait for this process elsewhere get to know why.
+  void check_usable() const {
+    try {
+      state_.check_usable();
+    } catch (const Error&) {
+      note_failure();
+      throw;
+    }
+  }
   // Before an operation of the thread is issued: see WaitingThread.
   void note_use(WaitingThread& thread) {
     if (user_.load(std::memory_order_relaxed) != thread.number()) [[unlikely]]
@@ -94,6 +104,7 @@ class Communicator {
                   const Rendezvous& rendezvous, bool spins) const;
   void drain();
   Ref<Communicator> end_sharing();
+  void note_failure() const noexcept;
   void add_user(WaitingThread& thread);
   void end_use();
   void leave(Presence how);

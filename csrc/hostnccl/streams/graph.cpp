@@ -16,7 +16,7 @@ void check(const Ref<Communicator>& comm) {
                              name.empty() ? "" : " ", name.c_str(), comm->rank(), comm->nranks()));
   }
   try {
-    comm->state().check_usable();
+    comm->check_usable();
   } catch (const Error& error) {
     if (comm->state().async_error() > abi::ncclSuccess &&
         comm->state().async_error() != abi::ncclInProgress)
