@@ -71,7 +71,8 @@ test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
 	$(PY) -m tests.report.run $(ARGS)
 
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
-	$(PY) -m tests.mirror.torch_suite --ranks 2 4 $(ARGS)
+	$(PY) -m tests.support.torch_suite mirror --ranks 2 4 $(ARGS)
+	$(PY) -m tests.support.torch_suite backend --ranks 2 4 $(ARGS)
 
 test-torch: $(VENV)/.installed $(TORCH_VENV)/.created ## the tests of the mirror and the backend with another torch (TORCH=2.15.0)
 	PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/python -m pytest -m "not gpu" tests/mirror tests/c10d $(PYTEST_ARGS)

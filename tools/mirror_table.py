@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 
 import pynccl
 from tests.mirror.test_signatures import ABSENT as OF_DISTRIBUTED_C10D
-from tests.mirror.torch_suite import EXCEPTIONS
+from tests.support.torch_suite import EXCEPTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "mirror.md"
 
@@ -81,7 +81,7 @@ def page() -> str:
             rows.append(f"| `{name}` | absent | {ABSENT[name]} |")
     exceptions = [
         f"| `{pattern}` | {' and '.join(map(str, sizes))} | {reason} |"
-        for pattern, (sizes, reason) in EXCEPTIONS.items()
+        for pattern, (sizes, reason) in EXCEPTIONS["mirror"].items()
     ]
     return TEXT.format(names="\n".join(rows), exceptions="\n".join(exceptions))
 

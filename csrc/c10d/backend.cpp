@@ -72,9 +72,16 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
       TORCH_CHECK_VALUE(!coalesced_->device || *coalesced_->device == device,
                         "coalescing: operations on ", device, " and ", *coalesced_->device,
                         " cannot be one group");
-      TORCH_CHECK_VALUE(!operation.factor, "coalescing: ReduceOp.PREMUL_SUM cannot be coalesced");
       coalesced_->device = device;
       Operation& all = coalesced_->operation;
+      for (Factor& factor : operation.factors) {
+        factor.first += all.calls.size();
+        factor.end += all.calls.size();
+        all.factors.push_back(std::move(factor));
+      }
+      if (operation.timeout != c10d::kUnsetTimeout &&
+          (all.timeout == c10d::kUnsetTimeout || operation.timeout < all.timeout))
+        all.timeout = operation.timeout;
       all.calls.append(operation.calls.begin(), operation.calls.end());
       const auto add = [](Tensors& to, Tensors& from) {
         to.insert(to.end(), from.begin(), from.end());
@@ -85,7 +92,12 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
     }
   }
   operation.number = c10d::isP2POp(operation.type) ? number_.load() : ++number_;
-  return group_lane(device).issue(std::move(operation), rank_, options_->timeout);
+  const auto timeout = timeout_of(operation);
+  return group_lane(device).issue(std::move(operation), rank_, timeout);
+}
+
+std::chrono::milliseconds PyncclBackend::timeout_of(const Operation& operation) const {
+  return operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
 }
 
 bool PyncclBackend::sends_on_group(const at::Device& device) {
@@ -145,7 +157,7 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
     backend->group_lane(device).connection().adopt(parts[1]);
     return backend;
   } catch (py::error_already_set& error) {
-    throw_backend_error(error.what());
+    throw_python_error(error);
   }
 }
 

@@ -89,6 +89,7 @@ class PyncclBackend final : public c10d::Backend {
   // Issues an operation of all ranks, or adds it to the coalesced ones.
   WorkPtr issue(const at::Device& device, Operation operation);
   WorkPtr message(Tensors& tensors, int peer, bool sends);
+  std::chrono::milliseconds timeout_of(const Operation& operation) const;
   // Whether messages use the communicator of the group: coalesced ones do, and those on the bound
   // device. For others each direction between two ranks has a communicator of its own, so that a
   // rank can receive while it sends.

@@ -23,14 +23,29 @@ PyncclOperation receive_from(int peer, const at::Tensor& tensor) {
   return call(PYNCCL_RECV, nullptr, tensor.data_ptr(), moved(tensor), 0, peer);
 }
 
-Operation operation(OpType type, const char* title, bool async, Tensors tensors, Tensors outputs) {
+Operation operation(OpType type, const char* title, Tensors tensors, Tensors outputs) {
   Operation made;
   made.type = type;
   made.title = title;
-  made.async = async;
   made.tensors = std::move(tensors);
   made.outputs = std::move(outputs);
   return made;
+}
+
+template <class Options>
+Operation operation(OpType type, const char* title, const Options& options, Tensors tensors,
+                    Tensors outputs) {
+  Operation made = operation(type, title, std::move(tensors), std::move(outputs));
+  made.async = options.asyncOp;
+  made.timeout = options.timeout;
+  return made;
+}
+
+// All calls of the operation use the factor of its reduction, if there is one.
+void set_factor(Operation& operation, std::optional<Factor> factor) {
+  if (!factor) return;
+  factor->end = operation.calls.size();
+  operation.factors.push_back(std::move(*factor));
 }
 
 // The list of a collective for one device in each process.
@@ -108,7 +123,7 @@ WorkPtr PyncclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   const int root = checked_root("src", options.rootRank);
-  Operation made = operation(OpType::BROADCAST, "pynccl:broadcast", options.asyncOp, {}, {tensor});
+  Operation made = operation(OpType::BROADCAST, "pynccl:broadcast", options, {}, {tensor});
   made.calls.push_back(
       call(PYNCCL_BROADCAST, tensor.data_ptr(), tensor.data_ptr(), moved(tensor), 0, root));
   return issue(tensor.device(), std::move(made));
@@ -117,11 +132,11 @@ WorkPtr PyncclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 WorkPtr PyncclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
-  Operation made = operation(OpType::ALLREDUCE, "pynccl:all_reduce", options.asyncOp, {}, {tensor});
+  Operation made = operation(OpType::ALLREDUCE, "pynccl:all_reduce", options, {}, {tensor});
   Reduction by = reduction(options.reduceOp, tensor);
   made.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
                             reduced("tensor", tensor), by.op));
-  made.factor = std::move(by.factor);
+  set_factor(made, std::move(by.factor));
   return issue(tensor.device(), std::move(made));
 }
 
@@ -129,15 +144,16 @@ WorkPtr PyncclBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
   TORCH_CHECK_VALUE(!tensors.empty(), "tensors: there are none");
   const at::Tensor& first = tensors.front();
-  Operation made = operation(OpType::ALLREDUCE_COALESCED, "pynccl:all_reduce_coalesced",
-                             options.asyncOp, {}, tensors);
-  made.factor = reduction(options.reduceOp, first).factor;
+  Operation made =
+      operation(OpType::ALLREDUCE_COALESCED, "pynccl:all_reduce_coalesced", options, {}, tensors);
+  std::optional<Factor> factor = reduction(options.reduceOp, first).factor;
   for (const at::Tensor& tensor : tensors) {
     check_tensor("tensors", tensor, first.device());
-    if (made.factor) check_same_dtype("tensors", tensor, first);
+    if (factor) check_same_dtype("tensors", tensor, first);
     made.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
                               reduced("tensors", tensor), reduction(options.reduceOp, tensor).op));
   }
+  set_factor(made, std::move(factor));
   return issue(first.device(), std::move(made));
 }
 
@@ -145,40 +161,47 @@ WorkPtr PyncclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   const int root = checked_root("dst", options.rootRank);
-  Operation made = operation(OpType::REDUCE, "pynccl:reduce", options.asyncOp, {}, {tensor});
+  Operation made = operation(OpType::REDUCE, "pynccl:reduce", options, {}, {tensor});
   Reduction by = reduction(options.reduceOp, tensor);
   made.calls.push_back(call(PYNCCL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
                             reduced("tensor", tensor), by.op, root));
-  made.factor = std::move(by.factor);
+  set_factor(made, std::move(by.factor));
   return issue(tensor.device(), std::move(made));
 }
 
+// From each rank a broadcast to the output that is for it.
 WorkPtr PyncclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) {
-  only_list("tensor_list", outputs);
+  Tensors& list = only_list("tensor_list", outputs);
   only("tensor", inputs);
-  return allgather_coalesced(outputs, inputs, options);
+  check_length("tensor_list", list.size(), static_cast<std::size_t>(size_));
+  std::vector<Tensors> by_rank;
+  for (const at::Tensor& output : list) by_rank.push_back({output});
+  return allgather_coalesced(by_rank, inputs, options);
 }
 
-// From each rank a broadcast of each input to the output that is for both.
+// outputs: for each rank a list with a tensor for each input.
 WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                            const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(!inputs.empty(), "tensor: there is none");
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "tensor_list: expected ", inputs.size(),
-                    " lists, one for each input, got ", outputs.size());
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<std::size_t>(size_), "tensor_list: expected ",
+                    size_, " lists, one for each rank, got ", outputs.size());
   const at::Device device = inputs.front().device();
-  Operation made = operation(OpType::ALLGATHER, "pynccl:all_gather", options.asyncOp, inputs, {});
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const at::Tensor& input = inputs[i];
-    check_tensor("tensor", input, device);
-    check_list("tensor_list", outputs[i], size_, input);
-    check_count("tensor_list", outputs[i][static_cast<std::size_t>(rank_)], input.numel());
-    for (int root = 0; root < size_; ++root) {
-      const at::Tensor& output = outputs[i][static_cast<std::size_t>(root)];
-      const void* sent = root == rank_ ? input.const_data_ptr() : output.const_data_ptr();
+  check_tensors("tensor", inputs, device);
+  Operation made = operation(OpType::ALLGATHER, "pynccl:all_gather", options, inputs, {});
+  for (int root = 0; root < size_; ++root) {
+    const Tensors& list = outputs[static_cast<std::size_t>(root)];
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "tensor_list: expected ", inputs.size(),
+                      " tensors, one for each input, got ", list.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const at::Tensor& output = list[i];
+      check_tensor("tensor_list", output, device);
+      check_same_dtype("tensor_list", output, inputs[i]);
+      if (root == rank_) check_count("tensor_list", output, inputs[i].numel());
+      const void* sent = root == rank_ ? inputs[i].const_data_ptr() : output.const_data_ptr();
       made.calls.push_back(call(PYNCCL_BROADCAST, sent, output.data_ptr(), moved(output), 0, root));
+      made.outputs.push_back(output);
     }
-    made.outputs.insert(made.outputs.end(), outputs[i].begin(), outputs[i].end());
   }
   return issue(device, std::move(made));
 }
@@ -193,8 +216,8 @@ WorkPtr PyncclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
                                                        const c10d::AllgatherOptions& options) {
   check_pairs(outputs, inputs);
   const at::Device device = inputs.front().device();
-  Operation made = operation(OpType::_ALLGATHER_BASE, "pynccl:_all_gather_base", options.asyncOp,
-                             inputs, outputs);
+  Operation made =
+      operation(OpType::_ALLGATHER_BASE, "pynccl:_all_gather_base", options, inputs, outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_tensor("input_tensor", inputs[i], device);
     check_tensor("output_tensor", outputs[i], device);
@@ -215,7 +238,7 @@ WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
   check_list("input_list", list, size_, output);
   check_count("input_list", list[static_cast<std::size_t>(rank_)], output.numel());
   Operation made =
-      operation(OpType::REDUCE_SCATTER, "pynccl:reduce_scatter", options.asyncOp, list, {output});
+      operation(OpType::REDUCE_SCATTER, "pynccl:reduce_scatter", options, list, {output});
   Reduction by = reduction(options.reduceOp, output);
   for (int root = 0; root < size_; ++root) {
     const at::Tensor& input = list[static_cast<std::size_t>(root)];
@@ -223,7 +246,7 @@ WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
                               root == rank_ ? output.data_ptr() : nullptr,
                               reduced("input_list", input), by.op, root));
   }
-  made.factor = std::move(by.factor);
+  set_factor(made, std::move(by.factor));
   return issue(output.device(), std::move(made));
 }
 
@@ -237,19 +260,20 @@ WorkPtr PyncclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
                                                        const c10d::ReduceScatterOptions& options) {
   check_pairs(outputs, inputs);
   const at::Tensor& first = inputs.front();
-  Operation made = operation(OpType::_REDUCE_SCATTER_BASE, "pynccl:_reduce_scatter_base",
-                             options.asyncOp, inputs, outputs);
-  made.factor = reduction(options.reduceOp, first).factor;
+  Operation made = operation(OpType::_REDUCE_SCATTER_BASE, "pynccl:_reduce_scatter_base", options,
+                             inputs, outputs);
+  std::optional<Factor> factor = reduction(options.reduceOp, first).factor;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_tensor("input", inputs[i], first.device());
     check_tensor("output", outputs[i], first.device());
     check_same_dtype("output", outputs[i], inputs[i]);
-    if (made.factor) check_same_dtype("input", inputs[i], first);
+    if (factor) check_same_dtype("input", inputs[i], first);
     check_count("input", inputs[i], outputs[i].numel() * size_);
     made.calls.push_back(call(PYNCCL_REDUCE_SCATTER, inputs[i].const_data_ptr(),
                               outputs[i].data_ptr(), reduced("output", outputs[i]),
                               reduction(options.reduceOp, inputs[i]).op));
   }
+  set_factor(made, std::move(factor));
   return issue(first.device(), std::move(made));
 }
 
@@ -260,8 +284,7 @@ WorkPtr PyncclBackend::alltoall(Tensors& outputs, Tensors& inputs,
   check_list("output_tensor_list", outputs, size_, inputs.front());
   const auto own = static_cast<std::size_t>(rank_);
   check_count("output_tensor_list", outputs[own], inputs[own].numel());
-  Operation made =
-      operation(OpType::ALLTOALL, "pynccl:all_to_all", options.asyncOp, inputs, outputs);
+  Operation made = operation(OpType::ALLTOALL, "pynccl:all_to_all", options, inputs, outputs);
   for (int peer = 0; peer < size_; ++peer) {
     made.calls.push_back(send_to(peer, inputs[static_cast<std::size_t>(peer)]));
     made.calls.push_back(receive_from(peer, outputs[static_cast<std::size_t>(peer)]));
@@ -276,8 +299,8 @@ WorkPtr PyncclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   check_tensor("input", input, input.device());
   check_tensor("output", output, input.device());
   check_same_dtype("output", output, input);
-  Operation made = operation(OpType::ALLTOALL_BASE, "pynccl:all_to_all_single", options.asyncOp,
-                             {input}, {output});
+  Operation made =
+      operation(OpType::ALLTOALL_BASE, "pynccl:all_to_all_single", options, {input}, {output});
   const Parts sent = parts_of("input", input, input_splits, size_);
   const Parts received = parts_of("output", output, output_splits, size_);
   if (output_splits.empty() && input_splits.empty()) {
@@ -301,7 +324,7 @@ WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   at::Tensor& input = only("tensor", inputs);
   check_tensor("tensor", input, input.device());
   const int root = checked_root("dst", options.rootRank);
-  Operation made = operation(OpType::GATHER, "pynccl:gather", options.asyncOp, {input}, {});
+  Operation made = operation(OpType::GATHER, "pynccl:gather", options, {input}, {});
   if (rank_ == root) {
     Tensors& list = only_list("gather_list", outputs);
     check_list("gather_list", list, size_, input);
@@ -321,7 +344,7 @@ WorkPtr PyncclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   at::Tensor& output = only("tensor", outputs);
   check_tensor("tensor", output, output.device());
   const int root = checked_root("src", options.rootRank);
-  Operation made = operation(OpType::SCATTER, "pynccl:scatter", options.asyncOp, {}, {output});
+  Operation made = operation(OpType::SCATTER, "pynccl:scatter", options, {}, {output});
   if (rank_ == root) {
     Tensors& list = only_list("scatter_list", inputs);
     check_list("scatter_list", list, size_, output);
@@ -344,21 +367,26 @@ WorkPtr PyncclBackend::recv(Tensors& tensors, int peer, int /*tag*/) {
   return message(tensors, checked_root("src", peer), false);
 }
 
-WorkPtr PyncclBackend::recvAnysource(Tensors& /*tensors*/, int /*tag*/) {
-  TORCH_CHECK_VALUE(false, "src: NCCL cannot receive from any rank; name the source");
+// NCCL cannot receive from any rank; in a group of two there is only one.
+WorkPtr PyncclBackend::recvAnysource(Tensors& tensors, int /*tag*/) {
+  TORCH_CHECK_VALUE(size_ == 2, "src: NCCL cannot receive from any of ", size_ - 1,
+                    " ranks; name the source");
+  return message(tensors, 1 - rank_, false);
 }
 
 WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": it is this rank");
-  Operation made = sends ? operation(OpType::SEND, "pynccl:send", true, {tensor}, {})
-                         : operation(OpType::RECV, "pynccl:recv", true, {}, {tensor});
+  Operation made = sends ? operation(OpType::SEND, "pynccl:send", {tensor}, {})
+                         : operation(OpType::RECV, "pynccl:recv", {}, {tensor});
   const bool of_group = sends_on_group(tensor.device());
   const int rank = of_group ? peer : static_cast<int>(peer > rank_);
   made.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
+  made.peer = peer;
   if (of_group) return issue(tensor.device(), std::move(made));
-  return lane({tensor.device(), peer, sends}).issue(std::move(made), rank_, options_->timeout);
+  const auto timeout = timeout_of(made);
+  return lane({tensor.device(), peer, sends}).issue(std::move(made), rank_, timeout);
 }
 
 WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
@@ -367,7 +395,7 @@ WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
     device = at::Device(device.is_cpu() ? at::kCUDA : device.type(),
                         static_cast<c10::DeviceIndex>(options.device_ids.front()));
   const at::Tensor token = at::zeros({1}, at::TensorOptions().device(device).dtype(at::kByte));
-  Operation made = operation(OpType::BARRIER, "pynccl:barrier", options.asyncOp, {token}, {});
+  Operation made = operation(OpType::BARRIER, "pynccl:barrier", options, {token}, {});
   made.blocks = true;
   made.calls.push_back(
       call(PYNCCL_ALL_REDUCE, token.data_ptr(), token.data_ptr(), moved(token), types::ncclSum));

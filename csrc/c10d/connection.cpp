@@ -11,6 +11,10 @@ Held hold(py::object object) {
 
 void throw_backend_error(const std::string& text) { C10_THROW_ERROR(DistBackendError, text); }
 
+void throw_python_error(const py::error_already_set& error) {
+  throw_backend_error(py::str(error.value()).cast<std::string>());
+}
+
 CommunicatorRef& Connection::get() {
   if (made_.load(std::memory_order_acquire) && !ended_.load(std::memory_order_relaxed)) [[likely]]
     return ref_;
@@ -21,7 +25,7 @@ CommunicatorRef& Connection::get() {
     try {
       adopt(connector_->attr("connect")(route_.device, route_.peer, route_.sends));
     } catch (py::error_already_set& error) {
-      throw_backend_error(error.what());
+      throw_python_error(error);
     }
   });
   check_open();
@@ -51,31 +55,42 @@ void Connection::issue(Operation& operation, void* stream) {
   CommunicatorRef& comm = get();
   for (PyncclOperation& call : operation.calls) call.stream = stream;
   try {
-    if (operation.factor) [[unlikely]]
-      issue_with_factor(comm, operation);
+    if (operation.factors.empty()) [[likely]]
+      issue_calls(comm, operation);
     else
-      comm.issue(operation.calls.data(), operation.calls.size());
+      issue_with_factors(comm, operation);
   } catch (const NcclError& error) {
     throw_backend_error(std::string(name_of(operation)) + ": " + error.what());
   }
 }
 
-void Connection::issue_with_factor(CommunicatorRef& comm, Operation& operation) {
-  const Factor& factor = *operation.factor;
-  const auto residence =
-      factor.tensor.is_cpu() ? abi::ncclScalarHostImmediate : abi::ncclScalarDevice;
-  types::ncclRedOp_t op;
-  comm.check(PYNCCL_GET(comm, ncclRedOpCreatePreMulSum)(
-                 &op, factor.tensor.data_ptr(), static_cast<types::ncclDataType_t>(factor.dtype),
-                 residence, comm.handle()),
-             "ncclRedOpCreatePreMulSum");
-  for (PyncclOperation& call : operation.calls) call.op = op;
+void Connection::issue_calls(CommunicatorRef& comm, const Operation& operation) {
+  const auto seconds = operation.timeout == c10d::kUnsetTimeout
+                           ? 0
+                           : std::chrono::duration<double>(operation.timeout).count();
+  comm.issue(operation.calls.data(), operation.calls.size(), seconds);
+}
+
+void Connection::issue_with_factors(CommunicatorRef& comm, Operation& operation) {
+  std::vector<types::ncclRedOp_t> made;
   const auto destroy = [&] {
     // The handle is null where the operation's failure has ended the communicator.
-    if (made() && !ended_.load()) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
+    if (!this->made() || ended_.load()) return;
+    for (const auto op : made) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
   };
   try {
-    comm.issue(operation.calls.data(), operation.calls.size());
+    for (const Factor& factor : operation.factors) {
+      const auto residence =
+          factor.tensor.is_cpu() ? abi::ncclScalarHostImmediate : abi::ncclScalarDevice;
+      types::ncclRedOp_t op;
+      comm.check(PYNCCL_GET(comm, ncclRedOpCreatePreMulSum)(
+                     &op, factor.tensor.data_ptr(),
+                     static_cast<types::ncclDataType_t>(factor.dtype), residence, comm.handle()),
+                 "ncclRedOpCreatePreMulSum");
+      made.push_back(op);
+      for (std::size_t i = factor.first; i < factor.end; ++i) operation.calls[i].op = op;
+    }
+    issue_calls(comm, operation);
   } catch (...) {
     destroy();
     throw;
@@ -95,7 +110,7 @@ void Connection::end(bool done, const std::string& reason) {
     try {
       connector_->attr(done ? "close" : "abort")(*communicator);
     } catch (py::error_already_set& error) {
-      throw_backend_error(error.what());
+      throw_python_error(error);
     }
   });
 }

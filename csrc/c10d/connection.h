@@ -41,6 +41,8 @@ auto with_gil(Body&& body) {
 
 // Throws DistBackendError.
 [[noreturn]] void throw_backend_error(const std::string& text);
+// The same, with the text of an exception of Python. Needs the GIL.
+[[noreturn]] void throw_python_error(const py::error_already_set& error);
 
 // Which communicator: of the group, or of one direction between two ranks of it.
 struct Route {
@@ -73,7 +75,8 @@ class Connection {
 
  private:
   void check_open();
-  void issue_with_factor(CommunicatorRef& comm, Operation& operation);
+  static void issue_calls(CommunicatorRef& comm, const Operation& operation);
+  void issue_with_factors(CommunicatorRef& comm, Operation& operation);
 
   const Held connector_;
   const Route route_;

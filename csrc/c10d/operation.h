@@ -4,7 +4,7 @@
 #include <c10/util/SmallVector.h>
 #include <pynccl/pynccl.h>
 
-#include <optional>
+#include <chrono>
 #include <vector>
 
 #include "compat.h"
@@ -13,8 +13,9 @@ namespace pynccl::dist {
 
 // The factor of PREMUL_SUM, for which an operator is made when the operation is issued.
 struct Factor {
-  at::Tensor tensor;  // of one element, of the dtype of the operation
-  int dtype;          // an ncclDataType_t
+  at::Tensor tensor;               // of one element, of the dtype of the operation
+  int dtype;                       // an ncclDataType_t
+  std::size_t first = 0, end = 0;  // the calls that use it
 };
 
 struct Operation {
@@ -23,9 +24,11 @@ struct Operation {
   c10::SmallVector<PyncclOperation, 1> calls;  // more than one are a group of NCCL
   std::vector<at::Tensor> tensors;  // what is read and not written; held until it is done
   std::vector<at::Tensor> outputs;  // what is written: the result
-  std::optional<Factor> factor;
+  std::vector<Factor> factors;
+  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // its own
   bool async = true;
   bool blocks = false;  // wait() returns when the operation is done, on GPUs too
+  int peer = -1;        // of a message
   std::uint64_t number = 0;
 };
 

@@ -22,15 +22,18 @@ class PyncclWork : public c10d::Work {
         name_(name_of(operation)),
         outputs_(std::move(operation.outputs)),
         number_(operation.number),
+        peer_(operation.peer),
         timeout_(timeout) {}
 
   std::vector<at::Tensor> result() override { return outputs_; }
   std::uint64_t getSequencenumber() const override { return number_; }
+  int sourceRank() const override { return peer_; }
 
  protected:
   const char* const name_;
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t number_;
+  const int peer_;
   const std::chrono::milliseconds timeout_;  // of the group
 };
 

@@ -175,14 +175,15 @@ class CommunicatorRef {
   }
 
   // Issues operations as the methods of Communicator do, several as one group: they have its
-  // deadlines and are in its flight record. Throws NcclError with pynccl's text.
-  void issue(const PyncclOperation* operations, std::size_t count) {
+  // deadlines and are in its flight record. seconds: their own time limit; 0 for none. Throws
+  // NcclError with pynccl's text.
+  void issue(const PyncclOperation* operations, std::size_t count, double seconds = 0) {
     constexpr std::size_t kNeeded = offsetof(PyncclCommunicator, issue) + sizeof(target_->issue);
     if (target().size < kNeeded)
       throw std::runtime_error("issue: this pynccl is older than the header and does not have it");
     std::string text;
     const int result = target_->issue(
-        target_, operations, count,
+        target_, operations, count, seconds,
         [](void* context, const char* message) { *static_cast<std::string*>(context) = message; },
         &text);
     if (result != types::ncclSuccess) throw NcclError(result, "issue", rank(), text);

@@ -90,7 +90,11 @@ class Connector:
         """
         if peer < 0:
             unique_id = self._ids(device, "group", 1, makes=self._rank == 0)
-            return self._set_up(self._make(self._size, unique_id, self._rank, device))
+            try:
+                made = self._make(self._size, unique_id, self._rank, device)
+            except nccl.NcclTimeoutError as error:
+                raise self._timed_out(error) from error
+            return self._set_up(made)
         # Both directions connect at once: the first operation of both ranks may be a send.
         pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())
         with pair.lock:
@@ -104,11 +108,14 @@ class Connector:
         lower = self._rank == low
         ids = self._ids(device, f"{low}and{high}", 2, makes=lower)
         parts = {lower: ids[: len(ids) // 2], not lower: ids[len(ids) // 2 :]}
-        with nccl.group():
-            made = {
-                sends: self._make(2, unique_id, int(not lower), device)
-                for sends, unique_id in parts.items()
-            }
+        try:
+            with nccl.group():
+                made = {
+                    sends: self._make(2, unique_id, int(not lower), device)
+                    for sends, unique_id in parts.items()
+                }
+        except nccl.NcclTimeoutError as error:
+            raise self._timed_out(error) from error
         return {sends: self._set_up(comm) for sends, comm in made.items()}
 
     def _make(
@@ -188,6 +195,9 @@ class Connector:
         comm._set_name(self._name)
         return comm
 
+    def _timed_out(self, why: object) -> RuntimeError:
+        return RuntimeError(f"rank {self._rank} Timed out after {self.timeout:g} seconds: {why}")
+
     def _get(self, key: str) -> bytes:
         """The value of a key, once it is set."""
         thread = object()
@@ -207,8 +217,5 @@ class Connector:
             if self._cancelled.wait(pause):
                 raise RuntimeError(f"rank {self._rank}: the group was closed while it connected")
             if time.monotonic() > until:
-                raise RuntimeError(
-                    f"rank {self._rank} Timed out after {self.timeout:g} seconds waiting for "
-                    f"{key!r}: its other rank did not come"
-                )
+                raise self._timed_out(f"waiting for {key!r}: its other rank did not come")
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -228,10 +228,55 @@ def _coalesced(rank: int, size: int) -> None:
         for output in outputs:
             dist.reduce_scatter_tensor(output, torch.full((size,), float(rank)))
     assert outputs[1].item() == float(sum(range(size)))
+    tensors = [_values(rank) for _ in range(3)]
+    factors = (None, 0.5, 4.0)
+    group, cpu = dist.distributed_c10d._get_default_group(), torch.device("cpu")
+    group._start_coalescing(cpu)  # the coalescing manager takes the operator of the first
+    for tensor, factor in zip(tensors, factors, strict=True):
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist._make_nccl_premul_sum(factor) if factor else ReduceOp.SUM
+        group.allreduce([tensor], options)
+    group._end_coalescing(cpu).wait()
+    sum_of_all = sum(_values(r) for r in range(size))
+    for tensor, factor in zip(tensors, factors, strict=True):
+        torch.testing.assert_close(tensor, sum_of_all * (factor or 1.0))
 
 
 def test_coalesced(torch_world: World, nranks: int) -> None:
     torch_world(nranks, _coalesced)
+
+
+def _gathered_lists(rank: int, size: int) -> None:
+    """Each rank has two tensors; other ranks' may be of other sizes."""
+    inputs = [_values(rank, count=rank + 1), _values(rank, count=5)]
+    outputs = [[torch.empty(r + 1), torch.empty(5)] for r in range(size)]
+    dist.all_gather_coalesced(outputs, inputs)
+    for r, (first, second) in enumerate(outputs):
+        assert torch.equal(first, _values(r, count=r + 1))
+        assert torch.equal(second, _values(r, count=5))
+    with pytest.raises(ValueError, match=f"tensor_list: expected {size} lists.*got 1"):
+        dist.all_gather_coalesced(outputs[:1], inputs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_gather_coalesced(torch_world: World, nranks: int) -> None:
+    torch_world(nranks, _gathered_lists)
+
+
+def _any_source(rank: int, size: int) -> None:
+    tensor = torch.full((3,), float(rank))
+    if size > 2:
+        with pytest.raises(ValueError, match=f"src: NCCL cannot receive from any of {size - 1}"):
+            dist.recv(tensor)
+    elif rank == 0:
+        dist.send(tensor, 1)
+    else:
+        assert dist.recv(tensor) == 0
+        assert tensor.tolist() == [0.0] * 3
+
+
+def test_receive_from_any(torch_world: World, nranks: int) -> None:
+    torch_world(nranks, _any_source)
 
 
 def _groups_and_objects(rank: int, size: int) -> None:

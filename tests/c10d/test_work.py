@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -110,6 +111,25 @@ def test_timeout_names_the_missing_rank(torch_world: World) -> None:
     text = torch_world(2, _absent)[0]
     assert "all_reduce" in text
     assert "1 s" in text or "1.0" in text or "after 1" in text, text
+
+
+def _one_absent(rank: int, _size: int) -> tuple[str, float]:
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        time.sleep(3)
+        return "", 0.0
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=0.5)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        _backend().allreduce([torch.ones(1)], options).wait()
+    return str(caught.value), time.monotonic() - began
+
+
+def test_timeout_of_one_operation(torch_world: World) -> None:
+    text, seconds = torch_world(2, _one_absent)[0]
+    assert re.search(r"all_reduce.*within 0\.5 s.*rank 1", text), text
+    assert 0.4 < seconds < 1.5
 
 
 def _aborted(rank: int, _size: int) -> None:

@@ -13,7 +13,7 @@ from tests.support.launcher import Launcher
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="torch.testing needs it")
 
-from tests.mirror import torch_suite
+from tests.support import torch_suite
 
 SECONDS = 45
 ENOUGH = 30  # that pass, also when there is no time left
@@ -25,9 +25,9 @@ def test_torch_suite(launch: Launcher) -> None:
     for name in torch_suite.test_names():
         if time.monotonic() > until and outcomes.count("passed") > ENOUGH:
             break
-        if torch_suite.reason_of_exception(name, 2):
+        if torch_suite.reason_of_exception("mirror", name, 2):
             continue
-        result = torch_suite.run(launch, name, 2, of_torch=False)
+        result = torch_suite.run(launch, name, 2, "mirror")
         assert result.outcome != "failed", f"{name}: {result.why}"
         outcomes.append(result.outcome)
     assert outcomes.count("passed") > ENOUGH

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reliability.workers import Forks, Pauses
+from tests.reliability.workers import FOR_GPUS, Forks, Pauses
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def forks(request: pytest.FixtureRequest) -> Iterator[Forks]:
         item.path == request.path and item.get_closest_marker("gpu")
         for item in request.session.items
     )
-    with Forks(("torch",) if on_gpus else ()) as forks:
+    with Forks(FOR_GPUS if on_gpus else ()) as forks:
         yield forks
         forks.check_none_left()
 

@@ -26,7 +26,7 @@ import numpy as np
 from pynccl import nccl
 from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_nothing
 from tests.reliability.programs import Call, Mistake, Program, Step
-from tests.reliability.workers import Forks, Lane, Lanes, Member
+from tests.reliability.workers import FOR_GPUS, Forks, Lane, Lanes, Member
 from tests.support.store import FolderStore
 
 LIMIT = 1.0  # seconds; of a program that is right _PATIENCE
@@ -258,7 +258,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     seeds = range(options.seed, options.seed + options.programs)
-    with Forks() as forks:
+    with Forks(() if options.provider == "host" else FOR_GPUS) as forks:
         failures = run_programs(
             forks,
             seeds,

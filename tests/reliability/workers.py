@@ -40,6 +40,8 @@ _PRELOADED = (
     "tests.reliability.hangs",
     "tests.reliability.random_programs",
 )
+# What a process with tensors on GPUs imports; the second by the first operation of the double's.
+FOR_GPUS = ("torch", "torch.distributed.tensor")
 _END = 10.0  # seconds for a process to end that was killed
 
 

@@ -1,5 +1,6 @@
 // Communicator.__pynccl_communicator__(): the capsule of extension/capsule.h.
 #include <atomic>
+#include <optional>
 
 #include "core/communicator.h"
 #include "extension/capsule.h"
@@ -69,8 +70,10 @@ struct Exported final : PyncclCommunicator {
   }
 
   static int issue(PyncclCommunicator* self, const PyncclOperation* operations, std::size_t count,
-                   void (*report)(void* context, const char* text), void* context) {
+                   double seconds, void (*report)(void* context, const char* text), void* context) {
     try {
+      std::optional<DeadlineScope> deadline;
+      if (seconds > 0) deadline.emplace(seconds);
       issue_all(static_cast<Exported*>(self)->communicator, operations, count);
       return ncclSuccess;
     } catch (const NcclFailure& failure) {

@@ -1,12 +1,15 @@
-"""Runs PyTorch's own acceptance tests for torch.distributed with pynccl in its place.
+"""Runs PyTorch's own acceptance tests for torch.distributed over pynccl.
 
 The tests travel in the torch wheel (torch.testing._internal.distributed.distributed_test). Here
-they run over CPU tensors, in processes that are kept from test to test, with ``dist`` replaced by
-pynccl and the backend "gloo" by "host". What passes with torch and gloo must pass with pynccl, but
-for the tests in EXCEPTIONS.
+they run over CPU tensors, in processes that are kept from test to test:
 
-    python -m tests.mirror.torch_suite --ranks 2 4          # with pynccl
-    python -m tests.mirror.torch_suite --ranks 2 4 --torch  # with torch itself, for comparison
+* ``mirror``: with ``dist`` replaced by pynccl and the backend "gloo" by "host",
+* ``backend``: with torch.distributed over the backend "pynccl",
+* ``gloo``: with torch and gloo, for comparison.
+
+What passes with gloo must pass with the others, but for the tests in EXCEPTIONS.
+
+    python -m tests.support.torch_suite backend --ranks 2 4
 """
 
 from __future__ import annotations
@@ -31,8 +34,17 @@ if TYPE_CHECKING:
 DDP = "tests DistributedDataParallel, which uses torch's own C++ ProcessGroup"
 INSIDE = "tests a part of torch that calls torch.distributed by itself"
 
+Exceptions = dict[str, tuple[tuple[int, ...], str]]
+
 # Tests that gloo passes and pynccl does not, by pattern, with the world sizes and the reason.
-EXCEPTIONS: dict[str, tuple[tuple[int, ...], str]] = {
+_OF_BOTH: Exceptions = {
+    "test_sparse_all_reduce_sum": ((2, 4), "NCCL has no sparse tensors"),
+    "test_send_recv_any_source*": (
+        (4,),
+        "NCCL has no receive from any source; in a group of two it passes",
+    ),
+}
+_OF_MIRROR: Exceptions = {
     "test_*ddp*": ((2, 4), DDP),
     "test_*DistributedDataParallel*": ((2, 4), DDP),
     "test_accumulate_gradients_*": ((2, 4), DDP),
@@ -55,11 +67,15 @@ EXCEPTIONS: dict[str, tuple[tuple[int, ...], str]] = {
     "test_average_parameters": ((2, 4), INSIDE),
     "test_SyncBatchNorm_process_group": ((2, 4), INSIDE),
     "test_DistributedSampler_padding": ((2, 4), INSIDE),
-    "test_sparse_all_reduce_sum": ((2, 4), "NCCL has no sparse tensors"),
-    "test_send_recv_any_source*": (
-        (4,),
-        "NCCL has no receive from any source; in a group of two it passes",
-    ),
+}
+_OF_BACKEND: Exceptions = {
+    "test_monitored_barrier_*": ((2, 4), "torch's monitored_barrier refuses all backends but gloo"),
+    "test_ddp_logging_data_cpu": ((2, 4), "torch calls a backend that is not its own 'custom'"),
+}
+EXCEPTIONS: dict[str, Exceptions] = {
+    "mirror": {**_OF_BOTH, **_OF_MIRROR},
+    "backend": {**_OF_BOTH, **_OF_BACKEND},
+    "gloo": {},
 }
 
 
@@ -71,29 +87,53 @@ class Result(NamedTuple):
     why: str = ""
 
 
-def reason_of_exception(name: str, nranks: int) -> str:
-    """Why pynccl need not pass a test; "" if it must."""
-    for pattern, (sizes, reason) in EXCEPTIONS.items():
+def reason_of_exception(subject: str, name: str, nranks: int) -> str:
+    """Why a test need not pass; "" if it must. subject: of EXCEPTIONS."""
+    for pattern, (sizes, reason) in EXCEPTIONS[subject].items():
         if nranks in sizes and fnmatch.fnmatchcase(name, pattern):
             return reason
     return ""
 
 
-def _module(of_torch: bool) -> Any:
-    """The tests, with their ``dist`` replaced."""
+class _LikeGloo(str):
+    """The name of a backend; the tests, which choose by it what they do, take it for gloo's."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("gloo")
+
+    def __str__(self) -> str:
+        return "".join(self)
+
+
+def _module(subject: str) -> Any:
+    """The tests, prepared for a subject, which a process can do for one only."""
     os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test
 
-    if not of_torch and distributed_test.BACKEND == "gloo":
+    # The conditions for skipping, which were asked above, are gloo's.
+    if distributed_test.BACKEND != "gloo":
+        return distributed_test
+    if subject == "mirror":
         import pynccl
 
-        # The conditions for skipping, which were asked above, are gloo's.
         distributed_test.BACKEND = "host"
         distributed_test.dist = pynccl
         common_distributed.c10d = pynccl
         for name in ("_get_default_group", "get_world_size"):
             setattr(distributed_test, name, getattr(pynccl, name))
+    if subject == "backend":
+        import pynccl.c10d
+
+        distributed_test.BACKEND = _LikeGloo("pynccl")
     return distributed_test
 
 
@@ -101,7 +141,7 @@ def test_names() -> list[str]:
     """All of them, in the order of the file."""
     os.environ.setdefault("BACKEND", "gloo")
     os.environ.setdefault("WORLD_SIZE", "2")
-    base = _module(of_torch=True).DistributedTest._DistTestBase
+    base = _module("gloo").DistributedTest._DistTestBase
     return [name for name in vars(base) if name.startswith("test_")]
 
 
@@ -126,11 +166,11 @@ def _initialized(module: Any, case: Any, folder: str) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def run_one(rank: Rank, name: str, folder: str, of_torch: bool) -> Result:
+def run_one(rank: Rank, name: str, folder: str, subject: str) -> Result:
     """Run one test as one rank."""
     import torch
 
-    module = _module(of_torch)
+    module = _module(subject)
 
     class Case(module.TestDistBackend, module.DistributedTest._DistTestBase):
         pass
@@ -157,16 +197,16 @@ def run_one(rank: Rank, name: str, folder: str, of_torch: bool) -> Result:
     return Result(name, "passed")
 
 
-def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float = 40) -> Result:
+def run(launch: Launcher, name: str, nranks: int, subject: str, timeout: float = 40) -> Result:
     """Run one test on all ranks, in processes that are replaced when it fails."""
     from tests.support.launcher import LaunchError
 
-    env = {"BACKEND": "gloo", "WORLD_SIZE": str(nranks), "OMP_NUM_THREADS": "1"}
+    env = {"SUITE": subject, "BACKEND": "gloo", "WORLD_SIZE": str(nranks), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         for part in ("barrier", "test_dir"):
             Path(folder, part).mkdir()
         try:
-            results = launch(nranks, run_one, name, folder, of_torch, env=env, timeout=timeout)
+            results = launch(nranks, run_one, name, folder, subject, env=env, timeout=timeout)
         except LaunchError as failure:
             return Result(name, "failed", str(failure))
     outcomes = {result.outcome for result in results}
@@ -175,23 +215,27 @@ def run(launch: Launcher, name: str, nranks: int, of_torch: bool, timeout: float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("subject", choices=EXCEPTIONS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--torch", action="store_true", help="run them with torch and gloo")
     parser.add_argument("--all", action="store_true", help="run the exceptions too")
     parser.add_argument("-k", default="*", metavar="PATTERN", help="only tests with such names")
     arguments = parser.parse_args()
     from tests.support.launcher import Launcher
 
+    if arguments.subject == "backend":
+        from pynccl.c10d.build import build
+
+        build()  # it takes longer than a test may
     failed = []
     with Launcher() as launch:
         for nranks in arguments.ranks:
             counts = {"passed": 0, "skipped": 0, "failed": 0, "exception": 0}
             started = time.monotonic()
             for name in fnmatch.filter(test_names(), arguments.k):
-                if not arguments.all and reason_of_exception(name, nranks):
+                if not arguments.all and reason_of_exception(arguments.subject, name, nranks):
                     counts["exception"] += 1
                     continue
-                result = run(launch, name, nranks, arguments.torch)
+                result = run(launch, name, nranks, arguments.subject)
                 counts[result.outcome] += 1
                 print(f"{nranks} ranks  {result.outcome:8} {name}", flush=True)
                 if result.outcome == "failed":
@@ -204,6 +248,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     # Under its own name, by which the ranks' processes find it.
-    from tests.mirror import torch_suite  # noqa: PLW0406
+    from tests.support import torch_suite  # noqa: PLW0406
 
     sys.exit(torch_suite.main())
