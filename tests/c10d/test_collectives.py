@@ -233,7 +233,7 @@ def _coalesced(rank: int, size: int) -> None:
     group, cpu = dist.distributed_c10d._get_default_group(), torch.device("cpu")
     group._start_coalescing(cpu)  # the coalescing manager takes the operator of the first
     for tensor, factor in zip(tensors, factors, strict=True):
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = dist._make_nccl_premul_sum(factor) if factor else ReduceOp.SUM
         group.allreduce([tensor], options)
     group._end_coalescing(cpu).wait()

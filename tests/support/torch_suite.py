@@ -197,7 +197,7 @@ def run_one(rank: Rank, name: str, folder: str, subject: str) -> Result:
     return Result(name, "passed")
 
 
-def run(launch: Launcher, name: str, nranks: int, subject: str, timeout: float = 40) -> Result:
+def run(launch: Launcher, name: str, nranks: int, subject: str, timeout: float = 90) -> Result:
     """Run one test on all ranks, in processes that are replaced when it fails."""
     from tests.support.launcher import LaunchError
 

@@ -1,0 +1,26 @@
+"""Proves that PyTorch's own tests pass over the backend: a part of them, at two ranks;
+`make test-torch-suite` runs all, at two and at four ranks.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.launcher import Launcher
+
+pytest.importorskip("expecttest", reason="torch.testing needs it")
+
+from tests.support import torch_suite
+
+EVERY = 5  # of the tests
+
+
+def test_torch_suite(launch: Launcher) -> None:
+    passed = 0
+    for name in torch_suite.test_names()[::EVERY]:
+        if torch_suite.reason_of_exception("backend", name, 2):
+            continue
+        result = torch_suite.run(launch, name, 2, "backend")
+        assert result.outcome != "failed", f"{name}: {result.why}"
+        passed += result.outcome == "passed"
+    assert passed > 10
