@@ -18,7 +18,7 @@ from tests.support.rank import Rank
 
 World = Callable[..., list[Any]]
 
-sizes = pytest.mark.parametrize("nranks", (2, 4))
+sizes = pytest.mark.parametrize("nranks", [2, 4])
 
 
 def _sum_is_right(dist: Any, ranks: int, group: Any = None) -> None:
