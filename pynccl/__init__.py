@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pynccl.mirror.group.work import *
     from pynccl.mirror.lifecycle.destroy import *
     from pynccl.mirror.lifecycle.environment import *
+    from pynccl.mirror.lifecycle.handles import *
     from pynccl.mirror.lifecycle.init import *
     from pynccl.mirror.lifecycle.new_group import *
     from pynccl.mirror.lifecycle.shrink import *
@@ -76,9 +77,12 @@ __all__ = [
     "_all_gather_base",
     "_coalescing_manager",
     "_get_default_group",
+    "_get_reconfigure_handle",
     "_make_nccl_premul_sum",
     "_rank_not_in_group",
+    "_reconfigure",
     "_reduce_scatter_base",
+    "_supports_reconfigure",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
@@ -96,9 +100,12 @@ __all__ = [
     "default_pg_timeout",
     "destroy_process_group",
     "gather",
+    "gather_into_tensor",
     "gather_object",
+    "gather_single",
     "get_backend",
     "get_backend_config",
+    "get_backend_impl",
     "get_debug_level",
     "get_default_backend_for_device",
     "get_global_rank",
@@ -147,6 +154,7 @@ __all__ = [
     "send_object_list",
     "set_debug_level",
     "set_debug_level_from_env",
+    "set_timeout",
     "shrink_group",
     "split_group",
     "supports_complex",

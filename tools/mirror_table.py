@@ -15,7 +15,9 @@ import torch.distributed as torch_dist
 from torch.distributed import distributed_c10d
 
 import pynccl
+from tests.mirror.since import SINCE
 from tests.mirror.test_signatures import ABSENT as OF_DISTRIBUTED_C10D
+from tests.mirror.test_signatures import ABSENT_MEMBERS
 from tests.support.torch_suite import EXCEPTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "mirror.md"
@@ -47,6 +49,7 @@ NOTES = {
     "send": "tags are ignored, as by torch's NCCL backend",
     "monitored_barrier": "with every backend",
     "record_comm": "as a range in torch's profiler",
+    "get_backend_impl": "a `pynccl.nccl.Communicator`",
     "split_group": "also without `device_id`",
     "shrink_group": "`SHRINK_ABORT` where ranks have died: the other ranks do not wait for them",
     "is_gloo_available": "False",
@@ -57,8 +60,12 @@ NOTES = {
 
 
 def names_of_torch() -> list[str]:
-    """The public names: distributed_c10d's, and those of torch.distributed that are no modules."""
+    """The public names: distributed_c10d's, and those of torch.distributed that are no modules.
+
+    What the installed torch is too old for is in the table of versions.
+    """
     names = set(distributed_c10d.__all__)
+    names |= {name for name in SINCE if name.isidentifier() and not name.startswith("_")}
     for name in set(dir(torch_dist)) - names:
         value = getattr(torch_dist, name)
         own = getattr(value, "__module__", "").startswith(("torch.distributed", "torch._C"))
@@ -79,11 +86,26 @@ def page() -> str:
             rows.append(f"| `{name}` | mirrored | {NOTES.get(name, '')} |")
         else:
             rows.append(f"| `{name}` | absent | {ABSENT[name]} |")
+    versions = [
+        f"| {major}.{minor} | " + ", ".join(f"`{name}`" for name in of_version) + " |"
+        for major, minor in sorted(set(SINCE.values()))
+        if (of_version := sorted(name for name, since in SINCE.items() if since == (major, minor)))
+    ]
+    members = [
+        f"| `{name}.{member}` | {reason} |"
+        for name, absent in ABSENT_MEMBERS.items()
+        for member, reason in sorted(absent.items())
+    ]
     exceptions = [
         f"| `{pattern}` | {' and '.join(map(str, sizes))} | {reason} |"
         for pattern, (sizes, reason) in EXCEPTIONS["mirror"].items()
     ]
-    return TEXT.format(names="\n".join(rows), exceptions="\n".join(exceptions))
+    return TEXT.format(
+        names="\n".join(rows),
+        versions="\n".join(versions),
+        members="\n".join(members),
+        exceptions="\n".join(exceptions),
+    )
 
 
 TEXT = """\
@@ -128,7 +150,16 @@ A script needs two changes: the import, and the name of the backend.
   name it. A store that is gone, or does not answer, is an error that names the store. `split_group`
   and `shrink_group` have the timeout of the group.
 * `reconfigure(group=None, timeout=None)`, which torch does not have, makes a group of the ranks
-  that are left: see [reliability](reliability.md).
+  that are left: see [reliability](reliability.md). `init_process_group(enable_reconfigure=True)` is
+  torch's way: the script names the ranks by their handles (`_get_reconfigure_handle`,
+  `_reconfigure`), new processes among them. The store must still be there, and `_reconfigure` waits
+  for the ranks.
+* A rank that is not in a group that `new_group` or `split_group` makes gets
+  `GroupMember.NON_GROUP_MEMBER` with every torch; before 2.14 torch returns None for some calls.
+* With `weights_only=True` the object functions write with torch.save, and objects are
+  read by `torch.load(weights_only=True)`, and no code of a sender runs.
+* `get_backend_impl()` is the `pynccl.nccl.Communicator` of a group. A group's timeout can be
+  changed: `set_timeout()`.
 * A transfer with a rank that has died or has left raises at once. `destroy_process_group` waits for
   operations on GPUs as long as the timeout of the group; then it aborts them and raises.
 * `pg_options` takes a `pynccl.nccl.Config`, but neither `Config(blocking=0)` nor one that shares
@@ -156,6 +187,21 @@ A script needs two changes: the import, and the name of the backend.
 | torch.distributed | pynccl | |
 |---|---|---|
 {names}
+
+The public members of torch's `ProcessGroup` and `Work` are there as well, but for these:
+
+| member | why not |
+|---|---|
+{members}
+
+## Versions of torch
+
+Names, parameters and annotations are those of torch 2.15, whichever torch is installed. An older
+one lacks these; a script that runs with torch.distributed too cannot use them there:
+
+| since torch | |
+|---|---|
+{versions}
 
 ## PyTorch's own tests
 

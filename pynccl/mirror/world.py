@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import TypeGuard, cast
+from datetime import timedelta
+from typing import Literal, TypeAlias, TypeGuard, cast
 
+import torch
 from torch.distributed.distributed_c10d import Store
+from typing_extensions import TypeIs
 
-from pynccl import _C
+from pynccl import _C, nccl
 from pynccl.mirror.base.backend import Backend
 from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -19,6 +22,7 @@ __all__ = [
     "_rank_not_in_group",
     "get_backend",
     "get_backend_config",
+    "get_backend_impl",
     "get_global_rank",
     "get_group_rank",
     "get_pg_count",
@@ -27,7 +31,10 @@ __all__ = [
     "get_world_size",
     "group",
     "is_initialized",
+    "set_timeout",
 ]
+
+NonMember: TypeAlias = Literal[-100]  # GroupMember.NON_GROUP_MEMBER
 
 
 class _World:
@@ -91,12 +98,12 @@ class GroupMember(metaclass=_WorldMeta):
     It stands for torch.distributed.GroupMember.
     """
 
-    NON_GROUP_MEMBER = -100
+    NON_GROUP_MEMBER: NonMember = -100
 
 
-def _rank_not_in_group(group: ProcessGroup | None) -> bool:
+def _rank_not_in_group(group: ProcessGroup | NonMember | None) -> TypeIs[NonMember]:
     """Whether a group is the value that new_group returns to a rank that is not in it."""
-    return group == GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
+    return group == GroupMember.NON_GROUP_MEMBER
 
 
 def warn_outside(name: str) -> None:
@@ -291,7 +298,7 @@ def get_backend_config(group: ProcessGroup | None = None) -> str:
     return repr(_valid_group(group).config)
 
 
-def get_backend(group: ProcessGroup | None = None) -> Backend:
+def get_backend(group: ProcessGroup | None = None) -> str:
     """The backend of a group: torch.distributed.get_backend.
 
     Args:
@@ -310,6 +317,57 @@ def get_backend(group: ProcessGroup | None = None) -> Backend:
             "group first."
         )
     return Backend(pg.config.name)
+
+
+def get_backend_impl(
+    group: str | ProcessGroup | None = None, device: torch.device | None = None
+) -> nccl.Communicator:
+    """The implementation of a group's backend: torch.distributed.get_backend_impl.
+
+    In pynccl it is the group's communicator, with what NCCL can do beyond torch's functions:
+    windows, memory statistics, the flight record. torch.distributed has the function since torch
+    2.14.
+
+    Args:
+        group: the group, or its ``group_name``; None is the default group.
+        device: the device; None is that of ``device_id``, or of the group's only backend.
+
+    Returns:
+        The communicator. It stays the group's: do not close it. Where the group has not made it
+        yet, this makes it, and all ranks of the group have to call it.
+
+    Raises:
+        ValueError: this rank is not in the group, there is no group of this name, there are several
+            backends and no device is given, or there is no default group.
+        RuntimeError: no backend of the group is for the device.
+        DistBackendError: NCCL failed.
+    """
+    if isinstance(group, str):
+        named = [pg for pg, name in world.groups.items() if name == group]
+        if not named:
+            raise ValueError(f"group: there is no group of the name {group!r}")
+        return named[0].get_backend(device)
+    return _valid_group(group).get_backend(device)
+
+
+def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
+    """Set the timeout of later operations of a group: torch.distributed.set_timeout.
+
+    The communicators of the group have it too, those that exist and those that are made later. Each
+    rank sets its own. torch.distributed has the function since torch 2.14.
+
+    Args:
+        timeout: as for :func:`init_process_group`; zero is no limit.
+        group: the group; None is the default group.
+
+    Returns:
+        None.
+
+    Raises:
+        TypeError: timeout is not a timedelta.
+        ValueError: this rank is not in the group, or there is no default group.
+    """
+    _valid_group(group).set_timeout(timeout)
 
 
 def get_pg_count() -> int:

@@ -248,7 +248,7 @@ def _split(dist: Any, rank: int, size: int) -> None:
 
     pg = dist.split_group(split_ranks=[[1, 0], [3]])
     if rank == 2:
-        assert pg is None
+        assert pg == dist.GroupMember.NON_GROUP_MEMBER
         return
     members = [0, 1] if rank < 2 else [3]
     assert dist.get_process_group_ranks(pg) == members

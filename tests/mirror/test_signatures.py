@@ -16,51 +16,118 @@ import torch.distributed as torch_dist
 from torch.distributed import distributed_c10d
 
 import pynccl
+from tests.mirror.since import MIRRORED_TORCH, SINCE
 
 ABSENT = {
     "ProcessGroupGloo": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
     "ProcessGroupMPI": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
     "ProcessGroupNCCL": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+    "ProcessGroupNCCL2": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+    "ProcessGroupNCCLLazy": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
     "ProcessGroupUCC": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
     "ProcessGroupXCCL": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
+}
+# Of objects, not of the class: tests/mirror/test_mirror_groups.py has them.
+ATTRIBUTES = {"bound_device_id", "group_desc", "group_name"}
+# Public members of torch's classes that pynccl's do not have.
+_OF_CPP = "of torch's own C++ layer"
+ABSENT_MEMBERS = {
+    "ProcessGroup": {
+        **dict.fromkeys(("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC"), _OF_CPP),
+        **dict.fromkeys(("UNDEFINED", "XCCL", "boxed", "unbox"), _OF_CPP),
+        "merge_remote_group": "NCCL's ncclCommGrow is pynccl.nccl.Communicator.grow()",
+        "new_window": "windows are methods of get_backend_impl()'s Communicator",
+        "split_group": "split_group() takes the group",
+        "use_pg_for_symm_mem_rendezvous": "of torch's symmetric memory",
+    },
+    "Work": {
+        **dict.fromkeys(("boxed", "unbox"), _OF_CPP),
+        "get_future_result": "of torch's watchdog; an error is raised by wait()",
+    },
 }
 # Made in C++, where inspect finds no signature; what they do is tested elsewhere.
 OPAQUE = {"ProcessGroup", "Work"}
 OWN = {"__version__", "get_include", "memory", "nccl", "ops", "raw"}
 NOT_IN_TORCH = {"reconfigure"}
 
+# Annotations that are not torch's. "return" is that of the result.
+ANNOTATED_OTHERWISE = {
+    "_rank_not_in_group(group)": "torch takes a Backend of its own for a group",
+    "all_gather(group)": "torch takes a Backend of its own for a group",
+    "all_gather_single(group)": "torch takes a Backend of its own for a group",
+    "get_backend_impl(return)": "a backend of pynccl is a Communicator",
+    "shrink_group(pg_options)": "a Config of pynccl, too",
+    "split_group(pg_options)": "a Config of pynccl, too",
+}
+
 MIRRORED = sorted(set(pynccl.__all__) - OWN - NOT_IN_TORCH)
 
-# Of which torch the mirror has the signatures. An older one may lack names and parameters, but what
-# it has is the same.
-MIRRORED_TORCH = (2, 13)
-OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < MIRRORED_TORCH
+# The installed torch may be another one than that which is mirrored. An older one lacks what SINCE
+# says and nothing else. A newer one may have more, which is then named; what the mirror has is in
+# it. Annotations differ from version to version: they are compared with the mirrored one's only.
+INSTALLED = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
-def _of_torch(name: str) -> Any:
+def _is_installed(name: str) -> bool:
+    """Whether the installed torch has a name of the mirror, by the table."""
+    return SINCE.get(name, INSTALLED) <= INSTALLED
+
+
+def _find(name: str) -> Any:
     for module in (distributed_c10d, torch_dist, torch._C._distributed_c10d):
         if hasattr(module, name):
             return getattr(module, name)
-    if OLDER:
+    return None
+
+
+def _of_torch(name: str) -> Any:
+    found = _find(name)
+    if found is None and not _is_installed(name):
         pytest.skip(f"torch {torch.__version__} has no {name}")
-    raise AssertionError(f"torch has no {name}")
+    assert found is not None, f"torch has no {name}"
+    return found
 
 
-def _text(function: Any, only: Any = None) -> str:
-    """A signature, its annotations by their last names; only the parameters of another function."""
-    whole = inspect.signature(function)
-    if only is not None:
-        known = inspect.signature(only).parameters
-        kept = [item for item in whole.parameters.values() if item.name in known]
-        whole = whole.replace(parameters=kept)
-    signature = str(whole).replace("'", "")
-    return re.sub(r"\b(?:[a-zA-Z_]\w*\.)+(?=[A-Za-z_])", "", signature)
+def _annotation(given: Any) -> str:
+    """An annotation, its types by their last names."""
+    text = given if isinstance(given, str) else inspect.formatannotation(given)
+    return re.sub(r"\b(?:[a-zA-Z_]\w*\.)+(?=[A-Za-z_])", "", text)
+
+
+def _compare(name: str, ours: Any, theirs: Any) -> None:
+    """Compare two functions: parameters, kinds, defaults, and annotations where they can be."""
+    mirrored = inspect.signature(ours, eval_str=True)
+    expected = inspect.signature(theirs, eval_str=True)
+    parameters = {
+        key: item for key, item in mirrored.parameters.items() if _is_installed(f"{name}({key})")
+    }
+    added = [key for key in expected.parameters if key not in parameters]
+    if INSTALLED <= MIRRORED_TORCH:
+        assert not added
+    assert list(parameters) == [key for key in expected.parameters if key not in added]
+    for key, item in parameters.items():
+        assert item.kind == expected.parameters[key].kind, key
+        assert str(item.default) == str(expected.parameters[key].default), key
+    if INSTALLED == MIRRORED_TORCH:
+        both = {
+            key: (item.annotation, expected.parameters[key].annotation)
+            for key, item in parameters.items()
+        }
+        both["return"] = mirrored.return_annotation, expected.return_annotation
+        texts = {key: tuple(map(_annotation, pair)) for key, pair in both.items()}
+        differ = {f"{name}({key})" for key, (own, other) in texts.items() if own != other}
+        assert differ == {key for key in ANNOTATED_OTHERWISE if key.startswith(f"{name}(")}, texts
+    if added:
+        pytest.skip(f"torch {torch.__version__} has more parameters of {name}: {added}")
 
 
 def test_every_name_of_torch_is_mirrored_or_absent_for_a_reason() -> None:
-    names = set(distributed_c10d.__all__)
-    assert names <= set(pynccl.__all__) | set(ABSENT)
+    missing = set(distributed_c10d.__all__) - set(pynccl.__all__) - set(ABSENT)
+    if INSTALLED <= MIRRORED_TORCH:
+        assert not missing
     assert not set(ABSENT) & set(pynccl.__all__)
+    if missing:
+        pytest.skip(f"torch {torch.__version__} has more names: {missing}")
 
 
 @pytest.mark.parametrize("name", MIRRORED)
@@ -69,10 +136,28 @@ def test_signature(name: str) -> None:
     if ours is theirs or name in OPAQUE or not callable(theirs):
         return
     try:
-        expected = _text(theirs)
+        inspect.signature(theirs)
     except ValueError:
         pytest.fail(f"torch's {name} has no signature: add it to OPAQUE")
-    assert _text(ours, theirs if OLDER else None) == expected
+    _compare(name, ours, theirs)
+
+
+@pytest.mark.parametrize("name", SINCE)
+def test_table_of_versions(name: str) -> None:
+    """The mirror has what the table lists and says since when; torch has it since then."""
+    base, parameter, member = re.fullmatch(r"(\w+)(?:\((\w+)\))?(?:\.(\w+))?", name).groups()
+    ours, theirs = getattr(pynccl, base), _find(base)
+    if parameter:
+        assert parameter in inspect.signature(ours).parameters
+        in_torch = parameter in inspect.signature(theirs).parameters
+    elif member:
+        ours, in_torch = getattr(ours, member), hasattr(theirs, member)
+    else:
+        in_torch = theirs is not None
+    assert in_torch == _is_installed(name)
+    if ours is not theirs:
+        text = " ".join((inspect.getdoc(ours) or "").split())
+        assert "since torch {}.{}".format(*SINCE[name]) in text
 
 
 @pytest.mark.parametrize("name", ["ProcessGroup", "Work"])
@@ -83,14 +168,19 @@ def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
             # The state that pynccl.mirror keeps in a group.
             *("comm_stream", "comm_streams", "adopt", "provider", "open_at_once", "open", "issue"),
             *("leave", "forbid", "make_comm_stream", "object_device", "abort", "alltoall"),
-            *("transfer", "device_at_once", "new_unique_id", "give_up"),
+            *("transfer", "device_at_once", "new_unique_id", "give_up", "renumber"),
+            *("check_configured",),
         },
         "Work": {"source_rank"},
     }[name]
-    ours = {method for method in dir(getattr(pynccl, name)) if not method.startswith("_")}
-    theirs = set(dir(_of_torch(name)))
-    if OLDER:
-        own |= {"all_gather_single", "all_to_all_single", "reduce_scatter_single"}
+    ours, theirs = (
+        {method for method in dir(found) if not method.startswith("_")}
+        for found in (getattr(pynccl, name), _of_torch(name))
+    )
+    if INSTALLED <= MIRRORED_TORCH:
+        assert theirs - ours - ATTRIBUTES == ABSENT_MEMBERS[name].keys() & theirs
+    assert not ours & ABSENT_MEMBERS[name].keys()
+    own |= {method for method in ours if not _is_installed(f"{name}.{method}")}
     assert ours - theirs <= own
 
 

@@ -6,14 +6,23 @@ receives directly on the user's tensors.
 
 from __future__ import annotations
 
+import torch
+
 from pynccl.mirror.base.checks import check_tensor, check_tensor_list
 from pynccl.mirror.group import operations
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import member
 
 __all__ = ["all_to_all", "all_to_all_single"]
 
 
-def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op: bool = False):
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Send the i-th tensor of a list to rank i: torch.distributed.all_to_all.
 
     It is one NCCL group of ncclSend and ncclRecv.
@@ -44,13 +53,13 @@ def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op: bool
 
 
 def all_to_all_single(
-    output,
-    input,
-    output_split_sizes=None,
-    input_split_sizes=None,
-    group=None,
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: ProcessGroup | None = None,
     async_op: bool = False,
-):
+) -> Work | None:
     """Send each rank its part of a tensor: torch.distributed.all_to_all_single.
 
     Equal parts are one ncclAlltoAll, others one NCCL group of ncclSend and ncclRecv.

@@ -11,6 +11,7 @@ from types import FrameType
 
 from pynccl.mirror.group import barriers
 from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (
     GroupMember,
     _rank_not_in_group,
@@ -25,9 +26,9 @@ __all__ = ["barrier", "breakpoint", "monitored_barrier"]
 def barrier(
     group: ProcessGroup | None = GroupMember.WORLD,
     async_op: bool = False,
-    device_ids=None,
+    device_ids: list[int] | None = None,
     timeout: timedelta | None = None,
-):
+) -> Work | None:
     """Wait until every rank has called this: torch.distributed.barrier.
 
     It is an ncclAllReduce of one byte, and blocks the caller, on GPUs too.
@@ -36,7 +37,8 @@ def barrier(
         group: the group; None is the default group.
         async_op: whether to return a Work instead of blocking.
         device_ids: the index of the GPU to use, in a list.
-        timeout: how long to wait; None is the group's own.
+        timeout: how long to wait; None is the group's own. torch.distributed has it since torch
+            2.12.
 
     Returns:
         The Work of an asynchronous call; else, and where this rank is not in the group, None.
@@ -48,7 +50,8 @@ def barrier(
     """
     pg = group_or_default(group or None)
     if _rank_not_in_group(pg):
-        return warn_outside("barrier")
+        warn_outside("barrier")
+        return None
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
     return barriers.barrier(pg, device_ids, async_op, timeout)
@@ -56,9 +59,9 @@ def barrier(
 
 def monitored_barrier(
     group: ProcessGroup | None = GroupMember.WORLD,
-    timeout=None,
+    timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
-):
+) -> None:
     """Wait until every rank has called this, by the store: torch.distributed.monitored_barrier.
 
     Args:
@@ -77,7 +80,8 @@ def monitored_barrier(
         ValueError: there is no default group.
     """
     if _rank_not_in_group(group):
-        return warn_outside("monitored_barrier")
+        warn_outside("monitored_barrier")
+        return None
     pg = group_or_default(group)
     if isinstance(timeout, float):
         warnings.warn(

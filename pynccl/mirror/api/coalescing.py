@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -31,10 +32,8 @@ class _CoalescingManager:
 
 @contextmanager
 def _coalescing_manager(
-    group: ProcessGroup | None = None,
-    device: torch.device | None = None,
-    async_ops: bool = False,
-):
+    group: ProcessGroup | None = None, device: torch.device | None = None, async_ops: bool = False
+) -> Iterator[_CoalescingManager]:
     """Issue what is called in the context as one NCCL group: ncclGroupStart, ncclGroupEnd.
 
     Args:

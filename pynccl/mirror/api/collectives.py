@@ -16,6 +16,7 @@ from pynccl.mirror.base.checks import check_tensor
 from pynccl.mirror.base.operators import ReduceOp
 from pynccl.mirror.group import operations
 from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (
     _rank_not_in_group,
     group_or_default,
@@ -44,7 +45,7 @@ def broadcast(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
-):
+) -> Work | None:
     """Copy one rank's tensor to every rank: torch.distributed.broadcast, ncclBroadcast.
 
     Args:
@@ -69,12 +70,18 @@ def broadcast(
     root = group_rank_of(pg, src, group_src)
     check_tensor(tensor, "tensor")
     if _rank_not_in_group(pg):
-        return warn_outside("broadcast")
+        warn_outside("broadcast")
+        return None
     return operations.broadcast(pg, tensor, root, async_op)
 
 
 @_C.fast
-def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op: bool = False):
+def all_reduce(
+    tensor: torch.Tensor,
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Combine the tensors of all ranks in place: torch.distributed.all_reduce, ncclAllReduce.
 
     Args:
@@ -106,11 +113,11 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op: bool = False):
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op=ReduceOp.SUM,
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
-):
+) -> Work | None:
     """Combine the tensors of all ranks on one rank: torch.distributed.reduce, ncclReduce.
 
     Args:
@@ -137,13 +144,21 @@ def reduce(
     root = group_rank_of(pg, dst, group_dst)
     check_tensor(tensor, "tensor")
     if _rank_not_in_group(pg):
-        return warn_outside("reduce")
+        warn_outside("reduce")
+        return None
     return operations.reduce(pg, tensor, root, op, async_op)
 
 
 @_C.fast
-def all_gather_single(output_tensor, input_tensor, group=None, async_op=False):
+def all_gather_single(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Collect the tensors of all ranks in one: torch.distributed.all_gather_single, ncclAllGather.
+
+    torch.distributed has the name since torch 2.13.
 
     Args:
         output_tensor: as many elements as all inputs together, in the order of ranks: of shape
@@ -176,7 +191,12 @@ def all_gather_single(output_tensor, input_tensor, group=None, async_op=False):
     "Please use `torch.distributed.all_gather_single` instead.",
     category=FutureWarning,
 )
-def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """The older name of :func:`all_gather_single`: torch.distributed.all_gather_into_tensor.
 
     Args:
@@ -199,16 +219,28 @@ def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fal
     "Please use `torch.distributed.all_gather_single` instead.",
     category=FutureWarning,
 )
-def _all_gather_base(output_tensor, input_tensor, group=None, async_op: bool = False):
+def _all_gather_base(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """The oldest name of :func:`all_gather_single`."""
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
 @_C.fast
-def reduce_scatter_single(output, input, op=ReduceOp.SUM, group=None, async_op=False):
+def reduce_scatter_single(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Combine the tensors of all ranks; each rank gets its block of the result.
 
-    It stands for torch.distributed.reduce_scatter_single and ncclReduceScatter.
+    It stands for torch.distributed.reduce_scatter_single and ncclReduceScatter. torch.distributed
+    has the name since torch 2.13.
 
     Args:
         output: one block.
@@ -243,7 +275,13 @@ def reduce_scatter_single(output, input, op=ReduceOp.SUM, group=None, async_op=F
     "Please use `torch.distributed.reduce_scatter_single` instead.",
     category=FutureWarning,
 )
-def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """The older name of :func:`reduce_scatter_single`: torch.distributed.reduce_scatter_tensor.
 
     Args:
@@ -267,6 +305,12 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
     "Please use `torch.distributed.reduce_scatter_single` instead.",
     category=FutureWarning,
 )
-def _reduce_scatter_base(output, input, op=ReduceOp.SUM, group=None, async_op: bool = False):
+def _reduce_scatter_base(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """The oldest name of :func:`reduce_scatter_single`."""
     return reduce_scatter_single(output, input, op, group, async_op)

@@ -11,16 +11,14 @@ import torch
 from typing_extensions import deprecated
 
 from pynccl.mirror.base.checks import (
-    check_length,
     check_same_dtype,
     check_tensor,
     check_tensor_list,
-    reals,
 )
-from pynccl.mirror.base.errors import MismatchError
 from pynccl.mirror.base.operators import ReduceOp
 from pynccl.mirror.group import operations
 from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (
     _rank_not_in_group,
     group_or_default,
@@ -34,12 +32,19 @@ __all__ = [
     "all_gather_coalesced",
     "all_reduce_coalesced",
     "gather",
+    "gather_into_tensor",
+    "gather_single",
     "reduce_scatter",
     "scatter",
 ]
 
 
-def all_gather(tensor_list, tensor, group=None, async_op=False):
+def all_gather(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Collect the tensors of all ranks in a list, on every rank: torch.distributed.all_gather.
 
     It is one NCCL group of ncclBroadcast, one from each rank.
@@ -78,11 +83,11 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
     category=FutureWarning,
 )
 def all_gather_coalesced(
-    output_tensor_lists,
-    input_tensor_list,
-    group=None,
+    output_tensor_lists: list[list[torch.Tensor]],
+    input_tensor_list: list[torch.Tensor],
+    group: ProcessGroup | None = None,
     async_op: bool = False,
-):
+) -> torch.Future | None:
     """Collect several tensors of all ranks at once: torch.distributed.all_gather_coalesced.
 
     It is one NCCL group of ncclBroadcast, one for each rank and tensor.
@@ -115,16 +120,7 @@ def all_gather_coalesced(
     for output_tensor_list in output_tensor_lists:
         check_tensor_list(output_tensor_list, "output_tensor_lists")
         check_same_dtype(output_tensor_list)
-    check_length(output_tensor_lists, pg.size(), "output_tensor_lists")
-    for rank, output_tensor_list in enumerate(output_tensor_lists):
-        if len(output_tensor_list) != len(input_tensor_list):
-            raise MismatchError(
-                f"output_tensor_lists: the list of rank {rank} has {len(output_tensor_list)} "
-                f"tensors, must have one for each of the {len(input_tensor_list)} inputs"
-            )
-    outputs = [reals(of_input) for of_input in zip(*output_tensor_lists, strict=True)]
-    inputs = reals(input_tensor_list)
-    work = operations.gather_everywhere(pg, "all_gather_coalesced", outputs, inputs, async_op)
+    work = operations.all_gather_coalesced(pg, output_tensor_lists, input_tensor_list, async_op)
     return work.get_future() if work is not None else None
 
 
@@ -134,7 +130,12 @@ def all_gather_coalesced(
     "https://pytorch.org/docs/main/distributed.html#collective-functions",
     category=FutureWarning,
 )
-def all_reduce_coalesced(tensors, op=ReduceOp.SUM, group=None, async_op: bool = False):
+def all_reduce_coalesced(
+    tensors: list[torch.Tensor],
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> torch.Future | None:
     """Combine several tensors of all ranks at once: torch.distributed.all_reduce_coalesced.
 
     It is one NCCL group of ncclAllReduce.
@@ -175,7 +176,7 @@ def gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
-):
+) -> Work | None:
     """Collect the tensors of all ranks in a list, on one rank: torch.distributed.gather.
 
     It is one NCCL group of ncclSend and ncclRecv.
@@ -209,9 +210,87 @@ def gather(
     check_same_dtype([tensor, *outputs])
     pg = group_or_default(group)
     if _rank_not_in_group(pg):
-        return warn_outside("gather")
+        warn_outside("gather")
+        return None
     root = root_of(pg, dst, group_dst)
     return operations.gather(pg, tensor, outputs, root, async_op)
+
+
+def gather_single(
+    tensor: torch.Tensor,
+    gather_tensor: torch.Tensor | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+):
+    """Collect the tensors of all ranks in one tensor, on one rank: torch.distributed.gather_single.
+
+    It is one NCCL group of ncclSend and ncclRecv. torch.distributed has it since torch 2.14.
+
+    Args:
+        tensor: this rank's contribution; of the same number of elements and dtype on every rank.
+        gather_tensor: on the destination the output, with as many elements as all inputs together,
+            in the order of ranks: of shape (ranks * n, ...) or (ranks, n, ...) for inputs of shape
+            (n, ...). Ignored on the others.
+        dst: the global rank of the destination; 0 without it and group_dst.
+        group: the group; None is the default group.
+        async_op: whether to return a Work instead of waiting.
+        group_dst: the rank of the destination in the group, instead of dst.
+
+    Returns:
+        The Work of an asynchronous call; else, and where this rank is not in the group, None.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: gather_tensor is missing on the destination, the dtypes or the sizes do not fit,
+            both dst and group_dst are given, the rank is not in the group, a tensor is not
+            contiguous or its dtype is not NCCL's, or there is no default group.
+        RuntimeError: no backend of the group is for the tensors' device.
+        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    """
+    check_tensor(tensor, "tensor")
+    pg = group_or_default(group)
+    if _rank_not_in_group(pg):
+        warn_outside("gather_single")
+        return None
+    root = root_of(pg, dst, group_dst)
+    if root != pg.rank():
+        return operations.gather_single(pg, tensor, None, root, async_op)
+    if gather_tensor is None:
+        raise ValueError("gather_tensor must be specified on the destination rank")
+    check_tensor(gather_tensor, "gather_tensor")
+    check_same_dtype([tensor, gather_tensor])
+    return operations.gather_single(pg, tensor, gather_tensor, root, async_op)
+
+
+def gather_into_tensor(
+    tensor: torch.Tensor,
+    gather_tensor: torch.Tensor | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+):
+    """Another name of :func:`gather_single`: torch.distributed.gather_into_tensor.
+
+    torch.distributed has it since torch 2.14.
+
+    Args:
+        tensor: as for :func:`gather_single`.
+        gather_tensor: as for :func:`gather_single`.
+        dst: as for :func:`gather_single`.
+        group: as for :func:`gather_single`.
+        async_op: as for :func:`gather_single`.
+        group_dst: as for :func:`gather_single`.
+
+    Returns:
+        As :func:`gather_single`.
+
+    Raises:
+        Exception: as :func:`gather_single`.
+    """
+    return gather_single(tensor, gather_tensor, dst, group, async_op, group_dst)
 
 
 def scatter(
@@ -221,7 +300,7 @@ def scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
-):
+) -> Work | None:
     """Send each rank its tensor of one rank's list: torch.distributed.scatter.
 
     It is one NCCL group of ncclSend and ncclRecv.
@@ -254,11 +333,18 @@ def scatter(
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
     if _rank_not_in_group(pg):
-        return warn_outside("scatter")
+        warn_outside("scatter")
+        return None
     return operations.scatter(pg, tensor, inputs, root, async_op)
 
 
-def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op: bool = False):
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor],
+    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
     """Combine lists of tensors of all ranks; rank i gets the combination of the i-th.
 
     It stands for torch.distributed.reduce_scatter, and is one NCCL group of ncclReduce, one to each

@@ -1,15 +1,19 @@
 """Collectives on Python objects, which are sent as pickles.
 
-They are for ranks that trust each other: a pickle can run any code where it is read. Objects of
-different ranks may differ in type and size.
+They are for ranks that trust each other: a pickle can run any code where it is read. With
+``weights_only=True`` it cannot: objects are written by torch.save and read by
+``torch.load(weights_only=True)``, which takes tensors, numbers, strings, containers of them, and
+the types of ``torch.serialization.add_safe_globals``. Objects of different ranks may differ in type
+and size.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,17 +39,29 @@ __all__ = [
 ]
 
 
-def _pickled(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+_T = TypeVar("_T")
 
 
-def _unpickled(pickled: torch.Tensor) -> Any:
-    return pickle.loads(pickled.cpu().numpy().tobytes())
+def _pickled(value: object, weights_only: bool) -> torch.Tensor:
+    if not weights_only:
+        return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
-def _packed(values: Sequence[Any], device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+def _unpickled(pickled: torch.Tensor, weights_only: bool) -> Any:
+    data = pickled.cpu().numpy().tobytes()
+    if weights_only:
+        return torch.load(io.BytesIO(data), weights_only=True)
+    return pickle.loads(data)
+
+
+def _packed(
+    values: Sequence[object], device: torch.device | str, weights_only: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pickles one after the other, and their sizes in bytes."""
-    pickles = [_pickled(value) for value in values]
+    pickles = [_pickled(value, weights_only) for value in values]
     sizes = torch.tensor([pickled.numel() for pickled in pickles], dtype=torch.long)
     return torch.cat(pickles).to(device), sizes.to(device)
 
@@ -58,13 +74,18 @@ def _buffer_for(
     return buffer, buffer.split(sizes.tolist())
 
 
-def all_gather_object(object_list, obj, group=None):
+def all_gather_object(
+    object_list: list[_T], obj: _T, group: ProcessGroup | None = None, weights_only: bool = False
+) -> None:
     """Collect an object of every rank, on every rank: torch.distributed.all_gather_object.
 
     Args:
         object_list: a list with one element for each rank; the elements are replaced.
         obj: this rank's object.
         group: the group; None is the default group.
+        weights_only: whether objects are written by torch.save and read by
+            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
+            ranks. torch.distributed has it since torch 2.14.
 
     Returns:
         None; with a warning where this rank is not in the group.
@@ -73,28 +94,30 @@ def all_gather_object(object_list, obj, group=None):
         ValueError: there is no default group.
         IndexError: the list is shorter than the group.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object.
+        Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     if _rank_not_in_group(group):
-        return warn_outside("all_gather_object")
+        warn_outside("all_gather_object")
+        return None
     pg = group_or_default(group)
-    own, size = _packed([obj], pg.object_device)
+    own, size = _packed([obj], pg.object_device, weights_only)
     sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
     operations.all_gather_single(pg, sizes, size)
     _, parts = _buffer_for(sizes, pg.object_device)
     operations.gather_everywhere(pg, "all_gather_object", [list(parts)], [own])
     for rank, part in enumerate(parts):
-        object_list[rank] = _unpickled(part)
+        object_list[rank] = _unpickled(part, weights_only)
     return None
 
 
 def gather_object(
-    obj: Any,
-    object_gather_list: list[Any] | None = None,
+    obj: _T,
+    object_gather_list: list[_T] | None = None,
     dst: int | None = None,
     group: ProcessGroup | None = None,
     group_dst: int | None = None,
-):
+    weights_only: bool = False,
+) -> None:
     """Collect an object of every rank in a list, on one rank: torch.distributed.gather_object.
 
     Args:
@@ -104,6 +127,9 @@ def gather_object(
         dst: the global rank of the destination; 0 without it and group_dst.
         group: the group; None is the default group.
         group_dst: the rank of the destination in the group, instead of dst.
+        weights_only: whether objects are written by torch.save and read by
+            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
+            ranks. torch.distributed has it since torch 2.14.
 
     Returns:
         None; with a warning where this rank is not in the group.
@@ -112,15 +138,16 @@ def gather_object(
         ValueError: object_gather_list is missing on the destination or given elsewhere, both dst
             and group_dst are given, the rank is not in the group, or there is no default group.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object.
+        Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     root = root_of(pg, dst, group_dst)
     if _rank_not_in_group(pg):
-        return warn_outside("gather_object")
+        warn_outside("gather_object")
+        return None
     operations.check_root_list(pg.rank(), root, object_gather_list, "gather_list", "destination")
     device = pg.object_device
-    own, size = _packed([obj], device)
+    own, size = _packed([obj], device, weights_only)
     gather = functools.partial(operations.move_parts, pg, "gather_object", root=root, gathers=True)
     if object_gather_list is None or pg.rank() != root:
         gather(size, parts=[])
@@ -131,17 +158,18 @@ def gather_object(
     _, parts = _buffer_for(sizes, device)
     gather(own, parts=list(parts))
     for rank, part in enumerate(parts):
-        object_gather_list[rank] = _unpickled(part)
+        object_gather_list[rank] = _unpickled(part, weights_only)
     return None
 
 
 def broadcast_object_list(
-    object_list: list[Any],
+    object_list: list[_T],
     src: int | None = None,
     group: ProcessGroup | None = None,
     device: torch.device | None = None,
     group_src: int | None = None,
-):
+    weights_only: bool = False,
+) -> None:
     """Copy one rank's list of objects to every rank: torch.distributed.broadcast_object_list.
 
     Args:
@@ -151,6 +179,9 @@ def broadcast_object_list(
         group: the group; None is the default group.
         device: of the tensors that carry the pickles; None chooses by the group's backends.
         group_src: the rank of the source in the group, instead of src.
+        weights_only: whether objects are written by torch.save and read by
+            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
+            ranks. torch.distributed has it since torch 2.14.
 
     Returns:
         None; with a warning where this rank is not in the group.
@@ -160,15 +191,16 @@ def broadcast_object_list(
             default group.
         RuntimeError: no backend of the group is for the device.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object.
+        Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
     if _rank_not_in_group(pg):
-        return warn_outside("broadcast_object_list")
+        warn_outside("broadcast_object_list")
+        return None
     place = device or pg.object_device
     if pg.rank() == root:
-        pickles, sizes = _packed(object_list, place)
+        pickles, sizes = _packed(object_list, place, weights_only)
         operations.broadcast(pg, sizes, root)
         operations.broadcast(pg, pickles, root)
         return None
@@ -176,17 +208,18 @@ def broadcast_object_list(
     operations.broadcast(pg, sizes, root)
     pickles, parts = _buffer_for(sizes, place)
     operations.broadcast(pg, pickles, root)
-    object_list[:] = map(_unpickled, parts)
+    object_list[:] = (_unpickled(part, weights_only) for part in parts)
     return None
 
 
 def scatter_object_list(
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
+    scatter_object_output_list: list[_T],
+    scatter_object_input_list: Sequence[object] | None = None,
     src: int | None = None,
     group: ProcessGroup | None = None,
     group_src: int | None = None,
-):
+    weights_only: bool = False,
+) -> None:
     """Send each rank its object of one rank's list: torch.distributed.scatter_object_list.
 
     Args:
@@ -195,6 +228,9 @@ def scatter_object_list(
         src: the global rank of the source; 0 without it and group_src.
         group: the group; None is the default group.
         group_src: the rank of the source in the group, instead of src.
+        weights_only: whether objects are written by torch.save and read by
+            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
+            ranks. torch.distributed has it since torch 2.14.
 
     Returns:
         None; with a warning where this rank is not in the group.
@@ -204,12 +240,13 @@ def scatter_object_list(
             length, both src and group_src are given, the rank is not in the group, or there is no
             default group.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object.
+        Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
     if _rank_not_in_group(pg):
-        return warn_outside("scatter_object_list")
+        warn_outside("scatter_object_list")
+        return None
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(
             "Expected argument scatter_object_output_list to be a list of size at least 1."
@@ -225,7 +262,7 @@ def scatter_object_list(
                 f"scatter_object_input_list: has {len(scatter_object_input_list)} objects, must "
                 f"have one for each of the {pg.size()} ranks"
             )
-        packed = [_packed([value], device) for value in scatter_object_input_list]
+        packed = [_packed([value], device, weights_only) for value in scatter_object_input_list]
         pickles, sizes = map(list, zip(*packed, strict=True))
     size = torch.empty(1, dtype=torch.long, device=device)
     scatter = functools.partial(
@@ -234,18 +271,19 @@ def scatter_object_list(
     scatter(size, parts=sizes)
     own = torch.empty(int(size), dtype=torch.uint8, device=device)
     scatter(own, parts=pickles)
-    scatter_object_output_list[0] = _unpickled(own)
+    scatter_object_output_list[0] = _unpickled(own, weights_only)
     return None
 
 
 def send_object_list(
-    object_list: list[Any],
+    object_list: Sequence[object],
     dst: int | None = None,
     group: ProcessGroup | None = None,
     device: torch.device | None = None,
     group_dst: int | None = None,
     use_batch: bool = False,
-):
+    weights_only: bool = False,
+) -> None:
     """Send a list of objects to one rank: torch.distributed.send_object_list.
 
     Args:
@@ -255,6 +293,9 @@ def send_object_list(
         device: of the tensors that carry the pickles; None chooses by the group's backends.
         group_dst: the rank of the destination in the group, instead of dst.
         use_batch: whether to use the group's communicator, as batch_isend_irecv does.
+        weights_only: whether objects are written by torch.save and read by
+            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
+            ranks. torch.distributed has it since torch 2.14.
 
     Returns:
         None; with a warning where this rank is not in the group.
@@ -264,18 +305,19 @@ def send_object_list(
             not in the group, or there is no default group.
         RuntimeError: no backend of the group is for the device.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object.
+        Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
     if _rank_not_in_group(pg):
-        return warn_outside("send_object_list")
+        warn_outside("send_object_list")
+        return None
     if peer == pg.rank():
         raise ValueError(
             "Invalid destination rank: destination rank should not be the same as the rank of the "
             "current process."
         )
-    pickles, sizes = _packed(object_list, device or pg.object_device)
+    pickles, sizes = _packed(object_list, device or pg.object_device, weights_only)
     for tensor in (sizes, pickles):
         if use_batch:
             _wait(batch_isend_irecv([P2POp(isend, tensor, group_peer=peer, group=pg)]))
@@ -285,13 +327,14 @@ def send_object_list(
 
 
 def recv_object_list(
-    object_list: list[Any],
+    object_list: list[_T],
     src: int | None = None,
     group: ProcessGroup | None = None,
     device: torch.device | None = None,
     group_src: int | None = None,
     use_batch: bool = False,
-):
+    weights_only: bool = False,
+) -> int:
     """Receive a list of objects from one rank: torch.distributed.recv_object_list.
 
     Args:
@@ -301,6 +344,9 @@ def recv_object_list(
         device: of the tensors that carry the pickles; None chooses by the group's backends.
         group_src: the rank of the source in the group, instead of src.
         use_batch: whether to use the group's communicator, as batch_isend_irecv does.
+        weights_only: whether objects are written by torch.save and read by
+            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
+            ranks. torch.distributed has it since torch 2.14.
 
     Returns:
         The global rank of the source, -1 where this rank is not in the group.
@@ -310,7 +356,7 @@ def recv_object_list(
             in the group, or there is no default group.
         RuntimeError: no backend of the group is for the device.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object.
+        Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, src, group_src)
@@ -334,7 +380,7 @@ def recv_object_list(
     receive(sizes)
     pickles, parts = _buffer_for(sizes, place)
     receive(pickles)
-    object_list[:] = map(_unpickled, parts)
+    object_list[:] = (_unpickled(part, weights_only) for part in parts)
     return get_global_rank(pg, peer)
 
 

@@ -32,7 +32,7 @@ __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
 @_C.complete_p2p_ops
 def _arguments(
-    op: Callable,
+    op: Callable[..., Work | None],
     tensor: torch.Tensor,
     peer: int | None = None,
     group: ProcessGroup | None = None,
@@ -48,7 +48,7 @@ def _arguments(
     return op, tensor, get_global_rank(pg, rank) if peer is None else peer, pg, tag, rank
 
 
-P2POp.__signature__ = inspect.signature(_arguments)
+P2POp.__signature__ = inspect.signature(_arguments).replace(return_annotation="P2POp")
 
 
 def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int:

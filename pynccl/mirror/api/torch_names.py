@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -55,8 +56,10 @@ __all__ = [
 
 
 @contextmanager
-def record_comm(name: str):
+def record_comm(name: str) -> Iterator[None]:
     """A range in torch's profiler for the operations in the context: torch.distributed.record_comm.
+
+    torch.distributed has it since torch 2.12.
 
     Args:
         name: of the range.

@@ -56,7 +56,7 @@ class Backend(str):
     default_device_backend_map: ClassVar[dict[str, str]] = {"cpu": HOST, "cuda": NCCL}
     backend_capability: ClassVar[dict[str, list[str]]] = {NCCL: ["cuda"], HOST: ["cpu"]}
 
-    def __new__(cls, name: str):
+    def __new__(cls, name: str) -> str:  # type: ignore[misc]
         if not isinstance(name, str):
             raise ValueError("Backend constructor parameter must be string-ish")
         return name.lower()
@@ -73,9 +73,9 @@ class BackendConfig:
         ValueError: pynccl does not have the backend, or it does not serve the device.
     """
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: str | Backend) -> None:
         name = str(backend).lower()
-        self.device_backend_map: dict[str, Backend] = {}
+        self.device_backend_map: dict[str, str] = {}
         if name == Backend.UNDEFINED:
             self.device_backend_map["cpu"] = Backend(Backend.HOST)
             if torch.cuda.is_available():
@@ -103,7 +103,7 @@ class BackendConfig:
         names = list(self.device_backend_map.values())
         return names[0] if len(names) == 1 else repr(self)
 
-    def get_device_backend_map(self) -> dict[str, Backend]:
+    def get_device_backend_map(self) -> dict[str, str]:
         """The backend for each type of device."""
         return self.device_backend_map
 

@@ -122,13 +122,47 @@ class BaseGroup(_C.ProcessGroup):
         super().__init__(rank, self.rank_of)
         self.timeout = timeout
         self.options = options or Options(None)
+        self.peers = peers
+        # Set where the group was made with enable_reconfigure=True: does what reconfigure() does.
+        self.reconfigurer: Callable[[Any, Any], Work] | None = None
+        self._uuid: int | None = None  # of the last reconfiguration
+        self._begin(store)
+
+    def _begin(self, store: Store) -> None:
+        """Set what begins anew with the ranks of a group."""
         self.barriers = 0  # monitored ones so far
         self.splits = 0
-        self.store = PrefixStore(f"{name}/", store)
+        self.store = PrefixStore(f"{self.group_name}/", store)
         self._common_store = store
-        self.peers = peers
-        if device_id is not None and device_id.type == "cuda":
+        if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
+
+    def renumber(self, rank: int, size: int, uuid: int, store: Store) -> None:
+        """Give the default group other ranks; its communicators have been given up.
+
+        Args:
+            rank: this process's.
+            size: the number of ranks.
+            uuid: of the reconfiguration.
+            store: common to the new ranks, with no keys of an earlier configuration.
+        """
+        self.ranks = list(range(size))
+        self.rank_of = {global_rank: global_rank for global_rank in self.ranks}
+        self._uuid = uuid
+        self._set_ranks(rank, self.rank_of)
+        self._begin(store)
+
+    def check_configured(self) -> None:
+        """Raise for a group that waits for reconfigure().
+
+        Raises:
+            RuntimeError: it was made with enable_reconfigure=True and has no ranks yet.
+        """
+        if self.reconfigurer is not None and self._uuid is None:
+            raise RuntimeError(
+                "The process group has not been initialized. Call reconfigure() before issuing "
+                "collectives when enable_reconfigure=True."
+            )
 
     @property
     def object_device(self) -> str:
@@ -193,8 +227,10 @@ class BaseGroup(_C.ProcessGroup):
     def _pair_with(self, device: torch.device, peer: int) -> Pair:
         found = self._pair(device.type, peer)
         if found is None:
+            self.check_configured()
             connect = functools.partial(self._connect_to, device, peer)
-            found = Pair(connect, together=self.provider(device) == "host")
+            together = self.provider(device) == "host"
+            found = Pair(connect, together=together, timeout=self.timeout)
             self._set_pair(device.type, peer, found)
         return found
 
@@ -240,6 +276,16 @@ class BaseGroup(_C.ProcessGroup):
         self.adopt(comm_stream)
         return comm_stream
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later operations: see :func:`pynccl.set_timeout`."""
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
+        self.timeout = timeout  # first: of communicators that other threads make meanwhile
+        for comm_stream in self.comm_streams().values():
+            comm_stream.set_timeout(timeout)
+        for pair in self._pairs():
+            pair.set_timeout(timeout)
+
     def shutdown(self) -> None:
         """Let what was issued finish, and free the communicators: see close_all()."""
         close_all(self.give_up("it was destroyed"))
@@ -277,6 +323,7 @@ class BaseGroup(_C.ProcessGroup):
     def _open(self, device: torch.device, timeout: timedelta | None = None) -> CommStream:
         """Exchange a unique id through the store, and make the CommStream."""
         self.provider(device)  # raises on each rank where there is none
+        self.check_configured()
         device = _concrete(device)
         unique_id = broadcast_via_store(
             self.store,
@@ -311,7 +358,11 @@ class BaseGroup(_C.ProcessGroup):
         """A CommStream with this group's options, named after it in the flight record."""
         named = self.group_desc if self.group_desc != "undefined" else self.group_name
         comm._set_name(named)
-        return CommStream(comm, device, self.timeout, high_priority=self.options.high_priority)
+        comm_stream = CommStream(
+            comm, device, self.timeout, high_priority=self.options.high_priority
+        )
+        comm_stream.group_name = self.group_name
+        return comm_stream
 
     def _connect_to(
         self,
@@ -335,6 +386,8 @@ class BaseGroup(_C.ProcessGroup):
         # The rank that makes the ids: the sender, or for both directions the lower rank.
         offers = directions == [True] if len(directions) == 1 else self.rank() < peer
         name = f"{self.group_name}/{device.type}/{len(directions)}"
+        if self._uuid is not None:
+            name += f"/{self._uuid}"  # not what a rank of an earlier configuration offers
         timeout = self.timeout.total_seconds()
         exchange = Exchange(name, kind, self.ranks[peer], timeout, cancelled)
         if offers:

@@ -51,11 +51,16 @@ class CommStream(_C.CommStream):
         self.rank = comm.rank
         # Whether a call without a stream blocks until the operation is done.
         self.blocks = comm.library.memory == "host"
-        self.timeout = timeout.total_seconds()
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
         self._timed_out = False
         self._finished = False
-        comm.timeout = self.timeout or None  # the group's is the only one
+        self.group_name = ""  # of the group that it belongs to
+        self.set_timeout(timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later operations; zero is no limit."""
+        self.timeout = timeout.total_seconds()
+        self.comm.timeout = self.timeout or None  # the group's is the only one
 
     def pre_mul_sum(self, factor: Any, dtype: torch.dtype) -> nccl.RedOp:
         """The operator that multiplies by a factor first; made once for each number."""

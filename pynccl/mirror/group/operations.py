@@ -34,6 +34,7 @@ from pynccl.nccl import RedOp
 
 __all__ = [
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_single",
     "all_reduce",
     "all_reduce_coalesced",
@@ -43,6 +44,7 @@ __all__ = [
     "check_root_list",
     "gather",
     "gather_everywhere",
+    "gather_single",
     "move_parts",
     "reduce",
     "reduce_scatter",
@@ -135,6 +137,24 @@ def gather_everywhere(
     return group.issue(OperationRecord(kind, inputs[0], calls, result, async_op))
 
 
+def all_gather_coalesced(
+    group: BaseGroup,
+    output_lists: list[list[torch.Tensor]],
+    inputs: list[torch.Tensor],
+    async_op: bool = False,
+) -> Work | None:
+    """Collect several tensors of all ranks at once; there is a list of outputs for each rank."""
+    check_length(output_lists, group.size(), "output_tensor_lists")
+    for rank, output_list in enumerate(output_lists):
+        if len(output_list) != len(inputs):
+            raise MismatchError(
+                f"output_tensor_lists: the list of rank {rank} has {len(output_list)} tensors, "
+                f"must have one for each of the {len(inputs)} inputs"
+            )
+    outputs = [reals(of_input) for of_input in zip(*output_lists, strict=True)]
+    return gather_everywhere(group, "all_gather_coalesced", outputs, reals(inputs), async_op)
+
+
 def all_reduce_coalesced(
     group: BaseGroup, tensors: list[torch.Tensor], op: Any, async_op: bool = False
 ) -> Work | None:
@@ -162,6 +182,33 @@ def gather(
         check_same_size(outputs, tensor, "gather_list")
     own, parts = real(tensor), reals(outputs)
     return move_parts(group, "gather", own, parts, root, gathers=True, async_op=async_op)
+
+
+def gather_single(
+    group: BaseGroup,
+    tensor: torch.Tensor,
+    output: torch.Tensor | None,
+    root: int,
+    async_op: bool = False,
+) -> Work | None:
+    """Collect the tensors of all ranks in one on the root; output is None elsewhere.
+
+    Raises:
+        MismatchError: the output has not as many elements as all inputs together.
+    """
+    parts: Sequence[torch.Tensor] = []
+    result = []
+    if output is not None:
+        if output.numel() != group.size() * tensor.numel():
+            raise MismatchError(
+                f"gather_tensor: has {output.numel()} elements, must have {tensor.numel()} for "
+                f"each of the {group.size()} ranks"
+            )
+        result = [output]
+        parts = real(contiguous(output, "gather_tensor")).view(-1).tensor_split(group.size())
+    calls = [Call("recv", part, peer) for peer, part in enumerate(parts)]
+    calls.append(Call("send", real(tensor), root))
+    return group.issue(OperationRecord("gather_single", tensor, calls, result, async_op))
 
 
 def check_root_list(

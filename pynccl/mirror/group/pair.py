@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
@@ -51,9 +52,10 @@ class Link:
     Args:
         pair: gets the CommStreams.
         make: makes them, waiting for the other rank until its argument returns True.
+        timeout: of each transfer.
     """
 
-    def __init__(self, pair: Pair, make: Connect) -> None:
+    def __init__(self, pair: Pair, make: Connect, timeout: timedelta) -> None:
         self._pair = pair
         self._make = make
         self._comm_streams: dict[bool, CommStream] = {}
@@ -61,6 +63,14 @@ class Link:
         self._connecting: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._timeout = timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of the CommStreams, also of those that are being made."""
+        with self._lock:
+            self._timeout = timeout
+            for comm_stream in self._comm_streams.values():
+                comm_stream.set_timeout(timeout)
 
     def issue(self, record: OperationRecord) -> Work | None:
         """Issue a send or a receive, on the stream of its direction."""
@@ -92,7 +102,7 @@ class Link:
                     target=self._connect, args=[record.kind], name="pynccl-connect", daemon=True
                 )
                 self._connecting.start()
-            return DeferredWork(record.kind, made)
+            return DeferredWork(record.kind, made, self._timeout)
 
     def close(self, until: float) -> list[CommStream]:
         """Stop connecting, and return the CommStreams for the caller to close.
@@ -135,6 +145,7 @@ class Link:
     def _set(self, comm_streams: dict[bool, CommStream]) -> None:
         self._comm_streams = comm_streams
         for sends, comm_stream in comm_streams.items():
+            comm_stream.set_timeout(self._timeout)  # it may have changed meanwhile
             self._pair._connect(sends, comm_stream)
 
 
@@ -144,22 +155,33 @@ class Pair(_C.Pair):
     Args:
         connect: makes those of the directions in its first argument.
         together: whether both directions are connected at the first transfer.
+        timeout: of each transfer.
     """
 
-    def __init__(self, connect: Callable[..., dict[bool, CommStream]], together: bool) -> None:
+    def __init__(
+        self,
+        connect: Callable[..., dict[bool, CommStream]],
+        together: bool,
+        timeout: timedelta,
+    ) -> None:
         super().__init__()
         if together:
-            both = Link(self, lambda *rest: connect([True, False], *rest))
+            both = Link(self, lambda *rest: connect([True, False], *rest), timeout)
             self._links = {True: both, False: both}
         else:
             self._links = {
-                sends: Link(self, lambda *rest, sends=sends: connect([sends], *rest))
+                sends: Link(self, lambda *rest, sends=sends: connect([sends], *rest), timeout)
                 for sends in (True, False)
             }
 
     def issue(self, record: OperationRecord) -> Work | None:
         """Issue a send or a receive, on the stream of its direction."""
         return self._links[_sends(record)].issue(record)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later transfers."""
+        for link in dict.fromkeys(self._links.values()):
+            link.set_timeout(timeout)
 
     def close(self, until: float) -> list[CommStream]:
         """Remove the CommStreams and return them, for the caller to close.

@@ -6,18 +6,22 @@ alone or in a list of one; options as an Options object or by themselves. Ranks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from pynccl import _C
+from pynccl import _C, nccl
 from pynccl.mirror.base.checks import check_same_dtype, check_tensor, check_tensor_list
 from pynccl.mirror.base.operators import OPERATORS, ReduceOp
 from pynccl.mirror.group import barriers, operations, p2p
 from pynccl.mirror.group.base_group import BaseGroup
+from pynccl.mirror.group.batch import Batch
+from pynccl.mirror.group.group_hooks import GroupHooks, PostHookArgs, PreHookArgs
 from pynccl.mirror.group.work import Work
 
 __all__ = ["ProcessGroup"]
@@ -60,6 +64,109 @@ class ProcessGroup(BaseGroup):
         """The backend."""
         return self.config.name
 
+    def get_backend(self, device: torch.device | None = None) -> nccl.Communicator:
+        """The communicator for a device: see :func:`pynccl.get_backend_impl`.
+
+        torch's class has it since torch 2.14.
+        """
+        if device is None:
+            kinds = list(self.config.device_backend_map)
+            if self.bound_device_id is None and len(kinds) > 1:
+                raise ValueError(
+                    "device: the process group has multiple backend implementations, for "
+                    f"{' and '.join(kinds)}; pass the device to select one"
+                )
+            device = self.bound_device_id or torch.device(kinds[0])
+        return self.comm_stream(device).comm
+
+    @property
+    def supports_abort_hooks(self) -> bool:
+        """True: :meth:`register_abort_hook`; torch's class has it since torch 2.14."""
+        return True
+
+    @property
+    def supports_completion_hooks(self) -> bool:
+        """False: no hooks at an operation's end; torch's class has it since torch 2.15."""
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        """False: windows are methods of :func:`pynccl.get_backend_impl`'s Communicator.
+
+        torch's class has it since torch 2.14.
+        """
+        return False
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
+        """Call a function before each operation of the group is issued.
+
+        It runs in the thread that issues the operation, and must not issue any itself. An exception
+        in it goes to ``sys.unraisablehook``. torch's class has it since torch 2.14.
+
+        Args:
+            hook_id: a number for the removal; a hook with the same number is replaced.
+            hook: the function.
+        """
+        self._group_hooks.add("pre", hook_id, hook)
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Undo :meth:`register_pre_hook`; torch's class has it since torch 2.14."""
+        self._group_hooks.remove("pre", hook_id)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
+        """Call a function after each operation of the group was issued without an error.
+
+        The rest is as for :meth:`register_pre_hook`; torch's class has it since torch 2.14.
+        """
+        self._group_hooks.add("post", hook_id, hook)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Undo :meth:`register_post_hook`; torch's class has it since torch 2.14."""
+        self._group_hooks.remove("post", hook_id)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """Call a function before a communicator of the group is aborted, from any thread.
+
+        That is after a timeout, or because the group is aborted. The rest is as for
+        :meth:`register_pre_hook`; torch's class has it since torch 2.14.
+        """
+        self._group_hooks.add("abort", hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Undo :meth:`register_abort_hook`; torch's class has it since torch 2.14."""
+        self._group_hooks.remove("abort", hook_id)
+
+    @functools.cached_property
+    def _group_hooks(self) -> GroupHooks:
+        return GroupHooks(self.group_name)
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether :meth:`reconfigure` can be called; torch's class has it since torch 2.14."""
+        return self.reconfigurer is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """What other ranks need of this one: see :func:`pynccl._get_reconfigure_handle`.
+
+        torch's class has it since torch 2.14.
+        """
+        return json.dumps(self.peers.address)
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Give the group other ranks: see :func:`pynccl._reconfigure`.
+
+        torch's class has it since torch 2.14.
+
+        Args:
+            opts: torch's ``ReconfigureOptions``, or another object with its attributes.
+        """
+        if self.reconfigurer is None:
+            raise RuntimeError(
+                "reconfigure: the process group was not made with "
+                "init_process_group(enable_reconfigure=True)"
+            )
+        return self.reconfigurer(self, opts)
+
     def get_group_store(self) -> Store:
         """The store that only this group uses."""
         return self.store
@@ -94,10 +201,26 @@ class ProcessGroup(BaseGroup):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_single`."""
+        """Begin :func:`pynccl.all_gather_single`; torch's class has it since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.all_gather_single(self, output, input, True)
+
+    def gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, root: Any = 0
+    ) -> Work | None:
+        """Begin :func:`pynccl.gather_single`; output is ignored but on the root.
+
+        torch's class has it since torch 2.14, as :attr:`gather_into_tensor`.
+        """
+        check_tensor(input, "input")
+        if _root(root) != self.rank():
+            return operations.gather_single(self, input, None, _root(root), True)
+        check_tensor(output, "output")
+        check_same_dtype([input, output])
+        return operations.gather_single(self, input, output, self.rank(), True)
+
+    gather_into_tensor = gather_single
 
     def gather(self, output_tensors: Any, input_tensors: _Tensors, root: Any = 0) -> Work | None:
         """Begin :func:`pynccl.gather`."""
@@ -125,7 +248,7 @@ class ProcessGroup(BaseGroup):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = ReduceOp.SUM
     ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter_single`."""
+        """Begin :func:`pynccl.reduce_scatter_single`; torch's class has it since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.reduce_scatter_single(self, output, input, _op(opts), True)
@@ -149,13 +272,76 @@ class ProcessGroup(BaseGroup):
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work | None:
-        """Begin :func:`pynccl.all_to_all_single`."""
+        """Begin :func:`pynccl.all_to_all_single`; torch's class has it since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.all_to_all_single(
             self, output, input, output_split_sizes, input_split_sizes, True
         )
 
+    def allreduce_coalesced(
+        self, tensors: list[torch.Tensor], opts: Any = ReduceOp.SUM
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_reduce_coalesced`."""
+        check_tensor_list(tensors, "tensors")
+        check_same_dtype(tensors)
+        return operations.all_reduce_coalesced(self, tensors, _op(opts), True)
+
+    def allgather_coalesced(
+        self,
+        output_lists: list[list[torch.Tensor]],
+        input_list: list[torch.Tensor],
+        opts: Any = None,
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_gather_coalesced`."""
+        for tensors in (input_list, *output_lists):
+            check_tensor_list(tensors, "output_lists and input_list")
+            check_same_dtype(tensors)
+        return operations.all_gather_coalesced(self, output_lists, input_list, True)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work | None:
+        """Begin :func:`pynccl.all_gather_single` of several pairs of tensors, as one NCCL group.
+
+        torch's class has the name since torch 2.13.
+        """
+        return self._coalesced(operations.all_gather_single, outputs, inputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = ReduceOp.SUM
+    ) -> Work | None:
+        """Begin :func:`pynccl.reduce_scatter_single` of several pairs, as one NCCL group.
+
+        torch's class has the name since torch 2.13.
+        """
+        return self._coalesced(operations.reduce_scatter_single, outputs, inputs, _op(opts))
+
+    def _coalesced(
+        self,
+        begin: Callable[..., Work | None],
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        *options: Any,
+    ) -> Work | None:
+        """Begin an operation on each pair of tensors, as one NCCL group with one Work."""
+        check_tensor_list(outputs, "outputs")
+        check_tensor_list(inputs, "inputs")
+        if len(outputs) != len(inputs):
+            raise ValueError(f"outputs: has {len(outputs)} tensors for {len(inputs)} inputs")
+        if self._batch is not None:
+            raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
+        batch = self._batch = Batch(takes_all_kinds=False)
+        try:
+            for output, sent in zip(outputs, inputs, strict=True):
+                begin(self, output, sent, *options)
+        finally:
+            self._batch = None
+        record = batch.coalesced(True)
+        return None if record is None else self.issue(record)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single

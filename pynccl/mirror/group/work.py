@@ -12,7 +12,7 @@ import torch
 from pynccl import _C
 from pynccl.mirror.base.errors import BackendTimeoutError
 
-__all__ = ["DeferredWork", "IllegalWork", "Work"]
+__all__ = ["DeferredWork", "DoneWork", "IllegalWork", "Work"]
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -23,6 +23,7 @@ class _CommStream(Protocol):
     rank: int
     device: torch.device
     blocks: bool
+    timeout: float
 
     @property
     def stream(self) -> _C.Stream: ...
@@ -61,6 +62,11 @@ class Work(_C.Work):
     def block_current_stream(self) -> None:
         """Make the current stream wait for the operation; on CPUs that is the caller."""
         self.wait()
+
+    @property
+    def timeout(self) -> timedelta:
+        """The timeout of the operation's group; torch's class has it since torch 2.14."""
+        return timedelta(seconds=self._comm_stream.timeout)
 
     def is_success(self) -> bool:
         """Whether the operation has ended without an error."""
@@ -131,9 +137,14 @@ _OF_THE_MANAGER = frozenset(
 class DeferredWork(Work):
     """The Work of an operation whose communicator is still being made, by another thread."""
 
-    def __init__(self, name: str, made: Future[Work]) -> None:
+    def __init__(self, name: str, made: Future[Work], timeout: timedelta) -> None:
         self._operation = name
         self._made = made
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         timeout = timeout or _NO_TIMEOUT
@@ -175,6 +186,48 @@ class DeferredWork(Work):
 
     def __repr__(self) -> str:
         return f"<pynccl.Work {self._operation}, connecting>"
+
+
+class DoneWork(Work):
+    """The Work of something that is done, without tensors.
+
+    Args:
+        name: of it.
+        timeout: the time that it could have taken.
+    """
+
+    def __init__(self, name: str, timeout: timedelta) -> None:
+        self._operation = name
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:  # type: ignore[override]
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return []
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result([])
+        return future
+
+    def source_rank(self) -> int:
+        raise RuntimeError("source_rank() may only be called on work of a recv")
+
+    _source_rank = source_rank
+
+    def __repr__(self) -> str:
+        return f"<pynccl.Work {self._operation}, done>"
 
 
 def _milliseconds(duration: timedelta) -> int:

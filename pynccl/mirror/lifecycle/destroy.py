@@ -13,14 +13,14 @@ from pynccl import _C
 from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.process_group import ProcessGroup
-from pynccl.mirror.world import _rank_not_in_group, is_registered, world
+from pynccl.mirror.world import NonMember, _rank_not_in_group, is_registered, world
 
 __all__ = [
     "destroy_process_group",
 ]
 
 
-def destroy_process_group(group: ProcessGroup | None = None):
+def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:
     """Free a group: torch.distributed.destroy_process_group (ncclCommFinalize, ncclCommDestroy).
 
     Operations that were issued are finished first. On GPUs they have the group's timeout; then they

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import traceback
@@ -21,6 +22,7 @@ from pynccl.mirror.base.store import gather_via_store
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.lifecycle.destroy import end_all
+from pynccl.mirror.lifecycle.handles import apply_handles
 from pynccl.mirror.lifecycle.rendezvous import wait_for_creation
 from pynccl.mirror.world import world
 
@@ -35,9 +37,10 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
-    pg_options: Any | None = None,
+    pg_options: object | None = None,
     device_id: torch.device | int | None = None,
     _ranks: list[int] | None = None,
+    enable_reconfigure: bool = False,
 ) -> None:
     """Make the default group, of all ranks of the job: torch.distributed.init_process_group.
 
@@ -59,6 +62,9 @@ def init_process_group(
         device_id: the device of this rank. Its communicator is then made at once, and sends and
             receives outside a batch use it too. Without it, and where there are GPUs, communicators
             are made when they are first needed.
+        enable_reconfigure: whether to make the group without communicators: they are made by
+            ``group.WORLD.reconfigure()``, which can also give the group other ranks later. Until
+            then operations raise RuntimeError. torch.distributed has it since torch 2.14.
 
     Raises:
         ValueError: the group exists already, or an argument is wrong.
@@ -107,8 +113,11 @@ def init_process_group(
     _C.set_process_rank(rank)
     world.add(pg)
     try:
-        _connect(pg, store)
-        wait_for_creation(pg)
+        if enable_reconfigure:
+            pg.reconfigurer = functools.partial(apply_handles, store)
+        else:
+            _connect(pg, store)
+            wait_for_creation(pg)
     except BaseException:
         end_all(ProcessGroup.abort)
         raise

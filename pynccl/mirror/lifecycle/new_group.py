@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +15,7 @@ from pynccl.mirror.lifecycle.destroy import abort_process_group
 from pynccl.mirror.lifecycle.rendezvous import wait_for_creation, wait_for_members
 from pynccl.mirror.world import (
     GroupMember,
+    NonMember,
     _get_default_group,
     get_process_group_ranks,
     get_rank,
@@ -28,15 +31,15 @@ __all__ = [
 
 
 def new_group(
-    ranks=None,
-    timeout=None,
-    backend=None,
-    pg_options=None,
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | Backend | None = None,
+    pg_options: object | None = None,
     use_local_synchronization: bool = False,
-    group_desc=None,
+    group_desc: str | None = None,
     device_id: torch.device | None = None,
     sort_ranks: bool = True,
-):
+) -> ProcessGroup | NonMember:
     """Make a group of some of the ranks: torch.distributed.new_group.
 
     All ranks of the job call it, in the same order.
@@ -50,10 +53,11 @@ def new_group(
         group_desc: what the group is for, in words.
         device_id: the device of this rank, as for init_process_group.
         sort_ranks: whether ranks of the group follow the global ones, or the order of the list.
+            torch.distributed has it since torch 2.12.
 
     Returns:
-        The group, or ``GroupMember.NON_GROUP_MEMBER`` (None with use_local_synchronization) on a
-        rank that is not in it.
+        The group, or ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not in it; torch before
+        2.14 returns None there with use_local_synchronization.
 
     Raises:
         ValueError: there is no default group, or ranks is wrong: a duplicate, a rank that is out of
@@ -64,6 +68,7 @@ def new_group(
         DistBackendError: NCCL failed.
     """
     default = _get_default_group()
+    default.check_configured()
     bound = default.bound_device_id
     if device_id is None:
         device_id = bound
@@ -73,7 +78,7 @@ def new_group(
     limit = timeout_of(timeout, config)
     own = default.rank()
     if use_local_synchronization and ranks is not None and own not in ranks:
-        return None
+        return GroupMember.NON_GROUP_MEMBER
     members = _checked_ranks(ranks, default.size(), sort_ranks)
     name = world.hashed_name(members) if use_local_synchronization else world.next_name()
     if own not in members:
@@ -132,13 +137,13 @@ def _checked_ranks(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:
 
 
 def new_subgroups(
-    group_size=None,
-    group=None,
-    timeout=None,
-    backend=None,
-    pg_options=None,
-    group_desc=None,
-):
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    backend: str | Backend | None = None,
+    pg_options: object | None = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup, list[ProcessGroup | NonMember]]:
     """Divide a group into groups of equal size: torch.distributed.new_subgroups.
 
     Args:
@@ -173,22 +178,23 @@ def new_subgroups(
     if size % group_size != 0:
         raise ValueError(f"The world size ({size}) must be divisible by '{group_size=}'")
     ranks = get_process_group_ranks(group)
-    return new_subgroups_by_enumeration(
+    own, subgroups = new_subgroups_by_enumeration(
         [ranks[i : i + group_size] for i in range(0, size, group_size)],
         timeout=timeout,
         backend=backend,
         pg_options=pg_options,
         group_desc=group_desc,
     )
+    return cast("ProcessGroup", own), subgroups  # every rank is in one
 
 
 def new_subgroups_by_enumeration(
-    ranks_per_subgroup_list,
-    timeout=None,
-    backend=None,
-    pg_options=None,
-    group_desc=None,
-):
+    ranks_per_subgroup_list: list[list[int]],
+    timeout: timedelta | None = None,
+    backend: str | Backend | None = None,
+    pg_options: object | None = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember]]:
     """Make a group of each list of ranks: torch.distributed.new_subgroups_by_enumeration.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import limited
@@ -26,7 +25,7 @@ def shrink_group(
     ranks_to_exclude: list[int],
     group: ProcessGroup | None = None,
     shrink_flags: int = SHRINK_DEFAULT,
-    pg_options: Any | None = None,
+    pg_options: object | None = None,
 ) -> ProcessGroup:
     """Make a group without some of a group's ranks: torch.distributed.shrink_group, ncclCommShrink.
 
@@ -52,6 +51,7 @@ def shrink_group(
     """
     excluded = _checked_exclusion(ranks_to_exclude, shrink_flags)
     old = group if group is not None else _get_default_group()
+    old.check_configured()
     if old.size() <= 1:
         raise ValueError(
             f"Cannot shrink a process group with size {old.size()}. Group must have at least 2 "

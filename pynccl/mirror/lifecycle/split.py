@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import Backend, BackendConfig, limited, timeout_of
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
-from pynccl.mirror.world import _get_default_group, is_registered, world
+from pynccl.mirror.world import GroupMember, NonMember, _get_default_group, is_registered, world
 
 __all__ = ["split_group"]
 
 
 def split_group(
     parent_pg: ProcessGroup | None = None,
-    split_ranks: list | None = None,
+    split_ranks: list[list[int]] | None = None,
     timeout: timedelta | None = None,
-    pg_options: Any | None = None,
+    pg_options: object | None = None,
     group_desc: str | None = None,
     backend: str | Backend | None = None,
-) -> ProcessGroup | None:
+) -> ProcessGroup | NonMember:
     """Split a group: torch.distributed.split_group, ncclCommSplit.
 
     All ranks of the group call it, with the same lists.
@@ -34,9 +33,11 @@ def split_group(
         pg_options: as for :func:`init_process_group`; None keeps the group's.
         group_desc: what the groups are for, in words.
         backend: which of the parent's backends the new groups keep; None for all.
+            torch.distributed has it since torch 2.13.
 
     Returns:
-        The group that this rank is in, or None.
+        The group that this rank is in, or ``GroupMember.NON_GROUP_MEMBER``; torch before 2.14
+        returns None there.
 
     Raises:
         ValueError: split_ranks is wrong, the group is not registered, or has no such backend.
@@ -49,6 +50,7 @@ def split_group(
     parent = parent_pg or default
     if not is_registered(parent):
         raise ValueError(f"Group {parent} is not registered")
+    parent.check_configured()
     config = parent.config if backend is None else _part_of(parent.config, str(backend))
     limit = timeout_of(timeout, config)
     color = _color_of(parent.rank(), split_ranks, default.size())
@@ -70,7 +72,7 @@ def split_group(
     for device_type in config.device_backend_map:
         _split_comm_stream(parent, pg, device_type, color)
     if color is None:
-        return None
+        return GroupMember.NON_GROUP_MEMBER
     world.add(pg)
     return pg
 

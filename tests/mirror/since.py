@@ -1,0 +1,55 @@
+"""Of which torch the mirror has the names and signatures, and since which torch each is there.
+
+The oldest torch that is tested is 2.11: what it has is not listed.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MIRRORED_TORCH", "SINCE"]
+
+MIRRORED_TORCH = (2, 15)
+
+# A name of torch.distributed, a parameter as "function(parameter)", or a member as "Class.member".
+SINCE: dict[str, tuple[int, int]] = {
+    "record_comm": (2, 12),
+    "barrier(timeout)": (2, 12),
+    "new_group(sort_ranks)": (2, 12),
+    "split_group(backend)": (2, 13),
+    "all_gather_single": (2, 13),
+    "reduce_scatter_single": (2, 13),
+    "gather_into_tensor": (2, 14),
+    "gather_single": (2, 14),
+    "get_backend_impl": (2, 14),
+    "set_timeout": (2, 14),
+    "_get_reconfigure_handle": (2, 14),
+    "_reconfigure": (2, 14),
+    "_supports_reconfigure": (2, 14),
+    "all_gather_object(weights_only)": (2, 14),
+    "broadcast_object_list(weights_only)": (2, 14),
+    "gather_object(weights_only)": (2, 14),
+    "init_process_group(enable_reconfigure)": (2, 14),
+    "recv_object_list(weights_only)": (2, 14),
+    "scatter_object_list(weights_only)": (2, 14),
+    "send_object_list(weights_only)": (2, 14),
+    "ProcessGroup.all_gather_single": (2, 13),
+    "ProcessGroup.all_gather_single_coalesced": (2, 13),
+    "ProcessGroup.all_to_all_single": (2, 13),
+    "ProcessGroup.reduce_scatter_single": (2, 13),
+    "ProcessGroup.reduce_scatter_single_coalesced": (2, 13),
+    "ProcessGroup.gather_into_tensor": (2, 14),
+    "ProcessGroup.gather_single": (2, 14),
+    "ProcessGroup.get_backend": (2, 14),
+    "ProcessGroup.get_reconfigure_handle": (2, 14),
+    "ProcessGroup.reconfigure": (2, 14),
+    "ProcessGroup.register_abort_hook": (2, 14),
+    "ProcessGroup.register_post_hook": (2, 14),
+    "ProcessGroup.register_pre_hook": (2, 14),
+    "ProcessGroup.supports_abort_hooks": (2, 14),
+    "ProcessGroup.supports_completion_hooks": (2, 15),
+    "ProcessGroup.supports_reconfigure": (2, 14),
+    "ProcessGroup.supports_window": (2, 14),
+    "ProcessGroup.unregister_abort_hook": (2, 14),
+    "ProcessGroup.unregister_post_hook": (2, 14),
+    "ProcessGroup.unregister_pre_hook": (2, 14),
+    "Work.timeout": (2, 14),
+}

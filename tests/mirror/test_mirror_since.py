@@ -1,0 +1,362 @@
+"""Proves what torch.distributed has since 2.14, on 2 and 4 ranks and under every torch:
+gather_single, weights_only, set_timeout, get_backend_impl, and members of groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+World = Callable[..., list[Any]]
+
+SIZES = (2, 4)
+sizes = pytest.mark.parametrize("nranks", SIZES)
+
+
+def _gather_single(dist: Any, rank: int, size: int) -> None:
+    """The result is that of torch's gather, one tensor below the other."""
+    import torch
+    import torch.distributed as torch_dist
+
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
+        for shape in ((3, 2), (5,), (), (0, 4)):
+            mine = torch.full(shape, rank + 1).to(dtype)
+            for root, subject in ((0, dist.gather_single), (size - 1, dist.gather_into_tensor)):
+                parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+                plain = torch.uint8 if dtype == torch.complex64 else dtype  # gloo has no complex
+                sent = mine.real.contiguous().to(plain)
+                if dtype == torch.complex64:
+                    parts = [part.real.contiguous().to(plain) for part in parts]
+                torch_dist.gather(sent, parts if rank == root else None, dst=root)
+                expected = torch.stack(parts).to(dtype)
+                for async_op in (False, True):
+                    output = torch.zeros((size, *shape), dtype=dtype) if rank == root else None
+                    work = subject(mine, output, dst=root, async_op=async_op)
+                    assert (work is not None) == async_op
+                    if work is not None:
+                        work.wait()
+                        assert [id(t) for t in work.result()] == [id(output)] * (rank == root)
+                    assert output is None or torch.equal(output, expected)
+    pg = dist.new_group(list(range(size))[::-1], sort_ranks=False)
+    output = torch.zeros(size, dtype=torch.int64)
+    dist.gather_single(torch.tensor([rank]), output, group=pg, group_dst=0)
+    assert output.tolist() == (list(range(size))[::-1] if rank == size - 1 else [0] * size)
+
+
+def _gather_single_errors(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    own = torch.ones(2)
+    if rank == 0:
+        with pytest.raises(ValueError, match="must be specified on the destination rank"):
+            dist.gather_single(own)
+        with pytest.raises(ValueError, match="gather_tensor: has 3 elements, must have 2 for each"):
+            dist.gather_single(own, torch.ones(3))
+        with pytest.raises(ValueError, match="must be contiguous"):
+            dist.gather_single(own, torch.ones(2, size).t())
+        with pytest.raises(ValueError, match="different dtypes"):
+            dist.gather_single(own, torch.ones(2 * size, dtype=torch.int32))
+        with pytest.raises(TypeError, match="parameter `gather_tensor`"):
+            dist.gather_single(own, [own] * size)
+    with pytest.raises(TypeError, match="parameter `tensor`"):
+        dist.gather_single([own])
+    with pytest.raises(ValueError, match="both group_rank and global_rank"):
+        dist.gather_single(own, own, dst=0, group_dst=0)
+    dist.barrier()
+
+
+@sizes
+def test_gather_single(world: World, nranks: int) -> None:
+    world(nranks, _beside_torch, _gather_single)
+
+
+@sizes
+def test_errors_of_gather_single(world: World, nranks: int) -> None:
+    world(nranks, _gather_single_errors)
+
+
+def _beside_torch(dist: Any, rank: int, size: int, function: Callable[..., None]) -> None:
+    """Run a function with torch.distributed over gloo in the same processes."""
+    import torch.distributed as torch_dist
+
+    port = [None]
+    if rank == 0:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = [server.getsockname()[1]]
+    dist.broadcast_object_list(port, src=0)
+    url = f"tcp://127.0.0.1:{port[0]}"
+    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+    try:
+        function(dist, rank, size)
+        dist.barrier()
+    finally:
+        torch_dist.destroy_process_group()
+
+
+class _Harmful:
+    """Its pickle calls a function where it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.path),)
+
+
+def _sends(dist: Any, rank: int, size: int) -> dict[str, Callable[..., Any]]:
+    """Each object function; they return what this rank has received."""
+
+    def all_gather(value: Any, **options: Any) -> Any:
+        every = [None] * size
+        dist.all_gather_object(every, value, **options)
+        return every[size - 1]
+
+    def gather(value: Any, **options: Any) -> Any:
+        every = [None] * size
+        dist.gather_object(value, every if rank == 0 else None, **options)
+        return every[size - 1]
+
+    def broadcast(value: Any, **options: Any) -> Any:
+        some = [value]
+        dist.broadcast_object_list(some, src=size - 1, **options)
+        return some[0] if rank != size - 1 else None
+
+    def scatter(value: Any, **options: Any) -> Any:
+        got = [None]
+        given = [value] * size if rank == size - 1 else None
+        dist.scatter_object_list(got, given, src=size - 1, **options)
+        return got[0]
+
+    def transfer(value: Any, **options: Any) -> Any:
+        some = [None]
+        if rank == size - 1:
+            dist.send_object_list([value], dst=0, **options)
+        elif rank == 0:
+            dist.recv_object_list(some, src=size - 1, **options)
+        return some[0]
+
+    transfers = {
+        f"transfer {use_batch}": functools.partial(transfer, use_batch=use_batch)
+        for use_batch in (False, True)
+    }
+    functions = {f.__name__: f for f in (all_gather, gather, broadcast, scatter)}
+    return {**functions, **(transfers if size == 2 else {"transfer": transfer})}
+
+
+def _weights_only(dist: Any, rank: int, size: int, folder: str) -> None:
+    """Safe objects arrive; a pickle that runs code does so only without weights_only."""
+    import torch
+
+    safe = {"tensor": torch.arange(3), "list": [1, "two", None, 4.5], 5: (True,)}
+    for name, send in _sends(dist, rank, size).items():
+        for options in ({}, {"weights_only": False}, {"weights_only": True}):
+            got = send(safe, **options)
+            if got is not None:
+                assert torch.equal(got["tensor"], safe["tensor"])
+                assert {**got, "tensor": 0} == {**safe, "tensor": 0}
+        harmful = _Harmful(f"{folder}/{name} {rank}")
+        path = Path(f"{folder}/{name} {size - 1}")  # what the last rank sends runs where it is read
+        try:
+            send(harmful, weights_only=True)
+        except pickle.UnpicklingError as error:
+            refused = "Weights only load failed" in str(error)
+        else:
+            refused = False
+        reads = {"all_gather": True, "broadcast": rank < size - 1, "scatter": True}
+        assert refused == reads.get(name, rank == 0), name
+        dist.barrier()
+        assert not path.exists()
+        dist.barrier()
+        send(harmful)
+        dist.barrier()
+        assert path.exists()
+
+
+@sizes
+def test_weights_only(world: World, nranks: int, tmp_path: Path) -> None:
+    world(nranks, _weights_only, str(tmp_path))
+
+
+def _weights_only_as_torch(dist: Any, rank: int, size: int) -> None:
+    """The bytes on the wire are torch's: the same types are taken and refused."""
+    import inspect
+
+    import torch
+    import torch.distributed as torch_dist
+
+    if "weights_only" not in inspect.signature(torch_dist.all_gather_object).parameters:
+        return
+    for value in (1, torch.ones(2), {"a": [2.5]}, timedelta(seconds=1), Path("x"), {3}):
+        results: list[Any] = []
+        for module in (dist, torch_dist):
+            every = [None] * size
+            try:
+                module.all_gather_object(every, value, weights_only=True)
+                results.append(str(every))
+            except pickle.UnpicklingError as error:
+                results.append(str(error))
+        assert results[0] == results[1]
+
+
+@sizes
+def test_weights_only_as_torch(world: World, nranks: int) -> None:
+    world(nranks, _beside_torch, _weights_only_as_torch)
+
+
+def _set_timeout(dist: Any, rank: int, size: int) -> None:
+    """The timeout of what exists and of what is made later, and only of this group."""
+    import torch
+
+    pg = dist.new_group(timeout=timedelta(seconds=300))
+    early = dist.new_group()
+    value = torch.ones(1)
+    dist.all_reduce(value, group=pg)
+    if rank < 2:
+        peer = 1 - rank
+        if rank == 0:
+            dist.send(value, group_dst=peer, group=pg)
+        else:
+            dist.recv(value, group_src=peer, group=pg)
+    assert dist.get_backend_impl(pg).timeout == 300
+    short = timedelta(seconds=1)
+    dist.set_timeout(short, pg)
+    assert pg.timeout == short
+    assert dist.get_backend_impl(pg).timeout == 1
+    assert dist.get_backend_impl(early).timeout == 1800
+    work = dist.all_reduce(value, group=pg, async_op=True)
+    assert work.timeout == short
+    work.wait()
+    for bad in (5, None, "1"):
+        with pytest.raises(TypeError, match="timeout: expected a datetime"):
+            dist.set_timeout(bad, pg)
+    with pytest.raises(ValueError, match="Invalid process group"):
+        dist.set_timeout(short, dist.GroupMember.NON_GROUP_MEMBER)
+    if rank == 0:  # a transfer that the other side does not answer, on the pair made before
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Timed out after 1 seconds"):
+            dist.recv(value, group_src=1, group=pg)
+        assert 0.9 < time.monotonic() - began < 20
+    dist.barrier()
+    if rank == 0:
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Timed out after 1 seconds"):
+            dist.all_reduce(value, group=pg)
+        assert 0.9 < time.monotonic() - began < 20
+    dist.barrier()
+    dist.set_timeout(timedelta(seconds=77))
+    assert dist.get_backend_impl().timeout == 77
+
+
+@sizes
+def test_set_timeout(world: World, nranks: int) -> None:
+    world(nranks, _set_timeout, env={"HOSTNCCL_DEADLOCK_MS": "30000"})
+
+
+def _get_backend_impl(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    from pynccl import nccl
+
+    comm = dist.get_backend_impl()
+    assert isinstance(comm, nccl.Communicator)
+    assert (comm.rank, comm.nranks) == (rank, size)
+    assert comm is dist.get_backend_impl(device=torch.device("cpu"))
+    assert comm is dist.group.WORLD.get_backend(torch.device("cpu"))
+    pg = dist.new_group()
+    assert dist.get_backend_impl(pg) is dist.get_backend_impl(pg.group_name) is not comm
+    with pytest.raises(ValueError, match="no group of the name 'none'"):
+        dist.get_backend_impl("none")
+    with pytest.raises(RuntimeError, match="No backend type associated with device type meta"):
+        dist.get_backend_impl(device=torch.device("meta"))
+    with pytest.raises(ValueError, match="Invalid process group"):
+        dist.get_backend_impl(dist.GroupMember.NON_GROUP_MEMBER)
+
+
+@sizes
+def test_get_backend_impl(world: World, nranks: int) -> None:
+    world(nranks, _get_backend_impl)
+
+
+def _coalesced(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    pg = dist.group.WORLD
+    a, b = torch.full((2,), rank + 1.0), torch.full((3,), 10.0 * rank)
+    outputs = [torch.zeros(2 * size), torch.zeros(3 * size)]
+    pg.all_gather_single_coalesced(outputs, [a, b]).wait()
+    assert outputs[0].tolist() == [r + 1.0 for r in range(size) for _ in range(2)]
+    assert outputs[1].tolist() == [10.0 * r for r in range(size) for _ in range(3)]
+    parts = [torch.zeros(2), torch.zeros(3)]
+    pg.reduce_scatter_single_coalesced(parts, outputs, dist.ReduceOp.MAX).wait()
+    assert [p.tolist() for p in parts] == [a.tolist(), b.tolist()]
+    lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
+    pg.allgather_coalesced(lists, [a, b]).wait()
+    assert [[t[0].item() for t in each] for each in lists] == [
+        [r + 1.0, 10.0 * r] for r in range(size)
+    ]
+    pg.allreduce_coalesced([a, b]).wait()
+    total = sum(range(size))
+    assert (a[0].item(), b[0].item()) == (total + size, 10.0 * total)
+    with pytest.raises(ValueError, match="outputs: has 1 tensors for 2 inputs"):
+        pg.all_gather_single_coalesced(outputs[:1], [a, b])
+    gathered = torch.zeros(size, dtype=torch.int64)
+    pg.gather_single(gathered, torch.tensor([rank]), size - 1).wait()
+    assert gathered.tolist() == (list(range(size)) if rank == size - 1 else [0] * size)
+
+
+@sizes
+def test_coalesced_methods(world: World, nranks: int) -> None:
+    world(nranks, _coalesced)
+
+
+def _hooks(dist: Any, rank: int, size: int) -> None:
+    """They see the operations of their group only, fast and slow ones, until they are removed."""
+    import torch
+
+    pg, other = dist.new_group(), dist.new_group()
+    before: list[Any] = []
+    after: list[Any] = []
+    aborts: list[str] = []
+    assert pg.supports_abort_hooks
+    pg.register_pre_hook(7, before.append)
+    pg.register_post_hook(7, after.append)
+    pg.register_abort_hook(7, lambda: aborts.append("aborted"))
+    value, parts = torch.ones(2), [torch.zeros(2) for _ in range(size)]
+    dist.all_reduce(value, group=pg)
+    dist.all_reduce(value, group=other)
+    work = dist.all_gather(parts, value, group=pg, async_op=True)
+    dist.broadcast(value, group_src=1, group=pg)
+    assert [args.name for args in before] == ["all_reduce", "all_gather", "broadcast"]
+    assert [args.root for args in before][::2] == [-1, 1]
+    assert [args.op_id for args in before] == [args.op_id for args in after] == [0, 1, 2]
+    assert [args.async_op for args in after] == [False, True, False]
+    assert after[1].work is work
+    assert before[0].input_tensors[0] is before[0].output_tensors[0] is value
+    assert [id(t) for t in before[1].output_tensors] == [id(t) for t in parts]
+    work.wait()
+    pg.unregister_pre_hook(7)
+    pg.unregister_post_hook(7)
+    pg.unregister_post_hook(7)
+    dist.all_reduce(value, group=pg)
+    assert len(before) == len(after) == 3
+    with pytest.raises(TypeError, match="hook: expected a function"):
+        pg.register_pre_hook(1, None)
+    dist.barrier()
+    assert not aborts
+    pg.abort()
+    assert aborts == ["aborted"]
+    pg.unregister_abort_hook(7)
+
+
+@sizes
+def test_hooks(world: World, nranks: int) -> None:
+    world(nranks, _hooks)
