@@ -129,8 +129,8 @@ def _redistributed(_rank: int, size: int) -> Values:
         of_square = [[Shard(0), Shard(1)], [Shard(1), Replicate()], [Shard(0), Shard(0)]]
         partial = DTensor.from_local(whole * (mesh.get_local_rank() + 1), mesh, [Partial()])
         total = size * (size + 1) // 2
-        for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
-            summed = partial.redistribute(placements=placements)
+        for placement in (Shard(0), Shard(1), Replicate()):
+            summed = partial.redistribute(placements=[placement])
             found.append(summed.to_local())
             assert torch.equal(summed.full_tensor(), whole * total)
         for grid, steps in ((mesh, ways), (square, of_square)):

@@ -120,8 +120,8 @@ def _power_sgd(rank: int, _size: int) -> nn.Module:
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
     )
-    # One bucket: the hook issues in callbacks, which gloo runs on several threads, so that operations
-    # of several buckets have another order on every rank.
+    # One bucket: the hook issues in callbacks, and gloo runs them on several threads. With several
+    # buckets the ranks may issue in different orders.
     return _hooked(rank, powerSGD_hook.powerSGD_hook, state, bucket=1)
 
 
