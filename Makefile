@@ -34,7 +34,8 @@ endif
 DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
 
 .PHONY: help check test test-all test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi lint \
-  lint-fast format hooks bench bench-calls bench-gpu bench-host wheels clean
+  lint-fast format hooks bench bench-calls bench-gpu bench-host bench-train \
+  wheels clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -47,6 +48,9 @@ bench-gpu: $(TO_BENCH) ## measure on the GPU with 1, 2 and 4 ranks; a report to 
 
 bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time one call, compared with other bindings
 	$(PY) -m benchmarks.calls --instructions $(ARGS)
+
+bench-train: $(TO_BENCH) ## time training steps over the torch.distributed backend, compared with gloo
+	$(PY) -m benchmarks.train $(ARGS)
 
 bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl, compared with gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)

@@ -249,31 +249,49 @@ def _mirror() -> Iterator[Row]:
 
 
 def _fake() -> Iterator[Row]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=_NRANKS)
+    _begin_with_fake()
     yield from _distributed("torch.distributed fake", dist)
 
 
-def _distributed(name: str, module: Any) -> Iterator[Row]:  # noqa: ANN401 two modules alike
+def _backend() -> Iterator[Row]:
+    """The backend of torch.distributed, in a group beside torch's fake one."""
+    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())  # as for the mirror
+    import pynccl.c10d  # noqa: F401 - it registers the backend
+
+    _begin_with_fake()
+    yield from _distributed("torch.distributed pynccl", dist, dist.new_group(backend="pynccl"))
+
+
+def _begin_with_fake() -> None:
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - it registers it
+
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=_STORE, rank=0, world_size=_NRANKS)
+
+
+def _distributed(name: str, module: Any, group: object = None) -> Iterator[Row]:  # noqa: ANN401 two modules alike
+    """Rows of the default group, or of one that the statements name."""
+    given = "" if group is None else ", group=group"
     tensor = torch.zeros(8)
     yield _row(
         f"{name} all_reduce, tensor",
         ALL_REDUCE,
-        "all_reduce(tensor)",
+        f"all_reduce(tensor{given})",
         all_reduce=module.all_reduce,
         tensor=tensor,
+        group=group,
     )
     yield _row(
         f"{name} all_reduce, async_op=True",
         ASYNC,
-        "all_reduce(tensor, async_op=True).wait()",
+        f"all_reduce(tensor{given}, async_op=True).wait()",
         all_reduce=module.all_reduce,
         tensor=tensor,
+        group=group,
     )
-    exchange = """\
-operations = [P2POp(isend, tensor, peer) for tensor, peer in sends]
-operations += [P2POp(irecv, tensor, peer) for tensor, peer in receives]
+    exchange = f"""\
+operations = [P2POp(isend, tensor, peer{given}) for tensor, peer in sends]
+operations += [P2POp(irecv, tensor, peer{given}) for tensor, peer in receives]
 for work in batch_isend_irecv(operations):
     work.wait()"""
     names = ("P2POp", "isend", "irecv", "batch_isend_irecv")
@@ -283,6 +301,7 @@ for work in batch_isend_irecv(operations):
         exchange,
         sends=[(torch.zeros(8), peer) for peer in _OTHERS],
         receives=[(torch.zeros(8), peer) for peer in _OTHERS],
+        group=group,
         **{function: getattr(module, function) for function in names},
     )
 
@@ -390,6 +409,7 @@ _PEERS = MappingProxyType(
         "floor": _Peer(_floor, "tvm_ffi", "pip install apache-tvm-ffi"),
         "mirror": _Peer(_mirror, "pynccl.mirror", "make"),
         "torch": _Peer(_fake, "torch", "pip install torch"),
+        "backend": _Peer(_backend, "pynccl.c10d", "make"),
         "cupy": _Peer(_cupy, "cupy", "pip install cupy-cuda13x"),
         "nccl4py": _Peer(_nccl4py, "nccl", "pip install nccl4py[cu13]"),
         "ctypes": _Peer(_ctypes, "ctypes", ""),

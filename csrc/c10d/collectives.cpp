@@ -391,7 +391,8 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
 
 WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
   at::Device device = options.device.value_or(bound_device_id_.value_or(at::Device(at::kCPU)));
-  if (!options.device_ids.empty())
+  // They number accelerators; where there is none, they say nothing.
+  if (!options.device_ids.empty() && (!device.is_cpu() || at::hasCUDA()))
     device = at::Device(device.is_cpu() ? at::kCUDA : device.type(),
                         static_cast<c10::DeviceIndex>(options.device_ids.front()));
   const at::Tensor token = at::zeros({1}, at::TensorOptions().device(device).dtype(at::kByte));

@@ -32,7 +32,8 @@ class HostLane final : public Lane {
   c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
                                        std::chrono::milliseconds timeout) override {
     auto work = c10::make_intrusive<HostWork>(rank, operation, timeout);
-    if (operation.async) {
+    // A callback that waits for its own operation is on the thread that would run it.
+    if (operation.async && !queue_->on_its_thread()) {
       start_thread();
       queue_->add({connection_, std::move(operation), work});
     } else {
@@ -80,6 +81,11 @@ class HostLane final : public Lane {
     bool drain(std::chrono::milliseconds timeout) {
       std::unique_lock lock(mutex_);
       return changed_.wait_for(lock, timeout, [this] { return idle(); });
+    }
+
+    bool on_its_thread() {
+      const std::scoped_lock lock(mutex_);
+      return runner_ == std::this_thread::get_id();
     }
 
     // The thread of the lane.

@@ -87,8 +87,15 @@ def _hooked(rank: int, _size: int) -> None:
         dist.all_reduce(value)
         return value
 
+    def again_with_a_future(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        return dist.all_reduce(future.value(), async_op=True).get_future().wait()[0]
+
     work = dist.all_reduce(tensor, async_op=True)
-    assert work.get_future().then(again).wait().tolist() == [6.0] * 3
+    chained = work.get_future().then(again).then(again_with_a_future)
+    others = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
+    assert chained.wait().tolist() == [12.0] * 3
+    for other in others:
+        other.wait()
     dist.barrier()
 
 
