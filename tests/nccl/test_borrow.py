@@ -94,6 +94,7 @@ def _close_owner(rank: Rank, form: str, end: str) -> None:
     comm = _FORMS[form](owner)
     array = rank.memory.put(np.ones(3, np.float32))
     comm.all_reduce(array)
+    assert (rank.memory.get(array) == 2).all()
     getattr(owner, end)()
     assert comm.closed
     for call in (
