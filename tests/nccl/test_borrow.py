@@ -441,3 +441,10 @@ def test_nccl4py(tmp_path: Path) -> None:
 def test_cupy(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     _run("lend_cupy.py", tmp_path)
+
+
+def test_a_backend_of_torch_with_a_handle(tmp_path: Path) -> None:
+    """Stands for torch's nccl, which needs GPUs."""
+    pytest.importorskip("torch")
+    pytest.importorskip("cupy")
+    _run("lend_torch.py", tmp_path)
