@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from cupy.cuda import nccl as cupy_nccl
 from meet import refused, share
-from torch.testing._internal.distributed.fake_pg import FakeProcessGroup
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from pynccl import nccl
 
