@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+import pynccl.borrowing
 import pynccl.inquiry
 import pynccl.memory
 import pynccl.recovery  # noqa: F401 - it implements Communicator.recover

@@ -60,7 +60,8 @@ void Arena::deallocate(void* data) {
 Arena::PoolRegistration::PoolRegistration(Arena& arena,
                                           const std::shared_ptr<Communicator>& communicator)
     : arena_(arena), communicator_(communicator), device_(communicator->device()) {
-  communicator->handle();  // throws unless the communicator is open
+  communicator->handle();                      // throws unless the communicator is open
+  communicator->check_owned("register_pool");  // it must outlive the registration
   communicator->library().nccl<&NcclTable::ncclCommRegister>();
   const std::lock_guard lock(arena_.mutex_);
   try {

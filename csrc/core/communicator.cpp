@@ -32,6 +32,7 @@ Communicator::Use::Use(Communicator& communicator) : communicator_(communicator)
   communicator.begin_use();
   const State state = communicator.state_.load();
   if (state == State::kOpen || state == State::kSuspended) return;
+  if (state == State::kLent && communicator.still_lent()) return;
   communicator.end_use();
   communicator.throw_not_open();
 }
@@ -56,15 +57,15 @@ void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, 
 }
 
 Communicator::Claim::Claim(const std::shared_ptr<Communicator>& communicator)
-    : communicator_(communicator) {
-  const std::lock_guard lock(communicator->mutex_);
+    : communicator_(communicator->root()) {
+  const std::lock_guard lock(communicator_->mutex_);
   const auto self = std::this_thread::get_id();
-  if (communicator->claims_ != 0 && communicator->claimed_by_ != self)
+  if (communicator_->claims_ != 0 && communicator_->claimed_by_ != self)
     throw std::invalid_argument(
         "communicator: another thread makes a communicator from it, or registers or closes a "
         "window; one thread at a time can");
-  communicator->claimed_by_ = self;
-  ++communicator->claims_;
+  communicator_->claimed_by_ = self;
+  ++communicator_->claims_;
 }
 
 Communicator::Claim::~Claim() {
@@ -110,10 +111,11 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   if (parent.deadlines_->expired())
     poll_until(kExpirySeconds, [&] { return parent.expiry_ended_.load(); });
   parent_claim_ = std::make_unique<Claim>(parent.shared_from_this());
-  if (parent.growing_ && !grows)
+  const auto root = parent.root();
+  if (root->growing_ && !grows)
     throw std::invalid_argument(
         "communicator: get_unique_id() was called; grow() must come before another communicator");
-  parent.growing_ = false;
+  root->growing_ = false;
   creator_ = creator;
   parent_ = parent.shared_from_this();
   {
@@ -121,12 +123,12 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
     made_from_ = parent_;
   }
   if (shares && !parent.revoked_) {
-    shared_parent_ = parent_;
-    std::erase_if(parent.shared_children_, [](const auto& child) { return child.expired(); });
-    parent.shared_children_.push_back(weak_from_this());
+    shared_parent_ = root;
+    std::erase_if(root->shared_children_, [](const auto& child) { return child.expired(); });
+    root->shared_children_.push_back(weak_from_this());
   }
-  std::erase_if(parent.children_, [](const auto& made) { return made.use_count() == 1 && *made; });
-  parent.children_.push_back(created_);
+  std::erase_if(root->children_, [](const auto& made) { return made.use_count() == 1 && *made; });
+  root->children_.push_back(created_);
 }
 
 void Communicator::begin_split(Communicator& parent, int color, int key) {
@@ -144,7 +146,7 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   const Use comm(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   identify_shrunk(parent, excluded);
-  if (flags != 0) parent.revoked_ = true;
+  if (flags != 0) parent.note_revoked();
   const Waiting waiting(parent, creator_);
   waiting.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
                        child_config(), flags));
@@ -257,7 +259,8 @@ ncclResult_t Communicator::read_async_error() {
   return state;
 }
 
-bool Communicator::failed() const noexcept {
+bool Communicator::failed() noexcept {
+  ask_owner();
   const ncclComm_t comm = comm_.load();
   if (closed() || !comm) return closed();
   ncclResult_t state = ncclSuccess;
@@ -393,11 +396,12 @@ ncclUniqueId Communicator::get_unique_id() {
   const Use comm(*this);
   ncclUniqueId id;
   check(get(comm, &id), "ncclCommGetUniqueId");
-  growing_ = true;
+  root()->growing_ = true;
   return id;
 }
 
 void Communicator::begin_suspend() {
+  check_owned("suspend");
   const auto suspend = library_->nccl<&NcclTable::ncclCommSuspend>();
   const Claim claim(shared_from_this());
   check_shares_nothing();
@@ -408,6 +412,7 @@ void Communicator::begin_suspend() {
 }
 
 void Communicator::begin_resume() {
+  check_owned("resume");
   const Use comm(*this);
   const Waiting waiting(*this, "ncclCommResume");
   waiting.check(library_->nccl<&NcclTable::ncclCommResume>()(comm));
@@ -415,8 +420,12 @@ void Communicator::begin_resume() {
 }
 
 void Communicator::finish_change() {
-  State before = changed_ == State::kOpen ? State::kSuspended : State::kOpen;
-  state_.compare_exchange_strong(before, changed_);
+  const auto change = [changed = changed_](Communicator& one) {
+    State before = changed == State::kOpen ? State::kSuspended : State::kOpen;
+    one.state_.compare_exchange_strong(before, changed);
+  };
+  change(*this);
+  for (const auto& borrower : borrowers()) change(*borrower);
 }
 
 // NCCL cannot suspend memory that communicators share.

@@ -1,5 +1,6 @@
-// One rank of a communicator: owns the ncclComm_t, issues operations on it, and closes it. The
-// bindings check the arguments of an operation; this class checks the state of the communicator.
+// One rank of a communicator: owns the ncclComm_t or borrows it, issues operations on it, and
+// closes it. The bindings check the arguments of an operation; this class checks the state of the
+// communicator.
 #pragma once
 
 #include <atomic>
@@ -59,6 +60,28 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void begin_grow(Communicator& parent, int nranks, const std::optional<ncclUniqueId>& id);
   void begin_join(int nranks, const ncclUniqueId& id, int rank);
   void finish();
+
+  // Who frees a borrowed handle.
+  struct Owner {
+    std::shared_ptr<Communicator> communicator;  // null: not one of pynccl
+    // Otherwise, where the owner can say: the handle, null once it is closed. From any thread.
+    std::function<ncclComm_t()> ask;
+    std::shared_ptr<void> object;  // of the bindings, kept as long as the handle is borrowed
+  };
+  // Uses a handle that stays its owner's: the end of this communicator only forgets it. It is
+  // closed when its owner is. Throws std::invalid_argument where the owner has closed it.
+  void borrow(ncclComm_t comm, Owner owner);
+  bool borrowed() const { return borrowed_; }
+  // Throws std::invalid_argument for a call that only the owner can make.
+  void check_owned(const char* call) const;
+  // The open communicator with a handle that it owns; null where there is none.
+  static std::shared_ptr<Communicator> find(const Library& library, ncclComm_t comm);
+  // Of a borrowed one: finds out whether its owner has closed it.
+  void ask_owner() noexcept {
+    if (state_.load() == State::kLent) still_lent();
+  }
+  // Buffers that are registered with it, which a borrowed one must not outlive.
+  void add_registrations(int count) { registrations_ += count; }
 
   // Calls steps, which takes both steps for these communicators. Where they have an init_timeout,
   // it throws ncclTimeout after the shortest. A library with hostSetInitTimeout ends its call then.
@@ -184,7 +207,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The state of NCCL's background work (ncclCommGetAsyncError). wait_ready throws ncclTimeout
   // where the work takes longer and leaves the communicator as it is.
   ncclResult_t async_error();
-  bool failed() const noexcept;  // whether it is closed, or NCCL has an asynchronous error
+  bool failed() noexcept;  // whether it is closed, or NCCL has an asynchronous error
   bool ready();
   void wait_ready(std::optional<double> seconds);
 
@@ -194,12 +217,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t check() const { return options_.check.value_or(0); }  // 0: nothing is compared
   // Throws std::invalid_argument unless it is open, and ncclInvalidUsage while it is suspended:
   // NCCL does not check that, and would run on memory that it has released.
-  [[gnu::always_inline]] ncclComm_t handle() const {
+  [[gnu::always_inline]] ncclComm_t handle() {
     if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
-      throw_not_open();
+      check_lent();
     return comm_.load(std::memory_order_relaxed);
   }
-  ncclComm_t handle_or_null() const { return comm_.load(std::memory_order_acquire); }
+  ncclComm_t handle_or_null() {
+    ask_owner();
+    return comm_.load(std::memory_order_acquire);
+  }
   ncclWindow_t* new_window();  // NCCL writes it
   // The memory of windows. NCCL finds a window by its address: add_memory() is false for one that
   // is in use.
@@ -229,9 +255,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
-  // kMaking: NCCL was called and has not written the handle yet. kAbandoned: init_timeout has
-  // passed while NCCL was called.
-  enum class State { kPending, kMaking, kOpen, kSuspended, kClosed, kAbandoned };
+  // kMaking: NCCL was called and has not written the handle yet. kLent: open, and its owner has to
+  // be asked before each use. kAbandoned: init_timeout has passed while NCCL was called.
+  enum class State { kPending, kMaking, kOpen, kSuspended, kLent, kClosed, kAbandoned };
 
   NcclFailure noted(const NcclFailure& failure);  // with what the communicator knows of it
 
@@ -252,6 +278,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
 
   [[noreturn]] void throw_not_open() const;
+  void check_lent();
+  bool still_lent() noexcept;
+  void forget() noexcept;
+  void forget_unless_registered();
+  Owner owner() const;
+  std::shared_ptr<Communicator> root();
+  std::vector<std::shared_ptr<Communicator>> borrowers() const;
+  void tell_observers(bool aborted) const;
+  void note_revoked();
+  void identify_borrowed(Communicator* owner);
   void check(ncclResult_t result, const char* function, const char* hint = "",
              std::source_location where = std::source_location::current()) {
     if (!succeeded(result)) [[unlikely]]
@@ -326,7 +362,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void choose_device();
   void abandon();
   void free_abandoned();
-  bool in_use() const { return issuing_.load() || uses_.load() != 0; }
+  bool in_use() const;
   void end_calls();
   void end_expired(const std::optional<Deadlines::Entry>& call);
   void end_interrupted() noexcept;
@@ -355,7 +391,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::shared_ptr<ncclComm_t>> children_;
   std::shared_ptr<Communicator> parent_;  // until it is ready again
   std::unique_ptr<Claim> parent_claim_;   // until finish() returns
-  bool no_color_ = false;                 // split() with NCCL_SPLIT_NOCOLOR: no communicator
+  bool borrowed_ = false;
+  std::atomic<int> registrations_ = 0;
+  bool no_color_ = false;  // split() with NCCL_SPLIT_NOCOLOR: no communicator
   // NCCL shares the memory and the abort flag of a parent with its children where the parent's
   // configuration says so.
   std::weak_ptr<Communicator> shared_parent_;
@@ -366,11 +404,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::atomic<bool> failure_noted_ = false;
-  std::uint64_t splits_ = 0, grows_ = 0;  // that were called on it
+  std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it
   bool finalized_ = false;
   mutable std::mutex mutex_;  // of the following, up to kept_
   std::weak_ptr<Communicator> made_from_;
-  Inquiry::Answer expiry_;  // once expired: the whole text
+  std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
+  std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this one's handle
+  Inquiry::Answer expiry_;                              // once expired: the whole text
   FlightIdentity identity_;
   std::thread::id claimed_by_;
   int claims_ = 0;

@@ -30,6 +30,7 @@ ncclResult_t abort_bounded(const std::shared_ptr<Library>& library, ncclComm_t c
 }  // namespace
 
 void Communicator::finalize() {
+  check_owned("finalize");
   const Use comm(*this);
   const Waiting waiting(*this, "ncclCommFinalize");
   finalized_ = true;
@@ -38,7 +39,8 @@ void Communicator::finalize() {
 }
 
 void Communicator::close() {
-  CommunicatorObservers::before_close(*this, false);
+  tell_observers(false);
+  if (borrowed_) return forget_unless_registered();
   if (closed()) return;
   take_handle();
   if (pending()) throw_not_open();
@@ -76,6 +78,7 @@ bool Communicator::finalize_within_limit() {
 }
 
 void Communicator::abort() {
+  if (!closed()) check_owned("abort");
   if (!closed() && shares())
     throw std::invalid_argument(
         "communicator: it shares the resources of its parent (split_share, shrink_share): an abort "
@@ -87,7 +90,7 @@ void Communicator::discard() noexcept {
   parent_claim_.reset();
   try {
     if (!shares()) return abort_alone();
-    CommunicatorObservers::before_close(*this, true);
+    tell_observers(true);
     if (const ncclComm_t comm = take_to_free())
       run_within(kAbortSeconds, [library = library_, comm] {
         NCCL_CALL_NOTHROW(*library, ncclCommDestroy, (comm));
@@ -103,7 +106,7 @@ bool Communicator::shares() const {
 }
 
 void Communicator::abort_alone() {
-  CommunicatorObservers::before_close(*this, true);
+  tell_observers(true);
   const ncclComm_t comm = take_to_free();
   if (!comm) return;
   const ncclResult_t result = abort_bounded(library_, comm);
@@ -112,9 +115,13 @@ void Communicator::abort_alone() {
     throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
 }
 
-// Closes the communicator. Its handle, for the caller to free; null where it has none, or is closed
-// already.
+// Closes the communicator. Its handle, for the caller to free; null where it has none, has borrowed
+// it, or is closed already.
 ncclComm_t Communicator::take_to_free() {
+  if (borrowed_) {
+    forget();
+    return nullptr;
+  }
   State before = state_.load();
   do {
     if (before >= State::kClosed) return nullptr;
@@ -122,6 +129,7 @@ ncclComm_t Communicator::take_to_free() {
   if (before < State::kOpen) return std::atomic_ref(*created_).exchange(nullptr);
   Monitor::get().remove(*deadlines_);
   if (check() != 0) CommunicatorObservers::stop_watching();
+  for (const auto& borrower : borrowers()) borrower->forget();
   end_calls();
   return comm_.exchange(nullptr);
 }
@@ -218,7 +226,7 @@ void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
     return !call || std::find(calls.begin(), calls.end(), *call) == calls.end();
   };
   if (library_->nccl_table().ncclCommRevoke) {
-    revoked_ = true;  // before the calls of other threads return
+    note_revoked();  // before the calls of other threads return
     const auto self = shared_from_this();
     try {
       if (run_within(kEndCallsSeconds, [self] { self->revoke(); })) return;
@@ -232,14 +240,16 @@ void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
 // The user has ended a wait of this thread: nothing that was issued can be relied on.
 void Communicator::end_interrupted() noexcept {
   const auto revoke = library_->nccl_table().ncclCommRevoke;
+  ask_owner();
   if (!revoke || closed() || revoked_.exchange(true)) return;
+  note_revoked();
   revoke(comm_.load(), NCCL_REVOKE_DEFAULT);
 }
 
 void Communicator::revoke() {
   const Use comm(*this);
   NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
-  revoked_ = true;
+  note_revoked();
 }
 
 }  // namespace pynccl

@@ -48,6 +48,7 @@ void Communicator::throw_not_open() const {
   throw std::invalid_argument(
       state == State::kPending  ? "communicator: it is still being made; leave the group first"
       : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
+      : borrowed_               ? "communicator: it is closed, or its owner has closed it"
                                 : "communicator: it is closed");
 }
 

@@ -11,7 +11,7 @@ namespace pynccl {
 namespace {
 
 // A word of each way to make a communicator from another.
-constexpr std::uint64_t kSplit = 1, kShrink = 2, kGrow = 3, kRecover = 4;
+constexpr std::uint64_t kSplit = 1, kShrink = 2, kGrow = 3, kRecover = 4, kBorrow = 5;
 
 std::uint64_t id_of(const std::vector<ncclUniqueId>& ids) {
   std::uint64_t id = 0;
@@ -74,6 +74,16 @@ void Communicator::identify_recovered(const Communicator& parent, const std::vec
 void Communicator::identify_grown(Communicator& parent, const std::optional<ncclUniqueId>& id) {
   derive_id(parent, {kGrow, ++parent.grows_});
   if (id) identity_.joined = id_of({*id});
+}
+
+// Nothing of a foreign handle is known to all ranks but its size and their order of borrowing.
+void Communicator::identify_borrowed(Communicator* owner) {
+  static std::atomic<std::uint64_t> borrowed = 0;
+  if (owner)
+    derive_id(*owner, {kBorrow, ++owner->borrows_});
+  else
+    identity_.id = FlightIdentity::mix(FlightIdentity::mix(kBorrow, ++borrowed),
+                                       static_cast<std::uint64_t>(nranks_));
 }
 
 void Communicator::publish_identity() {

@@ -17,7 +17,7 @@ void Communicator::begin_recovery() {
   const Use comm(*this);
   deadlines_->set_limit(FlightRecord::kNoLimit);
   if (!library_->nccl_table().ncclCommRevoke) return;
-  revoked_ = true;
+  note_revoked();
   // It fails where it is revoked already. That revoked_ was set does not mean that NCCL was called:
   // the thread of the monitor may be about to.
   NCCL_CALL_NOTHROW(*library_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));

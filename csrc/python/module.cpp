@@ -25,6 +25,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_coll_config(m);
   bind_buffer(m);
   bind_communicator(m);
+  bind_borrow(m);
   bind_deadlines(m);
   bind_inquiry(m);
   bind_flight_record(m);

@@ -1,9 +1,10 @@
-"""How the clients' ranks agree on an id: through a file."""
+"""How the clients' ranks agree on an id, through a file, and how they check a refusal."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,3 +21,14 @@ def share(data: bytes | None, path: str) -> bytes:
             raise TimeoutError(f"{path} did not appear")
         time.sleep(0.01)
     return file.read_bytes()
+
+
+def refused(call: Callable[[], object], kind: type[Exception], text: str) -> None:
+    """Call a function that must raise an exception of this kind with this text."""
+    try:
+        call()
+    except kind as error:
+        if text in str(error):
+            return
+        raise
+    raise AssertionError(f"there was no {kind.__name__}")

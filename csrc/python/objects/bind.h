@@ -20,6 +20,7 @@ void bind_stream(py::module_& m);
 void bind_arena(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
+void bind_borrow(py::module_& m);
 void bind_deadlines(py::module_& m);
 void bind_inquiry(py::module_& m);
 void bind_flight_record(py::module_& m);

@@ -25,6 +25,7 @@ class BufferRegistration {
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommRegister,
                (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
+    communicator_->add_registrations(1);
     buffer_ = py::make_tuple(buffer, owners.object());
   }
   BufferRegistration(const BufferRegistration&) = delete;
@@ -41,6 +42,7 @@ class BufferRegistration {
   void close() {
     if (!registered_) return;
     registered_ = false;
+    communicator_->add_registrations(-1);
     if (communicator_->closed()) return;
     const Communicator::Use comm(*communicator_);
     NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommDeregister,
@@ -120,15 +122,18 @@ Raises:
 close() does it as well. Only close() and abort() may follow.
 
 Raises:
+    ValueError: it is closed or borrowed.
     NcclError: NCCL failed, or a rank died.)")
       .def("close", &Communicator::close, Release(),
            R"(Wait for the issued operations and free the communicator (ncclCommDestroy).
 
 Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards. One with
-an asynchronous error is aborted.
+an asynchronous error is aborted. A borrowed one waits for nothing and frees nothing: it only
+forgets the handle.
 
 Raises:
-    ValueError: it is not ready yet, or a capture in progress uses it.
+    ValueError: it is not ready yet, or a capture in progress uses it; or it is borrowed, and a
+        buffer or window is registered with it.
     NcclError: the communicator has an asynchronous error that no operation has raised, or NCCL
         failed.)")
       .def("abort", &Communicator::abort, Release(),
@@ -141,20 +146,32 @@ graphs that captured the communicator and for ranks on this machine; after 5 sec
 and NCCL continues in the background. Aborting a closed communicator does nothing.
 
 Raises:
+    ValueError: it is borrowed: revoke() ends its operations, its owner can abort it.
     NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](Communicator& c, const py::object& exception, const py::object&, const py::object&) {
              const GilReleased released;
-             exception.is_none() ? c.close() : c.abort();
+             if (exception.is_none()) return c.close();
+             if (!c.borrowed()) return c.abort();
+             try {
+               c.close();
+             } catch (const std::invalid_argument&) {  // the block's exception is raised
+             }
            })
       .def_property_readonly("rank", &Communicator::rank, "This rank (ncclCommUserRank).")
       .def_property_readonly("nranks", &Communicator::nranks,
                              "The number of ranks (ncclCommCount).")
       .def_property_readonly("device", &Communicator::device,
                              "The device's ordinal (ncclCommCuDevice).")
-      .def_property_readonly("closed", &Communicator::closed,
-                             "Whether the communicator was closed or aborted.")
+      .def_property_readonly(
+          "closed",
+          [](Communicator& c) {
+            c.ask_owner();
+            return c.closed();
+          },
+          "Whether the communicator was closed or aborted, if it is borrowed also by its owner.")
+      .def_property_readonly("borrowed", &Communicator::borrowed, "Whether borrow() has made it.")
       .def_property_readonly("revoked", &Communicator::revoked,
                              "Whether revoke() or shrink(abort=True) has ended its operations.")
       .def_property_readonly("library", &Communicator::shared_library,
@@ -227,11 +244,13 @@ Raises:
         exactly one element of it, or the communicator is closed.
     NcclError: NCCL failed.)")
       .def("__repr__", [](Communicator& c) {
+        c.ask_owner();
         if (c.closed()) return std::string("<pynccl.nccl.Communicator closed>");
         if (c.pending() || c.known_rank() < 0)
           return std::string("<pynccl.nccl.Communicator not ready>");
         return "<pynccl.nccl.Communicator rank " + std::to_string(c.rank()) + " of " +
-               std::to_string(c.nranks()) + " on " + c.library().path() + ">";
+               std::to_string(c.nranks()) + " on " + c.library().path() +
+               (c.borrowed() ? ", borrowed>" : ">");
       });
 }
 

@@ -83,7 +83,8 @@ Raises:
 Every rank calls it, once; any thread can. Blocked operations return, and later ones raise
 NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On GPUs operations
 that are interrupted end as if they were done, with incomplete data; Work.wait() of the mirror raises
-for them. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError.
+for them. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError. Where the
+communicator is borrowed, its owner's operations end, too.
 
 Raises:
     ValueError: the communicator is closed.
@@ -100,7 +101,7 @@ All ranks call it, after their operations are done; a thread with several ranks 
 group(). Until resume() operations raise NcclInvalidUsageError.
 
 Raises:
-    ValueError: the communicator is closed.
+    ValueError: the communicator is closed or borrowed.
     MissingFunctionError: the library is older than NCCL 2.29.7.
     NcclError: it is suspended already, operations are in progress, or NCCL failed.)")
       .def(
@@ -113,7 +114,7 @@ Raises:
 All ranks call it; a thread with several ranks calls it inside group().
 
 Raises:
-    ValueError: the communicator is closed.
+    ValueError: the communicator is closed or borrowed.
     MissingFunctionError: the library is older than NCCL 2.29.7.
     NcclError: it is not suspended, or NCCL failed.)")
       .def(

@@ -1,0 +1,184 @@
+"""Communicator.borrow(): what owns a communicator, and which library it belongs to.
+
+torch, nccl4py and CuPy are recognised where they are imported; nothing is imported for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pynccl import _C
+from pynccl.libraries import load
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["borrow"]
+
+_NCCL = "libnccl.so.2"
+
+
+def borrow(
+    owner: Any,  # noqa: ANN401
+    provider: str | os.PathLike[str] | None,
+    device: object,
+) -> _C.Communicator:
+    """The method of Communicator.
+
+    Args:
+        owner: what has the communicator.
+        provider: of an owner that is not pynccl's, or None.
+        device: of a process group, or None.
+
+    Returns:
+        A Communicator that never frees the handle.
+    """
+    backend = _backend(owner, device)
+    if backend is not None:
+        return _borrow_from_torch(backend, provider, device)
+    if device is not None:
+        raise ValueError(f"device: {device!r} is given, but owner is not a process group")
+    if isinstance(owner, _C.Communicator):
+        _check_same(owner.library, provider)
+        return _C.borrow_handle(owner.library, owner.handle, owner, None)
+    if hasattr(owner, "__pynccl_communicator__"):
+        borrowed = _C.borrow_capsule(owner.__pynccl_communicator__())
+        _check_same(borrowed.library, provider)
+        return borrowed
+    if (attribute := _attribute(owner)) is not None:
+        return _ask(owner, operator.attrgetter(attribute), provider)
+    if isinstance(owner, bool) or not hasattr(owner, "__index__"):
+        raise TypeError(
+            "owner: expected a communicator of pynccl, nccl4py or CuPy, a process group of torch, "
+            f"an object with __pynccl_communicator__() or an integer, got {type(owner).__name__}"
+        )
+    handle = operator.index(owner)
+    if not 0 < handle < 2**64:
+        raise ValueError(f"owner: {handle} is not an address")
+    library = _loaded() if provider is None else load(provider)
+    return _C.borrow_handle(library, handle, None, None)
+
+
+def _borrow_from_torch(
+    backend: Any,  # noqa: ANN401
+    provider: str | os.PathLike[str] | None,
+    device: object,
+) -> _C.Communicator:
+    """Of a backend of a process group."""
+    if hasattr(backend, "communicator"):
+        import torch
+
+        if device is None:
+            devices = filter(None, (torch.device("cpu"), _current_device()))
+            found = map(backend.communicator, devices)
+            made = [comm for comm in found if comm is not None]
+            if len(made) > 1:
+                raise ValueError("device: the group has communicators on several devices")
+        else:
+            made = [backend.communicator(torch.device(device))]  # type: ignore[call-overload]
+        if not made or made[0] is None:
+            raise ValueError(
+                "owner: the process group has no communicator on this device yet; it makes one for "
+                "its first operation there"
+            )
+        return borrow(made[0], provider, None)
+
+    current = _current_device() if device is None else device
+
+    def ask(backend: Any) -> int:  # noqa: ANN401
+        with _on(current):  # it finds the communicator of the current device
+            return int(backend._comm_ptr())
+
+    return _ask(backend, ask, provider)
+
+
+def _current_device() -> torch.device | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _on(device: object) -> contextlib.AbstractContextManager[object]:
+    import torch
+
+    return contextlib.nullcontext() if device is None else torch.cuda.device(device)
+
+
+def _backend(owner: Any, device: object) -> Any:  # noqa: ANN401
+    """The backend of a process group of torch that can lend its communicator; else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return None
+    if isinstance(owner, distributed.ProcessGroup):
+        import torch
+
+        kinds = owner._device_types if device is None else [torch.device(device)]  # type: ignore[call-overload]
+        found = [owner._get_backend(torch.device(kind)) for kind in kinds]
+        lending = [one for one in dict.fromkeys(found) if _lends(one)]
+        if len(lending) == 1:
+            return lending[0]
+        if lending:
+            raise ValueError("device: the process group has several backends; name one's device")
+        names = ", ".join(sorted({one.name() for one in found})) or "no backend"
+        raise ValueError(f"owner: the process group has {names}, which has no ncclComm_t")
+    base = getattr(sys.modules["torch._C._distributed_c10d"], "Backend", ())
+    if isinstance(owner, base):
+        if not _lends(owner):
+            raise ValueError(f"owner: {owner!r} has no ncclComm_t")
+        return owner
+    return None
+
+
+def _lends(backend: Any) -> bool:  # noqa: ANN401
+    return hasattr(backend, "_comm_ptr") or type(backend).__name__ == "PyncclBackend"
+
+
+def _attribute(owner: object) -> str | None:
+    """Where a communicator of nccl4py or CuPy has its ncclComm_t, 0 once it is closed."""
+    for module, name, attribute in (
+        ("nccl.core", "Communicator", "ptr"),
+        ("cupy_backends.cuda.libs.nccl", "NcclCommunicator", "comm"),
+    ):
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(owner, kind):
+            return attribute
+    return None
+
+
+def _ask(
+    owner: Any,  # noqa: ANN401
+    get: Callable[[Any], int],
+    provider: str | os.PathLike[str] | None,
+) -> _C.Communicator:
+    """Borrow from an owner that says what its handle is."""
+    library = _loaded()
+    _check_same(library, provider)
+    handle = get(owner)
+    if not handle:
+        raise ValueError("owner: its communicator is closed or not made yet")
+    return _C.borrow_handle(library, handle, owner, lambda: get(owner))
+
+
+def _loaded() -> _C.Library:
+    """The NCCL of everything in this process that does not bring its own."""
+    path = _C.loaded_path(_NCCL)
+    if not path:
+        raise ValueError(f"provider: no {_NCCL} is loaded, so the handle's library is not known")
+    return load(path)
+
+
+def _check_same(library: _C.Library, provider: str | os.PathLike[str] | None) -> None:
+    if provider is not None and load(provider) is not library:
+        raise ValueError(
+            f"provider: the communicator belongs to {library.path}, not to {load(provider).path}"
+        )
+
+
+_C.set_borrow(borrow)

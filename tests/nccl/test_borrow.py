@@ -1,0 +1,450 @@
+"""Proves Communicator.borrow(): a borrowed communicator computes what its owner's would, follows
+its owner's end and is never the end of it, whoever closes, drops or aborts first; and a handle is
+refused where its owner has closed it or it belongs to another library.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_life import check_works
+from tests.support import gpu
+from tests.support.commands import run_command
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_ROOT = Path(__file__).parents[2]
+
+
+class _Foreign:
+    """An object of somebody else that has the capsule."""
+
+    def __init__(self, comm: nccl.Communicator) -> None:
+        self._comm = comm
+
+    def __pynccl_communicator__(self) -> object:
+        return self._comm.__pynccl_communicator__()
+
+
+_FORMS: dict[str, Callable[[nccl.Communicator], nccl.Communicator]] = {
+    "object": nccl.Communicator.borrow,
+    "capsule": lambda comm: nccl.Communicator.borrow(_Foreign(comm)),
+    "integer": lambda comm: nccl.Communicator.borrow(comm.handle, provider=comm.library.path),
+    "borrowed": lambda comm: nccl.Communicator.borrow(nccl.Communicator.borrow(comm)),
+}
+
+
+def _use(rank: Rank, comm: nccl.Communicator) -> None:
+    """Collectives, messages, groups, and what is made from it."""
+    check_works(rank, comm, list(range(rank.nranks)))
+    one = rank.memory.put(np.full(5, 1.0 + comm.rank, np.float32))
+    other = rank.memory.put(np.zeros(5, np.float32))
+    with nccl.group():
+        comm.send(one, 1 - comm.rank)
+        comm.recv(other, 1 - comm.rank)
+    assert (rank.memory.get(other) == 2.0 - comm.rank).all()
+    child = comm.split(0)
+    assert child is not None
+    check_works(rank, child, list(range(rank.nranks)))
+    child.close()
+
+
+def _borrow(rank: Rank, form: str) -> None:
+    owner = rank.communicator()
+    comm = _FORMS[form](owner)
+    assert comm.borrowed
+    assert not owner.borrowed
+    assert (comm.rank, comm.nranks, comm.device) == (owner.rank, owner.nranks, owner.device)
+    assert comm.handle == owner.handle
+    assert comm.library is owner.library
+    assert repr(comm).endswith("borrowed>")
+    _use(rank, comm)
+    _use(rank, owner)
+    assert [entry.operation for entry in comm.flight_record()][-1] == "recv"
+    comm.close()
+    comm.close()
+    assert comm.closed
+    assert not owner.closed
+    with pytest.raises(ValueError, match="closed"):
+        comm.all_reduce(rank.memory.put(np.ones(1)))
+    _use(rank, owner)
+    owner.close()
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_results_and_close(launch: Launcher, provider: str, form: str) -> None:
+    launch(2, _borrow, form, provider=provider)
+
+
+def _close_owner(rank: Rank, form: str, end: str) -> None:
+    owner = rank.communicator()
+    comm = _FORMS[form](owner)
+    array = rank.memory.put(np.ones(3, np.float32))
+    comm.all_reduce(array)
+    assert (rank.memory.get(array) == 2).all()
+    getattr(owner, end)()
+    assert comm.closed
+    for call in (
+        lambda: comm.all_reduce(array),
+        lambda: comm.handle,
+        lambda: comm.split(0),
+        comm.revoke,
+        lambda: nccl.Communicator.borrow(comm),
+        lambda: nccl.Communicator.borrow(owner),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    with pytest.raises(ValueError, match="closed"), nccl.group():
+        comm.all_reduce(array)
+    comm.close()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize("form", _FORMS)
+def test_end_of_the_owner(launch: Launcher, provider: str, form: str, end: str) -> None:
+    launch(2, _close_owner, form, end, provider=provider)
+
+
+def _collect(rank: Rank) -> None:
+    """A borrowed one that is dropped is no end of its owner, and keeps one that is dropped."""
+    owner = rank.communicator()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nccl.Communicator.borrow(owner)
+        gc.collect()
+        _use(rank, owner)
+        kept = nccl.Communicator.borrow(owner)
+        del owner
+        gc.collect()
+        _use(rank, kept)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        kept.close()  # the last reference to the owner, which was not closed
+    assert "was not closed" in str(raised[0].message)
+    assert kept.closed
+
+
+def test_garbage_collection(launch: Launcher, provider: str) -> None:
+    launch(2, _collect, provider=provider)
+
+
+def _refuse(rank: Rank) -> None:
+    owner = rank.comm
+    comm = nccl.Communicator.borrow(owner)
+    calls: dict[str, Callable[[], Any]] = {
+        "abort": comm.abort,
+        "finalize": comm.finalize,
+        "suspend": comm.suspend,
+        "resume": comm.resume,
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"{name}: the communicator is borrowed"):
+            call()
+    buffer = comm.mem_alloc(4096)
+    with comm.register(buffer):
+        with pytest.raises(ValueError, match="close them first"):
+            comm.close()
+        assert not comm.closed
+    with pytest.raises(ZeroDivisionError), comm:
+        raise ZeroDivisionError
+    assert comm.closed
+    with nccl.Communicator.borrow(owner) as again:
+        _use(rank, again)
+    assert again.closed
+    _use(rank, owner)
+
+
+def test_what_only_the_owner_can_do(launch: Launcher, provider: str) -> None:
+    launch(2, _refuse, provider=provider)
+
+
+def _register_window(rank: Rank) -> None:
+    owner = rank.comm
+    with nccl.Communicator.borrow(owner) as comm:
+        buffer = comm.mem_alloc(4096)
+        window = comm.register_window(buffer)
+        with pytest.raises(ValueError, match="close them first"):
+            comm.close()
+        window.close()
+        comm.register_window(buffer)  # dropped: its memory stays with the owner's communicator
+    del buffer
+    gc.collect()
+    _use(rank, owner)
+
+
+def test_windows(launch: Launcher) -> None:
+    launch(2, _register_window)
+
+
+def _suspend(rank: Rank) -> None:
+    comm = nccl.Communicator.borrow(rank.comm)
+    rank.comm.suspend()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
+        comm.all_reduce(rank.memory.put(np.ones(1)))
+    rank.comm.resume()
+    _use(rank, comm)
+
+
+def test_an_owner_that_is_suspended(launch: Launcher, provider: str) -> None:
+    launch(2, _suspend, provider=provider)
+
+
+def _expire(rank: Rank) -> None:
+    owner = rank.communicator()
+    comm = nccl.Communicator.borrow(owner)
+    comm.timeout = 0.3
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce.* did not complete"):
+            comm.all_reduce(np.ones(3))
+        assert comm.expired
+        assert comm.revoked
+        assert owner.revoked
+        assert not owner.closed
+        with pytest.raises(nccl.NcclInvalidUsageError):
+            owner.all_reduce(np.ones(3))
+    else:
+        time.sleep(1)
+        owner.revoke()
+        assert comm.revoked
+    comm.close()
+    owner.close()
+
+
+def test_a_time_limit_revokes_and_frees_nothing(launch: Launcher) -> None:
+    launch(2, _expire)
+
+
+def _abort_during_a_call(rank: Rank) -> None:
+    owner = rank.communicator()
+    comm = nccl.Communicator.borrow(owner)
+    comm.all_reduce(np.ones(1))
+    if rank.rank == 1:
+        time.sleep(1)
+        owner.abort()
+        return
+    raised: list[BaseException] = []
+
+    def reduce() -> None:
+        try:
+            comm.all_reduce(np.ones(3))
+        except nccl.NcclError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    time.sleep(0.3)
+    owner.abort()
+    thread.join(10)
+    assert "aborted" in str(raised)
+    assert comm.closed
+
+
+def test_an_abort_of_the_owner_ends_calls(launch: Launcher) -> None:
+    launch(2, _abort_during_a_call)
+
+
+def _recover(rank: Rank) -> None:
+    owner = rank.communicator()
+    with nccl.Communicator.borrow(owner).recover() as comm:
+        assert not comm.borrowed
+        check_works(rank, comm, [0, 1])
+    assert not owner.closed
+    owner.close()
+
+
+def test_recover(launch: Launcher) -> None:
+    launch(2, _recover)
+
+
+def _capture(rank: Rank) -> None:
+    owner, stream = rank.communicator(), rank.stream()
+    comm = nccl.Communicator.borrow(owner)
+    array = rank.memory.put(np.ones(3, np.float32))
+    comm.all_reduce(array)
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(array, stream=stream)
+        with pytest.raises(ValueError, match="a capture in progress uses it"):
+            owner.close()
+    graph.launch(stream)
+    stream.synchronize()
+    assert (rank.memory.get(array) == 4).all()
+    owner.close()
+    with pytest.raises(ValueError, match="was closed"):
+        graph.launch(stream)
+
+
+def test_graphs(launch: Launcher, provider: str) -> None:
+    launch(2, _capture, provider=provider)
+
+
+def test_wrong_owners() -> None:
+    owner = nccl.Communicator.init_all(1, provider="host")[0]
+    borrow: Any = nccl.Communicator.borrow
+    for wrong in (True, None, "comm", 1.5, object()):
+        with pytest.raises(TypeError, match=rf"^owner: .* got {type(wrong).__name__}"):
+            borrow(wrong)
+    for number in (0, -1, 2**64):
+        with pytest.raises(ValueError, match=rf"^owner: {number} is not an address"):
+            borrow(number, provider="host")
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        borrow(12345, provider="host")
+    with pytest.raises(ValueError, match=r"^device: 0 is given"):
+        borrow(owner, device=0)
+    with (
+        pytest.raises(ValueError, match=r"^borrow: it cannot be called inside group"),
+        nccl.group(),
+    ):
+        borrow(owner)
+    handle = owner.handle
+    owner.close()
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        borrow(handle, provider="host")
+
+
+def _wrong_library(rank: Rank) -> None:
+    with pytest.raises(ValueError, match=r"^provider: the communicator belongs to"):
+        nccl.Communicator.borrow(rank.comm, provider="host")
+    with pytest.raises(nccl.NcclError):
+        nccl.Communicator.borrow(nccl.Communicator.init_all(1, provider="host")[0].handle)
+
+
+@pytest.mark.gpu
+def test_a_handle_of_another_library(launch: Launcher) -> None:
+    if reason := gpu.missing():
+        pytest.skip(reason)
+    launch(1, _wrong_library, provider="cuda")
+
+
+_EXIT = """
+import gc, os
+import numpy as np
+from pynccl import nccl
+owner = nccl.Communicator.init_all(1, provider="host")[0]
+comm = nccl.Communicator.borrow(owner)
+child = os.fork()
+if child == 0:
+    try:
+        comm.all_reduce(np.ones(2))
+    except nccl.NcclError:
+        del comm
+        gc.collect()
+        comm = nccl.Communicator.borrow(nccl.Communicator.init_all(1, provider="host")[0])
+        comm.all_reduce(np.ones(2))
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+comm.all_reduce(np.ones(2))
+if {close}:
+    owner.close()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_fork_and_exit(close: bool) -> None:
+    code = _EXIT.format(close=close)
+    ran = run_command([sys.executable, "-W", "ignore", "-c", code], _ROOT, os.environ, 60)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["end"]), ran.stderr
+
+
+def _borrow_from_a_group(rank: Rank, url: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import pynccl.c10d
+
+    dist.init_process_group("cpu:pynccl,cuda:gloo", init_method=url, rank=rank.rank, world_size=2)
+    group = dist.group.WORLD
+    assert group is not None
+    with pytest.raises(ValueError, match="no communicator on this device yet"):
+        nccl.Communicator.borrow(group)
+    dist.all_reduce(torch.ones(1))
+    for owner, device in (
+        (group, None),
+        (group, "cpu"),
+        (group._get_backend(torch.device("cpu")), None),
+    ):
+        with nccl.Communicator.borrow(owner, device=device) as comm:
+            _use(rank, comm)
+    with pytest.raises(ValueError, match="gloo, which has no ncclComm_t"):
+        nccl.Communicator.borrow(group, device="cuda")
+    with pytest.raises(ValueError, match="has no ncclComm_t"):
+        nccl.Communicator.borrow(group._get_backend(torch.device("cuda")))
+    lent = pynccl.c10d.communicator(group, torch.device("cpu"))
+    kept = nccl.Communicator.borrow(group)
+    assert lent is not None
+    assert kept.handle == lent.handle
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    kept.all_reduce(tensor)
+    assert (tensor == 4).all()
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="closed"):
+        kept.all_reduce(tensor)
+
+
+def test_groups_of_torch(launch: Launcher, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from pynccl.c10d.build import build
+
+    build()
+    launch(2, _borrow_from_a_group, f"file://{tmp_path}/store")
+
+
+def _run(client: str, tmp_path: Path) -> None:
+    """Two ranks of a program in which hostnccl is the libnccl.so.2."""
+    from pynccl import libraries
+
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, _ROOT / "tests" / "clients" / client, str(rank), "2", tmp_path / "id"],
+            env={
+                **os.environ,
+                "LD_PRELOAD": str(libraries.hostnccl_preload()),
+                "PYTHONPATH": str(_ROOT),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ends = [process.communicate(timeout=60) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for process, (stdout, stderr) in zip(ranks, ends, strict=True):
+        assert process.returncode == 0, stderr
+        assert stdout.split() == ["done"], stderr
+
+
+def test_nccl4py(tmp_path: Path) -> None:
+    pytest.importorskip("nccl.core")
+    _run("lend_nccl4py.py", tmp_path)
+
+
+def test_cupy(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    _run("lend_cupy.py", tmp_path)
+
+
+def test_a_backend_of_torch_with_a_handle(tmp_path: Path) -> None:
+    """Stands for torch's nccl, which needs GPUs."""
+    pytest.importorskip("torch")
+    pytest.importorskip("cupy")
+    _run("lend_torch.py", tmp_path)
