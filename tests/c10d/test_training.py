@@ -100,13 +100,10 @@ def _fp16(rank: int, _size: int) -> nn.Module:
     return _hooked(rank, default_hooks.fp16_compress_hook)
 
 
-def _to_bf16(state: Any, bucket: Any) -> Any:
-    """Torch's hook under another name: DDP asks for a GPU where it finds that one."""
-    return default_hooks.bf16_compress_hook(state, bucket)
-
-
 def _bf16(rank: int, _size: int) -> nn.Module:
-    return _hooked(rank, _to_bf16)
+    # Torch's hook under another name: of its own, DDP asks for a GPU.
+    hook = default_hooks.bf16_compress_hook
+    return _hooked(rank, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
 
 
 _KEPT: list[Any] = []
