@@ -19,6 +19,10 @@ void throw_timed_out(const char* name, int rank, std::chrono::milliseconds timeo
                       name + " on rank " + std::to_string(rank));
 }
 
+void PyncclWork::end_record() {
+  if (const auto end = std::exchange(recordFunctionEndCallback_, nullptr)) end();
+}
+
 bool HostWork::wait(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const auto done = [this] { return completed_; };
@@ -47,14 +51,13 @@ c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() {
 }
 
 void HostWork::settle(std::exception_ptr error) {
+  end_record();  // before the wait ends: the profiler may stop then, and frees the event
   std::unique_lock lock(mutex_);
   completed_ = true;
   exception_ = std::move(error);
   const auto future = future_;
-  const auto end_of_record = std::exchange(recordFunctionEndCallback_, nullptr);
   lock.unlock();
   cv_.notify_all();
-  if (end_of_record) end_of_record();
   if (future) mark(*future);
 }
 
@@ -73,6 +76,7 @@ DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds 
       stream_(stream),
       blocks_(operation.blocks),
       done_(std::move(done)) {
+  end_record();
   if (!done_) return;
   held_ = std::move(operation.tensors);
   held_.insert(held_.end(), outputs_.begin(), outputs_.end());

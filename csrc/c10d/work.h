@@ -30,6 +30,8 @@ class PyncclWork : public c10d::Work {
   int sourceRank() const override { return peer_; }
 
  protected:
+  void end_record();  // of the profiler
+
   const char* const name_;
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t number_;

@@ -175,3 +175,20 @@ def _split(rank: int, size: int) -> list[float]:
 
 def test_split(torch_world: World) -> None:
     assert torch_world(4, _split) == [[1.0, 1.0]] * 2 + [[5.0, 5.0]] * 2
+
+
+def _profiled(_rank: int, _size: int) -> None:
+    """An event ends before the wait for its operation does: the profiler may stop then."""
+    profiler = torch.autograd.profiler
+    for _ in range(400):
+        with profiler.profile() as profile:
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+            with profiler.record_function("waited"):
+                pass
+        events = {event.name: event for event in profile.function_events}
+        assert events["pynccl:all_reduce"].is_async
+        assert events["pynccl:all_reduce"].time_range.end <= events["waited"].time_range.start
+
+
+def test_profiler_has_the_end_of_an_operation(torch_world: World) -> None:
+    torch_world(4, _profiled, timeout=60)
