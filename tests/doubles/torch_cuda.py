@@ -12,7 +12,7 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.utils._device import _device_constructors
@@ -24,6 +24,7 @@ __all__ = ["activate"]
 
 _DISABLE_TIMING = 2
 _NON_BLOCKING = 1
+T = TypeVar("T")
 
 
 def device_count() -> int:
@@ -216,7 +217,7 @@ def is_current_stream_capturing() -> bool:
     return tensor.is_capturing(current_device())
 
 
-class Future(torch.futures.Future):
+class Future(torch.futures.Future[T]):
     """torch.futures.Future with CUDA devices: waiting makes the current streams wait."""
 
     def __init__(self, *, devices: Any = None) -> None:  # noqa: ANN401
