@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.c10d.training import (
@@ -131,6 +130,8 @@ def _join(rank: int, _size: int) -> nn.Module:
 
 
 def _zero(rank: int, _size: int) -> nn.Module:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # it compiles when it is imported
+
     model = _ddp(make_model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     train(model, rank, optimizer=optimizer)
