@@ -258,8 +258,8 @@ def wait():
         print(error.missing_ranks, error, flush=True)
 waiter = threading.Thread(target=wait)
 waiter.start()
-time.sleep(0.1)
-began = time.monotonic()
+while not comms[0].flight_record():
+    time.sleep(0.01)
 ctypes.PyDLL(None).usleep(3_000_000)  # keeps the GIL
 print(comms[0].expired, flush=True)
 waiter.join()
