@@ -255,13 +255,13 @@ def wait():
     try:
         comms[0].all_reduce(np.ones(4))
     except nccl.NcclTimeoutError as error:
-        print(error.missing_ranks, error, flush=True)
+        sys.stdout.write(f"{error.missing_ranks} {error}\\n")  # print() lets others write between
 waiter = threading.Thread(target=wait)
 waiter.start()
 while not comms[0].flight_record():
     time.sleep(0.01)
 ctypes.PyDLL(None).usleep(3_000_000)  # keeps the GIL
-print(comms[0].expired, flush=True)
+sys.stdout.write(f"{comms[0].expired}\\n")
 waiter.join()
 for comm in comms: comm.abort()
 """
