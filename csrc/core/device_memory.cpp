@@ -80,7 +80,8 @@ void* allocate_memory(Library& library, std::size_t bytes) {
 }
 
 bool wait_for_device(const Library& library, int device) {
-  if (Graph::any_capture()) return false;  // it would be invalidated
+  const Graph::DeviceWait wait;
+  if (!wait.allowed()) return false;
   const DeviceScope scope(library, device);
   const RelaxedMode relaxed(library);
   const CUresult result = library.driver().CtxSynchronize();

@@ -8,9 +8,12 @@
 
 #include "core/device.h"
 #include "core/observer.h"
+#include "core/poll.h"
 
 namespace pynccl {
 namespace {
+
+constexpr double kDeviceWaitSeconds = 0.05;  // for a call to have looked for captures
 
 std::mutex graphs_mutex;
 
@@ -59,7 +62,7 @@ void Graph::observe_communicators() {
 
 // Operations are watched while there are captures.
 void Graph::count_capture(int change) {
-  captures_.fetch_add(change, std::memory_order_relaxed);
+  captures_.fetch_add(change);
   change > 0 ? CommunicatorObservers::watch_operations() : CommunicatorObservers::stop_watching();
 }
 
@@ -94,10 +97,7 @@ Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
 }
 
 Graph::~Graph() {
-  if (state_ == State::kCapturing) {  // destroyed before its capture has ended
-    count_capture(-1);
-    end_capture();
-  }
+  if (state_ == State::kCapturing) end_capture();  // destroyed before its capture has ended
   retire();
   const std::lock_guard lock(graphs_mutex);
   std::erase(all_graphs(), this);
@@ -110,7 +110,14 @@ void Graph::begin() {
       throw std::invalid_argument("graph: it was captured before; make another one");
   }
   const DeviceScope scope(*library_, device_);
-  DRIVER_CHECK(*library_, StreamBeginCapture, (stream_, mode_));
+  count_capture(+1);  // a DeviceWait that begins from now on is not allowed
+  try {
+    poll_until(kDeviceWaitSeconds, [] { return device_waits_.load() == 0; });
+    DRIVER_CHECK(*library_, StreamBeginCapture, (stream_, mode_));
+  } catch (...) {
+    count_capture(-1);
+    throw;
+  }
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
   library_->driver().StreamGetCaptureInfo(stream_, &status, &id, nullptr, nullptr, nullptr);
@@ -118,7 +125,6 @@ void Graph::begin() {
   id_ = id;
   thread_ = std::this_thread::get_id();
   state_ = State::kCapturing;
-  count_capture(+1);
 }
 
 void Graph::end(bool failed) {
@@ -128,7 +134,6 @@ void Graph::end(bool failed) {
     if (thread_ != std::this_thread::get_id())
       throw std::runtime_error("graph: its capture began on another thread");
     state_ = State::kFailed;
-    count_capture(-1);
   }
   const DeviceScope scope(*library_, device_);
   const Captured captured = end_capture();
@@ -150,6 +155,7 @@ void Graph::end(bool failed) {
 Graph::Captured Graph::end_capture() {
   CUgraph graph = nullptr;
   const CUresult result = library_->driver().StreamEndCapture(stream_, &graph);
+  count_capture(-1);
   return {result, std::unique_ptr<CUgraph_st, Destroy>(graph, Destroy{library_.get()})};
 }
 

@@ -43,6 +43,16 @@ class Graph {
 
   // The functions below concern all captures in progress, of all threads.
 
+  // While it exists, a call is made that would invalidate captures. A capture begins after it, or
+  // when the call has lasted so long that it has looked for captures.
+  class DeviceWait {
+   public:
+    DeviceWait() { device_waits_.fetch_add(1); }
+    ~DeviceWait() { device_waits_.fetch_sub(1); }
+    DeviceWait(const DeviceWait&) = delete;
+    DeviceWait& operator=(const DeviceWait&) = delete;
+    bool allowed() const { return captures_.load() == 0; }
+  };
   // Whether there is one: a single load.
   static bool any_capture() { return captures_.load(std::memory_order_relaxed) != 0; }
   // Keeps an object alive as long as the graph that the stream is captured into. False where the
@@ -108,6 +118,7 @@ class Graph {
   static void invalidate_for(const Communicator& communicator, bool aborted);
 
   inline static std::atomic<int> captures_ = 0;
+  inline static std::atomic<int> device_waits_ = 0;
 
   const std::shared_ptr<Library> library_;
   const CUstream stream_;

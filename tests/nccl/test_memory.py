@@ -252,3 +252,14 @@ def _tensors(rank: Rank) -> None:
 
 def test_tensors_over_nccls_memory(launch: Launcher, provider: str) -> None:
     launch(2, _tensors, provider=provider)
+
+
+def test_memory_is_freed_beside_captures() -> None:
+    """The wait for the device before memory is freed would invalidate a capture."""
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        stream, array = nccl.Stream("host"), np.ones(4, np.float32)
+        for _ in range(20_000):
+            memory.numpy_empty(comm, 4)  # freed in the background
+            with nccl.capture(stream) as graph:
+                comm.all_reduce(array, stream=stream)
+            graph.close()
