@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.c10d.in_torch import run_in_torch
+from tests.support.in_world import world_runner
 from tests.support.launcher import Launcher
 
 pytest.importorskip("torch")
@@ -29,16 +29,4 @@ def torch_world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
 
     Options are those of the launcher, and ``init=`` for those of init_process_group.
     """
-    numbers = itertools.count()
-
-    def run(
-        nranks: int,
-        function: Callable[..., Any],
-        *args: object,
-        init: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> list[Any]:
-        url = f"file://{tmp_path}/store{next(numbers)}"
-        return launch(nranks, run_in_torch, function, url, init or {}, args, **options)
-
-    return run
+    return world_runner(launch, tmp_path, run_in_torch)

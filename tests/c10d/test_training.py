@@ -5,6 +5,7 @@ backend as over gloo: equal parameters after 10 steps, with 2 and 4 ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,26 +49,14 @@ def _ddp(model: nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, bucket_cap_mb=_SMALL, **options)
 
 
-def _plain(rank: int, _size: int) -> nn.Module:
-    model = _ddp(make_model())
-    train(model, rank)
-    return model
-
-
-def _static_graph(rank: int, _size: int) -> nn.Module:
-    model = _ddp(make_model(), static_graph=True)
+def _plain(rank: int, _size: int, **options: Any) -> nn.Module:
+    model = _ddp(make_model(), **options)
     train(model, rank)
     return model
 
 
 def _unused(rank: int, _size: int) -> nn.Module:
     model = _ddp(_WithUnused(rank), find_unused_parameters=True)
-    train(model, rank)
-    return model
-
-
-def _bucket_view(rank: int, _size: int) -> nn.Module:
-    model = _ddp(make_model(), gradient_as_bucket_view=True)
     train(model, rank)
     return model
 
@@ -140,9 +129,9 @@ def _zero(rank: int, _size: int) -> nn.Module:
 
 _WAYS = {
     "plain": _plain,
-    "static_graph": _static_graph,
+    "static_graph": functools.partial(_plain, static_graph=True),
     "unused": _unused,
-    "bucket_view": _bucket_view,
+    "bucket_view": functools.partial(_plain, gradient_as_bucket_view=True),
     "no_sync": _no_sync,
     "fp16": _fp16,
     "bf16": _bf16,

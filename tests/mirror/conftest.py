@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.in_world import run_in_world
+from tests.support.in_world import run_in_world, world_runner
 from tests.support.launcher import Launcher
 
 pytest.importorskip("torch")
@@ -21,26 +20,10 @@ def world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
 
     Options are those of the launcher, and ``init=`` for those of init_process_group.
     """
-    return _runner(launch, tmp_path)
+    return world_runner(launch, tmp_path, run_in_world)
 
 
 @pytest.fixture
 def any_world(launch: Launcher, tmp_path: Path, provider: str) -> Callable[..., list[Any]]:
     """Do the same with each provider; on GPUs the ranks make their tensors there by default."""
-    return _runner(launch, tmp_path, provider=provider)
-
-
-def _runner(launch: Launcher, folder: Path, **always: Any) -> Callable[..., list[Any]]:
-    numbers = itertools.count()
-
-    def run(
-        nranks: int,
-        function: Callable[..., Any],
-        *args: object,
-        init: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> list[Any]:
-        url = f"file://{folder}/store{next(numbers)}"
-        return launch(nranks, run_in_world, function, url, init or {}, args, **always, **options)
-
-    return run
+    return world_runner(launch, tmp_path, run_in_world, provider=provider)

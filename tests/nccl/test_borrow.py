@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
+from tests.support.preload import run_client
 from tests.support.rank import Rank
 
 _ROOT = Path(__file__).parents[2]
@@ -404,47 +404,23 @@ def test_groups_of_torch(launch: Launcher, tmp_path: Path) -> None:
     launch(2, _borrow_from_a_group, f"file://{tmp_path}/store")
 
 
-def _run(client: str, tmp_path: Path) -> None:
+def _lend(client: str, tmp_path: Path) -> None:
     """Two ranks of a program in which hostnccl is the libnccl.so.2."""
-    from pynccl import libraries
-
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, _ROOT / "tests" / "clients" / client, str(rank), "2", tmp_path / "id"],
-            env={
-                **os.environ,
-                "LD_PRELOAD": str(libraries.hostnccl_preload()),
-                "PYTHONPATH": str(_ROOT),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=60) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    for process, (stdout, stderr) in zip(ranks, ends, strict=True):
-        assert process.returncode == 0, stderr
-        assert stdout.split() == ["done"], stderr
+    assert run_client(client, 2, tmp_path, PYTHONPATH=str(_ROOT)) == ["done", "done"]
 
 
 def test_nccl4py(tmp_path: Path) -> None:
     pytest.importorskip("nccl.core")
-    _run("lend_nccl4py.py", tmp_path)
+    _lend("lend_nccl4py.py", tmp_path)
 
 
 def test_cupy(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
-    _run("lend_cupy.py", tmp_path)
+    _lend("lend_cupy.py", tmp_path)
 
 
 def test_a_backend_of_torch_with_a_handle(tmp_path: Path) -> None:
     """Stands for torch's nccl, which needs GPUs."""
     pytest.importorskip("torch")
     pytest.importorskip("cupy")
-    _run("lend_torch.py", tmp_path)
+    _lend("lend_torch.py", tmp_path)

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.launcher import Launcher
     from tests.support.rank import Rank
+
+
+def world_runner(
+    launch: Launcher,
+    folder: Path,
+    enter: Callable[..., Any],
+    **always: Any,  # noqa: ANN401
+) -> Callable[..., list[Any]]:
+    """What runs functions in worlds, each with a store of its own.
+
+    Args:
+        launch: the launcher.
+        folder: for the stores.
+        enter: run_in_world(), or a function with its parameters.
+        **always: options of the launcher.
+    """
+    numbers = itertools.count()
+
+    def run(
+        nranks: int,
+        function: Callable[..., Any],
+        *args: object,
+        init: dict[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> list[Any]:
+        url = f"file://{folder}/store{next(numbers)}"
+        return launch(nranks, enter, function, url, init or {}, args, **always, **options)
+
+    return run
 
 
 def run_in_world(
