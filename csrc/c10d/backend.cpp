@@ -49,8 +49,8 @@ Lane& PyncclBackend::lane(Route route) {
   if (!found) {
     auto connection = std::make_shared<Connection>(connector_, route);
     found = route.device.is_cpu()
-                ? make_host_lane(std::move(connection))
-                : make_device_lane(std::move(connection), options_->high_priority);
+                ? make_host_lane(std::move(connection), hooks_)
+                : make_device_lane(std::move(connection), hooks_, options_->high_priority);
   }
   return *found;
 }
@@ -92,12 +92,34 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
     }
   }
   operation.number = c10d::isP2POp(operation.type) ? number_.load() : ++number_;
-  const auto timeout = timeout_of(operation);
-  return group_lane(device).issue(std::move(operation), rank_, timeout);
+  return issue(group_lane(device), std::move(operation));
 }
 
-std::chrono::milliseconds PyncclBackend::timeout_of(const Operation& operation) const {
-  return operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
+WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
+  const bool extended = extended_.load(std::memory_order_relaxed);
+  if (extended) extend(operation);
+  const auto timeout =
+      operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
+  WorkPtr work = lane.issue(std::move(operation), rank_, timeout);
+  if (!extended) return work;
+  const std::scoped_lock lock(mutex_);
+  for (Extension& extension : extensions_)
+    if (!extension.first) extension.first = work;
+  return work;
+}
+
+void PyncclBackend::extend(Operation& operation) {
+  std::vector<Extension> over;  // released without the lock
+  const std::scoped_lock lock(mutex_);
+  const auto begin = std::partition(
+      extensions_.begin(), extensions_.end(),
+      [](const Extension& one) { return !one.first || !one.first->isCompleted(); });
+  over.assign(std::make_move_iterator(begin), std::make_move_iterator(extensions_.end()));
+  extensions_.erase(begin, extensions_.end());
+  extended_ = !extensions_.empty();
+  if (extensions_.empty()) return;
+  if (operation.timeout == c10d::kUnsetTimeout) operation.timeout = options_->timeout;
+  for (const Extension& extension : extensions_) operation.timeout += extension.by;
 }
 
 bool PyncclBackend::sends_on_group(const at::Device& device) {
@@ -172,6 +194,48 @@ void PyncclBackend::setTimeout(std::chrono::milliseconds timeout) {
   }
 }
 
+#if PYNCCL_TORCH_SINCE(2, 14)
+void PyncclBackend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  const std::scoped_lock lock(mutex_);
+  extensions_.push_back({timeout, nullptr});
+  extended_ = true;
+}
+#endif
+
+#if PYNCCL_TORCH_SINCE(2, 15)
+void PyncclBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) {
+  hooks_->add_failed(id, std::move(hook));
+}
+
+void PyncclBackend::unregisterAbortHook(std::int64_t id) { hooks_->remove_failed(id); }
+
+void PyncclBackend::registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) {
+  hooks_->add_completed(
+      id, [hook = std::move(hook)](std::uint64_t key, std::optional<float> milliseconds) {
+        hook({key, milliseconds});
+      });
+}
+
+void PyncclBackend::unregisterCompletionHook(std::int64_t id) { hooks_->remove_completed(id); }
+#endif
+
+bool PyncclBackend::supportsTensorAlloc(c10::DeviceIndex index) {
+  const at::Device device(index < 0 ? at::kCPU : at::kCUDA, index);
+  return with_gil([&] { return connector_->attr("can_allocate")(device).cast<bool>(); });
+}
+
+at::Tensor PyncclBackend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(size >= 0, "size: expected elements from 0 on, got ", size);
+  return with_gil([&] {
+    try {
+      const auto dtype = c10::typeMetaToScalarType(options.dtype());
+      return connector_->attr("allocate")(size, dtype, options.device()).cast<at::Tensor>();
+    } catch (py::error_already_set& error) {
+      throw_python_error(error);
+    }
+  });
+}
+
 void PyncclBackend::abort() {
   without_gil([this] { end("it was aborted", false); });
 }
@@ -202,6 +266,7 @@ void PyncclBackend::end(const std::string& reason, bool drains) {
   std::exception_ptr error;
   const auto grace = std::min(kGrace, options_->timeout);
   for (Lane* lane : lanes()) {
+    if (lane->connection().take_failure()) hooks_->failed();
     try {
       const auto limit = lane->connection().device().is_cpu() ? grace : options_->timeout;
       lane->connection().end(drains && lane->drain(limit), reason);

@@ -34,6 +34,19 @@ class PyncclBackend final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void eagerConnectSingleDevice(at::Device device) override;
 
+  // Memory of ncclMemAlloc; an index below 0 is that of CPUs.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+#if PYNCCL_TORCH_SINCE(2, 15)
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(std::int64_t id) override;
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(std::int64_t id) override;
+#endif
+
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
@@ -61,6 +74,10 @@ class PyncclBackend final : public c10d::Backend {
                         const c10d::AllToAllOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override;
+#if PYNCCL_TORCH_SINCE(2, 15)
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input,
+                        const c10d::GatherOptions& options) override;
+#endif
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& options) override;
   WorkPtr send(Tensors& tensors, int peer, int tag) override;
@@ -74,6 +91,9 @@ class PyncclBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // every rank counts from 0
   std::uint64_t getSequenceNumberForGroup() override { return number_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
+#if PYNCCL_TORCH_SINCE(2, 14)
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+#endif
   void abort() override;
   void shutdown() override;
 
@@ -81,6 +101,12 @@ class PyncclBackend final : public c10d::Backend {
   py::object communicator(const at::Device& device);
 
  private:
+  // More time for the operations from its first one on, until that is complete.
+  struct Extension {
+    std::chrono::milliseconds by;
+    WorkPtr first;
+  };
+
   struct Coalesced {
     Operation operation;
     std::optional<at::Device> device;
@@ -89,7 +115,9 @@ class PyncclBackend final : public c10d::Backend {
   // Issues an operation of all ranks, or adds it to the coalesced ones.
   WorkPtr issue(const at::Device& device, Operation operation);
   WorkPtr message(Tensors& tensors, int peer, bool sends);
-  std::chrono::milliseconds timeout_of(const Operation& operation) const;
+  WorkPtr issue(Lane& lane, Operation operation);
+  // Adds what addEphemeralTimeout() has given and is in force.
+  void extend(Operation& operation);
   // Whether messages use the communicator of the group: coalesced ones do, and those on the bound
   // device. For others each direction between two ranks has a communicator of its own, so that a
   // rank can receive while it sends.
@@ -106,9 +134,12 @@ class PyncclBackend final : public c10d::Backend {
   std::atomic<std::uint64_t> number_ = 0;   // of collectives so far
   std::atomic<Lane*> host_lane_ = nullptr;  // of the group on CPUs, once it is made
   std::atomic<bool> coalescing_ = false;    // whether coalesced_ has a value
-  std::mutex mutex_;                        // of the following
+  std::atomic<bool> extended_ = false;      // whether there are extensions_
+  const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
+  std::mutex mutex_;  // of the following
   std::map<std::tuple<at::DeviceType, int, int, bool>, std::unique_ptr<Lane>> lanes_;
   std::optional<Coalesced> coalesced_;
+  std::vector<Extension> extensions_;
   std::string ended_;  // why no operation can be issued
 };
 

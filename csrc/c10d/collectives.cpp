@@ -339,6 +339,24 @@ WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   return issue(input.device(), std::move(made));
 }
 
+#if PYNCCL_TORCH_SINCE(2, 15)
+WorkPtr PyncclBackend::gather_single(at::Tensor& output, at::Tensor& input,
+                                     const c10d::GatherOptions& options) {
+  check_tensor("tensor", input, input.device());
+  const int root = checked_root("dst", options.rootRank);
+  Operation made = operation(OpType::GATHER, "pynccl:gather_single", options, {input}, {});
+  if (rank_ == root) {
+    check_tensor("gather_tensor", output, input.device());
+    check_same_dtype("gather_tensor", output, input);
+    check_count("gather_tensor", output, input.numel() * size_);
+    made.outputs.push_back(output);
+  }
+  made.calls.push_back(call(PYNCCL_GATHER, input.const_data_ptr(),
+                            rank_ == root ? output.data_ptr() : nullptr, moved(input), 0, root));
+  return issue(input.device(), std::move(made));
+}
+#endif
+
 WorkPtr PyncclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                const c10d::ScatterOptions& options) {
   at::Tensor& output = only("tensor", outputs);
@@ -385,8 +403,7 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
   made.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
   made.peer = peer;
   if (of_group) return issue(tensor.device(), std::move(made));
-  const auto timeout = timeout_of(made);
-  return lane({tensor.device(), peer, sends}).issue(std::move(made), rank_, timeout);
+  return issue(lane({tensor.device(), peer, sends}), std::move(made));
 }
 
 WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {

@@ -51,6 +51,24 @@ void Connection::check_open() {
   throw_backend_error("the communicator is closed: " + reason_);
 }
 
+void Connection::check_state() {
+  if (!made() || ended_.load()) return;
+  try {
+    ref_.check_state();
+  } catch (const NcclError& error) {
+    if (!ended_.load()) throw_backend_error(error.what());
+  }
+}
+
+bool Connection::failed() noexcept {
+  try {
+    check_state();
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
 void Connection::issue(Operation& operation, void* stream) {
   CommunicatorRef& comm = get();
   for (PyncclOperation& call : operation.calls) call.stream = stream;

@@ -69,6 +69,12 @@ class Connection {
   // Issues the operation on a stream of the device's library. Throws DistBackendError.
   void issue(Operation& operation, void* stream);
 
+  // Throws DistBackendError where the communicator is made and has failed. From any thread.
+  void check_state();
+  bool failed() noexcept;
+  // The same, but true only once.
+  bool take_failure() noexcept { return failed() && !failure_taken_.exchange(true); }
+
   // Frees the communicator: by connector.close(), where what was issued is done, else by
   // connector.abort(). From then on get() throws with the reason. Call it without the GIL.
   void end(bool done, const std::string& reason);
@@ -82,6 +88,7 @@ class Connection {
   const Route route_;
   std::atomic<bool> made_ = false;
   std::atomic<bool> ended_ = false;
+  std::atomic<bool> failure_taken_ = false;
   std::mutex making_;
   mutable std::mutex mutex_;  // of the following
   std::string reason_;        // why it was ended

@@ -13,8 +13,9 @@ namespace {
 
 class DeviceLane final : public Lane {
  public:
-  DeviceLane(std::shared_ptr<Connection> connection, bool high_priority)
-      : Lane(std::move(connection)),
+  DeviceLane(std::shared_ptr<Connection> connection, std::shared_ptr<Hooks> hooks,
+             bool high_priority)
+      : Lane(std::move(connection), std::move(hooks)),
         impl_(device().type()),
         stream_(impl_.getStreamFromGlobalPool(device(), high_priority)) {}
 
@@ -52,8 +53,20 @@ class DeviceLane final : public Lane {
   c10::intrusive_ptr<c10d::Work> work(Operation operation, int rank,
                                       std::chrono::milliseconds timeout, c10::Stream stream,
                                       std::optional<c10::Event> done) {
-    return c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_, stream,
-                                           std::move(done));
+    auto work = c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_,
+                                                stream, std::move(done));
+    if (hooks_->report_completions()) report_completion(*work, stream);
+    return work;
+  }
+
+  // Events of a capture cannot be asked.
+  void report_completion(const DeviceWork& work, const c10::Stream& stream) {
+#if PYNCCL_TORCH_SINCE(2, 13)
+    if (stream.is_capturing()) return;
+#endif
+    c10::Event done(device().type());
+    done.record(stream);
+    hooks_->complete_at(std::move(done), work.completion_key());
   }
 
   const c10::impl::VirtualGuardImpl impl_;
@@ -63,8 +76,9 @@ class DeviceLane final : public Lane {
 
 }  // namespace
 
-std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection, bool high_priority) {
-  return std::make_unique<DeviceLane>(std::move(connection), high_priority);
+std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection,
+                                       std::shared_ptr<Hooks> hooks, bool high_priority) {
+  return std::make_unique<DeviceLane>(std::move(connection), std::move(hooks), high_priority);
 }
 
 }  // namespace pynccl::dist

@@ -14,8 +14,8 @@ constexpr std::chrono::milliseconds kStopLimit{100};  // for a thread to see tha
 
 class HostLane final : public Lane {
  public:
-  explicit HostLane(std::shared_ptr<Connection> connection)
-      : Lane(std::move(connection)), queue_(std::make_shared<Queue>()) {}
+  HostLane(std::shared_ptr<Connection> connection, std::shared_ptr<Hooks> hooks)
+      : Lane(std::move(connection), std::move(hooks)), queue_(std::make_shared<Queue>()) {}
 
   ~HostLane() override {
     queue_->stop();
@@ -32,14 +32,16 @@ class HostLane final : public Lane {
   c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
                                        std::chrono::milliseconds timeout) override {
     auto work = c10::make_intrusive<HostWork>(rank, operation, timeout);
+    Task task{connection_, hooks_, std::move(operation), work};
     // A callback that waits for its own operation is on the thread that would run it.
-    if (operation.async && !queue_->on_its_thread()) {
+    if (task.operation.async && !queue_->on_its_thread()) {
       start_thread();
-      queue_->add({connection_, std::move(operation), work});
+      queue_->add(std::move(task));
     } else {
       const Queue::Turn turn(*queue_);
-      connection_->issue(operation, nullptr);
-      work->settle(nullptr);
+      task.run();
+      if (auto error = work->exception()) [[unlikely]]
+        std::rethrow_exception(error);
     }
     return work;
   }
@@ -49,17 +51,24 @@ class HostLane final : public Lane {
  private:
   struct Task {
     std::shared_ptr<Connection> connection;
+    std::shared_ptr<Hooks> hooks;
     Operation operation;
     c10::intrusive_ptr<HostWork> work;
 
     void run() {
       std::exception_ptr error;
+      const auto began = std::chrono::steady_clock::now();
       try {
         connection->issue(operation, nullptr);
       } catch (...) {
         error = std::current_exception();
+        if (!connection->made() || connection->failed()) hooks->failed();
       }
       work->settle(error);
+      if (error || !hooks->report_completions()) return;
+      const std::chrono::duration<float, std::milli> took =
+          std::chrono::steady_clock::now() - began;
+      hooks->completed(work->completion_key(), took.count());
     }
   };
 
@@ -155,8 +164,9 @@ class HostLane final : public Lane {
 
 }  // namespace
 
-std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection) {
-  return std::make_unique<HostLane>(std::move(connection));
+std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection,
+                                     std::shared_ptr<Hooks> hooks) {
+  return std::make_unique<HostLane>(std::move(connection), std::move(hooks));
 }
 
 }  // namespace pynccl::dist

@@ -5,12 +5,16 @@
 #include <memory>
 
 #include "connection.h"
+#include "hooks.h"
 
 namespace pynccl::dist {
 
 class Lane {
  public:
-  explicit Lane(std::shared_ptr<Connection> connection) : connection_(std::move(connection)) {}
+  Lane(std::shared_ptr<Connection> connection, std::shared_ptr<Hooks> hooks)
+      : connection_(std::move(connection)), hooks_(std::move(hooks)) {
+    hooks_->watch(connection_);
+  }
   virtual ~Lane() = default;
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -26,9 +30,12 @@ class Lane {
 
  protected:
   const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Hooks> hooks_;
 };
 
-std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection);
-std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection, bool high_priority);
+std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection,
+                                     std::shared_ptr<Hooks> hooks);
+std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection,
+                                       std::shared_ptr<Hooks> hooks, bool high_priority);
 
 }  // namespace pynccl::dist

@@ -10,6 +10,12 @@ struct PyncclOptions final : c10d::Backend::Options {
   explicit PyncclOptions(std::chrono::milliseconds limit = kBackendDefaultTimeout)
       : c10d::Backend::Options("pynccl", limit) {}
 
+#if PYNCCL_TORCH_SINCE(2, 14)
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+    return c10::make_intrusive<PyncclOptions>(*this);
+  }
+#endif
+
   bool high_priority = false;
   Held config;  // a pynccl.nccl.Config; null for NCCL's defaults
 };

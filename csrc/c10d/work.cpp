@@ -95,15 +95,11 @@ bool DeviceWork::isCompleted() { return done() || exception(); }
 bool DeviceWork::isSuccess() const { return done() && !exception(); }
 
 std::exception_ptr DeviceWork::exception() const {
-  CommunicatorRef& comm = connection_->get();
-  types::ncclResult_t state;
   try {
-    comm.check(PYNCCL_GET(comm, ncclCommGetAsyncError)(comm.handle(), &state), name_);
-    comm.check(state, name_);
+    connection_->check_state();
     return nullptr;
-  } catch (const std::exception& error) {
-    return std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, __LINE__}, error.what()));
+  } catch (const c10::DistBackendError&) {
+    return std::current_exception();
   }
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "connection.h"
+#include "hooks.h"
 
 namespace pynccl::dist {
 
@@ -28,6 +29,13 @@ class PyncclWork : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   std::uint64_t getSequencenumber() const override { return number_; }
   int sourceRank() const override { return peer_; }
+  std::uint64_t completion_key() const { return key_; }
+#if PYNCCL_TORCH_SINCE(2, 14)
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+#endif
+#if PYNCCL_TORCH_SINCE(2, 15)
+  std::uint64_t getCompletionKey() const override { return key_; }
+#endif
 
  protected:
   void end_record();  // of the profiler
@@ -36,7 +44,8 @@ class PyncclWork : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t number_;
   const int peer_;
-  const std::chrono::milliseconds timeout_;  // of the group
+  const std::chrono::milliseconds timeout_;
+  const std::uint64_t key_ = new_completion_key();
 };
 
 // An operation on CPU memory, which a thread runs.

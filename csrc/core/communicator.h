@@ -174,6 +174,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Before it expires, an Inquiry asks which ranks are missing.
   void inquire() { inquires_.store(true, std::memory_order_relaxed); }
   bool expired() const { return expired_.load(std::memory_order_acquire); }
+  void check_state();  // throws what has failed or expired; from any thread
   // What it throws after it has expired. nccl: the text of NCCL's failure, or empty.
   NcclFailure expiry(const std::string& function, const std::string& nccl = "") const;
   // Where a stream has failed: it may be the fault of a communicator.

@@ -52,6 +52,11 @@ void Communicator::throw_not_open() const {
                                 : "communicator: it is closed");
 }
 
+void Communicator::check_state() {
+  if (expired()) throw expiry("ncclCommGetAsyncError");
+  check(read_async_error(), "ncclCommGetAsyncError");
+}
+
 void Communicator::throw_failed(ncclResult_t result, const char* function, const char* file,
                                 int line, const char* hint) {
   std::string text = failure_text(*library_, result, function, comm_.load(), rank_);

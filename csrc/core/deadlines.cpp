@@ -15,7 +15,6 @@ constexpr double kNanoseconds = 1e9;
 constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
 constexpr double kDefaultSeconds = 1800;
 
-thread_local std::int64_t scope_limit = FlightRecord::kNoLimit;
 
 double seconds_of(std::int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / kNanoseconds;
@@ -40,21 +39,38 @@ std::int64_t default_limit() {
   return limit_from_seconds(seconds == 0 ? std::nullopt : std::optional(seconds));
 }
 
-DeadlineScope::DeadlineScope(double seconds) : before_(scope_limit) {
-  scope_limit = std::min(before_, limit_from_seconds(seconds));
+DeadlineScope::DeadlineScope(double seconds, Kind kind) : before_(of_this_thread()) {
+  const std::int64_t limit = limit_from_seconds(seconds);
+  if (kind == Kind::kReplaces)
+    of_this_thread().replacement = limit;
+  else
+    of_this_thread().shortest = std::min(before_.shortest, limit);
   scopes_.fetch_add(1);
   std::int64_t shortest = shortest_.load();
-  while (scope_limit < shortest && !shortest_.compare_exchange_weak(shortest, scope_limit)) {
+  while (limit < shortest && !shortest_.compare_exchange_weak(shortest, limit)) {
   }
   Monitor::get().wake();
 }
 
 DeadlineScope::~DeadlineScope() {
-  scope_limit = before_;
+  of_this_thread() = before_;
   if (scopes_.fetch_sub(1) == 1) shortest_.store(FlightRecord::kNoLimit);
 }
 
-std::int64_t DeadlineScope::of_this_thread() { return scope_limit; }
+DeadlineScope::Limits& DeadlineScope::of_this_thread() {
+  thread_local Limits limits;
+  return limits;
+}
+
+bool DeadlineScope::on_this_thread() {
+  const Limits& limits = of_this_thread();
+  return limits.replacement || limits.shortest != FlightRecord::kNoLimit;
+}
+
+std::int64_t DeadlineScope::applied_to(std::int64_t limit) {
+  const Limits& limits = of_this_thread();
+  return std::min(limits.replacement.value_or(limit), limits.shortest);
+}
 
 std::int64_t DeadlineScope::shortest() { return shortest_.load(); }
 
@@ -134,7 +150,7 @@ void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
   // The monitor has the lock for moments. What a thread issues in a scope may have a limit of its
   // own, so each of its operations needs an event.
   std::unique_lock lock(mutex_, std::defer_lock);
-  const bool scoped = DeadlineScope::of_this_thread() != FlightRecord::kNoLimit;
+  const bool scoped = DeadlineScope::on_this_thread();
   if (scoped)
     lock.lock();
   else if (!lock.try_lock() || !outstanding_.empty())
@@ -163,7 +179,7 @@ void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstrea
   if (expired_.load(std::memory_order_relaxed)) return;
   const auto of_graph = [&](const Launch& one) { return one.what == what; };
   Launch launch{what, stream, limit(), event, nullptr, coarse_time()};
-  if (DeadlineScope::of_this_thread() != FlightRecord::kNoLimit ||
+  if (DeadlineScope::on_this_thread() ||
       std::none_of(launches_.begin(), launches_.end(), of_graph))
     launch.watched = event;
   const auto before = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& one) {

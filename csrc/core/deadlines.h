@@ -27,22 +27,33 @@ std::int64_t limit_from_seconds(std::optional<double> seconds);
 // where it is 0. Throws std::invalid_argument.
 std::int64_t default_limit();
 
-// A limit for what this thread issues, from construction to destruction. The shortest applies.
+// A limit for what this thread issues, from construction to destruction. The shortest of those that
+// shorten applies; one that replaces stands in for the limit of the communicator.
 class DeadlineScope {
  public:
-  explicit DeadlineScope(double seconds);
+  enum class Kind { kShortens, kReplaces };
+
+  explicit DeadlineScope(double seconds, Kind kind = Kind::kShortens);
   ~DeadlineScope();
   DeadlineScope(const DeadlineScope&) = delete;
   DeadlineScope& operator=(const DeadlineScope&) = delete;
 
   static bool any() { return scopes_.load(std::memory_order_relaxed) != 0; }
-  [[gnu::cold]] static std::int64_t of_this_thread();
+  static bool on_this_thread();
+  [[gnu::cold]] static std::int64_t applied_to(std::int64_t limit);  // of a communicator
   static std::int64_t shortest();  // at least as short as that of any thread; kNoLimit without one
 
  private:
+  struct Limits {
+    std::int64_t shortest = FlightRecord::kNoLimit;
+    std::optional<std::int64_t> replacement;
+  };
+
+  static Limits& of_this_thread();
+
   inline static std::atomic<int> scopes_ = 0;
   inline static std::atomic<std::int64_t> shortest_ = FlightRecord::kNoLimit;
-  std::int64_t before_;
+  const Limits before_;
 };
 
 // The streams with operations that have expired. Waiting for such a stream is an error.
@@ -91,7 +102,7 @@ class Deadlines {
   [[gnu::always_inline]] std::int64_t limit() const {  // of what this thread issues now
     const std::int64_t own = own_limit();
     if (DeadlineScope::any()) [[unlikely]]
-      return std::min(own, DeadlineScope::of_this_thread());
+      return DeadlineScope::applied_to(own);
     return own;
   }
 

@@ -65,12 +65,17 @@ struct PyncclCommunicator {
   const char* path;  // the path of the library
 
   // Issues operations as the methods of Communicator do: they have its deadlines and are in its
-  // flight record. More than one are a group of NCCL. seconds: their time limit if that is shorter
-  // than the communicator's; 0 for none of their own. The result is an ncclResult_t; where it is
+  // flight record. More than one are a group of NCCL. seconds: their time limit in place of
+  // the communicator's; 0 for none of their own. The result is an ncclResult_t; where it is
   // not ncclSuccess, report was called with context and pynccl's text. Call it without the GIL
   // where the operations can block.
   int (*issue)(struct PyncclCommunicator* self, const struct PyncclOperation* operations,
                size_t count, double seconds, void (*report)(void* context, const char* text),
+               void* context);
+
+  // Whether the communicator has failed, expired or was closed; the result is as that of issue().
+  // Any thread can call it, also while another thread closes the communicator.
+  int (*state)(struct PyncclCommunicator* self, void (*report)(void* context, const char* text),
                void* context);
 };
 

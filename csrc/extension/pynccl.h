@@ -175,18 +175,20 @@ class CommunicatorRef {
   }
 
   // Issues operations as the methods of Communicator do, several as one group: they have its
-  // deadlines and are in its flight record. seconds: their own time limit; 0 for none. Throws
-  // NcclError with pynccl's text.
+  // deadlines and are in its flight record. seconds: their time limit in place of the
+  // communicator's; 0 for none of their own. Throws NcclError with pynccl's text.
   void issue(const PyncclOperation* operations, std::size_t count, double seconds = 0) {
-    constexpr std::size_t kNeeded = offsetof(PyncclCommunicator, issue) + sizeof(target_->issue);
-    if (target().size < kNeeded)
-      throw std::runtime_error("issue: this pynccl is older than the header and does not have it");
+    check_has(offsetof(PyncclCommunicator, issue), "issue");
     std::string text;
-    const int result = target_->issue(
-        target_, operations, count, seconds,
-        [](void* context, const char* message) { *static_cast<std::string*>(context) = message; },
-        &text);
-    if (result != types::ncclSuccess) throw NcclError(result, "issue", rank(), text);
+    check_reported(target_->issue(target_, operations, count, seconds, &copy_text, &text), "issue",
+                   text);
+  }
+
+  // Throws NcclError with pynccl's text where the communicator has failed, expired or was closed.
+  void check_state() {
+    check_has(offsetof(PyncclCommunicator, state), "check_state");
+    std::string text;
+    check_reported(target_->state(target_, &copy_text, &text), "check_state", text);
   }
 
   // Throws NcclError with the library's text, unless the result is ncclSuccess or ncclInProgress.
@@ -204,6 +206,21 @@ class CommunicatorRef {
   const PyncclCommunicator& target() const {
     if (!target_) throw std::invalid_argument("communicator: the CommunicatorRef is empty");
     return *target_;
+  }
+
+  // Fields behind path were added later; each is a pointer.
+  void check_has(std::size_t offset, const char* name) const {
+    if (target().size < offset + sizeof(void*))
+      throw std::runtime_error(std::string(name) +
+                               ": this pynccl is older than the header and does not have it");
+  }
+
+  static void copy_text(void* context, const char* text) {
+    *static_cast<std::string*>(context) = text;
+  }
+
+  void check_reported(int result, const char* function, const std::string& text) const {
+    if (result != types::ncclSuccess) throw NcclError(result, function, rank(), text);
   }
 
   template <class Function>

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import copy
+import ctypes
 import dataclasses
+import functools
 import threading
 import time
 import weakref
@@ -12,7 +14,8 @@ from typing import Any
 
 import torch
 
-from pynccl import nccl
+from pynccl import _C, memory, nccl
+from pynccl.libraries import load
 
 __all__ = ["Connector"]
 
@@ -39,6 +42,11 @@ class _Pair:
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     made: dict[bool, nccl.Communicator] = dataclasses.field(default_factory=dict)
+
+
+@functools.cache
+def _device_pool() -> torch.cuda.MemPool:
+    return memory.torch_pool()
 
 
 def _provider(device: torch.device) -> str:
@@ -171,6 +179,40 @@ class Connector:
             store, rank, len(ranks), name=name, timeout=timeout, config=self._config
         )
         return connector, connector._set_up(made)
+
+    def can_allocate(self, device: torch.device) -> bool:
+        """Whether :meth:`allocate` has memory for a device."""
+        if device.type != "cpu" and torch.version.cuda is None:
+            return False
+        return load(_provider(device)).functions()["ncclMemAlloc"][1]
+
+    def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Make a tensor on memory of ncclMemAlloc, not initialised.
+
+        Args:
+            size: the number of elements.
+            dtype: of the tensor.
+            device: of the tensor.
+
+        Returns:
+            A tensor of one dimension. Its memory is freed with the last tensor on it.
+
+        Raises:
+            LibraryNotFoundError: libnccl.so.2 was not found.
+            MissingFunctionError: the library is older than NCCL 2.19.
+            NcclError: the memory cannot be allocated.
+        """
+        if device.type != "cpu":
+            with torch.cuda.use_mem_pool(_device_pool(), device):
+                return torch.empty(size, dtype=dtype, device=device)
+        if size == 0:
+            return torch.empty(0, dtype=dtype)
+        arena = _C.Arena.of(load("host"))
+        nbytes = size * dtype.itemsize
+        address = arena.allocate(nbytes)
+        segment = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(segment, arena.deallocate, address).atexit = False
+        return torch.frombuffer(segment, dtype=dtype)
 
     def close(self, comm: nccl.Communicator) -> None:
         """Destroy a communicator whose operations are done; abort it where one has failed."""

@@ -26,6 +26,8 @@ SAME(RECV, Recv);
 
 // The struct that the capsule points to, with a reference to the Python object.
 struct Exported final : PyncclCommunicator {
+  using Report = void (*)(void* context, const char* text);
+
   Exported(const py::object& object, Communicator& c)
       : PyncclCommunicator{sizeof(PyncclCommunicator),
                            &Exported::take,
@@ -39,7 +41,8 @@ struct Exported final : PyncclCommunicator {
                            c.library().version(),
                            c.library().memory() == Memory::kDevice,
                            c.library().path().c_str(),
-                           &Exported::issue},
+                           &Exported::issue,
+                           &Exported::state},
         owner(object),
         communicator(c) {}
 
@@ -70,11 +73,23 @@ struct Exported final : PyncclCommunicator {
   }
 
   static int issue(PyncclCommunicator* self, const PyncclOperation* operations, std::size_t count,
-                   double seconds, void (*report)(void* context, const char* text), void* context) {
-    try {
+                   double seconds, Report report, void* context) {
+    return reported(report, context, [&] {
       std::optional<DeadlineScope> deadline;
-      if (seconds > 0) deadline.emplace(seconds);
+      if (seconds > 0) deadline.emplace(seconds, DeadlineScope::Kind::kReplaces);
       issue_all(static_cast<Exported*>(self)->communicator, operations, count);
+    });
+  }
+
+  static int state(PyncclCommunicator* self, Report report, void* context) {
+    return reported(report, context,
+                    [&] { static_cast<Exported*>(self)->communicator.check_state(); });
+  }
+
+  template <class Body>
+  static int reported(Report report, void* context, Body&& body) {
+    try {
+      body();
       return ncclSuccess;
     } catch (const NcclFailure& failure) {
       report(context, failure.what());
