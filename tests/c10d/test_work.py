@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.c10d.versions import needs_torch
+
 World = Callable[..., list[Any]]
 
 _CPU = torch.device("cpu")
@@ -192,3 +194,54 @@ def _profiled(_rank: int, _size: int) -> None:
 
 def test_profiler_has_the_end_of_an_operation(torch_world: World) -> None:
     torch_world(4, _profiled, timeout=60)
+
+
+def _connect(timeout: timedelta) -> None:
+    dist.barrier()
+    dist.distributed_c10d._get_default_group().set_timeout(timeout)
+
+
+def _extended(rank: int, _size: int) -> None:
+    _connect(timedelta(seconds=1))
+    _backend()._add_ephemeral_timeout(timedelta(seconds=20))
+    if rank == 1:
+        time.sleep(3)
+    dist.barrier()  # rank 0 waits for longer than the group's timeout
+    if rank == 1:
+        time.sleep(3)
+        return
+    with pytest.raises(dist.DistBackendError, match="waited for rank 1"):
+        dist.all_reduce(torch.ones(1))  # the extension is over
+
+
+@needs_torch(2, 14, "_add_ephemeral_timeout() of all backends")
+def test_temporary_timeout(torch_world: World) -> None:
+    torch_world(2, _extended, fresh=True)
+
+
+def _longer(rank: int, _size: int) -> None:
+    _connect(timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(2)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=20)
+    dist.distributed_c10d._get_default_group().allreduce([torch.ones(1)], options).wait()
+
+
+def test_timeout_of_one_operation_can_be_longer(torch_world: World) -> None:
+    torch_world(2, _longer)
+
+
+def _gathered(rank: int, size: int) -> None:
+    output = torch.empty(2 * size) if rank == 1 else None
+    dist.gather_single(torch.full((2,), float(rank)), output, dst=1)
+    if rank != 1:
+        return
+    assert torch.equal(output, torch.arange(size).repeat_interleave(2).float())
+    with pytest.raises(ValueError, match="gather_tensor: expected 4 elements, got 3"):
+        dist.gather_single(torch.ones(2), torch.empty(3), dst=1)
+
+
+@needs_torch(2, 15, "gather_single()")
+def test_gather_into_one_tensor(torch_world: World) -> None:
+    torch_world(2, _gathered)

@@ -1,0 +1,105 @@
+"""Proves that torch's debugging tools for all backends work: FlightRecorder, NaN check, DETAIL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.c10d.versions import needs_torch
+
+World = Callable[..., list[Any]]
+
+
+def _wait_until(is_done: Callable[[], bool], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < until, "it did not come in time"
+        time.sleep(0.01)
+
+
+def _hang(rank: int, _size: int, folder: str) -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="waited for rank 1"):
+            dist.all_reduce(torch.ones(5))
+    # The rank that did not call it writes its record, too.
+    _wait_until((Path(folder) / f"dump_{rank}").exists)
+    time.sleep(0.5)  # the file exists before it is written
+
+
+@needs_torch(2, 15, "FlightRecorder for all backends")
+def test_fr_trace_names_the_operation_and_the_missing_rank(
+    torch_world: World, tmp_path: Path
+) -> None:
+    env = {
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_"),
+        "TORCH_INCLUDE_STACK_TRACE": "0",
+        "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "60000",
+    }
+    torch_world(2, _hang, str(tmp_path), init={"timeout": timedelta(seconds=2)}, env=env, fresh=True)
+    trace = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+    report = subprocess.run(
+        [*trace, str(tmp_path), "-p", "dump_"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "collective: pynccl:all_reduce" in report.stdout + report.stderr
+    assert "missing ranks: {1}" in report.stdout + report.stderr
+
+
+def _recorded(_rank: int, _size: int) -> list[dict[str, Any]]:
+    import pickle
+
+    dist.all_reduce(torch.ones(3))
+    work = dist.all_gather_into_tensor(torch.empty(4), torch.ones(2), async_op=True)
+    work.wait()
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace")  # noqa: B009
+
+    def entries() -> list[dict[str, Any]]:
+        return pickle.loads(dump(True, False, False, "pynccl"))["entries"]
+
+    _wait_until(lambda: [e["state"] for e in entries()] == ["completed"] * 2)
+    return entries()
+
+
+@needs_torch(2, 15, "completion hooks")
+def test_flight_recorder_knows_completed_operations(torch_world: World) -> None:
+    for entries in torch_world(2, _recorded, fresh=True):
+        assert [e["profiling_name"] for e in entries] == [
+            "pynccl:all_reduce",
+            "pynccl:_all_gather_base",
+        ]
+        assert all(0 < e["duration_ms"] < 10_000 for e in entries)
+
+
+def _nan(rank: int, _size: int) -> None:
+    dist.all_reduce(torch.ones(2))
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="NaN"):
+            dist.all_reduce(torch.tensor([1.0, float("nan")]))
+
+
+@needs_torch(2, 15, "a NaN check for all backends")
+def test_nan_check(torch_world: World) -> None:
+    torch_world(2, _nan, env={"TORCH_DIST_NAN_CHECK": "1"}, fresh=True)
+
+
+def _mismatch(rank: int, size: int) -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert tensor[0].item() == size
+    with pytest.raises(RuntimeError, match="mismatch between collectives"):
+        dist.all_reduce(torch.ones(2 + rank))
+
+
+def test_debug_level_detail_finds_a_mismatch(torch_world: World) -> None:
+    torch_world(2, _mismatch, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, fresh=True, timeout=60)

@@ -1,0 +1,16 @@
+"""Which parts of torch.distributed the installed torch has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def needs_torch(major: int, minor: int, what: str) -> pytest.MarkDecorator:
+    """Skip a test where torch is older, with the reason."""
+    return pytest.mark.skipif(
+        (major, minor) > VERSION,
+        reason=f"torch {torch.__version__} does not have {what}, which {major}.{minor} brought",
+    )
