@@ -121,9 +121,10 @@ $(VENV)/.created: constraints.txt
 	$(PIP) install -c constraints.txt --upgrade pip
 	@touch $@
 
+# torch 2.11 needs an older setuptools than the one that builds pynccl.
 $(TORCH_VENV)/.created: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(TORCH_VENV)
-	sed '/^torch==/d' constraints.txt > $(TORCH_VENV)/constraints.txt
+	sed '/^\(torch\|setuptools\)==/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt --upgrade pip
 	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt torch==$(TORCH) --group test
 	@touch $@
