@@ -18,7 +18,7 @@ from pynccl.libraries import load
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["borrow"]
+__all__ = ["borrow", "loaded"]
 
 _NCCL = "libnccl.so.2"
 
@@ -60,7 +60,7 @@ def borrow(
     handle = operator.index(owner)
     if not 0 < handle < 2**64:
         raise ValueError(f"owner: {handle} is not an address")
-    library = _loaded() if provider is None else load(provider)
+    library = loaded() if provider is None else load(provider)
     return _C.borrow_handle(library, handle, None, None)
 
 
@@ -158,7 +158,7 @@ def _ask(
     provider: str | os.PathLike[str] | None,
 ) -> _C.Communicator:
     """Borrow from an owner that says what its handle is."""
-    library = _loaded()
+    library = loaded()
     _check_same(library, provider)
     handle = get(owner)
     if not handle:
@@ -166,7 +166,7 @@ def _ask(
     return _C.borrow_handle(library, handle, owner, lambda: get(owner))
 
 
-def _loaded() -> _C.Library:
+def loaded() -> _C.Library:
     """The NCCL of everything in this process that does not bring its own."""
     path = _C.loaded_path(_NCCL)
     if not path:

@@ -16,11 +16,12 @@ import torch.distributed as dist
 
 from pynccl.c10d.build import load
 from pynccl.c10d.connector import Connector
+from pynccl.c10d.lending import lend
 
 if TYPE_CHECKING:
     from pynccl import nccl
 
-__all__ = ["communicator", "options", "register"]
+__all__ = ["communicator", "lend", "options", "register"]
 
 
 def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool = False) -> Any:  # noqa: ANN401

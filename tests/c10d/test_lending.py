@@ -1,0 +1,111 @@
+"""Proves that lend() registers a communicator with torch's symmetric memory, and what it refuses.
+
+Without a GPU torch takes any handle, and warns when the process ends: so all is in the ranks'
+processes. The communicators are hostnccl's; the tests pretend that it is the libnccl.so.2 of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+_distributed_c10d: Any = pytest.importorskip("torch._C._distributed_c10d")
+
+World = Callable[..., list[Any]]
+
+HAS_IT = hasattr(_distributed_c10d, "_register_external_nccl_comm")
+needs_it = pytest.mark.skipif(
+    not HAS_IT, reason="this torch has no _register_external_nccl_comm: from 2.13 on, with CUDA"
+)
+
+
+def _communicator() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    import pynccl.c10d
+
+    dist.barrier()
+    return pynccl.c10d.communicator(None, torch.device("cpu"))
+
+
+def _lent(rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import pynccl.c10d
+    from pynccl import borrowing
+
+    comm, other, world = _communicator(), dist.new_group(), dist.group.WORLD
+    device = torch.device("cuda", comm.device)
+    begin, end = "_register_external_nccl_comm", "_unregister_external_nccl_comm"
+    calls = mock.Mock()
+    with (
+        mock.patch.object(borrowing, "loaded", return_value=comm.library),
+        mock.patch.object(_distributed_c10d, begin, wraps=getattr(_distributed_c10d, begin)) as one,
+        mock.patch.object(_distributed_c10d, end, wraps=getattr(_distributed_c10d, end)) as two,
+    ):
+        calls.attach_mock(one, "begin")
+        calls.attach_mock(two, "end")
+        with pynccl.c10d.lend(comm):
+            lent = pynccl.c10d.lend(comm, other)
+        lent.unregister()
+        lent.unregister()
+    assert calls.mock_calls == [
+        mock.call.begin(world.group_name, comm.handle, device),
+        mock.call.begin(other.group_name, comm.handle, device),
+        mock.call.end(world.group_name, device),
+        mock.call.end(other.group_name, device),
+    ]
+    value = torch.ones(2)
+    comm.all_reduce(value)  # torch has not freed it
+    assert value.tolist() == [size, size]
+
+
+@needs_it
+def test_torch_has_the_handle(torch_world: World) -> None:
+    torch_world(2, _lent)
+
+
+def _refused(rank: int, size: int) -> None:
+    import torch.distributed as dist
+
+    import pynccl.c10d
+    from pynccl import borrowing, nccl
+
+    comm, alone = _communicator(), nccl.Communicator(1, nccl.get_unique_id(), 0)
+    with pytest.raises(TypeError, match="comm: expected a Communicator, got int"):
+        pynccl.c10d.lend(comm.handle)
+    with pytest.raises(ValueError, match=r"comm: it belongs to .*hostnccl.*; torch uses .*nccl"):
+        pynccl.c10d.lend(comm)
+    with mock.patch.object(borrowing, "loaded", return_value=comm.library):
+        with pytest.raises(ValueError, match=f"rank 0 of 1, the group rank {rank} of 2"):
+            pynccl.c10d.lend(alone)
+        alone.close()
+        with pytest.raises(ValueError, match="comm: it is closed"):
+            pynccl.c10d.lend(alone)
+        with (
+            mock.patch.object(dist, "group", mock.Mock(WORLD=None)),
+            pytest.raises(ValueError, match="group: torch has no default group yet"),
+        ):
+            pynccl.c10d.lend(comm)
+
+
+@needs_it
+def test_refused(torch_world: World) -> None:
+    torch_world(2, _refused)
+
+
+def _without(rank: int, size: int) -> None:
+    import pynccl.c10d
+
+    with pytest.raises(RuntimeError, match=r"lend\(\) needs torch 2\.13 or newer with CUDA"):
+        pynccl.c10d.lend(_communicator())
+
+
+@pytest.mark.skipif(HAS_IT, reason="this torch has the function")
+def test_torch_without_the_function(torch_world: World) -> None:
+    torch_world(2, _without)
