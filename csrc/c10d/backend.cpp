@@ -202,13 +202,15 @@ void PyncclBackend::addEphemeralTimeout(const std::chrono::milliseconds& timeout
 }
 #endif
 
-#if PYNCCL_TORCH_SINCE(2, 15)
+#ifdef C10D_BACKEND_HAS_HOOKS
 void PyncclBackend::registerAbortHook(std::int64_t id, c10d::AbortHook hook) {
   hooks_->add_failed(id, std::move(hook));
 }
 
 void PyncclBackend::unregisterAbortHook(std::int64_t id) { hooks_->remove_failed(id); }
+#endif
 
+#if PYNCCL_TORCH_SINCE(2, 15)
 void PyncclBackend::registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) {
   hooks_->add_completed(
       id, [hook = std::move(hook)](std::uint64_t key, std::optional<float> milliseconds) {

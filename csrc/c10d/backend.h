@@ -38,10 +38,12 @@ class PyncclBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-#if PYNCCL_TORCH_SINCE(2, 15)
-  bool supportsAbortHooks() const override { return true; }
+#ifdef C10D_BACKEND_HAS_HOOKS
   void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(std::int64_t id) override;
+#endif
+#if PYNCCL_TORCH_SINCE(2, 15)
+  bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
   void unregisterCompletionHook(std::int64_t id) override;
@@ -74,7 +76,7 @@ class PyncclBackend final : public c10d::Backend {
                         const c10d::AllToAllOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override;
-#if PYNCCL_TORCH_SINCE(2, 15)
+#if PYNCCL_TORCH_SINCE(2, 14)
   WorkPtr gather_single(at::Tensor& output, at::Tensor& input,
                         const c10d::GatherOptions& options) override;
 #endif

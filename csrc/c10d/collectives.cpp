@@ -339,7 +339,7 @@ WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   return issue(input.device(), std::move(made));
 }
 
-#if PYNCCL_TORCH_SINCE(2, 15)
+#if PYNCCL_TORCH_SINCE(2, 14)
 WorkPtr PyncclBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                      const c10d::GatherOptions& options) {
   check_tensor("tensor", input, input.device());

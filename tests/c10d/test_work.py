@@ -242,6 +242,6 @@ def _gathered(rank: int, size: int) -> None:
         dist.gather_single(torch.ones(2), torch.empty(3), dst=1)
 
 
-@needs_torch(2, 15, "gather_single()")
+@needs_torch(2, 14, "gather_single()")
 def test_gather_into_one_tensor(torch_world: World) -> None:
     torch_world(2, _gathered)
