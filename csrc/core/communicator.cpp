@@ -84,9 +84,16 @@ bool Communicator::add_memory(void* address, WindowMemory memory) {
   return window_memory_.emplace(static_cast<char*>(address), memory).second;
 }
 
-void Communicator::number_memory(void* address) {
+void Communicator::open_memory(void* address, const Window& window) {
   const std::lock_guard lock(mutex_);
-  window_memory_.at(static_cast<char*>(address)).number = ++registered_windows_;
+  WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
+  memory.number = ++registered_windows_;
+  memory.window = &window;
+}
+
+void Communicator::forget_window(void* address) {
+  const std::lock_guard lock(mutex_);
+  window_memory_.at(static_cast<char*>(address)).window = nullptr;
 }
 
 void Communicator::remove_memory(void* address) {
@@ -374,6 +381,14 @@ std::uint64_t Communicator::identity_of_windows() const {
     identity ^= number ^ (number >> 31);
   }
   return identity;
+}
+
+const Window& Communicator::window_at(const void* address) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = window_memory_.find(static_cast<const char*>(address));
+  if (found == window_memory_.end() || !found->second.window)
+    throw std::invalid_argument("window: no window of this communicator is open at this address");
+  return *found->second.window;
 }
 
 bool Communicator::in_symmetric_window(const void* data, std::size_t nbytes) const {

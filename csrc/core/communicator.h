@@ -233,11 +233,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct WindowMemory {
     std::size_t nbytes;
     bool symmetric;
-    std::uint64_t number = 0;  // of the registered windows; equal on all ranks
+    std::uint64_t number = 0;        // of the registered windows; equal on all ranks
+    const Window* window = nullptr;  // once it is open, while it is not deleted
   };
   bool add_memory(void* address, WindowMemory memory);
-  void number_memory(void* address);
+  void open_memory(void* address, const Window& window);  // gives it its number
+  void forget_window(void* address);                      // the memory stays registered
   void remove_memory(void* address);
+  // The open window with this address of the own memory, else std::invalid_argument.
+  const Window& window_at(const void* address) const;
   bool in_symmetric_window(const void* data, std::size_t nbytes) const;
   std::uint64_t identity_of_windows() const;  // equal on ranks with the same open windows
   bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once

@@ -118,10 +118,12 @@ Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::s
       handle_(communicator_->new_window()) {}
 
 Window::~Window() {
-  if (is_open())
+  if (is_open()) {
+    communicator_->forget_window(address_);
     communicator_->keep_until_closed(std::move(memory_));
-  else
+  } else {
     cancel();
+  }
 }
 
 void Window::cancel() {
@@ -306,7 +308,7 @@ void Window::begin() {
 
 void Window::finish() {
   state_ = State::kOpen;
-  communicator_->number_memory(address_);
+  communicator_->open_memory(address_, *this);
 }
 
 void Window::close() {
@@ -349,6 +351,25 @@ ncclWindow_t Window::handle() const {
     throw std::invalid_argument(
         "window: it is still being registered; wait until its communicator is ready");
   return window;
+}
+
+// NCCL does not check where a put ends, and does not say what is wrong with its source.
+void Window::check_put(const Operation& put) const {
+  if (!handle())
+    throw std::invalid_argument("window: NCCL cannot share this memory between the ranks");
+  const std::size_t size = nbytes_of(put.root_or_peer);
+  const std::size_t nbytes = put.count * element_size(put.dtype);
+  if (put.count == 0)
+    throw std::invalid_argument("tensor: has no elements; signal() sends a signal alone");
+  if (put.offset > size || nbytes > size - put.offset)
+    throw std::invalid_argument("offset: " + std::to_string(put.offset) + " and " +
+                                std::to_string(nbytes) + " bytes end after the window of rank " +
+                                std::to_string(put.root_or_peer) + ", which has " +
+                                std::to_string(size) + " bytes");
+  if (!communicator_->in_symmetric_window(put.sendbuff, nbytes))
+    throw std::invalid_argument(
+        "tensor: is not in a symmetric window of this communicator; NCCL puts from registered "
+        "memory only");
 }
 
 void* Window::user_pointer() const {

@@ -40,6 +40,8 @@ class Window {
   void* user_pointer() const;
   // The size of a rank's memory in bytes; of a non-blocking communicator's window the own size.
   std::size_t nbytes_of(int rank) const;
+  // Throws std::invalid_argument where the range of a put or its source is wrong.
+  void check_put(const Operation& put) const;
   void note_put(cudaStream_t stream) const;
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }

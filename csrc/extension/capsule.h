@@ -24,6 +24,16 @@ enum PyncclOperationKind {
   PYNCCL_SCATTER = 7,
   PYNCCL_SEND = 8,
   PYNCCL_RECV = 9,
+  // Where size says that in_symmetric_window is there:
+  PYNCCL_PUT_SIGNAL = 10,   // recvbuff: a PyncclTarget; signal 0 of context 0, as for the next two
+  PYNCCL_SIGNAL = 11,       // to the peer
+  PYNCCL_WAIT_SIGNAL = 12,  // for count signals of the peer
+};
+
+// Where a put writes.
+struct PyncclTarget {
+  const void* window;  // the address of this rank's memory of an open window (Window.address)
+  size_t offset;       // bytes from the beginning of the peer's memory
 };
 
 // An operation with the arguments of its function. What the function does not have is ignored.
@@ -65,18 +75,29 @@ struct PyncclCommunicator {
   const char* path;  // the path of the library
 
   // Issues operations as the methods of Communicator do: they have its deadlines and are in its
-  // flight record. More than one are a group of NCCL. seconds: their time limit in place of
-  // the communicator's; 0 for none of their own. The result is an ncclResult_t; where it is
-  // not ncclSuccess, report was called with context and pynccl's text. Call it without the GIL
-  // where the operations can block.
+  // flight record. More than one are a group of NCCL. seconds: their time limit in place of the
+  // communicator's; 0 for none of their own. The result is an ncclResult_t; where it is not
+  // ncclSuccess, report was called with context and pynccl's text. Call it without the GIL where
+  // the operations can block.
   int (*issue)(struct PyncclCommunicator* self, const struct PyncclOperation* operations,
                size_t count, double seconds, void (*report)(void* context, const char* text),
                void* context);
+
+  // The same for the estimated duration of the operations as one group, in seconds, below 0 where
+  // the library has no estimate; they are not run (nccl.simulate()). All ranks call it.
+  int (*simulate)(struct PyncclCommunicator* self, const struct PyncclOperation* operations,
+                  size_t count, double* duration, void (*report)(void* context, const char* text),
+                  void* context);
 
   // Whether the communicator has failed, expired or was closed; the result is as that of issue().
   // Any thread can call it, also while another thread closes the communicator.
   int (*state)(struct PyncclCommunicator* self, void (*report)(void* context, const char* text),
                void* context);
+
+  // 1 where memory is completely in an open symmetric window of the communicator, as what a put
+  // sends must be; else 0.
+  int (*in_symmetric_window)(const struct PyncclCommunicator* self, const void* data,
+                             size_t nbytes);
 };
 
 }  // extern "C"

@@ -178,17 +178,34 @@ class CommunicatorRef {
   // deadlines and are in its flight record. seconds: their time limit in place of the
   // communicator's; 0 for none of their own. Throws NcclError with pynccl's text.
   void issue(const PyncclOperation* operations, std::size_t count, double seconds = 0) {
-    check_has(offsetof(PyncclCommunicator, issue), "issue");
+    require(offsetof(PyncclCommunicator, issue), "issue");
     std::string text;
-    check_reported(target_->issue(target_, operations, count, seconds, &copy_text, &text), "issue",
+    check_reported(target_->issue(target_, operations, count, seconds, &keep_text, &text), "issue",
                    text);
   }
 
   // Throws NcclError with pynccl's text where the communicator has failed, expired or was closed.
   void check_state() {
-    check_has(offsetof(PyncclCommunicator, state), "check_state");
+    require(offsetof(PyncclCommunicator, state), "check_state");
     std::string text;
-    check_reported(target_->state(target_, &copy_text, &text), "check_state", text);
+    check_reported(target_->state(target_, &keep_text, &text), "check_state", text);
+  }
+
+  // NCCL's estimate in seconds of the duration of operations as one group, without running them;
+  // below 0 where it has none. All ranks call it. Throws NcclError with pynccl's text.
+  double simulate(const PyncclOperation* operations, std::size_t count) {
+    require(offsetof(PyncclCommunicator, simulate), "simulate");
+    std::string text;
+    double duration = 0;
+    check_reported(target_->simulate(target_, operations, count, &duration, &keep_text, &text),
+                   "simulate", text);
+    return duration;
+  }
+
+  // Whether memory is completely in an open symmetric window, as what a put sends must be.
+  bool in_symmetric_window(const void* data, std::size_t nbytes) const {
+    require(offsetof(PyncclCommunicator, in_symmetric_window), "in_symmetric_window");
+    return target_->in_symmetric_window(target_, data, nbytes) != 0;
   }
 
   // Throws NcclError with the library's text, unless the result is ncclSuccess or ncclInProgress.
@@ -208,14 +225,14 @@ class CommunicatorRef {
     return *target_;
   }
 
-  // Fields behind path were added later; each is a pointer.
-  void check_has(std::size_t offset, const char* name) const {
-    if (target().size < offset + sizeof(void*))
+  // Fields behind path were added later.
+  void require(std::size_t offset, const char* name) const {
+    if (target().size <= offset)
       throw std::runtime_error(std::string(name) +
                                ": this pynccl is older than the header and does not have it");
   }
 
-  static void copy_text(void* context, const char* text) {
+  static void keep_text(void* context, const char* text) {
     *static_cast<std::string*>(context) = text;
   }
 

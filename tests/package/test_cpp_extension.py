@@ -210,6 +210,12 @@ class _Capsule(ctypes.Structure):
         ("on_device", ctypes.c_int),
         ("path", ctypes.c_char_p),
         ("issue", ctypes.c_void_p),
+        ("simulate", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+        (
+            "in_symmetric_window",
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        ),
     ]
 
 
@@ -240,6 +246,20 @@ def test_capsule_is_what_its_header_says() -> None:
     assert c.handle(self) is None
     with pytest.raises(ValueError, match="closed"):
         comm.__pynccl_communicator__()
+
+
+def test_capsule_knows_the_windows() -> None:
+    comm = _communicator()
+    capsule = comm.__pynccl_communicator__()
+    c, self = _open_capsule(capsule)
+    memory = comm.mem_alloc(4096, "uint8")
+    window = comm.register_window(memory)
+    assert c.in_symmetric_window(self, window.address + 4000, 96) == 1
+    assert c.in_symmetric_window(self, window.address + 4000, 97) == 0
+    address = window.address
+    window.close()
+    assert c.in_symmetric_window(self, address, 1) == 0
+    comm.close()
 
 
 def test_references_keep_the_communicator() -> None:

@@ -75,25 +75,7 @@ const Window& window_from_python(PyObject* value, const Communicator& communicat
   const auto& window = py::detail::cast_op<const Window&>(caster);
   if (window.communicator().get() != &communicator)
     throw py::value_error("window: belongs to another communicator");
-  if (!window.handle())
-    throw py::value_error("window: NCCL cannot share this memory between the ranks");
   return window;
-}
-
-// NCCL does not check where a put ends, and does not say what is wrong with its source.
-void check_range(const Communicator& communicator, const Operation& put, const TensorView& tensor) {
-  const std::size_t size = put.window->nbytes_of(put.root_or_peer);
-  if (tensor.count == 0)
-    throw py::value_error("tensor: has no elements; signal() sends a signal alone");
-  if (put.offset > size || tensor.nbytes() > size - put.offset)
-    throw py::value_error("offset: " + std::to_string(put.offset) + " and " +
-                          std::to_string(tensor.nbytes()) + " bytes end after the window of rank " +
-                          std::to_string(put.root_or_peer) + ", which has " + std::to_string(size) +
-                          " bytes");
-  if (!communicator.in_symmetric_window(tensor.data, tensor.nbytes()))
-    throw py::value_error(
-        "tensor: is not in a symmetric window of this communicator; NCCL puts from registered "
-        "memory only");
 }
 
 // needed: the objects whose memory the operation uses; the graph of a capture keeps them.
@@ -140,7 +122,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     put.sendbuff = tensor.data;
     put.count = tensor.count;
     put.dtype = tensor.dtype->nccl;
-    check_range(communicator, put, tensor);
+    put.window->check_put(put);
     PyObject* stream = given(values[6]);
     put.stream = resolve_stream(stream, tensor, library);
     issue(self, communicator, put, stream, {values[0], values[2], owners.get()}, owners.get());

@@ -1,8 +1,11 @@
 // Communicator.__pynccl_communicator__(): the capsule of extension/capsule.h.
 #include <atomic>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "core/communicator.h"
+#include "core/window.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
 #include "python/objects/batch.h"
@@ -22,6 +25,9 @@ SAME(GATHER, Gather);
 SAME(SCATTER, Scatter);
 SAME(SEND, Send);
 SAME(RECV, Recv);
+SAME(PUT_SIGNAL, PutSignal);
+SAME(SIGNAL, Signal);
+SAME(WAIT_SIGNAL, WaitSignal);
 #undef SAME
 
 // The struct that the capsule points to, with a reference to the Python object.
@@ -42,7 +48,9 @@ struct Exported final : PyncclCommunicator {
                            c.library().memory() == Memory::kDevice,
                            c.library().path().c_str(),
                            &Exported::issue,
-                           &Exported::state},
+                           &Exported::simulate,
+                           &Exported::state,
+                           &Exported::in_symmetric_window},
         owner(object),
         communicator(c) {}
 
@@ -72,6 +80,8 @@ struct Exported final : PyncclCommunicator {
     }
   }
 
+  using Report = void (*)(void* context, const char* text);
+
   static int issue(PyncclCommunicator* self, const PyncclOperation* operations, std::size_t count,
                    double seconds, Report report, void* context) {
     return reported(report, context, [&] {
@@ -84,6 +94,20 @@ struct Exported final : PyncclCommunicator {
   static int state(PyncclCommunicator* self, Report report, void* context) {
     return reported(report, context,
                     [&] { static_cast<Exported*>(self)->communicator.check_state(); });
+  }
+
+  static int simulate(PyncclCommunicator* self, const PyncclOperation* operations,
+                      std::size_t count, double* duration, Report report, void* context) {
+    return reported(report, context, [&] {
+      Communicator& communicator = static_cast<Exported*>(self)->communicator;
+      const Several several(communicator, operations, count);
+      *duration = several.batch.simulate().value_or(-1);
+    });
+  }
+
+  static int in_symmetric_window(const PyncclCommunicator* self, const void* data,
+                                 std::size_t nbytes) {
+    return static_cast<const Exported*>(self)->communicator.in_symmetric_window(data, nbytes);
   }
 
   template <class Body>
@@ -102,22 +126,64 @@ struct Exported final : PyncclCommunicator {
 
   static void issue_all(Communicator& communicator, const PyncclOperation* operations,
                         std::size_t count) {
-    if (count == 1) return communicator.issue(operation_of(*operations));
-    Batch batch;
-    for (std::size_t i = 0; i < count; ++i)
-      batch.add(communicator, operation_of(operations[i]), {});
-    batch.issue();
+    if (count == 1) {
+      ncclWaitSignalDesc_t signals;
+      return communicator.issue(operation_of(communicator, *operations, signals));
+    }
+    Several(communicator, operations, count).batch.issue();
   }
 
-  static Operation operation_of(const PyncclOperation& o) {
-    return {.kind = static_cast<OperationKind>(o.kind),
-            .dtype = static_cast<ncclDataType_t>(o.dtype),
-            .op = static_cast<ncclRedOp_t>(o.op),
-            .root_or_peer = o.root_or_peer,
-            .sendbuff = o.sendbuff,
-            .recvbuff = o.recvbuff,
-            .count = o.count,
-            .stream = static_cast<cudaStream_t>(o.stream)};
+  // Several operations, and the memory that those of them need that wait for signals.
+  struct Several {
+    Several(Communicator& communicator, const PyncclOperation* operations, std::size_t count)
+        : signals(count) {
+      for (std::size_t i = 0; i < count; ++i)
+        batch.add(communicator, operation_of(communicator, operations[i], signals[i]), {});
+    }
+
+    std::vector<ncclWaitSignalDesc_t> signals;
+    Batch batch;
+  };
+
+  static Operation operation_of(Communicator& communicator, const PyncclOperation& o,
+                                ncclWaitSignalDesc_t& signals) {
+    Operation operation{.kind = static_cast<OperationKind>(o.kind),
+                        .dtype = static_cast<ncclDataType_t>(o.dtype),
+                        .op = static_cast<ncclRedOp_t>(o.op),
+                        .root_or_peer = o.root_or_peer,
+                        .sendbuff = o.sendbuff,
+                        .recvbuff = o.recvbuff,
+                        .count = o.count,
+                        .stream = static_cast<cudaStream_t>(o.stream)};
+    if (o.kind > PYNCCL_RECV) [[unlikely]]
+      make_one_sided(communicator, operation, signals);
+    return operation;
+  }
+
+  static void make_one_sided(Communicator& communicator, Operation& o,
+                             ncclWaitSignalDesc_t& signals) {
+    if (o.root_or_peer < 0 || o.root_or_peer >= communicator.nranks())
+      throw std::invalid_argument("root_or_peer: rank " + std::to_string(o.root_or_peer) +
+                                  " is none of the " + std::to_string(communicator.nranks()) +
+                                  " of the communicator");
+    switch (o.kind) {
+      case OperationKind::kPutSignal: {
+        const auto* target = static_cast<const PyncclTarget*>(std::exchange(o.recvbuff, nullptr));
+        o.window = &communicator.window_at(target->window);
+        o.offset = target->offset;
+        return o.window->check_put(o);
+      }
+      case OperationKind::kSignal:
+        return;
+      case OperationKind::kWaitSignal:
+        signals = {static_cast<int>(o.count), o.root_or_peer, 0, 0};
+        o.sendbuff = &signals;
+        o.count = 1;
+        return;
+      default:
+        throw std::invalid_argument("kind: " + std::to_string(static_cast<int>(o.kind)) +
+                                    " is none of the operations of this pynccl");
+    }
   }
 
   std::atomic<int> references = 1;
