@@ -10,17 +10,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kGrace{2000};  // for operations that nobody has waited for
 
-// Calls a function without the GIL, whether the caller has it or not.
-template <class F>
-void without_gil(F&& f) {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    const py::gil_scoped_release released;
-    f();
-  } else {
-    f();
-  }
-}
-
 double seconds(std::chrono::milliseconds duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -91,6 +80,8 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
       return nullptr;
     }
   }
+  if (estimating_.load(std::memory_order_relaxed)) [[unlikely]]
+    return estimated(device, std::move(operation));
   operation.number = c10d::isP2POp(operation.type) ? number_.load() : ++number_;
   return issue(group_lane(device), std::move(operation));
 }

@@ -87,6 +87,11 @@ class PyncclBackend final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  bool supportsTimeEstimation() const override { return true; }
+  // Virtual since torch 2.15; in earlier versions the module binds them.
+  void startTimeEstimate();
+  float endTimeEstimate();
+
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -114,8 +119,15 @@ class PyncclBackend final : public c10d::Backend {
     std::optional<at::Device> device;
   };
 
+  struct Estimated {
+    at::Device device;
+    Operation operation;
+  };
+
   // Issues an operation of all ranks, or adds it to the coalesced ones.
   WorkPtr issue(const at::Device& device, Operation operation);
+  // Adds an operation to those of the time estimate.
+  WorkPtr estimated(const at::Device& device, Operation operation);
   WorkPtr message(Tensors& tensors, int peer, bool sends);
   WorkPtr issue(Lane& lane, Operation operation);
   // Adds what addEphemeralTimeout() has given and is in force.
@@ -137,11 +149,13 @@ class PyncclBackend final : public c10d::Backend {
   std::atomic<Lane*> host_lane_ = nullptr;  // of the group on CPUs, once it is made
   std::atomic<bool> coalescing_ = false;    // whether coalesced_ has a value
   std::atomic<bool> extended_ = false;      // whether there are extensions_
+  std::atomic<bool> estimating_ = false;    // between startTimeEstimate() and endTimeEstimate()
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::mutex mutex_;  // of the following
   std::map<std::tuple<at::DeviceType, int, int, bool>, std::unique_ptr<Lane>> lanes_;
   std::optional<Coalesced> coalesced_;
   std::vector<Extension> extensions_;
+  std::vector<Estimated> estimated_;
   std::string ended_;  // why no operation can be issued
 };
 

@@ -402,7 +402,7 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
   const int rank = of_group ? peer : static_cast<int>(peer > rank_);
   made.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
   made.peer = peer;
-  if (of_group) return issue(tensor.device(), std::move(made));
+  if (of_group || estimating_) return issue(tensor.device(), std::move(made));
   return issue(lane({tensor.device(), peer, sends}), std::move(made));
 }
 

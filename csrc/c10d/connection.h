@@ -39,6 +39,17 @@ auto with_gil(Body&& body) {
   });
 }
 
+// Calls body without the GIL, whether the caller has it or not.
+template <class Body>
+void without_gil(Body&& body) {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const py::gil_scoped_release released;
+    body();
+  } else {
+    body();
+  }
+}
+
 // Throws DistBackendError.
 [[noreturn]] void throw_backend_error(const std::string& text);
 // The same, with the text of an exception of Python. Needs the GIL.

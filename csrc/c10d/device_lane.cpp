@@ -38,6 +38,17 @@ class DeviceLane final : public Lane {
     return work(std::move(operation), rank, timeout, stream_, std::move(done));
   }
 
+  c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
+                                                    std::chrono::milliseconds timeout) override {
+    return work(std::move(operation), rank, timeout, impl_.getStream(device()), std::nullopt);
+  }
+
+  void run(const std::function<void()>& body) override {
+    const c10::DeviceGuard guard(device());
+    const std::scoped_lock order(order_);
+    body();
+  }
+
   bool drain(std::chrono::milliseconds timeout) override {
     const auto until = std::chrono::steady_clock::now() + timeout;
     while (!stream_.query()) {

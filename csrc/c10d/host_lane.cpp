@@ -46,6 +46,18 @@ class HostLane final : public Lane {
     return work;
   }
 
+  c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
+                                                    std::chrono::milliseconds timeout) override {
+    auto work = c10::make_intrusive<HostWork>(rank, operation, timeout);
+    work->settle(nullptr);
+    return work;
+  }
+
+  void run(const std::function<void()>& body) override {
+    const Queue::Turn turn(*queue_);
+    body();
+  }
+
   bool drain(std::chrono::milliseconds timeout) override { return queue_->drain(timeout); }
 
  private:

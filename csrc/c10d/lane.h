@@ -2,6 +2,7 @@
 // asynchronous ones run on a thread of the lane, on another device on a stream of it.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "connection.h"
@@ -23,6 +24,11 @@ class Lane {
   // it is done when issue() returns.
   virtual c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
                                                std::chrono::milliseconds timeout) = 0;
+  // The work of an operation that is not issued: it is done.
+  virtual c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
+                                                            std::chrono::milliseconds timeout) = 0;
+  // Calls body on this thread, in order with the issue of operations: it uses the communicator.
+  virtual void run(const std::function<void()>& body) = 0;
   // Waits until what was issued is done; false where that takes longer.
   virtual bool drain(std::chrono::milliseconds timeout) = 0;
 

@@ -41,6 +41,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("options", &PyncclBackend::getBackendOptions, "Its Options.")
       .def("communicator", &PyncclBackend::communicator, py::arg("device"),
            "The communicator of the group for a device; None where it is not made yet.")
+      .def("_start_time_estimate", &PyncclBackend::startTimeEstimate,
+           "Begin a time estimate: operations are not run until its end.")
+      .def("_end_time_estimate", &PyncclBackend::endTimeEstimate,
+           "The sum of NCCL's estimates of the operations since the beginning, in microseconds.")
       .def(
           "perform_nocolor_split", [](PyncclBackend&, const at::Device&) {},
           "Do nothing: a new group does not split this one.");

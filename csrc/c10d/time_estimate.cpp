@@ -1,0 +1,69 @@
+// Time estimates: the operations between startTimeEstimate() and endTimeEstimate() are not run,
+// NCCL estimates the time of each.
+#include "backend.h"
+
+namespace pynccl::dist {
+namespace {
+
+double seconds_of(const Operation& operation, CommunicatorRef& comm) {
+  const std::string name = std::string("time estimate: ") + name_of(operation);
+  double seconds;
+  try {
+    seconds = comm.simulate(operation.calls.data(), operation.calls.size());
+  } catch (const NcclError& error) {
+    throw_backend_error(name + ": " + error.what());
+  }
+  if (seconds < 0) throw_backend_error(name + ": NCCL has none for it");
+  return seconds;
+}
+
+}  // namespace
+
+// Drops an estimate without an end: torch's _time_estimator does not end one that an exception
+// leaves.
+void PyncclBackend::startTimeEstimate() {
+  const std::scoped_lock lock(mutex_);
+  estimated_.clear();
+  estimating_ = true;
+}
+
+WorkPtr PyncclBackend::estimated(const at::Device& device, Operation operation) {
+  const auto timeout = timeout_of(operation);
+  Operation done;  // its results are those of the operation, unchanged
+  done.type = operation.type;
+  done.title = operation.title;
+  done.outputs = operation.outputs;
+  done.number = number_;
+  done.peer = operation.peer;
+  WorkPtr work = group_lane(device).work_without_issue(std::move(done), rank_, timeout);
+  const std::scoped_lock lock(mutex_);
+  estimated_.push_back({device, std::move(operation)});
+  return work;
+}
+
+float PyncclBackend::endTimeEstimate() {
+  std::vector<Estimated> all;
+  {
+    const std::scoped_lock lock(mutex_);
+    TORCH_CHECK_VALUE(estimating_, "time estimate: it has not begun");
+    estimating_ = false;
+    std::swap(all, estimated_);
+  }
+  for (const Estimated& one : all)
+    for (const PyncclOperation& call : one.operation.calls)
+      TORCH_CHECK_VALUE(call.kind <= PYNCCL_REDUCE_SCATTER,
+                        "time estimate: ", name_of(one.operation),
+                        " consists of messages; NCCL has estimates for "
+                        "all_reduce, broadcast, reduce, all_gather and reduce_scatter");
+  double sum = 0;
+  without_gil([&] {
+    for (const Estimated& one : all) {
+      Lane& lane = group_lane(one.device);
+      lane.run([&] { sum += seconds_of(one.operation, lane.connection().get()); });
+    }
+  });
+  constexpr double kMicroseconds = 1e6;
+  return static_cast<float>(sum * kMicroseconds);
+}
+
+}  // namespace pynccl::dist
