@@ -89,14 +89,17 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
 WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
   const bool extended = extended_.load(std::memory_order_relaxed);
   if (extended) extend(operation);
-  const auto timeout =
-      operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
+  const auto timeout = timeout_of(operation);
   WorkPtr work = lane.issue(std::move(operation), rank_, timeout);
   if (!extended) return work;
   const std::scoped_lock lock(mutex_);
   for (Extension& extension : extensions_)
     if (!extension.first) extension.first = work;
   return work;
+}
+
+std::chrono::milliseconds PyncclBackend::timeout_of(const Operation& operation) const {
+  return operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
 }
 
 void PyncclBackend::extend(Operation& operation) {
@@ -109,7 +112,7 @@ void PyncclBackend::extend(Operation& operation) {
   extensions_.erase(begin, extensions_.end());
   extended_ = !extensions_.empty();
   if (extensions_.empty()) return;
-  if (operation.timeout == c10d::kUnsetTimeout) operation.timeout = options_->timeout;
+  operation.timeout = timeout_of(operation);
   for (const Extension& extension : extensions_) operation.timeout += extension.by;
 }
 

@@ -92,6 +92,12 @@ class PyncclBackend final : public c10d::Backend {
   void startTimeEstimate();
   float endTimeEstimate();
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(
+      const std::optional<at::Tensor>& tensor = std::nullopt) override;
+#endif
+
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -108,6 +114,8 @@ class PyncclBackend final : public c10d::Backend {
   py::object communicator(const at::Device& device);
 
  private:
+  friend class PyncclWindow;
+
   // More time for the operations from its first one on, until that is complete.
   struct Extension {
     std::chrono::milliseconds by;
@@ -126,10 +134,13 @@ class PyncclBackend final : public c10d::Backend {
 
   // Issues an operation of all ranks, or adds it to the coalesced ones.
   WorkPtr issue(const at::Device& device, Operation operation);
+  // Issues an operation of a window.
+  WorkPtr issue_one_sided(const at::Device& device, Operation operation);
   // Adds an operation to those of the time estimate.
   WorkPtr estimated(const at::Device& device, Operation operation);
   WorkPtr message(Tensors& tensors, int peer, bool sends);
   WorkPtr issue(Lane& lane, Operation operation);
+  std::chrono::milliseconds timeout_of(const Operation& operation) const;
   // Adds what addEphemeralTimeout() has given and is in force.
   void extend(Operation& operation);
   // Whether messages use the communicator of the group: coalesced ones do, and those on the bound

@@ -5,6 +5,7 @@
 #include <pynccl/pynccl.h>
 
 #include <chrono>
+#include <memory>
 #include <vector>
 
 #include "compat.h"
@@ -25,6 +26,7 @@ struct Operation {
   std::vector<at::Tensor> tensors;  // what is read and not written; held until it is done
   std::vector<at::Tensor> outputs;  // what is written: the result
   std::vector<Factor> factors;
+  std::shared_ptr<void> held;  // what the calls point to, besides tensors
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // its own
   bool async = true;
   bool blocks = false;  // wait() returns when the operation is done, on GPUs too

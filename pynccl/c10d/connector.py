@@ -19,6 +19,11 @@ from pynccl.libraries import load
 
 __all__ = ["Connector"]
 
+_ALLOCATE = "the backend's allocate_tensor() or of pynccl.memory.torch_empty()"
+_NOT_SHAREABLE = (
+    f"is not memory that NCCL can share between ranks; use memory of {_ALLOCATE}. No rank has "
+    "registered it"
+)
 _LONGEST_PAUSE = 0.02  # seconds between two looks at the store
 _EXIT_LIMIT = 1.0  # seconds for threads to leave the store when the process ends
 
@@ -213,6 +218,35 @@ class Connector:
         segment = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(segment, arena.deallocate, address).atexit = False
         return torch.frombuffer(segment, dtype=dtype)
+
+    def register(self, comm: nccl.Communicator, tensor: torch.Tensor, owning: bool) -> nccl.Window:
+        """Register the memory of a tensor as a window: all ranks call this.
+
+        Args:
+            comm: of this group.
+            tensor: contiguous; of memory that NCCL can share between ranks.
+            owning: whether the window keeps the tensor.
+
+        Raises:
+            ValueError: NCCL cannot register the memory of this or another rank; no rank has then.
+        """
+        memory = tensor.detach().flatten().view(torch.uint8)
+        try:
+            if owning:
+                window = comm.register_window(memory)
+            else:
+                window = comm.register_window(
+                    memory.data_ptr(), count=memory.numel(), dtype="uint8"
+                )
+        except ValueError as error:
+            text = str(error).removeprefix("buffer: ")
+            raise ValueError(f"tensor: {text.replace('mem_alloc()', _ALLOCATE)}") from error
+        except nccl.NcclInvalidArgumentError as error:  # no rank has such memory
+            raise ValueError(f"tensor: {_NOT_SHAREABLE}: {error}") from error
+        if not window.handle:
+            window.close()
+            raise ValueError(f"tensor: {_NOT_SHAREABLE}")
+        return window
 
     def close(self, comm: nccl.Communicator) -> None:
         """Destroy a communicator whose operations are done; abort it where one has failed."""
