@@ -44,7 +44,7 @@ SINCE: dict[str, tuple[int, int]] = {
     "ProcessGroup.register_abort_hook": (2, 14),
     "ProcessGroup.register_post_hook": (2, 14),
     "ProcessGroup.register_pre_hook": (2, 14),
-    "ProcessGroup.supports_abort_hooks": (2, 14),
+    "ProcessGroup.supports_abort_hooks": (2, 15),
     "ProcessGroup.supports_completion_hooks": (2, 15),
     "ProcessGroup.supports_reconfigure": (2, 14),
     "ProcessGroup.supports_window": (2, 14),

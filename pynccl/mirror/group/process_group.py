@@ -81,7 +81,7 @@ class ProcessGroup(BaseGroup):
 
     @property
     def supports_abort_hooks(self) -> bool:
-        """True: :meth:`register_abort_hook`; torch's class has it since torch 2.14."""
+        """True: :meth:`register_abort_hook`; torch's class has it since torch 2.15."""
         return True
 
     @property
