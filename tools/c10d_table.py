@@ -243,8 +243,10 @@ ROWS = (
 )
 
 
-def _without_comments(text: str) -> str:
-    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+def _code(text: str) -> str:
+    """A header without comments and preprocessor lines."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return re.sub(r"^\s*#[^\n]*", "", text, flags=re.MULTILINE)
 
 
 def _classes(text: str) -> list[tuple[str, str, str]]:
@@ -258,6 +260,13 @@ def _classes(text: str) -> list[tuple[str, str, str]]:
         bases = match.group().partition(":")[2].rstrip("{")
         found.append((match.group(1), bases, text[match.end() : end]))
     return found
+
+
+def _declarations(body: str) -> str:
+    """The body of a class without the bodies in it."""
+    while (found := re.sub(r"{[^{}]*}", ";", body)) != body:
+        body = found
+    return body
 
 
 def installed() -> str:
@@ -276,7 +285,7 @@ def facts() -> set[str]:
     for owner, header in CLASSES.items():
         if not (headers / header).exists():
             continue
-        for name, _, body in _classes(_without_comments((headers / header).read_text())):
+        for name, _, body in _classes(_code((headers / header).read_text())):
             if name != owner:
                 continue
             for nested, _, inside in _classes(body):
@@ -312,11 +321,14 @@ def _found(module: str) -> bool:
         return False
 
 
-def overridden() -> set[str]:
-    """What the backend's classes override, and "the entry point"."""
+def overridden(known: set[str]) -> set[str]:
+    """What the backend has of what is known: methods of its classes, and "the entry point".
+
+    A method need not say "override": an older torch may not have it.
+    """
     classes: dict[str, tuple[str, str]] = {}
     for header in sorted(SOURCES.glob("*.h")):
-        for name, bases, body in _classes(_without_comments(header.read_text())):
+        for name, bases, body in _classes(_code(header.read_text())):
             classes[name] = (bases, body)
 
     def owner(name: str) -> str | None:
@@ -325,6 +337,8 @@ def overridden() -> set[str]:
         for match in re.finditer(r"\w+(?:::\w+)*", bases):
             base = match.group()
             last = base.rpartition("::")[2]
+            if last == name:
+                continue
             if base.startswith("c10d::") and last in CLASSES:
                 return last
             if last in classes and (of_base := owner(last)):
@@ -333,9 +347,9 @@ def overridden() -> set[str]:
 
     found = set()
     for name, (_, body) in classes.items():
-        methods = re.findall(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s+)?(?:noexcept\s+)?override", body)
         if of_torch := owner(name):
-            found |= {f"{of_torch}.{method}" for method in methods}
+            declared = re.findall(r"(\w+)\s*\(", _declarations(body))
+            found |= known & {f"{of_torch}.{method}" for method in declared}
     project = (ROOT / "pyproject.toml").read_text()
     if re.search(
         r'^\[project\.entry-points\."torch\.distributed\.backends"\]\npynccl', project, re.M
@@ -389,7 +403,7 @@ def updated(data: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def table(data: dict[str, list[str]]) -> str:
     """The text between the markers."""
-    versions, have = data["versions"], overridden()
+    versions, have = data["versions"], overridden(set(data))
     lines = [
         "| | " + " | ".join(versions) + " | pynccl |",
         "|---|" + "---|" * (len(versions) + 1),

@@ -32,22 +32,29 @@ def test_table_has_all_methods() -> None:
     assert set(rows) == known
 
 
+HEADER = """
+class Base : public c10d::Work, public std::enable_shared_from_this<Base> {
+ public:
+  explicit Base(int rank) : Work(rank), number_(count(rank)) {}
+  bool wait(int timeout = f(1)) override;  // void synchronize() override;
+#if defined(SOME) || (defined(OTHER) && VERSION > 2)
+  bool isCompleted() override;
+#endif
+  struct Inner { int abort(); };
+  at::Tensor sourceRank(long size, Options options = {}) override;
+  float getDuration() const override { if (true) { exception(); } return 1; }
+  void own() {}
+  void getTimeout();
+};
+class Last final : public Base { std::vector<int> result() final { return {}; } };
+struct Other final : c10d::Backend::Options { int x = 0; };
+class Stranger : public Thing { void merge() override; };
+"""
+
+
 def test_overrides_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = """
-    class Base : public c10d::Work {
-     public:
-      bool wait(int timeout = f(1)) override;  // void late() override;
-      struct Inner { int x; };
-      float getDuration() const override { return 1; }
-      void own();
-    };
-    class Last final : public Base { void abort() override; };
-    struct Other final : c10d::Backend::Options { int x = 0; };
-    class Stranger : public Thing { void merge() override; };
-    """
-    folder = tmp_path / "c10d"
-    folder.mkdir()
-    (folder / "some.h").write_text(header)
-    monkeypatch.setattr(c10d_table, "SOURCES", folder)
-    found = c10d_table.overridden() - {"the entry point"}
-    assert found == {"Work.wait", "Work.getDuration", "Work.abort"}
+    (tmp_path / "some.h").write_text(HEADER)
+    monkeypatch.setattr(c10d_table, "SOURCES", tmp_path)
+    found = c10d_table.overridden(set(c10d_table.recorded())) - {"the entry point"}
+    names = ("wait", "isCompleted", "sourceRank", "getDuration", "getTimeout", "result")
+    assert found == {f"Work.{name}" for name in names}
