@@ -49,9 +49,8 @@ WorkPtr PyncclBackend::issue_one_sided(const at::Device& device, Operation opera
   TORCH_CHECK_VALUE(!coalescing_, name_of(operation), ": operations are being coalesced");
   if (estimating_) return estimated(device, std::move(operation));
   operation.number = number_;
-  const auto timeout = timeout_of(operation);
   WorkPtr work;
-  without_gil([&] { work = group_lane(device).issue(std::move(operation), rank_, timeout); });
+  without_gil([&] { work = issue(group_lane(device), std::move(operation)); });
   return work;
 }
 
