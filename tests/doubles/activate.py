@@ -53,6 +53,10 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType, execute: object = execute) -> None:
+            if _device_tensors():  # before torch asks for the first time whether there is CUDA
+                from tests.doubles import library
+
+                library.load_torch_device()
             execute(module)
             _stand_in()
 
@@ -61,10 +65,19 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
     return None
 
 
-def _stand_in() -> None:
-    from tests.doubles import torch_cuda
+def _device_tensors() -> bool:
+    return os.environ.get("CUDA_DOUBLE_TENSORS") == "device"
 
-    torch_cuda.activate()
+
+def _stand_in() -> None:
+    if _device_tensors():
+        from tests.doubles import torch_device
+
+        torch_device.activate()
+    else:
+        from tests.doubles import torch_cuda
+
+        torch_cuda.activate()
 
 
 def activate() -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["VERSIONS", "BuildError", "build", "nccl"]
+__all__ = ["VERSIONS", "BuildError", "build", "build_device", "nccl"]
 
 VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.30": 23007, "2.32": 23203}
 
@@ -43,6 +43,20 @@ def build(folder: Path) -> Path:
         _run(["cmake", "--build", str(folder)])
         _copy(_hostnccl(), folder / "libengine.so")
     return folder
+
+
+def build_device(folder: Path) -> None:
+    """Build the CUDA device for torch's own tensors into the folder of a build.
+
+    Raises:
+        BuildError: it cannot be built.
+    """
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _run(
+            ["cmake", "-S", str(_SOURCES), "-B", str(folder), f"-DTORCH_INCLUDE={_torch_include()}"]
+        )
+        _run(["cmake", "--build", str(folder), "--target", "torch_device"])
 
 
 def nccl(folder: Path, version: str) -> Path:

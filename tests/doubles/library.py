@@ -14,6 +14,7 @@ __all__ = [
     "busy",
     "driver",
     "folder",
+    "load_torch_device",
     "record",
     "slow",
     "violations",
@@ -122,6 +123,11 @@ def driver() -> Driver:
         library.cuInit(0)
         _loaded = Driver(library)
     return _loaded
+
+
+def load_torch_device() -> None:
+    """Load the CUDA device for torch's own tensors, which registers itself."""
+    ctypes.CDLL(str(folder() / "libtorch_device.so"))
 
 
 class Record:

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from tests.doubles import library, tensor
 from tests.doubles.tensor import CudaTensor, ordinal_of, to_device
 
-__all__ = ["activate"]
+__all__ = ["STAND_INS", "activate", "stop"]
 
 _DISABLE_TIMING = 2
 _NON_BLOCKING = 1
@@ -402,7 +402,7 @@ def _patch_dlpack() -> None:
     torch.utils.dlpack.from_dlpack = from_dlpack
 
 
-_STAND_INS: dict[str, Any] = {
+STAND_INS: dict[str, Any] = {
     "CUDAGraph": CUDAGraph,
     "Event": Event,
     "ExternalStream": ExternalStream,
@@ -429,7 +429,7 @@ _STAND_INS: dict[str, Any] = {
 }
 
 
-def _stop() -> None:
+def stop() -> None:
     """Let no kernel run in an interpreter that ends."""
     library.driver().library.cuda_double_stop_kernels()
 
@@ -438,11 +438,11 @@ def _stop() -> None:
 def activate() -> None:
     """Put the stand-ins in place, once in a process."""
     tensor.install_exchange_api()
-    for name, stand_in in _STAND_INS.items():
+    for name, stand_in in STAND_INS.items():
         setattr(torch.cuda, name, stand_in)
     torch.futures.Future = Future
     _patch_factories()
     _patch_tensor()
     _patch_default_device()
     _patch_dlpack()
-    atexit.register(_stop)
+    atexit.register(stop)
