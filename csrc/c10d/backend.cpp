@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "tensors.h"
+
 namespace pynccl::dist {
 namespace {
 
@@ -34,7 +36,10 @@ PyncclBackend::~PyncclBackend() {
 Lane& PyncclBackend::lane(Route route) {
   const std::scoped_lock lock(mutex_);
   if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
-  auto& found = lanes_[{route.device.type(), route.device.index(), route.peer, route.sends}];
+  const bool of_group = route.peer < 0;
+  auto& found = lanes_[{route.device.type(), of_group ? -1 : std::min(rank_, route.peer),
+                        of_group ? -1 : std::max(rank_, route.peer),
+                        !of_group && route.sends == (rank_ < route.peer), route.device.index()}];
   if (!found) {
     auto connection = std::make_shared<Connection>(connector_, route);
     found = route.device.is_cpu()
@@ -143,12 +148,12 @@ WorkPtr PyncclBackend::endCoalescing() {
 }
 
 void PyncclBackend::eagerConnectSingleDevice(at::Device device) {
-  Lane& found = group_lane(device);
+  Lane& found = group_lane(with_index(device));
   without_gil([&] { found.connection().get(); });
 }
 
 py::object PyncclBackend::communicator(const at::Device& device) {
-  return group_lane(device).connection().communicator();
+  return group_lane(with_index(device)).connection().communicator();
 }
 
 c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
@@ -238,6 +243,16 @@ void PyncclBackend::abort() {
 
 void PyncclBackend::shutdown() {
   without_gil([this] { end("it was destroyed", true); });
+}
+
+at::Device PyncclBackend::device_of_collectives() {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [route, lane] : lanes_) {
+    const Connection& connection = lane->connection();
+    if (!connection.device().is_cpu() && connection.of_group() && connection.made())
+      return connection.device();
+  }
+  return at::Device(at::kCPU);
 }
 
 std::vector<Lane*> PyncclBackend::lanes() {

@@ -149,6 +149,8 @@ class PyncclBackend final : public c10d::Backend {
   bool sends_on_group(const at::Device& device);
   Lane& lane(Route route);
   Lane& group_lane(const at::Device& device);
+  // The accelerator that collectives have used, of several the first; the CPU where there is none.
+  at::Device device_of_collectives();
   std::vector<Lane*> lanes();  // they live as long as the backend
   void cancel();
   void end(const std::string& reason, bool drains);
@@ -163,7 +165,9 @@ class PyncclBackend final : public c10d::Backend {
   std::atomic<bool> estimating_ = false;    // between startTimeEstimate() and endTimeEstimate()
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   std::mutex mutex_;  // of the following
-  std::map<std::tuple<at::DeviceType, int, int, bool>, std::unique_ptr<Lane>> lanes_;
+  // By the ranks of a communicator and whether the lower one sends: all ranks close communicators
+  // in the same order, since a close waits for the other ranks.
+  std::map<std::tuple<at::DeviceType, int, int, bool, int>, std::unique_ptr<Lane>> lanes_;
   std::optional<Coalesced> coalesced_;
   std::vector<Extension> extensions_;
   std::vector<Estimated> estimated_;

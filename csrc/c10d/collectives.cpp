@@ -407,11 +407,14 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
 }
 
 WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
-  at::Device device = options.device.value_or(bound_device_id_.value_or(at::Device(at::kCPU)));
+  // Torch does not pass on the device of options that Python has set.
+  at::Device device =
+      options.device ? *options.device : bound_device_id_.value_or(device_of_collectives());
   // They number accelerators; where there is none, they say nothing.
   if (!options.device_ids.empty() && (!device.is_cpu() || at::hasCUDA()))
     device = at::Device(device.is_cpu() ? at::kCUDA : device.type(),
                         static_cast<c10::DeviceIndex>(options.device_ids.front()));
+  device = with_index(device);
   const at::Tensor token = at::zeros({1}, at::TensorOptions().device(device).dtype(at::kByte));
   Operation made = operation(OpType::BARRIER, "pynccl:barrier", options, {token}, {});
   made.blocks = true;

@@ -51,21 +51,21 @@ void Connection::check_open() {
   throw_backend_error("the communicator is closed: " + reason_);
 }
 
-void Connection::check_state() {
-  if (!made() || ended_.load()) return;
-  try {
-    ref_.check_state();
-  } catch (const NcclError& error) {
-    if (!ended_.load()) throw_backend_error(error.what());
+std::string Connection::failure() const {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (aborted_) return "the communicator is closed: " + reason_;
   }
+  return failure_of_communicator();
 }
 
-bool Connection::failed() noexcept {
+std::string Connection::failure_of_communicator() const {
+  if (!made() || ended_.load()) return "";
   try {
-    check_state();
-    return false;
-  } catch (const std::exception&) {
-    return true;
+    ref_.check_state();
+    return "";
+  } catch (const std::exception& error) {
+    return ended_.load() ? "" : error.what();
   }
 }
 
@@ -120,7 +120,10 @@ void Connection::end(bool done, const std::string& reason) {
   Held communicator;
   {
     const std::scoped_lock lock(mutex_);
-    if (!ended_.exchange(true)) reason_ = reason;
+    if (!ended_.exchange(true)) {
+      reason_ = reason;
+      aborted_ = !done;
+    }
     communicator = std::exchange(communicator_, nullptr);
   }
   if (!communicator || !Py_IsInitialized()) return;

@@ -73,6 +73,7 @@ class Connection {
   CommunicatorRef& get();
   // Takes over a communicator that was made elsewhere. Needs the GIL.
   void adopt(py::object communicator);
+  bool of_group() const { return route_.peer < 0; }
   bool made() const { return made_.load(std::memory_order_acquire); }
   // The pynccl.nccl.Communicator, null where it is not made. Needs the GIL.
   py::object communicator() const;
@@ -80,11 +81,12 @@ class Connection {
   // Issues the operation on a stream of the device's library. Throws DistBackendError.
   void issue(Operation& operation, void* stream);
 
-  // Throws DistBackendError where the communicator is made and has failed. From any thread.
-  void check_state();
-  bool failed() noexcept;
+  // Why operations that were issued cannot succeed; "" where nothing is known. From any thread.
+  std::string failure() const;
+  // Whether the communicator has failed by itself. From any thread.
+  bool failed() const { return !failure_of_communicator().empty(); }
   // The same, but true only once.
-  bool take_failure() noexcept { return failed() && !failure_taken_.exchange(true); }
+  bool take_failure() { return failed() && !failure_taken_.exchange(true); }
 
   // Frees the communicator: by connector.close(), where what was issued is done, else by
   // connector.abort(). From then on get() throws with the reason. Call it without the GIL.
@@ -92,6 +94,7 @@ class Connection {
 
  private:
   void check_open();
+  std::string failure_of_communicator() const;
   static void issue_calls(CommunicatorRef& comm, const Operation& operation);
   void issue_with_factors(CommunicatorRef& comm, Operation& operation);
 
@@ -103,6 +106,7 @@ class Connection {
   std::mutex making_;
   mutable std::mutex mutex_;  // of the following
   std::string reason_;        // why it was ended
+  bool aborted_ = false;      // before what was issued was done
   Held communicator_;
   CommunicatorRef ref_;
 };

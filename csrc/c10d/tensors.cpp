@@ -1,5 +1,7 @@
 #include "tensors.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 namespace pynccl::dist {
 namespace {
 
@@ -48,6 +50,11 @@ std::size_t elements_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+at::Device with_index(const at::Device& device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
 
 void check_tensor(const char* name, const at::Tensor& tensor, const at::Device& device) {
   TORCH_CHECK_VALUE(tensor.defined(), name, ": expected a tensor, got none");

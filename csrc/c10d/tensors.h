@@ -16,6 +16,9 @@ struct Elements {
   std::size_t count;
 };
 
+// A device with the index that it means: one of an accelerator without an index is the current one.
+at::Device with_index(const at::Device& device);
+
 // Throws unless the tensor is dense, contiguous and on a device of this type and index.
 void check_tensor(const char* name, const at::Tensor& tensor, const at::Device& device);
 void check_tensors(const char* name, const std::vector<at::Tensor>& tensors,

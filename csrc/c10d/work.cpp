@@ -8,6 +8,8 @@
 namespace pynccl::dist {
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenLooks{2};
+
 c10::impl::VirtualGuardImpl guard_of(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
@@ -80,6 +82,8 @@ DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds 
   if (!done_) return;
   held_ = std::move(operation.tensors);
   held_.insert(held_.end(), outputs_.begin(), outputs_.end());
+  for (const Factor& factor : operation.factors)  // read when the operation runs
+    if (factor.tensor.device() == stream_.device()) held_.push_back(factor.tensor);
 }
 
 // The allocator must not reuse memory that the stream still uses.
@@ -95,9 +99,10 @@ bool DeviceWork::isCompleted() { return done() || exception(); }
 bool DeviceWork::isSuccess() const { return done() && !exception(); }
 
 std::exception_ptr DeviceWork::exception() const {
+  const std::string why = connection_->failure();
+  if (why.empty()) return nullptr;
   try {
-    connection_->check_state();
-    return nullptr;
+    throw_backend_error(std::string(name_) + ": " + why);
   } catch (const c10::DistBackendError&) {
     return std::current_exception();
   }
@@ -115,12 +120,21 @@ void DeviceWork::synchronize() {
 }
 
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
-  const auto until = std::chrono::steady_clock::now() + timeout;
-  while (!done()) {
+  const auto rethrow = [this] {
     if (const auto error = exception()) std::rethrow_exception(error);
-    if (std::chrono::steady_clock::now() > until) throw_timed_out(name_, rank_, timeout);
+  };
+  auto now = std::chrono::steady_clock::now();
+  const auto until = now + timeout;
+  auto look = now + kBetweenLooks;  // at the communicator
+  for (; !done(); now = std::chrono::steady_clock::now()) {
+    if (now > look) {
+      rethrow();
+      look = now + kBetweenLooks;
+    }
+    if (now > until) throw_timed_out(name_, rank_, timeout);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
+  rethrow();  // the kernels of a communicator that has failed end, too
 }
 
 // Complete at once: waiting for it makes a stream wait for ours.

@@ -53,8 +53,11 @@ void Communicator::throw_not_open() const {
 }
 
 void Communicator::check_state() {
-  if (expired()) throw expiry("ncclCommGetAsyncError");
-  check(read_async_error(), "ncclCommGetAsyncError");
+  constexpr const char* kFunction = "ncclCommGetAsyncError";
+  if (expired()) throw expiry(kFunction);
+  if (revoked())
+    throw NcclFailure(ncclInvalidUsage, kFunction, rank_, "communicator: it was revoked");
+  check(read_async_error(), kFunction);
 }
 
 void Communicator::throw_failed(ncclResult_t result, const char* function, const char* file,

@@ -185,7 +185,7 @@ class CommunicatorRef {
   }
 
   // Throws NcclError with pynccl's text where the communicator has failed, expired or was closed.
-  void check_state() {
+  void check_state() const {
     require(offsetof(PyncclCommunicator, state), "check_state");
     std::string text;
     check_reported(target_->state(target_, &keep_text, &text), "check_state", text);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import copy
 import ctypes
 import dataclasses
 import functools
 import threading
 import time
+import warnings
 import weakref
 from typing import Any
 
@@ -87,6 +89,7 @@ class Connector:
         self._name = name
         self._config = config
         self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
+        self._of_group: collections.Counter[str] = collections.Counter()  # made, by type of device
         self._cancelled = threading.Event()
         _connectors.add(self)
 
@@ -102,11 +105,14 @@ class Connector:
             RuntimeError: the other ranks did not come in time, or the group was closed.
         """
         if peer < 0:
-            unique_id = self._ids(device, "group", 1, makes=self._rank == 0)
+            # All ranks make those of several devices in the same order.
+            name = f"group{self._of_group[device.type]}"
+            unique_id = self._ids(device, name, 1, makes=self._rank == 0)
             try:
                 made = self._make(self._size, unique_id, self._rank, device)
             except nccl.NcclTimeoutError as error:
                 raise self._timed_out(error) from error
+            self._of_group[device.type] += 1
             return self._set_up(made)
         # Both directions connect at once: the first operation of both ranks may be a send.
         pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())
@@ -252,8 +258,12 @@ class Connector:
         """Destroy a communicator whose operations are done; abort it where one has failed."""
         if comm.closed or comm.revoked or comm.expired or comm.async_error() is not None:
             comm.abort()
-        else:
+            return
+        try:
             comm.close()
+        except nccl.NcclError as error:  # torch would keep the group, which can do nothing more
+            comm.abort()
+            warnings.warn(f"pynccl: group {self._name!r} was aborted: {error}", stacklevel=1)
 
     def abort(self, comm: nccl.Communicator) -> None:
         """Free a communicator at once."""

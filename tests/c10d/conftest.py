@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.c10d.in_torch import run_in_torch
+from tests.c10d.in_torch import run_in_torch, run_on_device
+from tests.support import gpu
 from tests.support.in_world import world_runner
 from tests.support.launcher import Launcher
 
@@ -30,3 +32,27 @@ def torch_world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
     Options are those of the launcher, and ``init=`` for those of init_process_group.
     """
     return world_runner(launch, tmp_path, run_in_torch)
+
+
+@pytest.fixture(scope="session")
+def _device() -> None:
+    """On the double, build the CUDA device for torch's own tensors."""
+    if reason := gpu.missing():
+        pytest.skip(reason)
+    if libraries := os.environ.get("CUDA_DOUBLE_LIBRARIES"):
+        from tests.doubles.build import build_device
+
+        build_device(Path(libraries))
+
+
+@pytest.fixture
+def device_world(launch: Launcher, tmp_path: Path, _device: None) -> Callable[..., list[Any]]:
+    """torch_world() in which each rank has a GPU, its current device."""
+    run = world_runner(launch, tmp_path, run_on_device, env={"CUDA_DOUBLE_TENSORS": "device"})
+
+    def checked(nranks: int, *args: Any, **options: Any) -> list[Any]:
+        if gpu.count() < nranks:
+            pytest.skip(f"needs {nranks} GPUs")
+        return run(nranks, *args, **options)
+
+    return checked

@@ -27,3 +27,21 @@ def run_in_torch(
         return function(rank.rank, rank.nranks, *args)
     finally:
         dist.destroy_process_group()
+
+
+def run_on_device(
+    rank: Rank,
+    function: Callable[..., Any],
+    url: str,
+    init: dict[str, Any],
+    args: tuple[Any, ...],
+) -> Any:
+    """The same where each rank has a GPU, its current device; ``device_id=True`` binds the group
+    to it.
+    """
+    import torch
+
+    torch.cuda.set_device(rank.rank)
+    if init.get("device_id"):
+        init = {**init, "device_id": torch.device("cuda", rank.rank)}
+    return run_in_torch(rank, function, url, init, args)

@@ -22,6 +22,8 @@ def _finish(work: dist.Work | None) -> None:
     """Wait for an asynchronous operation."""
     if work is not None:
         assert work.wait()
+        if torch.get_default_device().type != "cpu":
+            torch.cuda.synchronize()  # only the current stream has waited
         assert work.is_completed()
         assert work.is_success()
 
@@ -213,7 +215,8 @@ def _coalesced(rank: int, size: int) -> None:
     assert torch.equal(tensors[0], sum(_values(r) for r in range(size)))
     assert torch.equal(tensors[1], sum(_values(r + 1, count=3) for r in range(size)))
     tensors = [_values(rank), _values(rank + 1)]
-    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+    device = torch.get_default_device()
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
         for tensor in tensors:
             dist.all_reduce(tensor)
     manager.wait()
@@ -230,13 +233,13 @@ def _coalesced(rank: int, size: int) -> None:
     assert outputs[1].item() == float(sum(range(size)))
     tensors = [_values(rank) for _ in range(3)]
     factors = (None, 0.5, 4.0)
-    group, cpu = dist.distributed_c10d._get_default_group(), torch.device("cpu")
-    group._start_coalescing(cpu)  # the coalescing manager takes the operator of the first
+    group = dist.distributed_c10d._get_default_group()
+    group._start_coalescing(device)  # the coalescing manager takes the operator of the first
     for tensor, factor in zip(tensors, factors, strict=True):
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist._make_nccl_premul_sum(factor) if factor else ReduceOp.SUM
         group.allreduce([tensor], options)
-    group._end_coalescing(cpu).wait()
+    group._end_coalescing(device).wait()
     sum_of_all = sum(_values(r) for r in range(size))
     for tensor, factor in zip(tensors, factors, strict=True):
         torch.testing.assert_close(tensor, sum_of_all * (factor or 1.0))

@@ -1,60 +1,540 @@
-"""Proves that the backend orders operations on CUDA tensors as torch promises it: by streams."""
+"""Proves that the backend gives on CUDA tensors what torch promises: every operation, in the order
+of streams, with memory that is not reused too early, in graphs, and in training with DDP.
+
+On the test double the tensors are torch's own in the double's memory, see tests/doubles. Its
+streams run at their own pace, so an operation that is not ordered after another sees wrong values.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.support import gpu
+import pynccl.c10d
+from tests.c10d import test_collectives as collectives
+from tests.c10d.training import Values, batches, make_model, values
 
 World = Callable[..., list[Any]]
 
 pytestmark = pytest.mark.gpu
 
+_DOUBLE = "CUDA_DOUBLE_LIBRARIES" in os.environ
+_COUNT = 1000
+_LATE = 0.2  # seconds
 
-@pytest.fixture(scope="session", autouse=True)
-def _device() -> None:
-    """On the double, build the CUDA device for torch's own tensors."""
-    if libraries := os.environ.get("CUDA_DOUBLE_LIBRARIES"):
-        from tests.doubles.build import build_device
-
-        build_device(Path(libraries))
+only_on_the_double = pytest.mark.skipif(not _DOUBLE, reason="it reads the double's record")
 
 
-@pytest.fixture
-def device_world(torch_world: World) -> World:
-    """torch_world() with a GPU for each rank, which is its current device."""
-    if reason := gpu.missing():
-        pytest.skip(reason)
+def _keep_busy(seconds: float = _LATE) -> None:
+    """Keep the current stream busy."""
+    if not _DOUBLE:
+        torch.cuda._sleep(int(seconds * 1.5e9))  # cycles
+        return
+    from tests.doubles import library
 
-    def run(nranks: int, function: Callable[..., Any], *args: object, **options: Any) -> list[Any]:
-        if gpu.count() < nranks:
-            pytest.skip(f"needs {nranks} GPUs")
-        env = {"CUDA_DOUBLE_TENSORS": "device", **options.pop("env", {})}
-        return torch_world(nranks, _on_device, function, args, env=env, **options)
-
-    return run
+    library.busy(seconds, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
 
 
-def _on_device(rank: int, size: int, function: Callable[..., Any], args: tuple[object, ...]) -> Any:
-    torch.cuda.set_device(rank)
-    return function(rank, size, *args)
+def _full(value: float, count: int = _COUNT) -> torch.Tensor:
+    return torch.full((count,), float(value), device="cuda")
 
 
-def _one(rank: int, _size: int) -> None:
-    x = torch.full((5,), rank + 1.0, device="cuda")
-    dist.all_reduce(x)
-    assert x.tolist() == [3.0] * 5
+def _connected(value: float = 0.0) -> torch.Tensor:
+    """A tensor, when the communicator is made and the GPU has nothing to do."""
+    dist.all_reduce(_full(0))
+    tensor = _full(value)
+    torch.cuda.synchronize()
+    return tensor
+
+
+def _backend() -> Any:
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+
+
+# Every operation
+
+_COLLECTIVES: dict[str, tuple[Callable[..., None], bool]] = {
+    "all_reduce": (collectives._all_reduces, True),
+    "pre_mul_sum": (collectives._pre_mul_sum, False),
+    "other_dtypes": (collectives._other_dtypes, False),
+    "rooted": (collectives._rooted, True),
+    "all_gather": (collectives._gathers, True),
+    "reduce_scatter": (collectives._reduce_scatters, True),
+    "all_to_all": (collectives._all_to_alls, True),
+    "messages": (collectives._messages, False),
+    "coalesced": (collectives._coalesced, False),
+    "lists": (collectives._gathered_lists, False),
+    "any_source": (collectives._any_source, False),
+    "send_first": (collectives._send_first, False),
+}
+
+
+def _every(rank: int, size: int, name: str) -> None:
+    function, modes = _COLLECTIVES[name]
+    torch.set_default_device(f"cuda:{rank}")
+    try:
+        for mode in [(False,), (True,)] if modes else [()]:
+            function(rank, size, *mode)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _COLLECTIVES)
+def test_every_operation(device_world: World, name: str) -> None:
+    device_world(2, _every, name, init={"backend": "cpu:gloo,cuda:pynccl"})
+
+
+def _objects_and_barriers(rank: int, size: int) -> None:
+    device = torch.device("cuda", rank)
+    dist.barrier()
+    dist.all_reduce(_full(1))
+    made = pynccl.c10d.communicator(None, device)
+    assert made is not None
+    dist.barrier()
+    assert pynccl.c10d.communicator(None, torch.device("cuda")) is made
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(size)]
+    received: list[Any] = [rank]
+    dist.broadcast_object_list(received, 1)
+    assert received == [1]
+    if rank == 1:
+        _keep_busy()
+    began = time.monotonic()
+    dist.barrier(device_ids=[rank])
+    assert time.monotonic() - began > _LATE / 2  # the host waits
+    if "gloo" not in dist.get_backend_config():
+        if rank == 1:
+            _keep_busy()
+        began = time.monotonic()
+        dist.barrier()
+        assert time.monotonic() - began > _LATE / 2
+    dist.barrier(device_ids=[rank])
+    assert pynccl.c10d.communicator(None, device) is made
+
+
+@pytest.mark.parametrize("backend", ["pynccl", "cuda:pynccl", "cpu:gloo,cuda:pynccl"])
+def test_objects_and_barriers(device_world: World, backend: str) -> None:
+    device_world(2, _objects_and_barriers, init={"backend": backend})
+
+
+def _two_devices(rank: int, size: int) -> None:
+    """One after the other, in the same group."""
+    for device in (rank, rank + size):
+        tensor = torch.full((3,), rank + 1.0, device=f"cuda:{device}")
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [3.0] * 3
+    with pytest.raises(ValueError, match=f"output_tensor: it is on cuda:{device}, other "):
+        dist.all_gather_into_tensor(tensor.repeat(size), torch.ones(3, device=f"cuda:{rank}"))
+
+
+def test_several_devices_of_a_rank(device_world: World) -> None:
+    if torch.cuda.device_count() < 4:
+        pytest.skip("needs 4 GPUs")
+    device_world(2, _two_devices)
+
+
+# The order of streams
+
+
+def _waits_for_the_input(rank: int, _size: int) -> None:
+    x = _connected()
+    _keep_busy()
+    x.fill_(rank + 1.0)
+    work = dist.all_reduce(x, async_op=True)
+    assert not work.is_completed()
+    work.wait()
+    assert x.tolist() == [3.0] * _COUNT
+    assert work.is_completed()
+    assert work.is_success()
+
+
+def _orders_what_follows(rank: int, _size: int) -> None:
+    x = _connected(rank + 1)
+    if rank == 1:
+        _keep_busy()
+    began = time.monotonic()
     work = dist.all_reduce(x, async_op=True)
     work.wait()
-    assert x.tolist() == [6.0] * 5
+    assert not work.is_completed()  # wait() is of the stream
+    y = x * 2
+    assert time.monotonic() - began < _LATE
+    assert y.tolist() == [6.0] * _COUNT
 
 
-def test_one(device_world: World) -> None:
-    device_world(2, _one)
+def _on_the_current_stream(rank: int, _size: int) -> None:
+    """A synchronous operation, between kernels of a stream that is not the default one."""
+    x = _connected()
+    y = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        _keep_busy(_LATE * (rank + 1))
+        x.fill_(rank + 1.0)
+        dist.all_reduce(x)
+        y.copy_(x)
+        torch.cuda.current_stream().synchronize()
+    assert y.tolist() == [3.0] * _COUNT
+
+
+def _waited_for_on_another_stream(rank: int, _size: int) -> None:
+    x = _connected(rank + 1)
+    y = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    if rank == 1:
+        _keep_busy()
+    work = dist.all_reduce(x, async_op=True)
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        work.wait()
+        y.copy_(x)
+    other.synchronize()
+    assert y.tolist() == [3.0] * _COUNT
+
+
+def _futures(rank: int, _size: int) -> None:
+    x = _connected(rank + 1)
+    own = torch.cuda.current_stream().cuda_stream
+    if rank == 1:
+        _keep_busy()
+    work = dist.all_reduce(x, async_op=True)
+    streams = []
+
+    def double(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        streams.append(torch.cuda.current_stream().cuda_stream)
+        return future.value()[0] * 2
+
+    future = work.get_future()
+    doubled = future.then(double)
+    assert doubled.done()
+    assert not work.is_completed()
+    assert streams != [own]
+    later = doubled.wait() + 1
+    assert later.tolist() == [7.0] * _COUNT
+    assert future.wait()[0].tolist() == [3.0] * _COUNT
+
+
+def _hooked(rank: int, _size: int) -> None:
+    """A callback that issues an operation, as communication hooks of DDP do."""
+    x = _connected(rank + 1)
+    if rank == 1:
+        _keep_busy()
+    first = dist.all_reduce(x, async_op=True).get_future()
+
+    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        value = future.value()[0]
+        value.mul_(2)
+        return dist.all_reduce(value, async_op=True).get_future().wait()[0]
+
+    assert first.then(again).wait().tolist() == [12.0] * _COUNT
+
+
+def _messages(rank: int, _size: int) -> None:
+    x = _connected(rank + 1)
+    y = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    _keep_busy(_LATE * (rank + 1))
+    x.mul_(10)
+    operations = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    y.mul_(2)
+    assert y.tolist() == [20.0 * (2 - rank)] * _COUNT
+    _keep_busy()
+    x.mul_(10)
+    sent, received = dist.isend(x, 1 - rank), dist.irecv(y, 1 - rank)
+    assert received is not None
+    assert received.source_rank() == 1 - rank
+    received.wait()
+    y.mul_(2)
+    assert y.tolist() == [200.0 * (2 - rank)] * _COUNT
+    assert sent is not None
+    sent.wait()
+
+
+def _coalesced(rank: int, _size: int) -> None:
+    tensors = [_connected(), _connected()]
+    torch.cuda.synchronize()
+    _keep_busy(_LATE * (rank + 1))
+    for tensor in tensors:
+        tensor.fill_(rank + 1.0)
+    with dist._coalescing_manager(device=torch.device("cuda"), async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor in tensors:
+        tensor.mul_(2)
+        assert tensor.tolist() == [6.0] * _COUNT
+
+
+_ORDERS = {
+    function.__name__.strip("_"): function
+    for function in (
+        _waits_for_the_input,
+        _orders_what_follows,
+        _on_the_current_stream,
+        _waited_for_on_another_stream,
+        _futures,
+        _hooked,
+        _messages,
+        _coalesced,
+    )
+}
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+def test_order_of_streams(device_world: World, order: str) -> None:
+    device_world(2, _ORDERS[order])
+
+
+def _priority(_rank: int, _size: int, high: bool) -> int:
+    """Of the stream of asynchronous operations."""
+    import ctypes
+
+    from tests.doubles import library
+
+    options = pynccl.c10d.options(is_high_priority_stream=high)
+    group = dist.new_group(backend="pynccl", pg_options=options)
+    x = _connected()
+    dist.all_reduce(x, group=group)
+    with library.record() as record:
+        dist.all_reduce(x, group=group, async_op=True).wait()
+        dist.all_reduce(x, group=group)
+    asynchronous, synchronous = (call.stream for call in record.named("ncclAllReduce"))
+    assert synchronous == torch.cuda.current_stream().cuda_stream
+    assert asynchronous is not None
+    priority = ctypes.c_int()
+    library.driver()("cuStreamGetPriority", asynchronous, ctypes.byref(priority))
+    return priority.value
+
+
+@only_on_the_double
+def test_priority_of_the_stream(device_world: World) -> None:
+    assert device_world(2, _priority, False) == [0, 0]
+    assert max(device_world(2, _priority, True)) < 0
+
+
+# Memory
+
+
+def _dropped(rank: int, _size: int) -> None:
+    """Neither the tensor nor the work is kept: the allocator may not give the memory away yet."""
+    for _ in range(3):
+        x = _connected(rank + 1)
+        if rank == 1:
+            _keep_busy()
+        y = torch.zeros(2 * _COUNT, device="cuda")
+        dist.all_reduce(x, async_op=True)
+        del x
+        work = dist.all_gather_into_tensor(y, _full(rank + 1), async_op=True)
+        others = [_full(7) for _ in range(4)]
+        work.wait()
+        assert y.tolist() == [1.0] * _COUNT + [2.0] * _COUNT
+        assert [int(other.sum()) for other in others] == [7 * _COUNT] * 4
+
+
+def _factor(rank: int, _size: int) -> None:
+    """NCCL reads a factor in device memory when the operation runs."""
+    x = _connected(rank + 1)
+    factor = torch.full((1,), 0.5, device="cuda")
+    torch.cuda.synchronize()
+    if rank == 1:
+        _keep_busy()
+    work = dist.all_reduce(x, dist._make_nccl_premul_sum(factor), async_op=True)
+    del factor
+    others = [torch.full((1,), 99.0, device="cuda") for _ in range(4)]
+    work.wait()
+    assert x.tolist() == [1.5] * _COUNT
+    assert others[0].item() == 99.0
+
+
+@pytest.mark.parametrize("function", [_dropped, _factor])
+def test_memory_of_an_operation_is_kept(device_world: World, function: Any) -> None:
+    device_world(2, function)
+
+
+# Errors and ends
+
+
+def _times_out(rank: int, _size: int) -> None:
+    x = _connected(rank + 1)
+    if rank == 1:
+        _keep_busy(0.5)
+    work = dist.all_reduce(x, async_op=True)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="Timed out waiting 20ms for all_reduce"):
+            work.wait(timedelta(milliseconds=20))
+    assert work.wait(timedelta(seconds=20))
+    assert work.is_completed()
+    assert x.tolist() == [3.0] * _COUNT
+
+
+def test_timeout_of_a_wait(device_world: World) -> None:
+    device_world(2, _times_out)
+
+
+def _absent(rank: int, _size: int) -> list[str]:
+    x = _connected(rank + 1)
+    if rank == 1:
+        time.sleep(4)
+        return []
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
+    work = dist.all_reduce(x, async_op=True)
+    with pytest.raises(dist.DistBackendError) as waited:
+        work.wait(timedelta(seconds=20))
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(dist.DistBackendError) as issued:
+        dist.all_reduce(x)
+    return [str(waited.value), str(work.exception()), str(issued.value)]
+
+
+def test_timeout_of_an_operation(device_world: World) -> None:
+    for text in device_world(2, _absent)[0]:
+        assert "all_reduce" in text
+        assert "within 1 s" in text, text
+
+
+def _aborted(rank: int, _size: int) -> None:
+    x = _connected(rank + 1)
+    if rank == 1:
+        return
+    work = dist.all_reduce(x, async_op=True)
+    _backend().abort()
+    torch.cuda.synchronize()
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(dist.DistBackendError, match="all_reduce.*aborted"):
+        work.wait(timedelta(seconds=5))
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        dist.all_reduce(x)
+
+
+def test_abort(device_world: World) -> None:
+    device_world(2, _aborted)
+
+
+def _destroyed(rank: int, _size: int, async_op: bool) -> None:
+    """While an operation runs, which ends first."""
+    x = _connected(rank + 1)
+    if rank == 1:
+        _keep_busy()
+    work = dist.all_reduce(x, async_op=async_op)
+    message = dist.isend(x, 1) if rank == 0 else dist.irecv(torch.empty_like(x), 0)
+    dist.destroy_process_group()
+    if work is not None:
+        work.wait()
+        assert work.is_success()
+    assert x.tolist() == [3.0] * _COUNT
+    assert message is not None
+    assert message.is_completed()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_destroy_waits_for_operations(device_world: World, async_op: bool) -> None:
+    device_world(2, _destroyed, async_op)
+
+
+def _destroyed_alone(rank: int, _size: int, async_op: bool) -> float:
+    x = _connected(rank + 1)
+    began = time.monotonic()
+    if rank == 0:
+        dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
+        dist.all_reduce(x, async_op=async_op)
+        dist.destroy_process_group()
+        torch.cuda.synchronize()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_destroy_ends_an_operation_that_hangs(device_world: World, async_op: bool) -> None:
+    assert device_world(2, _destroyed_alone, async_op)[0] < 10
+
+
+# Groups of a device
+
+
+def _bound(rank: int, size: int) -> None:
+    device = torch.device("cuda", rank)
+    made = pynccl.c10d.communicator(None, device)
+    assert made is not None  # before any operation
+    group = dist.new_group([0, 1])
+    x = _full(rank + 1)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [3.0] * _COUNT
+    half = dist.split_group(split_ranks=[[0], [1]])
+    assert half is not None
+    assert (half.rank(), half.size()) == (0, 1)
+    x = _full(rank + 1)
+    dist.all_reduce(x, group=half)
+    assert x.tolist() == [rank + 1.0] * _COUNT
+    if rank == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+        assert x.tolist() == [1.0] * _COUNT
+    dist.barrier()
+    assert pynccl.c10d.communicator(None, device) is made
+
+
+def test_bound_device(device_world: World) -> None:
+    device_world(2, _bound, init={"device_id": True})
+
+
+# Graphs and training
+
+
+def _captured(rank: int, _size: int, async_op: bool) -> None:
+    x, y = _connected(rank + 1), _full(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.mul_(2)
+        work = dist.all_reduce(x, async_op=async_op)
+        if work is not None:
+            work.wait()
+        y.copy_(x)
+        del work
+    torch.cuda.synchronize()
+    assert x.tolist() == [rank + 1.0] * _COUNT  # nothing has run
+    for expected in (6.0, 24.0, 96.0):
+        if rank == 1:
+            _keep_busy()
+        graph.replay()
+        assert y.tolist() == [expected] * _COUNT
+    graph.reset()
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_capture(device_world: World, async_op: bool) -> None:
+    device_world(2, _captured, async_op)
+
+
+def _trained(rank: int, _size: int, device: str) -> Values:
+    own = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    model = DistributedDataParallel(make_model().to(own), bucket_cap_mb=0.004)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for inputs, targets in batches(rank, steps=4):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs.to(own)), targets.to(own)).backward()
+        optimizer.step()
+    return values(parameter.cpu() for parameter in model.parameters())
+
+
+def test_ddp_trains_as_over_gloo(device_world: World, torch_world: World) -> None:
+    ours = device_world(2, _trained, "cuda")
+    theirs = torch_world(2, _trained, "cpu", init={"backend": "gloo"})
+    assert ours[0]
+    assert ours[0] == ours[1]
+    for mine, expected in zip(ours[0], theirs[0], strict=True):
+        assert mine == pytest.approx(expected, rel=1e-5, abs=1e-5)

@@ -5,6 +5,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <array>
 #include <mutex>
@@ -215,6 +216,12 @@ struct Hooks final : at::CUDAHooksInterface {
   }
 };
 
+// DistributedDataParallel asks for one; without events it cannot measure.
+struct Timer final : c10d::Timer {
+  explicit Timer(c10::Device) {}
+  std::optional<std::int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+
 Memory memory;
 [[maybe_unused]] const bool allocates = [] {
   c10::SetAllocator(c10::kCUDA, &memory);
@@ -240,6 +247,10 @@ void wait_for_current(const c10::Device& device) {
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 }  // namespace cuda_double
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, cuda_double::Timer)
+}
 
 namespace at {
 using CUDAHooks = cuda_double::Hooks;
