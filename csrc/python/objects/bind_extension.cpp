@@ -80,8 +80,6 @@ struct Exported final : PyncclCommunicator {
     }
   }
 
-  using Report = void (*)(void* context, const char* text);
-
   static int issue(PyncclCommunicator* self, const PyncclOperation* operations, std::size_t count,
                    double seconds, Report report, void* context) {
     return reported(report, context, [&] {
