@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -306,6 +308,28 @@ def _end_while_in_use(rank: int, size: int) -> None:
     window.tensor_deregister()
 
 
+def _end_before_a_put(rank: int, size: int) -> None:
+    tensor = _zeros(2)
+    window = _dist._new_window(tensor)
+    if rank == 0:
+        tensor[1] = 5
+        _store().get("begins")
+        time.sleep(0.3)
+        assert not _store().check(["ended"])
+        for peer in range(1, size):
+            window.put(tensor[1:], peer, 0, True)
+    elif rank == 1:
+        _store().set("begins", "1")
+    window.tensor_deregister()
+    _store().set("ended", "1")
+    assert rank == 0 or tensor[0].item() == 5
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_deregistration_waits_for_the_puts_of_others(torch_world: World, nranks: int) -> None:
+    torch_world(nranks, _end_before_a_put)
+
+
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_deregistration_during_use_and_use_after_it(torch_world: World, nranks: int) -> None:
     torch_world(nranks, _end_while_in_use)
@@ -338,25 +362,21 @@ def test_the_memory_of_a_peer(torch_world: World, nranks: int) -> None:
 
 
 def _kept(rank: int, size: int, owning: bool) -> None:
-    """An owning window keeps the memory of a tensor that is deleted."""
-    _communicator()
-    allocated = torch.zeros(1)
+    comm = _communicator()
+    buffer = comm.mem_alloc(8, "float32")
+    memory_is_there = weakref.ref(buffer)
+    tensor = torch.from_dlpack(buffer).fill_(rank)
     window = _dist._new_window()
-    tensor = _zeros(8)
-    tensor[4:] = rank
     window.tensor_register(tensor, owning)
-    held = window.map_remote_tensor(rank)  # it keeps a rank's mapping, not the tensor
-    if owning:
-        del tensor
-        gc.collect()
-        others = [_zeros(8) for _ in range(10)]  # they would get the freed memory
-    window.put(held[4:], (rank + 1) % size, 0, False)
+    window.put(tensor[4:], (rank + 1) % size, 0, False)
     window.wait_signal((rank - 1) % size, False)
-    assert held.tolist() == [(rank - 1) % size] * 4 + [rank] * 4
-    if owning:
-        assert all(not other.any() for other in others)
+    assert tensor.tolist() == [(rank - 1) % size] * 4 + [rank] * 4
+    del buffer, tensor
+    gc.collect()
+    assert (memory_is_there() is not None) == owning
     window.tensor_deregister()
-    assert not allocated.any()
+    gc.collect()
+    assert memory_is_there() is None
 
 
 @pytest.mark.parametrize("owning", [True, False])
