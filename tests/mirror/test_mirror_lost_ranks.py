@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank
+from tests.support.rank import Rank, wait_for
 
 _LIMIT = 1.5  # seconds
 World = Callable[..., list[Any]]
@@ -168,9 +168,20 @@ def test_a_thread_that_waits_does_not_block_another(launch: Launcher) -> None:
     launch(3, _two_threads, _free_url(), fresh=True)
 
 
-def _without_the_store(rank: Rank, url: str, text: str) -> None:
+def _meet(rank: Rank, folder: Path) -> None:
+    """Wait until all ranks have imported torch: the time limits are shorter than that may take."""
+    import pynccl
+
+    assert pynccl.init_process_group
+    (folder / f"imported{rank.rank}").touch()
+    for other in range(rank.nranks):
+        wait_for(str(folder / f"imported{other}"))
+
+
+def _without_the_store(rank: Rank, url: str, text: str, folder: Path) -> None:
     import pynccl as dist
 
+    _meet(rank, folder)
     limit = timedelta(seconds=_LIMIT)
     dist.init_process_group(
         "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
@@ -191,7 +202,9 @@ def _without_the_store(rank: Rank, url: str, text: str) -> None:
         (signal.SIGSTOP, r"the job's store at 127.0.0.1:\d+ has not answered"),
     ],
 )
-def test_a_store_that_is_gone(launch: Launcher, how: signal.Signals, text: str) -> None:
+def test_a_store_that_is_gone(
+    launch: Launcher, tmp_path: Path, how: signal.Signals, text: str
+) -> None:
     def end(run: Run) -> None:
         run.gather_reports()
         run.kill(0, how)
@@ -200,19 +213,20 @@ def test_a_store_that_is_gone(launch: Launcher, how: signal.Signals, text: str) 
             run.kill(0)
 
     outcomes = launch.outcomes(
-        *(3, _without_the_store, _free_url(), text), while_running=end, timeout=20
+        *(3, _without_the_store, _free_url(), text, tmp_path), while_running=end, timeout=60
     )
     _check_all_but(outcomes, 0)
 
 
-def _reconfigure(rank: Rank, url: str, left: list[int], late: bool) -> None:
+def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
     import pynccl as dist
     from pynccl import nccl
 
+    _meet(rank, folder)
     own = rank.rank
     dist.init_process_group(
         "host",
-        init_method=url,
+        init_method=f"file://{folder}/store",
         rank=own,
         world_size=rank.nranks,
         timeout=timedelta(seconds=_LIMIT),
@@ -252,14 +266,14 @@ def test_reconfigure_without_the_dead(launch: Launcher, tmp_path: Path, lost: li
         for rank in lost:
             run.kill(rank)
 
-    url = f"file://{tmp_path}/store"
-    outcomes = launch.outcomes(*(4, _reconfigure, url, left, False), while_running=kill, timeout=30)
+    outcomes = launch.outcomes(
+        *(4, _reconfigure, tmp_path, left, False), while_running=kill, timeout=60
+    )
     _check_all_but(outcomes, *lost)
 
 
 def test_reconfigure_without_a_rank_that_does_not_come(launch: Launcher, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    _check_all_but(launch.outcomes(4, _reconfigure, url, [0, 1, 3], True, timeout=30))
+    _check_all_but(launch.outcomes(4, _reconfigure, tmp_path, [0, 1, 3], True, timeout=60))
 
 
 def _pair_that_one_does_not_make(dist: Any, rank: int, size: int) -> None:
