@@ -82,6 +82,8 @@ def _reconfigured(process: Rank, size: int, folder: str) -> tuple[int, int]:
         assert (dist.get_rank(), dist.get_world_size()) == (mine, size)
         assert dist.get_process_group_ranks(None) == list(range(size))
         _sum_is_right(dist, size)
+        with pytest.raises(ValueError, match="uuid: 1 was used before"):
+            dist._reconfigure(1, every)
         sub = dist.new_group()
         _sum_is_right(dist, size, sub)
         value = torch.tensor([mine])

@@ -126,6 +126,7 @@ class BaseGroup(_C.ProcessGroup):
         # Set where the group was made with enable_reconfigure=True: does what reconfigure() does.
         self.reconfigurer: Callable[[Any, Any], Work] | None = None
         self._uuid: int | None = None  # of the last reconfiguration
+        self.uuids: set[int] = set()  # of all
         self._begin(store)
 
     def _begin(self, store: Store) -> None:
@@ -149,6 +150,7 @@ class BaseGroup(_C.ProcessGroup):
         self.ranks = list(range(size))
         self.rank_of = {global_rank: global_rank for global_rank in self.ranks}
         self._uuid = uuid
+        self.uuids.add(uuid)
         self._set_ranks(rank, self.rank_of)
         self._begin(store)
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl import _C
+from pynccl.membership import ordered_members
 from pynccl.mirror.base.store import broadcast_via_store
 from pynccl.mirror.group.comm_stream import run_all
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -88,8 +89,8 @@ def _reconfigure(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: handles has duplicates, lacks this rank, or has what is no handle; there are
-            hints; there is no default group.
+        ValueError: the uuid was used before; handles has duplicates, lacks this rank, or has what
+            is no handle; there are hints; there is no default group.
         RuntimeError: the group was not made for it.
         DistStoreError: not all ranks called it before the timeout.
         DistBackendError: a rank has died, or NCCL failed. The group can be reconfigured again.
@@ -106,17 +107,13 @@ def apply_handles(store: Store, pg: ProcessGroup, opts: Any) -> Work:
         pg: the default group.
         opts: has the arguments as attributes.
     """
-    if isinstance(opts.uuid, bool) or not isinstance(opts.uuid, int):
-        raise TypeError(f"uuid: expected an integer, got {opts.uuid!r}")
     if opts.timeout is not None and not isinstance(opts.timeout, timedelta):
         raise TypeError(f"timeout: expected a datetime.timedelta, got {opts.timeout!r}")
-    if opts.hints:
-        raise ValueError(f"hints: pynccl knows none, got {opts.hints!r}")
-    handles = _ordered(opts.handles)
-    addresses = [_address(handle) for handle in handles]
     own = pg.get_reconfigure_handle()
-    if own not in handles:
-        raise ValueError(f"handles: this rank's own is not among the {len(handles)} given")
+    handles = ordered_members(
+        *(opts.uuid, opts.handles, opts.hints), own=own, used=pg.uuids, decode=_address
+    )
+    addresses = [_address(handle) for handle in handles]
     for comm_stream in pg.comm_streams().values():
         if not comm_stream.comm.closed:
             _C.begin_recovery(comm_stream.comm)  # ranks that wait for this one hear of it
@@ -148,21 +145,7 @@ def _open(pg: ProcessGroup, timeout: timedelta) -> None:
     broadcast_via_store(pg.store, "reconfigure", pg.rank(), pg.size(), timeout, bytes, presence)
 
 
-def _ordered(handles: Any) -> list[str]:
-    if not isinstance(handles, (list, set, frozenset)):
-        raise TypeError(f"handles: expected a list or a set, got {type(handles).__name__}")
-    ordered = handles if isinstance(handles, list) else sorted(handles)
-    if len(set(ordered)) != len(ordered):
-        raise ValueError("handles: a handle is given twice")
-    return ordered
-
-
-def _address(handle: Any) -> list[Any]:
-    if not isinstance(handle, str):
-        raise TypeError(f"handles: expected texts, got {handle!r}")
-    try:
-        machine, host, port, token = json.loads(handle)
-        bytes.fromhex(token)
-    except (TypeError, ValueError):
-        raise ValueError(f"handles: {handle!r} is not a handle of pynccl") from None
+def _address(handle: str) -> list[Any]:
+    machine, host, port, token = json.loads(handle)
+    bytes.fromhex(token)
     return [machine, host, port, token]

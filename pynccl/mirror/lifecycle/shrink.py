@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from pynccl.errors import NcclError
+from pynccl.membership import shrunk
 from pynccl.mirror.base.backend import limited
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options
@@ -126,13 +127,10 @@ def _shrink_comm_stream(
     """Shrink a communicator. Where NCCL is older than that, or the communicator was aborted after a
     timeout, the new group makes its own later, with an id through the store.
     """
-    comm = comm_stream.comm
-    _, can_shrink = comm.library.functions()["ncclCommShrink"]
-    if comm.closed or not can_shrink:
-        return
     with translated(NcclError), limited(pg.timeout):
-        shrunk = comm.shrink(excluded, abort=aborts, config=pg.options.config)
-    pg.adopt(pg.make_comm_stream(shrunk, comm_stream.device))
+        comm = shrunk(comm_stream.comm, excluded, aborts=aborts, config=pg.options.config)
+    if comm is not None:
+        pg.adopt(pg.make_comm_stream(comm, comm_stream.device))
 
 
 def _checked_exclusion(ranks: list[int], shrink_flags: int) -> list[int]:

@@ -1,0 +1,82 @@
+"""Changes of the members of a group: what the mirror and the backend of torch.distributed share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pynccl._C import Communicator, Config
+
+__all__ = ["ordered_members", "shrunk"]
+
+
+def ordered_members(
+    uuid: object,
+    handles: object,
+    hints: object,
+    *,
+    own: str,
+    used: Container[int],
+    decode: Callable[[str], object],
+) -> list[str]:
+    """Check the arguments of a reconfiguration by handles.
+
+    Args:
+        uuid: of the reconfiguration.
+        handles: of the ranks. A list has them in the order of the new ranks; a set is sorted.
+        hints: none are known.
+        own: this rank's handle.
+        used: each uuid so far.
+        decode: raises TypeError or ValueError for a text that is no handle.
+
+    Returns:
+        The handles in the order of the new ranks.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the uuid was used before, a handle is wrong or given twice, the own one is not
+            among them, or there are hints.
+    """
+    if isinstance(uuid, bool) or not isinstance(uuid, int):
+        raise TypeError(f"uuid: expected an integer, got {uuid!r}")
+    if uuid in used:
+        raise ValueError(f"uuid: {uuid} was used before; each reconfiguration needs another one")
+    if hints:
+        raise ValueError(f"hints: pynccl knows none, got {hints!r}")
+    if not isinstance(handles, (list, set, frozenset)):
+        raise TypeError(f"handles: expected a list or a set, got {type(handles).__name__}")
+    for handle in handles:
+        if not isinstance(handle, str):
+            raise TypeError(f"handles: expected texts, got {handle!r}")
+        try:
+            decode(handle)
+        except (TypeError, ValueError):
+            raise ValueError(f"handles: {handle!r} is not a handle of pynccl") from None
+    ordered = handles if isinstance(handles, list) else sorted(handles)
+    if len(set(ordered)) != len(ordered):
+        raise ValueError("handles: a handle is given twice")
+    if own not in ordered:
+        raise ValueError(f"handles: this rank's own is not among the {len(ordered)} given")
+    return ordered
+
+
+def shrunk(
+    comm: Communicator, excluded: Sequence[int], *, aborts: bool, config: Config | None
+) -> Communicator | None:
+    """Make a communicator without some ranks, where that is possible (ncclCommShrink).
+
+    Args:
+        comm: the communicator.
+        excluded: the ranks.
+        aborts: whether what is under way on the communicator is aborted first.
+        config: of the new one; None inherits.
+
+    Returns:
+        The new communicator; None where NCCL is older than ncclCommShrink, or the communicator was
+        ended after a timeout. The ranks need a new id then.
+    """
+    _, can_shrink = comm.library.functions()["ncclCommShrink"]
+    if comm.closed or not can_shrink:
+        return None
+    return comm.shrink(excluded, abort=aborts, config=config)
