@@ -12,15 +12,15 @@ namespace {
 
 constexpr std::chrono::milliseconds kGrace{2000};  // for operations that nobody has waited for
 
-double seconds(std::chrono::milliseconds duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
 }  // namespace
 
 PyncclBackend::PyncclBackend(py::object connector, int rank, int size,
                              c10::intrusive_ptr<PyncclOptions> options)
-    : Backend(rank, size), connector_(hold(std::move(connector))), options_(std::move(options)) {}
+    : Backend(rank, size), options_(std::move(options)), connector_(hold(std::move(connector))) {
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (options_->enable_reconfigure) waits_ = kNotConfigured;
+#endif
+}
 
 PyncclBackend::~PyncclBackend() {
   without_gil([this] {
@@ -30,12 +30,14 @@ PyncclBackend::~PyncclBackend() {
       TORCH_WARN("pynccl: ", error.what());
     }
     lanes_.clear();
+    retired_.clear();
   });
 }
 
 Lane& PyncclBackend::lane(Route route) {
   const std::scoped_lock lock(mutex_);
   if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+  if (!waits_.empty()) throw_backend_error(waits_);
   const bool of_group = route.peer < 0;
   auto& found = lanes_[{route.device.type(), of_group ? -1 : std::min(rank_, route.peer),
                         of_group ? -1 : std::max(rank_, route.peer),
@@ -46,6 +48,8 @@ Lane& PyncclBackend::lane(Route route) {
                 ? make_host_lane(std::move(connection), hooks_)
                 : make_device_lane(std::move(connection), hooks_, options_->high_priority);
   }
+  if (route.peer < 0 && route.device.is_cpu())
+    host_lane_.store(found.get(), std::memory_order_release);
   return *found;
 }
 
@@ -54,9 +58,7 @@ Lane& PyncclBackend::group_lane(const at::Device& device) {
     if (Lane* found = host_lane_.load(std::memory_order_acquire)) [[likely]]
       return *found;
   }
-  Lane& made = lane({device});
-  if (device.is_cpu()) host_lane_.store(&made, std::memory_order_release);
-  return made;
+  return lane({device});
 }
 
 WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
@@ -67,6 +69,7 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
                         "coalescing: operations on ", device, " and ", *coalesced_->device,
                         " cannot be one group");
       coalesced_->device = device;
+      coalesced_->messages &= c10d::isP2POp(operation.type);
       Operation& all = coalesced_->operation;
       for (Factor& factor : operation.factors) {
         factor.first += all.calls.size();
@@ -87,11 +90,11 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
   }
   if (estimating_.load(std::memory_order_relaxed)) [[unlikely]]
     return estimated(device, std::move(operation));
-  operation.number = c10d::isP2POp(operation.type) ? number_.load() : ++number_;
   return issue(group_lane(device), std::move(operation));
 }
 
 WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
+  prepare(operation);
   const bool extended = extended_.load(std::memory_order_relaxed);
   if (extended) extend(operation);
   const auto timeout = timeout_of(operation);
@@ -103,6 +106,12 @@ WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
   return work;
 }
 
+void PyncclBackend::prepare(Operation& operation) {
+  const bool message = operation.messages || c10d::isP2POp(operation.type);
+  operation.number = message ? ++messages_ : ++number_;
+  operation.timed = timing_.load(std::memory_order_relaxed) || hooks_->report_completions();
+}
+
 std::chrono::milliseconds PyncclBackend::timeout_of(const Operation& operation) const {
   return operation.timeout == c10d::kUnsetTimeout ? options_->timeout : operation.timeout;
 }
@@ -110,9 +119,9 @@ std::chrono::milliseconds PyncclBackend::timeout_of(const Operation& operation) 
 void PyncclBackend::extend(Operation& operation) {
   std::vector<Extension> over;  // released without the lock
   const std::scoped_lock lock(mutex_);
-  const auto begin = std::partition(
-      extensions_.begin(), extensions_.end(),
-      [](const Extension& one) { return !one.first || !one.first->isCompleted(); });
+  const auto begin =
+      std::partition(extensions_.begin(), extensions_.end(),
+                     [](const Extension& one) { return !one.first || !one.first->isCompleted(); });
   over.assign(std::make_move_iterator(begin), std::make_move_iterator(extensions_.end()));
   extensions_.erase(begin, extensions_.end());
   extended_ = !extensions_.empty();
@@ -144,6 +153,7 @@ WorkPtr PyncclBackend::endCoalescing() {
   if (!all->device) return nullptr;
   all->operation.type = c10d::OpType::COALESCED;
   all->operation.title = "pynccl:coalesced";
+  all->operation.messages = all->messages;
   return issue(*all->device, std::move(all->operation));
 }
 
@@ -159,16 +169,14 @@ py::object PyncclBackend::communicator(const at::Device& device) {
 c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
-  auto own = c10::dynamic_intrusive_pointer_cast<PyncclOptions>(options);
-  TORCH_CHECK_TYPE(own, "options: expected the options of pynccl, got those of ",
-                   options ? options->backend : "no backend");
+  const auto own = derived(options);
   const at::Device device = bound_device_id_.value_or(at::Device(at::kCPU));
   without_gil([&] { group_lane(device).connection().get(); });
   const auto found = std::find(ranks.begin(), ranks.end(), rank_);
   const int rank = found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   const py::gil_scoped_acquire gil;
   try {
-    const py::object made = connector_->attr("split")(
+    const py::object made = connector()->attr("split")(
         communicator(device), ranks, rank, py::arg("store") = store,
         py::arg("name") = own->group_name, py::arg("timeout") = seconds(own->timeout));
     if (made.is_none()) return nullptr;
@@ -186,7 +194,7 @@ void PyncclBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   const std::vector<Lane*> all = lanes();
   const py::gil_scoped_acquire gil;  // after mutex_, which others take while they have it
-  connector_->attr("timeout") = seconds(timeout);
+  connector()->attr("timeout") = seconds(timeout);
   for (Lane* lane : all) {
     const py::object communicator = lane->connection().communicator();
     if (!communicator.is_none()) communicator.attr("timeout") = seconds(timeout);
@@ -222,7 +230,7 @@ void PyncclBackend::unregisterCompletionHook(std::int64_t id) { hooks_->remove_c
 
 bool PyncclBackend::supportsTensorAlloc(c10::DeviceIndex index) {
   const at::Device device(index < 0 ? at::kCPU : at::kCUDA, index);
-  return with_gil([&] { return connector_->attr("can_allocate")(device).cast<bool>(); });
+  return with_gil([&] { return connector()->attr("can_allocate")(device).cast<bool>(); });
 }
 
 at::Tensor PyncclBackend::allocateTensor(long size, at::TensorOptions options) {
@@ -230,7 +238,7 @@ at::Tensor PyncclBackend::allocateTensor(long size, at::TensorOptions options) {
   return with_gil([&] {
     try {
       const auto dtype = c10::typeMetaToScalarType(options.dtype());
-      return connector_->attr("allocate")(size, dtype, options.device()).cast<at::Tensor>();
+      return connector()->attr("allocate")(size, dtype, options.device()).cast<at::Tensor>();
     } catch (py::error_already_set& error) {
       throw_python_error(error);
     }
@@ -242,6 +250,10 @@ void PyncclBackend::abort() {
 }
 
 void PyncclBackend::shutdown() {
+  {
+    const std::scoped_lock lock(mutex_);
+    shut_down_ = true;
+  }
   without_gil([this] { end("it was destroyed", true); });
 }
 
@@ -255,6 +267,11 @@ at::Device PyncclBackend::device_of_collectives() {
   return at::Device(at::kCPU);
 }
 
+Held PyncclBackend::connector() const {
+  const std::scoped_lock lock(mutex_);
+  return connector_;
+}
+
 std::vector<Lane*> PyncclBackend::lanes() {
   const std::scoped_lock lock(mutex_);
   std::vector<Lane*> all;
@@ -264,7 +281,7 @@ std::vector<Lane*> PyncclBackend::lanes() {
 
 // Those that wait for other ranks to connect stop.
 void PyncclBackend::cancel() {
-  if (Py_IsInitialized()) with_gil([this] { connector_->attr("cancel")(); });
+  if (Py_IsInitialized()) with_gil([this] { connector()->attr("cancel")(); });
 }
 
 // drains: lets what was issued finish first.

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "lane.h"
@@ -17,6 +18,11 @@ namespace pynccl::dist {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
+
+// Why no operation can be issued before the first reconfiguration.
+inline constexpr const char* kNotConfigured =
+    "The process group has not been initialized. Call reconfigure() before issuing collectives "
+    "when enable_reconfigure=True.";
 
 class PyncclBackend final : public c10d::Backend {
  public:
@@ -48,6 +54,29 @@ class PyncclBackend final : public c10d::Backend {
   void registerCompletionHook(std::int64_t id, c10d::CompletionHook hook) override;
   void unregisterCompletionHook(std::int64_t id) override;
 #endif
+
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& options,
+                                          const int& rank, const int& size) override;
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<std::int64_t>& ranks_to_exclude, int shrink_flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& options) override;
+#endif
+#if PYNCCL_TORCH_SINCE(2, 13)
+  void suspend() override;
+  void resume() override;
+  std::unordered_map<std::string, std::uint64_t> getMemoryStats() override;
+#endif
+  virtual bool isInitialized();  // torch has it since version 2.15
+  c10d::ErrorType getError() override;
+  void setGroupUid(const std::string& uid) override;
+  void waitForPendingWorks() override;
+  void enableCollectivesTiming() override { timing_ = true; }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -124,6 +153,7 @@ class PyncclBackend final : public c10d::Backend {
 
   struct Coalesced {
     Operation operation;
+    bool messages = true;  // only
     std::optional<at::Device> device;
   };
 
@@ -132,6 +162,9 @@ class PyncclBackend final : public c10d::Backend {
     Operation operation;
   };
 
+  // Gives an operation its number. Messages have numbers of their own, as they are not of all
+  // ranks.
+  void prepare(Operation& operation);
   // Issues an operation of all ranks, or adds it to the coalesced ones.
   WorkPtr issue(const at::Device& device, Operation operation);
   // Issues an operation of a window.
@@ -151,27 +184,44 @@ class PyncclBackend final : public c10d::Backend {
   Lane& group_lane(const at::Device& device);
   // The accelerator that collectives have used, of several the first; the CPU where there is none.
   at::Device device_of_collectives();
-  std::vector<Lane*> lanes();  // they live as long as the backend
+  std::vector<Lane*> lanes();               // they live as long as the backend
+  std::vector<py::object> communicators();  // those that are made; needs the GIL
+  Held connector() const;
+  // The options of a group that is made from this one.
+  c10::intrusive_ptr<PyncclOptions> derived(
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) const;
+  std::vector<int> checked_exclusion(const std::vector<std::int64_t>& ranks, int flags) const;
+  void drain(const char* what);
+  void suspend_or_resume(bool suspends);
+  // Ends all communicators, and makes operations fail with this text.
+  void retire(const std::string& reason, const std::string& waits);
   void cancel();
   void end(const std::string& reason, bool drains);
   int checked_root(const char* name, std::int64_t root) const;
 
-  const Held connector_;
   const c10::intrusive_ptr<PyncclOptions> options_;
-  std::atomic<std::uint64_t> number_ = 0;   // of collectives so far
+  std::atomic<std::uint64_t> number_ = 0;  // of collectives so far
+  std::atomic<std::uint64_t> messages_ = 0;
+  std::atomic<bool> timing_ = false;
   std::atomic<Lane*> host_lane_ = nullptr;  // of the group on CPUs, once it is made
   std::atomic<bool> coalescing_ = false;    // whether coalesced_ has a value
   std::atomic<bool> extended_ = false;      // whether there are extensions_
   std::atomic<bool> estimating_ = false;    // between startTimeEstimate() and endTimeEstimate()
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
-  std::mutex mutex_;  // of the following
+  std::mutex changing_;       // while the group is reconfigured
+  mutable std::mutex mutex_;  // of the following
+  Held connector_;
   // By the ranks of a communicator and whether the lower one sends: all ranks close communicators
   // in the same order, since a close waits for the other ranks.
   std::map<std::tuple<at::DeviceType, int, int, bool, int>, std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Lane>> retired_;  // other threads may be in them
   std::optional<Coalesced> coalesced_;
   std::vector<Extension> extensions_;
   std::vector<Estimated> estimated_;
   std::string ended_;  // why no operation can be issued
+  std::string waits_;  // the same, until reconfigure() or resume()
+  bool suspended_ = false;
+  bool shut_down_ = false;
 };
 
 }  // namespace pynccl::dist

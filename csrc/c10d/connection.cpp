@@ -1,7 +1,6 @@
 #include "connection.h"
 
 namespace pynccl::dist {
-
 Held hold(py::object object) {
   return Held(new py::object(std::move(object)), [](py::object* held) {
     if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
@@ -78,7 +77,9 @@ void Connection::issue(Operation& operation, void* stream) {
     else
       issue_with_factors(comm, operation);
   } catch (const NcclError& error) {
-    throw_backend_error(std::string(name_of(operation)) + ": " + error.what());
+    const std::string text = std::string(name_of(operation)) + ": " + error.what();
+    if (error.code == abi::ncclTimeout) throw TimeLimitError({__func__, __FILE__, __LINE__}, text);
+    throw_backend_error(text);
   }
 }
 

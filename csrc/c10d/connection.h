@@ -50,6 +50,15 @@ void without_gil(Body&& body) {
   }
 }
 
+inline double seconds(std::chrono::milliseconds duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// A DistBackendError: the operation took longer than its time limit.
+struct TimeLimitError : c10::DistBackendError {
+  using DistBackendError::DistBackendError;
+};
+
 // Throws DistBackendError.
 [[noreturn]] void throw_backend_error(const std::string& text);
 // The same, with the text of an exception of Python. Needs the GIL.

@@ -25,17 +25,17 @@ class DeviceLane final : public Lane {
     const c10::Stream current = impl_.getStream(device());
     const std::scoped_lock order(order_);
     if (!operation.async) {
-      connection_->issue(operation, impl_.getStreamNativeHandle(current));
-      return work(std::move(operation), rank, timeout, current, std::nullopt);
+      auto times = issue_on(current, operation);
+      return work(std::move(operation), rank, timeout, current, std::nullopt, std::move(times));
     }
     connection_->get();  // which can wait for other ranks, before the event
     c10::Event ready(device().type());
     ready.record(current);
     ready.block(stream_);
-    connection_->issue(operation, impl_.getStreamNativeHandle(stream_));
+    auto times = issue_on(stream_, operation);
     c10::Event done(device().type());
     done.record(stream_);
-    return work(std::move(operation), rank, timeout, stream_, std::move(done));
+    return work(std::move(operation), rank, timeout, stream_, std::move(done), std::move(times));
   }
 
   c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
@@ -61,11 +61,25 @@ class DeviceLane final : public Lane {
  private:
   const at::Device& device() const { return connection_->device(); }
 
+  // Between two events with times, where the operation is timed.
+  std::optional<Times> issue_on(const c10::Stream& stream, Operation& operation) {
+    std::optional<Times> times;
+    if (operation.timed) {
+      times.emplace(Times{timed_event(), timed_event()});
+      times->began.record(stream);
+    }
+    connection_->issue(operation, impl_.getStreamNativeHandle(stream));
+    if (times) times->ended.record(stream);
+    return times;
+  }
+
+  c10::Event timed_event() const { return {device().type(), c10::EventFlag::BACKEND_DEFAULT}; }
+
   c10::intrusive_ptr<c10d::Work> work(Operation operation, int rank,
                                       std::chrono::milliseconds timeout, c10::Stream stream,
-                                      std::optional<c10::Event> done) {
+                                      std::optional<c10::Event> done, std::optional<Times> times) {
     auto work = c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_,
-                                                stream, std::move(done));
+                                                stream, std::move(done), std::move(times));
     if (hooks_->report_completions()) report_completion(*work, stream);
     return work;
   }

@@ -59,6 +59,7 @@ class HostLane final : public Lane {
   }
 
   bool drain(std::chrono::milliseconds timeout) override { return queue_->drain(timeout); }
+  void retire() override { queue_->stop(); }
 
  private:
   struct Task {
@@ -69,18 +70,15 @@ class HostLane final : public Lane {
 
     void run() {
       std::exception_ptr error;
-      const auto began = std::chrono::steady_clock::now();
       try {
-        connection->issue(operation, nullptr);
+        work->run(*connection, operation);
       } catch (...) {
         error = std::current_exception();
         if (!connection->made() || connection->failed()) hooks->failed();
       }
       work->settle(error);
-      if (error || !hooks->report_completions()) return;
-      const std::chrono::duration<float, std::milli> took =
-          std::chrono::steady_clock::now() - began;
-      hooks->completed(work->completion_key(), took.count());
+      if (!error && hooks->report_completions())
+        hooks->completed(work->completion_key(), work->duration());
     }
   };
 
@@ -88,7 +86,11 @@ class HostLane final : public Lane {
   class Queue {
    public:
     void add(Task task) {
-      const std::scoped_lock lock(mutex_);
+      std::unique_lock lock(mutex_);
+      if (stopped_) {  // there is no thread; the communicator has ended, so it fails at once
+        lock.unlock();
+        return task.run();
+      }
       tasks_.push_back(std::move(task));
       changed_.notify_all();
     }

@@ -31,6 +31,8 @@ class Lane {
   virtual void run(const std::function<void()>& body) = 0;
   // Waits until what was issued is done; false where that takes longer.
   virtual bool drain(std::chrono::milliseconds timeout) = 0;
+  // Its communicator has ended: frees what is not needed for that. What is issued still fails.
+  virtual void retire() {}
 
   Connection& connection() { return *connection_; }
 

@@ -45,6 +45,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            "Begin a time estimate: operations are not run until its end.")
       .def("_end_time_estimate", &PyncclBackend::endTimeEstimate,
            "The sum of NCCL's estimates of the operations since the beginning, in microseconds.")
+      .def("get_error", &PyncclBackend::getError, py::call_guard<py::gil_scoped_release>(),
+           "The c10d::ErrorType of the communicators; torch has it since version 2.14.")
+      .def("_is_initialized", &PyncclBackend::isInitialized,
+           "Whether the group has a communicator.")
       .def(
           "perform_nocolor_split", [](PyncclBackend&, const at::Device&) {},
           "Do nothing: a new group does not split this one.");

@@ -29,8 +29,10 @@ struct Operation {
   std::shared_ptr<void> held;  // what the calls point to, besides tensors
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // its own
   bool async = true;
-  bool blocks = false;  // wait() returns when the operation is done, on GPUs too
-  int peer = -1;        // of a message
+  bool blocks = false;    // wait() returns when the operation is done, on GPUs too
+  bool timed = false;     // whether its duration is taken
+  bool messages = false;  // coalesced ones only
+  int peer = -1;          // of a message
   std::uint64_t number = 0;
 };
 

@@ -31,6 +31,7 @@ Operation one_sided(PyncclOperationKind kind, const char* title, int peer, bool 
   made.async = async;
   made.timeout = options.timeout;
   made.peer = peer;
+  made.messages = true;
   made.calls.push_back({kind, 0, 0, peer, nullptr, nullptr, 1, nullptr});
   return made;
 }
@@ -48,7 +49,6 @@ c10::intrusive_ptr<c10d::Window> PyncclBackend::new_window(
 WorkPtr PyncclBackend::issue_one_sided(const at::Device& device, Operation operation) {
   TORCH_CHECK_VALUE(!coalescing_, name_of(operation), ": operations are being coalesced");
   if (estimating_) return estimated(device, std::move(operation));
-  operation.number = number_;
   WorkPtr work;
   without_gil([&] { work = issue(group_lane(device), std::move(operation)); });
   return work;
@@ -121,7 +121,7 @@ void PyncclWindow::tensor_register(const at::Tensor& tensor, bool owning) {
       with_gil([&] {
         const py::object comm = lane.connection().communicator();
         try {
-          made->window = hold(backend_->connector_->attr("register")(comm, tensor, owning));
+          made->window = hold(backend_->connector()->attr("register")(comm, tensor, owning));
         } catch (py::error_already_set& error) {
           throw_registration_error(error);
         }

@@ -14,6 +14,11 @@ c10::impl::VirtualGuardImpl guard_of(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
 
+[[noreturn]] void throw_not_timed(const char* name) {
+  TORCH_CHECK(false, "getDuration: ", name,
+              " was not timed; enableCollectivesTiming() starts that");
+}
+
 }  // namespace
 
 void throw_timed_out(const char* name, int rank, std::chrono::milliseconds timeout) {
@@ -42,14 +47,39 @@ bool HostWork::isSuccess() const {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() {
+  return future(future_, c10::ListType::create(c10::TensorType::get()), &HostWork::mark);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFutureResult() {
+  return future(result_, c10::IntType::get(), &HostWork::mark_result);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HostWork::future(
+    c10::intrusive_ptr<c10::ivalue::Future>& kept, const c10::TypePtr& type, Mark mark) {
   std::unique_lock lock(mutex_);
-  if (future_) return future_;
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  const auto future = future_;
+  if (kept) return kept;
+  kept = c10::make_intrusive<c10::ivalue::Future>(type);
+  const auto made = kept;
   const bool completed = completed_;
   lock.unlock();
-  if (completed) mark(*future);
-  return future;
+  if (completed) (this->*mark)(*made);
+  return made;
+}
+
+float HostWork::getDuration() const {
+  const std::scoped_lock lock(mutex_);
+  TORCH_CHECK(completed_, "getDuration: ", name_, " has not ended");
+  if (!duration_) throw_not_timed(name_);
+  return *duration_;
+}
+
+void HostWork::run(Connection& connection, Operation& operation) {
+  if (!operation.timed) [[likely]]
+    return connection.issue(operation, nullptr);
+  const auto began = std::chrono::steady_clock::now();
+  connection.issue(operation, nullptr);
+  duration_ =
+      std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
 void HostWork::settle(std::exception_ptr error) {
@@ -58,9 +88,11 @@ void HostWork::settle(std::exception_ptr error) {
   completed_ = true;
   exception_ = std::move(error);
   const auto future = future_;
+  const auto result = result_;
   lock.unlock();
   cv_.notify_all();
   if (future) mark(*future);
+  if (result) mark_result(*result);
 }
 
 void HostWork::mark(c10::ivalue::Future& future) const {
@@ -70,14 +102,29 @@ void HostWork::mark(c10::ivalue::Future& future) const {
     future.markCompleted(c10::IValue(outputs_));
 }
 
+void HostWork::mark_result(c10::ivalue::Future& future) const {
+  auto result = c10d::WorkResult::SUCCESS;
+  if (exception_) {
+    result = c10d::WorkResult::COMM_ERROR;
+    try {
+      std::rethrow_exception(exception_);
+    } catch (const TimeLimitError&) {
+      result = c10d::WorkResult::TIMEOUT;
+    } catch (const std::exception&) {
+    }
+  }
+  future.markCompleted(c10::IValue(static_cast<std::int64_t>(result)));
+}
+
 DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
                        std::shared_ptr<Connection> connection, c10::Stream stream,
-                       std::optional<c10::Event> done)
+                       std::optional<c10::Event> done, std::optional<Times> times)
     : PyncclWork(rank, operation, timeout),
       connection_(std::move(connection)),
       stream_(stream),
       blocks_(operation.blocks),
-      done_(std::move(done)) {
+      done_(std::move(done)),
+      times_(std::move(times)) {
   end_record();
   if (!done_) return;
   held_ = std::move(operation.tensors);
@@ -135,6 +182,12 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   rethrow();  // the kernels of a communicator that has failed end, too
+}
+
+float DeviceWork::getDuration() const {
+  if (!times_) throw_not_timed(name_);
+  TORCH_CHECK(times_->ended.query(), "getDuration: ", name_, " has not ended");
+  return static_cast<float>(times_->began.elapsedTime(times_->ended));
 }
 
 // Complete at once: waiting for it makes a stream wait for ours.

@@ -44,7 +44,7 @@ class PyncclWork : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t number_;
   const int peer_;
-  const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds timeout_;  // of the operation, else of the group
   const std::uint64_t key_ = new_completion_key();
 };
 
@@ -58,14 +58,31 @@ class HostWork final : public PyncclWork {
   void synchronize() override { wait(); }
   void blockCurrentStream() override { wait(); }  // the stream of a CPU is the caller
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  float getDuration() const override;  // in milliseconds
 
+  std::optional<float> duration() const { return duration_; }  // for the thread that ran it
+  // Issues the operation, and measures how long it takes where it is timed.
+  void run(Connection& connection, Operation& operation);
   // The operation has ended.
   void settle(std::exception_ptr error);
 
  private:
+  using Mark = void (HostWork::*)(c10::ivalue::Future&) const;
+  // The future, made at the first call; it is marked when the operation has ended.
+  c10::intrusive_ptr<c10::ivalue::Future> future(c10::intrusive_ptr<c10::ivalue::Future>& kept,
+                                                 const c10::TypePtr& type, Mark mark);
   void mark(c10::ivalue::Future& future) const;
+  void mark_result(c10::ivalue::Future& future) const;
 
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
+  c10::intrusive_ptr<c10::ivalue::Future> result_;  // under mutex_
+  std::optional<float> duration_;
+};
+
+// The events around a timed operation on a stream.
+struct Times {
+  c10::Event began, ended;
 };
 
 // An operation on a stream of a device.
@@ -75,7 +92,7 @@ class DeviceWork final : public PyncclWork {
   // caller's current one.
   DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
              std::shared_ptr<Connection> connection, c10::Stream stream,
-             std::optional<c10::Event> done);
+             std::optional<c10::Event> done, std::optional<Times> times);
   ~DeviceWork() override;
 
   bool isCompleted() override;
@@ -85,6 +102,7 @@ class DeviceWork final : public PyncclWork {
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  float getDuration() const override;  // in milliseconds
 
  private:
   bool done() const;
@@ -94,6 +112,7 @@ class DeviceWork final : public PyncclWork {
   const c10::Stream stream_;
   const bool blocks_;
   std::optional<c10::Event> done_;
+  const std::optional<Times> times_;
   std::vector<at::Tensor> held_;  // until a stream of the caller is ordered after the operation
 };
 

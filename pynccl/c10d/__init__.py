@@ -68,6 +68,8 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
     chosen._timeout = given.timeout
     chosen.group_name = given.group_id
     chosen.global_ranks_in_group = given.global_ranks_in_group
+    if getattr(given, "enable_reconfigure", False):  # since torch 2.14
+        chosen.enable_reconfigure = True
     connector = Connector(
         given.store,
         given.group_rank,

@@ -8,15 +8,22 @@ import copy
 import ctypes
 import dataclasses
 import functools
+import hashlib
+import json
+import os
+import secrets
+import socket
 import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
 
-from pynccl import _C, memory, nccl
+from pynccl import _C, membership, memory, nccl
 from pynccl.libraries import load
 
 __all__ = ["Connector"]
@@ -60,6 +67,12 @@ def _provider(device: torch.device) -> str:
     return "host" if device.type == "cpu" else "cuda"
 
 
+def _decode_handle(handle: str) -> list[Any]:
+    host, process, token = json.loads(handle)
+    bytes.fromhex(token)
+    return [host, process, token]
+
+
 class Connector:
     """Makes the communicators of one process group, on any thread.
 
@@ -70,6 +83,10 @@ class Connector:
         name: of the group, for the flight record.
         timeout: seconds, of the exchange of ids and of each operation.
         config: of the communicators.
+
+    Attributes:
+        timeout: as given.
+        handle: names this rank to the others in a reconfiguration.
     """
 
     def __init__(
@@ -83,7 +100,12 @@ class Connector:
         config: nccl.Config | None,
     ) -> None:
         self.timeout = timeout
+        self.handle = json.dumps([socket.gethostname(), os.getpid(), secrets.token_hex(16)])
         self._store = store
+        self._base = store  # of the first configuration
+        self._members = [self.handle]  # of a reconfigured group: the handles by rank
+        self._uuids: set[int] = set()  # of the reconfigurations
+        self._shrinks = 0
         self._rank = rank
         self._size = size
         self._name = name
@@ -254,6 +276,140 @@ class Connector:
             raise ValueError(f"tensor: {_NOT_SHAREABLE}")
         return window
 
+    def shrunk(
+        self,
+        excluded: list[int],
+        rank: int,
+        *,
+        name: str,
+        timeout: float,
+        config: nccl.Config | None,
+    ) -> Connector:
+        """The connector of a group without some of the ranks.
+
+        Args:
+            excluded: the ranks.
+            rank: this process's rank in the new group.
+            name: of the new group.
+            timeout: of the new group, in seconds.
+            config: of the new communicators.
+        """
+        self._shrinks += 1
+        store = PrefixStore(f"pynccl/shrunk/{self._shrinks}", self._store)
+        size = self._size - len(excluded)
+        return Connector(store, rank, size, name=name, timeout=timeout, config=config)
+
+    def shrink(
+        self, comm: nccl.Communicator, excluded: list[int], *, aborts: bool, to: Connector
+    ) -> nccl.Communicator | None:
+        """Shrink a communicator (ncclCommShrink): its ranks that are left call this.
+
+        Args:
+            comm: of this group.
+            excluded: the ranks that are not left.
+            aborts: whether what is under way is aborted first.
+            to: the connector of the new group.
+
+        Returns:
+            The communicator of the new group; None where its ranks have to meet in the store.
+        """
+        made = membership.shrunk(comm, excluded, aborts=aborts, config=to._config)
+        return None if made is None else to._set_up(made)
+
+    def reconfigured(
+        self, uuid: int, handles: list[str] | set[str], hints: dict[str, str]
+    ) -> tuple[Connector, int, int]:
+        """The connector of the group with other ranks; meet() makes them meet.
+
+        Args:
+            uuid: another one at each call.
+            handles: of all ranks: a list has them in the order of the ranks, a set is sorted.
+            hints: none are known.
+
+        Returns:
+            The connector, this process's rank, and the number of ranks.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+        """
+        members = membership.ordered_members(
+            *(uuid, handles, hints), own=self.handle, used=self._uuids, decode=_decode_handle
+        )
+        self._uuids.add(uuid)
+        rank, size = members.index(self.handle), len(members)
+        store = PrefixStore(f"pynccl/reconfigured/{uuid}", self._base)
+        made = Connector(
+            *(store, rank, size), name=self._name, timeout=self.timeout, config=self._config
+        )
+        made.handle, made._base, made._uuids = self.handle, self._base, self._uuids
+        made._members = members
+        return made, rank, size
+
+    def meet(self) -> None:
+        """Wait until all ranks of a reconfigured group have called this.
+
+        Raises:
+            RuntimeError: not all did so in time, or they were given different handles.
+        """
+        ordered = hashlib.sha256("\n".join(self._members).encode()).hexdigest().encode()
+        # By the tokens, since processes that were given different handles can have the same rank.
+        self._store.set(f"member/{_decode_handle(self.handle)[-1]}", ordered)
+        until = time.monotonic() + self.timeout
+        for rank, handle in enumerate(self._members):
+            host, process, token = _decode_handle(handle)
+            setter = f"rank {rank} (process {process} on {host})"
+            if self._get(f"member/{token}", until, setter) != ordered:
+                raise RuntimeError(
+                    f"rank {self._rank}: rank {rank} was given other handles, or in another order"
+                )
+
+    def revoke(self, comm: nccl.Communicator) -> None:
+        """Let the ranks that wait for this one in a communicator hear that it gives up."""
+        if not comm.closed:
+            _C.begin_recovery(comm)
+
+    def rename(self, name: str, comms: list[nccl.Communicator]) -> None:
+        """Give the group and its communicators another name in the flight record."""
+        self._name = name
+        for comm in self._all(comms):
+            comm._set_name(name)
+
+    def suspend(self, comms: list[nccl.Communicator]) -> None:
+        """Suspend communicators of the group, and those that no operation has taken yet."""
+        with nccl.group():
+            for comm in self._all(comms):
+                comm.suspend()
+
+    def resume(self, comms: list[nccl.Communicator]) -> None:
+        """Make the communicators usable again that suspend() has suspended."""
+        with nccl.group():
+            for comm in self._all(comms):
+                comm.resume()
+
+    def memory_stats(self, comms: list[nccl.Communicator]) -> dict[str, int]:
+        """The memory of the communicators in bytes, by the names that torch uses."""
+        every = [comm.memory_stats() for comm in self._all(comms)]
+        return {
+            "suspend": sum(stats.suspendable for stats in every),
+            "suspended": int(any(stats.suspended for stats in every)),
+            "persist": sum(stats.persistent for stats in every),
+            "total": sum(stats.total for stats in every),
+        }
+
+    def error(self, comm: nccl.Communicator) -> str:
+        """The name of the c10d::ErrorType of a communicator; "" where there is no error."""
+        if comm.expired:
+            return "TIMEOUT"
+        error = None if comm.closed else comm.async_error()
+        if error is None or isinstance(error, nccl.NcclInProgressError):
+            return "COMM_ERROR" if comm.revoked else ""
+        return "REMOTE_ERROR" if isinstance(error, nccl.NcclRemoteError) else "COMM_ERROR"
+
+    def _all(self, comms: list[nccl.Communicator]) -> Iterator[nccl.Communicator]:
+        yield from comms
+        for pair in list(self._pairs.values()):
+            yield from list(pair.made.values())
+
     def close(self, comm: nccl.Communicator) -> None:
         """Destroy a communicator whose operations are done; abort it where one has failed."""
         if comm.closed or comm.revoked or comm.expired or comm.async_error() is not None:
@@ -284,24 +440,30 @@ class Connector:
     def _timed_out(self, why: object) -> RuntimeError:
         return RuntimeError(f"rank {self._rank} Timed out after {self.timeout:g} seconds: {why}")
 
-    def _get(self, key: str) -> bytes:
-        """The value of a key, once it is set."""
+    def _get(self, key: str, until: float | None = None, setter: str = "its other rank") -> bytes:
+        """The value of a key, once it is set.
+
+        Args:
+            key: its name.
+            until: when to give up, by time.monotonic(); None is after the timeout.
+            setter: who sets it, for the error.
+        """
         thread = object()
         _in_store.add(thread)
         try:
-            self._wait_for(key)
+            end = time.monotonic() + self.timeout if until is None else until
+            self._wait_for(key, end, setter)
             value: bytes = self._store.get(key)
             return value
         finally:
             _in_store.discard(thread)
 
-    def _wait_for(self, key: str) -> None:
-        until = time.monotonic() + self.timeout
+    def _wait_for(self, key: str, until: float, setter: str) -> None:
         pause = 0.0002
         # Not wait(): other threads cannot use the store meanwhile.
         while not self._store.check([key]):
             if self._cancelled.wait(pause):
                 raise RuntimeError(f"rank {self._rank}: the group was closed while it connected")
             if time.monotonic() > until:
-                raise self._timed_out(f"waiting for {key!r}: its other rank did not come")
+                raise self._timed_out(f"waiting for {key!r}: {setter} did not come")
             pause = min(2 * pause, _LONGEST_PAUSE)

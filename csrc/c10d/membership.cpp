@@ -1,0 +1,329 @@
+// What changes the ranks of a group or stops it for a while: merge, shrink, reconfigure, suspend;
+// and what torch asks about its state.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <variant>
+
+#include "backend.h"
+#include "work.h"
+
+namespace pynccl::dist {
+namespace {
+
+constexpr int kShrinkDefault = 0, kShrinkAbort = 1;  // torch's SHRINK_DEFAULT and SHRINK_ABORT
+
+// Calls body, in which the GIL is held; a ValueError or TypeError of Python stays one.
+template <class Body>
+auto in_python(Body&& body) {
+  return with_gil([&] {
+    try {
+      return body();
+    } catch (py::error_already_set& error) {
+      const auto text = [&] { return py::str(error.value()).template cast<std::string>(); };
+      TORCH_CHECK_VALUE(!error.matches(PyExc_ValueError), text());
+      TORCH_CHECK_TYPE(!error.matches(PyExc_TypeError), text());
+      throw_python_error(error);
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<py::object> PyncclBackend::communicators() {
+  std::vector<py::object> made;
+  for (Lane* lane : lanes()) {
+    py::object communicator = lane->connection().communicator();
+    if (!communicator.is_none()) made.push_back(std::move(communicator));
+  }
+  return made;
+}
+
+c10::intrusive_ptr<PyncclOptions> PyncclBackend::derived(
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) const {
+  const auto given = c10::dynamic_intrusive_pointer_cast<PyncclOptions>(options);
+  TORCH_CHECK_TYPE(given, "options: expected the options of pynccl, got those of ",
+                   options ? options->backend : "no backend");
+  auto own = c10::make_intrusive<PyncclOptions>(*given);
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  own->enable_reconfigure = false;  // the new group has its ranks
+#endif
+  return own;
+}
+
+// Waits for the operations that were issued.
+void PyncclBackend::drain(const char* what) {
+  const auto until = std::chrono::steady_clock::now() + options_->timeout;
+  for (Lane* lane : lanes()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
+    if (!lane->drain(std::max(left, std::chrono::milliseconds(0))))
+      throw_backend_error(std::string(what) + ": operations are still under way after " +
+                          std::to_string(options_->timeout.count()) + " ms");
+  }
+}
+
+// Its ranks meet in the store at the first operation.
+c10::intrusive_ptr<c10d::Backend> PyncclBackend::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank, const int& size) {
+  const auto own = derived(options);
+  TORCH_CHECK_VALUE(size > 0, "size: ", size, " is below 1");
+  TORCH_CHECK_VALUE(rank >= 0 && rank < size, "rank: ", rank, " is not in [0, ", size, ")");
+  return in_python([&] {
+    const py::object connector = py::type::of(*this->connector())(
+        store, rank, size, py::arg("name") = own->group_name,
+        py::arg("timeout") = seconds(own->timeout),
+        py::arg("config") = own->config ? *own->config : py::none());
+    return c10::make_intrusive<PyncclBackend>(connector, rank, size, own);
+  });
+}
+
+std::vector<int> PyncclBackend::checked_exclusion(const std::vector<std::int64_t>& ranks,
+                                                  int flags) const {
+  TORCH_CHECK_VALUE(flags == kShrinkDefault || flags == kShrinkAbort, "shrink_flags: ", flags,
+                    " is neither SHRINK_DEFAULT (0) nor SHRINK_ABORT (1)");
+  TORCH_CHECK_VALUE(!ranks.empty(), "ranks_to_exclude: there are none");
+  std::vector<int> excluded;
+  for (const std::int64_t rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "ranks_to_exclude: the group has ranks 0 to ",
+                      size_ - 1, ", got ", rank);
+    TORCH_CHECK_VALUE(rank != rank_, "ranks_to_exclude: ", rank, " is this rank");
+    excluded.push_back(static_cast<int>(rank));
+  }
+  std::sort(excluded.begin(), excluded.end());
+  TORCH_CHECK_VALUE(std::adjacent_find(excluded.begin(), excluded.end()) == excluded.end(),
+                    "ranks_to_exclude: a rank is given twice");
+  return excluded;
+}
+
+// Communicators of messages between two ranks are not shrunk: the new group makes its own.
+c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
+    const std::vector<std::int64_t>& ranks_to_exclude, int shrink_flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
+  const std::vector<int> excluded = checked_exclusion(ranks_to_exclude, shrink_flags);
+  const auto own = derived(opts_override ? opts_override : getBackendOptions());
+  const bool aborts = shrink_flags == kShrinkAbort;
+  std::vector<std::pair<at::Device, Lane*>> shrunk;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+    if (!waits_.empty()) throw_backend_error(waits_);
+    for (const auto& [route, lane] : lanes_)
+      if (std::get<2>(route) < 0) shrunk.emplace_back(lane->connection().device(), lane.get());
+  }
+  if (!aborts) without_gil([this] { drain("shrink"); });
+  std::vector<std::uint64_t> global_ranks;
+  int rank = 0, size = 0;
+  for (int old = 0; old < size_; ++old) {
+    if (std::binary_search(excluded.begin(), excluded.end(), old)) continue;
+    const auto o = static_cast<std::size_t>(old);
+    const auto& known = options_->global_ranks_in_group;
+    global_ranks.push_back(o < known.size() ? known[o] : o);
+    if (old < rank_) ++rank;
+    ++size;
+  }
+  own->global_ranks_in_group = std::move(global_ranks);
+  c10::intrusive_ptr<PyncclBackend> backend;
+  try {
+    in_python([&] {
+      const Held old = connector();
+      const py::object connector =
+          old->attr("shrunk")(excluded, rank, py::arg("name") = own->group_name,
+                              py::arg("timeout") = seconds(own->timeout),
+                              py::arg("config") = own->config ? *own->config : py::none());
+      backend = c10::make_intrusive<PyncclBackend>(connector, rank, size, own);
+      backend->setBoundDeviceId(bound_device_id_);
+      for (const auto& [device, lane] : shrunk) {
+        const py::object communicator = lane->connection().communicator();
+        if (communicator.is_none()) continue;
+        const py::object made = old->attr("shrink")(
+            communicator, excluded, py::arg("aborts") = aborts, py::arg("to") = connector);
+        if (!made.is_none()) backend->group_lane(device).connection().adopt(made);
+      }
+    });
+  } catch (const std::exception& error) {
+    if (backend) backend->abort();
+    throw;
+  }
+  return backend;
+}
+
+void PyncclBackend::retire(const std::string& reason, const std::string& waits) {
+  decltype(lanes_) old;
+  {
+    const std::scoped_lock lock(mutex_);
+    waits_ = waits;
+    suspended_ = false;
+    host_lane_ = nullptr;
+    coalescing_ = false;
+    coalesced_.reset();
+    std::swap(old, lanes_);
+  }
+  cancel();
+  in_python([&] {
+    for (const auto& [route, lane] : old) {
+      const py::object communicator = lane->connection().communicator();
+      if (!communicator.is_none()) connector()->attr("revoke")(communicator);
+    }
+  });
+  std::exception_ptr error;
+  for (auto& [route, lane] : old) {
+    try {
+      lane->connection().end(false, reason);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+    lane->retire();
+    const std::scoped_lock lock(mutex_);
+    retired_.push_back(std::move(lane));
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+
+c10d::ReconfigureHandle PyncclBackend::get_reconfigure_handle() const {
+  return in_python([this] { return connector()->attr("handle").cast<std::string>(); });
+}
+
+WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
+  const std::unique_lock turn(changing_, std::try_to_lock);
+  if (!turn) throw_backend_error("reconfigure: another thread reconfigures the group");
+  {
+    const std::scoped_lock lock(mutex_);
+    if (shut_down_) throw_backend_error("the process group is closed: " + ended_);
+  }
+  const auto limit = options.timeout.value_or(options_->timeout);
+  TORCH_CHECK_VALUE(limit.count() > 0, "timeout: ", limit.count(), " ms is not above 0");
+  int rank = 0, size = 0;
+  Held next = in_python([&] {
+    const py::object handles = std::visit(
+        [](const auto& given) -> py::object { return py::cast(given); }, options.handles);
+    const py::tuple made = connector()->attr("reconfigured")(options.uuid, handles, options.hints);
+    made[0].attr("timeout") = seconds(limit);
+    rank = made[1].cast<int>();
+    size = made[2].cast<int>();
+    return hold(made[0]);
+  });
+  without_gil([&] {
+    const std::string failed =
+        "The last reconfiguration of the process group failed. Call reconfigure() again, with "
+        "another uuid.";
+    retire("it was reconfigured", failed);
+    {
+      const std::scoped_lock lock(mutex_);
+      std::swap(connector_, next);
+    }
+    try {
+      in_python([this] { connector()->attr("meet")(); });
+      {
+        const std::scoped_lock lock(mutex_);
+        waits_.clear();
+        ended_.clear();
+        rank_ = rank;
+        size_ = size;
+        number_ = 0;
+        messages_ = 0;
+      }
+      // Where the device is not known, the ranks connect at the first operation.
+      if (bound_device_id_ || !at::hasCUDA())
+        group_lane(bound_device_id_.value_or(at::Device(at::kCPU))).connection().get();
+    } catch (...) {
+      retire("its reconfiguration failed", failed);
+      throw;
+    }
+  });
+  setTimeout(options_->timeout);
+  Operation operation;
+  operation.title = "pynccl:reconfigure";
+  auto work = c10::make_intrusive<HostWork>(rank_, operation, limit);
+  work->settle(nullptr);
+  return work;
+}
+
+#endif
+
+#if PYNCCL_TORCH_SINCE(2, 13)
+
+void PyncclBackend::suspend_or_resume(bool suspends) {
+  const char* what = suspends ? "suspend" : "resume";
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+    if (suspended_ == suspends)
+      throw_backend_error(std::string(what) + (suspends ? ": the process group is suspended already"
+                                                        : ": the process group is not suspended"));
+    if (suspends) {
+      if (!waits_.empty()) throw_backend_error(waits_);
+      waits_ = "The process group is suspended; resume() makes it usable again.";
+      host_lane_ = nullptr;
+    }
+    suspended_ = suspends;
+  }
+  const auto make_usable = [this] {
+    const std::scoped_lock lock(mutex_);
+    suspended_ = false;
+    waits_.clear();
+  };
+  try {
+    if (suspends) without_gil([this] { drain("suspend"); });
+    in_python([&] { connector()->attr(what)(communicators()); });
+  } catch (...) {
+    if (suspends) {
+      make_usable();
+    } else {
+      const std::scoped_lock lock(mutex_);
+      suspended_ = true;
+    }
+    throw;
+  }
+  if (!suspends) make_usable();
+}
+
+void PyncclBackend::suspend() { suspend_or_resume(true); }
+
+void PyncclBackend::resume() { suspend_or_resume(false); }
+
+std::unordered_map<std::string, std::uint64_t> PyncclBackend::getMemoryStats() {
+  return in_python([this] {
+    return connector()
+        ->attr("memory_stats")(communicators())
+        .cast<std::unordered_map<std::string, std::uint64_t>>();
+  });
+}
+
+#endif
+
+// Whether the group has a communicator. split() makes it where it has none.
+bool PyncclBackend::isInitialized() {
+  const std::scoped_lock lock(mutex_);
+  return ended_.empty() && std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) {
+           return std::get<2>(entry.first) < 0 && entry.second->connection().made();
+         });
+}
+
+c10d::ErrorType PyncclBackend::getError() {
+  return in_python([this] {
+    for (const py::object& communicator : communicators()) {
+      const auto error = connector()->attr("error")(communicator).cast<std::string>();
+      if (error == "TIMEOUT") return c10d::ErrorType::TIMEOUT;
+      if (error == "REMOTE_ERROR") return c10d::ErrorType::REMOTE_ERROR;
+      if (!error.empty()) return c10d::ErrorType::COMM_ERROR;
+    }
+    return c10d::ErrorType::SUCCESS;
+  });
+}
+
+void PyncclBackend::setGroupUid(const std::string& uid) {
+  Backend::setGroupUid(uid);
+  if (uid == options_->group_name) return;
+  options_->group_name = uid;
+  in_python([&] { connector()->attr("rename")(uid, communicators()); });
+}
+
+void PyncclBackend::waitForPendingWorks() {
+  without_gil([this] { drain("waitForPendingWorks"); });
+}
+
+}  // namespace pynccl::dist
