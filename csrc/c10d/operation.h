@@ -31,7 +31,7 @@ struct Operation {
   bool async = true;
   bool blocks = false;    // wait() returns when the operation is done, on GPUs too
   bool timed = false;     // whether its duration is taken
-  bool messages = false;  // coalesced ones only
+  bool messages = false;  // no operation of all ranks, whatever its type
   int peer = -1;          // of a message
   std::uint64_t number = 0;
 };

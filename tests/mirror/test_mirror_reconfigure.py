@@ -5,7 +5,6 @@ ranks whose handles are given, in their order, new processes among them.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.handles import exchange_handles
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -30,18 +30,7 @@ def _sum_is_right(dist: Any, ranks: int, group: Any = None) -> None:
 
 
 def _handles(folder: str, uuid: int, dist: Any, key: int, ranks: int) -> list[str]:
-    """Exchange the handles outside of the job, as the caller of reconfigure() has to."""
-    own = Path(folder) / f"{uuid} {key}"
-    part = own.with_suffix(".part")
-    part.write_text(dist._get_reconfigure_handle())
-    part.rename(own)
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        found = sorted(path for path in Path(folder).glob(f"{uuid} *") if not path.suffix)
-        if len(found) == ranks:
-            return [path.read_text() for path in found]
-        time.sleep(0.01)
-    raise AssertionError(f"{found} of {ranks}")
+    return exchange_handles(folder, uuid, dist._get_reconfigure_handle(), key, ranks)
 
 
 def _reconfigured(process: Rank, size: int, folder: str) -> tuple[int, int]:

@@ -1,0 +1,669 @@
+"""Proves merge, shrink, reconfigure, suspend and resume of the backend, and what torch asks about
+the state of its groups and operations.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType, WorkResult
+from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
+
+from tests.c10d.in_torch import run_in_torch
+from tests.support.handles import exchange_handles
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+World = Callable[..., list[Any]]
+
+_CPU = torch.device("cpu")
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def since(version: tuple[int, int], what: str) -> pytest.MarkDecorator:
+    """Skip a test where torch is older than something."""
+    name = f"{version[0]}.{version[1]}"
+    return pytest.mark.skipif(
+        version > _VERSION, reason=f"torch {torch.__version__}: {what} is there since torch {name}"
+    )
+
+
+def _backend(group: Any = None) -> Any:
+    return (group or dist.distributed_c10d._get_default_group())._get_backend(_CPU)
+
+
+def _sum_is_right(group: Any = None) -> None:
+    value = torch.tensor([float(dist.get_rank(group))])
+    dist.all_reduce(value, group=group)
+    assert value.item() == sum(range(dist.get_world_size(group)))
+
+
+def _several_sums() -> None:
+    """A rank may die after it has taken part in one."""
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+
+
+def _message_arrives(group: Any) -> None:
+    """From the last rank to the first, by a communicator of these two."""
+    value = torch.zeros(1)
+    if group.rank() == group.size() - 1:
+        group.send([torch.ones(1)], 0, 0).wait()
+    elif group.rank() == 0:
+        group.recv([value], group.size() - 1, 0).wait()
+        assert value.item() == 1
+
+
+# Merge
+
+
+def _merged(rank: int, size: int, folder: str) -> tuple[int, str, str]:
+    """Two groups of half the ranks become one of all."""
+    halves = [list(range(size // 2)), list(range(size // 2, size))]
+    groups = [dist.new_group(half) for half in halves]
+    half: Any = groups[rank >= size // 2]
+    store = dist.FileStore(f"{folder}/merged", size)
+    both = half.merge_remote_group(store, size, timedelta(seconds=20), "both", "a description")
+    value = torch.tensor([float(rank)])
+    both.allreduce([value]).wait()
+    assert value.item() == sum(range(size))
+    _message_arrives(both)
+    both.barrier().wait()
+    value = torch.ones(1)
+    half.allreduce([value]).wait()  # the groups that were merged stay
+    assert value.item() == size // 2
+    found = both.rank(), both.group_name, both.group_desc
+    assert both.size() == size
+    assert _backend(both).options._timeout == timedelta(seconds=20)
+    both.shutdown()
+    return found
+
+
+def test_merge(torch_world: World, tmp_path: Path) -> None:
+    found = torch_world(4, _merged, str(tmp_path))
+    assert sorted(found) == [(rank, "both", "a description") for rank in range(4)]
+
+
+def _one_never_comes(_rank: int, size: int, folder: str) -> float:
+    store = dist.FileStore(f"{folder}/merged", size)
+    pg: Any = dist.group.WORLD
+    merged = pg.merge_remote_group(store, size + 1, timedelta(seconds=2))
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="Timed out after 2 seconds"):
+        merged.allreduce([torch.ones(1)]).wait()
+    return time.monotonic() - began
+
+
+def test_merge_with_a_rank_that_never_comes(torch_world: World, tmp_path: Path) -> None:
+    assert all(1.5 < seconds < 5 for seconds in torch_world(2, _one_never_comes, str(tmp_path)))
+
+
+def _wrong_merges(rank: int, size: int) -> None:
+    backend = _backend()
+    with pytest.raises(ValueError, match="rank: 2 is not in"):
+        backend.merge(dist.HashStore(), backend.options, 2, 2)
+    with pytest.raises(ValueError, match="size: 0 is below 1"):
+        backend.merge(dist.HashStore(), backend.options, 0, 0)
+    gloo: Any = dist.new_group(backend="gloo")
+    with pytest.raises(TypeError, match="expected the options of pynccl, got those of gloo"):
+        backend.merge(dist.HashStore(), _backend(gloo).options, rank, size)
+
+
+@since((2, 14), "Backend.merge")
+def test_wrong_arguments_of_merge(torch_world: World) -> None:
+    torch_world(2, _wrong_merges)
+
+
+# Shrink
+
+
+def _shrunk(rank: int, size: int, flags: int, connects: bool) -> tuple[int, int]:
+    """The default group without two ranks, then without another one."""
+    if connects:
+        _sum_is_right()
+    for excluded in ([1, 3], [0]):
+        if dist.get_rank() in excluded:
+            dist.distributed_c10d._get_default_group().abort()
+            return -1, -1
+        old = dist.group.WORLD
+        pg = dist.shrink_group(excluded, shrink_flags=flags)
+        assert dist.group.WORLD is pg
+        assert pg is not old
+        _sum_is_right()
+        _message_arrives(pg)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, rank)
+        assert gathered == sorted(gathered)
+    assert _backend(pg).options.global_ranks_in_group == [2, 4]
+    return dist.get_rank(), dist.get_world_size()
+
+
+@pytest.mark.parametrize("flags", [SHRINK_DEFAULT, SHRINK_ABORT])
+@pytest.mark.parametrize("connects", [False, True])
+def test_shrink(torch_world: World, flags: int, connects: bool) -> None:
+    found = torch_world(5, _shrunk, flags, connects)
+    assert found == [(-1, -1), (-1, -1), (0, 2), (-1, -1), (1, 2)]
+
+
+def _shrunk_with_options(rank: int, size: int) -> None:
+    from pynccl import nccl
+    from pynccl.c10d import communicator, options
+
+    group: Any = dist.new_group()
+    _sum_is_right(group)
+    backend = _backend(group)
+    assert backend.supports_shrinking
+    if rank == 0:
+        return
+    with pytest.raises(ValueError, match=f"has ranks 0 to {size - 1}, got {size}"):
+        backend.shrink([size])
+    with pytest.raises(ValueError, match="shrink_flags: 2"):
+        backend.shrink([0], 2)
+    with pytest.raises(ValueError, match="given twice"):
+        backend.shrink([0, 0])
+    with pytest.raises(ValueError, match=f"{rank} is this rank"):
+        backend.shrink([rank])
+    with pytest.raises(ValueError, match="there are none"):
+        backend.shrink([])
+    given = options(config=nccl.Config(init_timeout=9.0))
+    given._timeout = timedelta(seconds=7)
+    pg = dist.shrink_group([0], group, pg_options=given)
+    value = torch.tensor([float(rank)])
+    pg.allreduce([value]).wait()
+    assert value.item() == sum(range(size))
+    made = communicator(pg, _CPU)
+    assert made is not None
+    assert (made.rank, made.nranks, made.timeout) == (rank - 1, size - 1, 7.0)
+    assert dist.distributed_c10d._get_default_group().size() == size
+
+
+def test_shrink_with_options_and_wrong_arguments(torch_world: World) -> None:
+    torch_world(3, _shrunk_with_options)
+
+
+def _shrunk_after_a_death(rank: int, _size: int, flags: int) -> str:
+    _sum_is_right()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    if flags == SHRINK_DEFAULT:
+        with pytest.raises(dist.DistBackendError):
+            _several_sums()
+        assert _backend().get_error() == ErrorType.REMOTE_ERROR
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.shrink_group([1])
+        assert time.monotonic() - began < 10
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(1))
+        text = str(caught.value)
+    else:
+        text = ""
+    dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
+    _sum_is_right()
+    assert _backend().get_error() == ErrorType.SUCCESS
+    assert dist.get_world_size() == 2
+    return text
+
+
+@pytest.mark.parametrize("flags", [SHRINK_DEFAULT, SHRINK_ABORT])
+def test_shrink_after_the_death_of_a_rank(launch: Launcher, tmp_path: Path, flags: int) -> None:
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(3, run_in_torch, _shrunk_after_a_death, url, {}, (flags,))
+    assert outcomes[1].died
+    for rank in (0, 2):
+        assert outcomes[rank].ok, outcomes[rank].error
+        assert ("rank 1" in outcomes[rank].value) == (flags == SHRINK_DEFAULT)
+
+
+def _shrunk_after_a_timeout(rank: int, _size: int) -> int:
+    """The communicators were ended, so the new group makes its own."""
+    from pynccl.c10d import options
+
+    pg: Any = dist.group.WORLD
+    _sum_is_right()
+    pg.set_timeout(timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(2.5)
+        pg.abort()
+        return -1
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        dist.all_reduce(torch.ones(1))
+    given = options()
+    given._timeout = timedelta(seconds=20)
+    dist.shrink_group([1], shrink_flags=SHRINK_ABORT, pg_options=given)
+    _sum_is_right()
+    return dist.get_rank()
+
+
+def test_shrink_after_a_timeout(torch_world: World) -> None:
+    assert torch_world(3, _shrunk_after_a_timeout) == [0, -1, 1]
+
+
+# Reconfigure
+
+
+def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, int]:
+    """Reversed ranks; then without the first process; then with a new one in its place."""
+    import pynccl.c10d  # noqa: F401 - it registers the backend
+
+    rank = process.rank
+    newcomer = rank == size - 1
+    size -= 1  # the last process comes later
+    dist.init_process_group(
+        "pynccl",
+        store=dist.FileStore(f"{folder}/store", size),
+        rank=0 if newcomer else rank,
+        world_size=size,
+        timeout=timedelta(seconds=30),
+        enable_reconfigure=True,
+    )
+    api: Any = dist.distributed_c10d
+    pg: Any = dist.group.WORLD
+    own = api._get_reconfigure_handle()
+    assert api._supports_reconfigure()
+    with pytest.raises(RuntimeError, match="Call reconfigure"):
+        dist.all_reduce(torch.ones(1))
+    if not newcomer:
+        every = exchange_handles(folder, 1, own, rank, size)
+        _wrong_reconfigurations(api, every, own)
+        work = api._reconfigure(1, every[::-1])
+        assert work.wait()
+        assert work.is_success()
+        mine = size - 1 - rank
+        assert (pg.rank(), pg.size(), dist.get_rank()) == (mine, size, mine)
+        assert (_backend().rank(), _backend().size()) == (mine, size)
+        with pytest.raises(ValueError, match="uuid: 1 was used before"):
+            api._reconfigure(1, every)
+        for _ in range(3):
+            _sum_is_right()
+        assert _backend()._get_sequence_number_for_group() == 3
+        _message_arrives(pg)
+        dist.barrier()
+        if rank == 0:
+            dist.destroy_process_group()
+            return -1, -1
+        every = exchange_handles(folder, 2, own, rank, size - 1)
+        api._reconfigure(2, set(every), timeout=timedelta(seconds=20))
+        assert api._get_reconfigure_handle() == own
+        assert (pg.rank(), pg.size()) == (sorted(every).index(own), size - 1)
+        assert _backend()._get_sequence_number_for_group() == 0
+        assert _backend().communicator(_CPU).timeout == 30  # not that of the reconfiguration
+        _sum_is_right()
+    every = exchange_handles(folder, 3, own, rank, size)
+    api._reconfigure(3, every)
+    assert dist.get_world_size() == size
+    _sum_is_right()
+    _message_arrives(pg)
+    dist.barrier()
+    found = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    return found
+
+
+def _wrong_reconfigurations(api: Any, every: list[str], own: str) -> None:
+    others = [handle for handle in every if handle != own]
+    for handles, text in (
+        (others, "own is not among"),
+        ([own, own], "given twice"),
+        ([own, "x"], "is not a handle of pynccl"),
+        ([own, "[1, 2, 3]"], "is not a handle of pynccl"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            api._reconfigure(1, handles)
+    with pytest.raises(ValueError, match="hints"):
+        api._reconfigure(1, every, hints={"a": "b"})
+    with pytest.raises(ValueError, match="timeout"):
+        api._reconfigure(1, every, timeout=timedelta(seconds=-1))
+
+
+@since((2, 14), "Backend.reconfigure")
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_reconfigure(launch: Launcher, tmp_path: Path, nranks: int) -> None:
+    results = launch(nranks + 1, _configured_by_handles, nranks + 1, str(tmp_path))
+    assert sorted(results) == [(-1, -1)] + [(rank, nranks) for rank in range(nranks)]
+
+
+def _reconfigured_without_one(
+    rank: int, size: int, folder: str, dies: bool
+) -> tuple[str, int, int] | None:
+    """Also a group that was not made for it; operations are under way on two threads."""
+    api: Any = dist.distributed_c10d
+    _sum_is_right()
+    every = exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, size)
+    if rank == 1:
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while len(list(Path(folder).glob("done*"))) < size - 1:
+            time.sleep(0.01)
+        return None
+    raised: list[BaseException] = []
+
+    def operate() -> None:
+        try:
+            _several_sums()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=operate)
+    thread.start()
+    works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
+    time.sleep(0.2)
+    every.pop(1)
+    api._reconfigure(7, every)
+    thread.join()
+    assert works[-1] is not None
+    with pytest.raises(dist.DistBackendError):
+        works[-1].wait()
+    _sum_is_right()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+    assert _backend().get_error() == ErrorType.SUCCESS
+    Path(folder, f"done{rank}").touch()
+    assert isinstance(raised[0], dist.DistBackendError)
+    return str(raised[0]), dist.get_rank(), dist.get_world_size()
+
+
+@since((2, 14), "Backend.reconfigure")
+@pytest.mark.parametrize("dies", [False, True])
+def test_reconfigure_without_a_rank(launch: Launcher, tmp_path: Path, dies: bool) -> None:
+    url, args = f"file://{tmp_path}/store", (str(tmp_path), dies)
+    outcomes = launch.outcomes(4, run_in_torch, _reconfigured_without_one, url, {}, args)
+    assert outcomes[1].died == dies
+    for new, rank in enumerate((0, 2, 3)):
+        assert outcomes[rank].ok, outcomes[rank].error
+        assert outcomes[rank].value[1:] == (new, 3)
+        assert "all_reduce" in outcomes[rank].value[0]
+
+
+def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, str]:
+    """With a handle of no process, and with other handles on another rank."""
+    api: Any = dist.distributed_c10d
+    own = api._get_reconfigure_handle()
+    every = exchange_handles(folder, 1, own, rank, size)
+    _backend().suspend()  # the new configuration is not
+    second: list[BaseException] = []
+
+    def reconfigure_too() -> None:
+        try:
+            api._reconfigure(5, every)
+        except BaseException as error:
+            second.append(error)
+
+    thread = threading.Timer(0.3, reconfigure_too)
+    thread.start()
+    began = time.monotonic()
+    nobody = '["elsewhere", 12345, "0123"]'
+    with pytest.raises(dist.DistBackendError) as missing:
+        api._reconfigure(1, [*every, nobody], timeout=timedelta(seconds=1))
+    assert 0.9 < time.monotonic() - began < 3
+    thread.join()
+    assert "another thread reconfigures the group" in str(second[0])
+    with pytest.raises(RuntimeError, match="reconfiguration of the process group failed"):
+        dist.all_reduce(torch.ones(1))
+    with pytest.raises(RuntimeError, match="reconfiguration of the process group failed"):
+        dist.isend(torch.ones(1), 1 - rank)
+    with pytest.raises(dist.DistBackendError) as other:
+        api._reconfigure(2, every if rank else every[::-1], timeout=timedelta(seconds=3))
+    with pytest.raises(ValueError, match="uuid: 2 was used before"):
+        api._reconfigure(2, every)
+    _backend().abort()
+    api._reconfigure(3, every)
+    _sum_is_right()
+    return str(missing.value), str(other.value)
+
+
+@since((2, 14), "Backend.reconfigure")
+def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> None:
+    for missing, other in torch_world(2, _failed_reconfigurations, str(tmp_path)):
+        assert "Timed out after 1 seconds" in missing
+        assert "rank 2 (process 12345 on elsewhere) did not come" in missing
+        assert "was given other handles, or in another order" in other
+
+
+# Suspend
+
+
+def _suspended(rank: int, size: int) -> dict[str, int]:
+    backend = _backend()
+    assert backend.memory_stats() == {"suspend": 0, "suspended": 0, "persist": 0, "total": 0}
+    big = torch.ones(1_000_000)
+    dist.all_reduce(big)
+    if rank < 2:
+        _pair_message(rank)
+    waiting = dist.all_reduce(torch.ones(1), async_op=True)
+    before = backend.memory_stats()
+    assert before["total"] == before["suspend"] + before["persist"]
+    assert before["suspended"] == 0
+    for _ in range(2):
+        backend.suspend()
+        assert waiting is not None
+        assert waiting.is_completed()
+        during = backend.memory_stats()
+        assert during["suspended"] == 1
+        assert during["suspend"] == 0
+        assert during["total"] < before["total"]
+        for use in (
+            lambda: dist.all_reduce(torch.ones(1)),
+            lambda: dist.all_reduce(torch.ones(1), async_op=True),
+            lambda: dist.isend(torch.ones(1), (rank + 1) % size),
+            lambda: dist.shrink_group([(rank + 1) % size]),
+        ):
+            with pytest.raises(dist.DistBackendError, match=r"suspended; resume\(\) makes it"):
+                use()
+        with pytest.raises(dist.DistBackendError, match=r"suspend.* suspended already"):
+            backend.suspend()
+        backend.resume()
+        with pytest.raises(dist.DistBackendError, match=r"resume: .* is not suspended"):
+            backend.resume()
+        big.fill_(float(rank))
+        dist.all_reduce(big)
+        assert big[-1].item() == sum(range(size))
+        if rank < 2:
+            _pair_message(rank)
+    backend.suspend()  # and destroyed while it is suspended
+    return before
+
+
+def _pair_message(rank: int) -> None:
+    """In one direction: no operation takes the communicator of the other."""
+    value = torch.full((1000,), float(rank))
+    if rank == 0:
+        dist.send(value, 1)
+    else:
+        dist.recv(value, 0)
+        assert value[-1].item() == 0
+
+
+@since((2, 13), "Backend.suspend")
+def test_suspend(torch_world: World) -> None:
+    stats = torch_world(3, _suspended)
+    # Ranks 0 and 1 have the communicators of their messages, too.
+    assert stats[0]["total"] > stats[2]["total"] > 256 << 10
+
+
+def _suspended_alone(rank: int, _size: int) -> None:
+    _sum_is_right()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError):
+        _backend().suspend()
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(1))
+    assert _backend().get_error() == ErrorType.REMOTE_ERROR
+
+
+@since((2, 13), "Backend.suspend")
+def test_suspend_with_a_rank_that_died(launch: Launcher, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    outcomes = launch.outcomes(2, run_in_torch, _suspended_alone, url, {}, ())
+    assert outcomes[1].died
+    assert outcomes[0].ok, outcomes[0].error
+
+
+# What torch asks
+
+
+def _timed_out(rank: int, _size: int) -> None:
+    backend = _backend()
+    _sum_is_right()
+    assert backend.get_error() == ErrorType.SUCCESS
+    if rank == 1:
+        time.sleep(2)
+        return
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=0.5)
+    work = backend.allreduce([torch.ones(1)], options)
+    result = work.get_future_result()
+    doubled = result.then(lambda done: done.value() * 2)
+    assert not result.done()
+    if _VERSION >= (2, 14):
+        assert work.timeout == timedelta(seconds=0.5)
+    assert WorkResult(result.wait()) == WorkResult.TIMEOUT
+    assert doubled.wait() == 2 * WorkResult.TIMEOUT.value
+    assert WorkResult(work.get_future_result().wait()) == WorkResult.TIMEOUT
+    assert backend.get_error() == ErrorType.TIMEOUT
+
+
+def test_error_and_result_of_a_timeout(torch_world: World) -> None:
+    torch_world(2, _timed_out)
+
+
+def _aborted(rank: int, _size: int) -> None:
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    assert WorkResult(work.get_future_result().wait()) == WorkResult.SUCCESS
+    if rank == 1:
+        return
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    result = work.get_future_result()
+    threading.Timer(0.2, _backend().abort).start()
+    assert WorkResult(result.wait()) == WorkResult.COMM_ERROR
+
+
+def test_result_of_an_operation_that_is_aborted(torch_world: World) -> None:
+    torch_world(2, _aborted)
+
+
+def _timed(rank: int, _size: int) -> None:
+    pg: Any = dist.group.WORLD
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+    with pytest.raises(RuntimeError, match="getDuration: all_reduce was not timed"):
+        work._get_duration()
+    pg._enable_collectives_timing()
+    if rank == 1:
+        time.sleep(0.3)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="getDuration: all_reduce has not ended"):
+            work._get_duration()
+    pg._wait_for_pending_works()
+    assert work.is_completed()
+    assert (work._get_duration() > 200) == (rank == 0)  # milliseconds
+
+
+def test_durations_and_pending_works(torch_world: World) -> None:
+    torch_world(2, _timed)
+
+
+def _still_pending(rank: int, _size: int) -> None:
+    pg: Any = dist.group.WORLD
+    _sum_is_right()
+    pg.set_timeout(timedelta(seconds=0.5))
+    if rank == 1:
+        time.sleep(1.5)
+        return
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=10)
+    work = _backend().allreduce([torch.ones(1)], options)
+    with pytest.raises(dist.DistBackendError, match=r"waitForPendingWorks: .* after 500 ms"):
+        pg._wait_for_pending_works()
+    assert not work.is_completed()
+
+
+def test_pending_works_that_do_not_end(torch_world: World) -> None:
+    torch_world(2, _still_pending)
+
+
+def _numbered(rank: int, size: int) -> list[int]:
+    """Messages are not of all ranks, so they do not count as collectives."""
+    if rank < 2:
+        _pair_message(rank)
+        other = 1 - rank
+        ops = [
+            dist.P2POp(dist.isend, torch.ones(1), other),
+            dist.P2POp(dist.irecv, torch.ones(1), other),
+        ]
+    else:
+        ops = []
+    if ops and size == 2:  # a batch is a call of the communicator of the group
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+    dist.barrier()
+    numbers = [_backend()._get_sequence_number_for_group()]
+    if _VERSION >= (2, 14):
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        assert work is not None
+        numbers.append(work._get_sequence_number())
+        work.wait()
+        message = dist.isend(torch.ones(1), (rank + 1) % size)
+        assert message is not None
+        numbers.append(message._get_sequence_number())
+        dist.recv(torch.ones(1), (rank - 1) % size)
+        message.wait()
+    return numbers
+
+
+def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
+    two = torch_world(2, _numbered)
+    three = torch_world(3, _numbered)
+    if _VERSION < (2, 14):
+        assert (two, three) == ([[1]] * 2, [[1]] * 3)
+    else:
+        assert two == [[1, 2, 3]] * 2
+        assert three == [[1, 2, 2], [1, 2, 2], [1, 2, 1]]
+
+
+def _initialized(_rank: int, _size: int) -> None:
+    assert not _backend()._is_initialized()
+    _sum_is_right()
+    assert _backend()._is_initialized()
+    _backend().abort()
+    assert not _backend()._is_initialized()
+
+
+def test_whether_a_group_has_a_communicator(torch_world: World) -> None:
+    torch_world(2, _initialized)
+
+
+def _named(_rank: int, _size: int, folder: str) -> None:
+    from pynccl import nccl
+    from pynccl.c10d import communicator
+
+    group: Any = dist.new_group()
+    _sum_is_right(group)
+    group._set_group_name("another name")
+    nccl.dump_flight_record(f"{folder}/dump")
+    assert "another name" in Path(folder, "dump").read_text()
+    made = communicator(group, _CPU)
+    assert made is not None
+
+
+def test_the_flight_record_has_the_name(torch_world: World, tmp_path: Path) -> None:
+    torch_world(1, _named, str(tmp_path))
