@@ -1,0 +1,151 @@
+"""Compiles the C++ of the backend, and names the build by all that it depends on.
+
+CMake runs this file for the option PYNCCL_BUILD_BACKEND, before pynccl can be imported; so it
+imports nothing of pynccl, and torch only where it is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+__all__ = ["NAME", "Sources", "main"]
+
+NAME = "_pynccl_c10d"
+_FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden"]
+
+
+class Sources:
+    """What the module is built from.
+
+    Args:
+        folder: the sources.
+        include: the folder to include headers from: that of pynccl.get_include().
+        version: pynccl's.
+    """
+
+    def __init__(self, folder: Path, include: Path, version: str) -> None:
+        self._folder = folder
+        self._include = include
+        self._version = version
+
+    def file(self) -> Path:
+        """The module's file with its folder, which has the versions and contents in its name."""
+        import torch
+
+        digest = hashlib.sha256(" ".join(_FLAGS).encode())
+        headers = self._include / "pynccl"
+        for folder in (self._folder, headers, headers / "abi"):
+            for file in sorted(folder.iterdir()):
+                if file.suffix in (".cpp", ".h", ".inc"):
+                    digest.update(file.name.encode() + file.read_bytes())
+        key = (
+            f"torch-{torch.__version__}-pynccl-{self._version}-"
+            f"{sys.implementation.cache_tag}-{digest.hexdigest()[:12]}"
+        )
+        return Path(key) / f"{NAME}.so"
+
+    def compile(self, file: Path, verbose: bool) -> None:
+        """Compile all sources as one unit, since torch's headers take most of the time.
+
+        So the names in their unnamed namespaces must differ.
+
+        Args:
+            file: the module's file; its folder exists.
+            verbose: whether the compiler's commands are printed.
+
+        Raises:
+            RuntimeError: there is no compiler, or it failed.
+        """
+        _find_tools(file.parent)
+        import torch
+        from torch.utils import cpp_extension
+
+        print(
+            f"pynccl: building its backend for torch {torch.__version__} into {file.parent} "
+            "(once, about a minute)",
+            file=sys.stderr,
+            flush=True,
+        )
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            unit = Path(folder) / "all.cpp"
+            sources = sorted(self._folder.resolve().glob("*.cpp"))
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+            try:
+                cpp_extension.load(
+                    NAME,
+                    [str(unit)],
+                    extra_cflags=_FLAGS,
+                    extra_include_paths=[str(self._include.resolve())],
+                    build_directory=folder,
+                    is_python_module=False,
+                    is_standalone=False,
+                    verbose=verbose,
+                )
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"pynccl: its backend could not be built for torch {torch.__version__}; "
+                    f"`python -m pynccl build-backend` shows the commands: {error}"
+                ) from error
+            os.replace(Path(folder) / f"{NAME}.so", file)
+        if verbose:
+            print(f"pynccl: built in {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+
+def _find_tools(folder: Path) -> None:
+    # Where pip puts ninja, for an interpreter whose environment is not activated.
+    scripts = sysconfig.get_path("scripts")
+    if scripts not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), scripts])
+    compiler = os.environ.get("CXX", "c++")
+    missing = [tool for tool in (compiler, "ninja") if shutil.which(tool) is None]
+    if missing:
+        raise RuntimeError(
+            f"pynccl: its backend for torch.distributed is C++ that is built for the installed "
+            f"torch, and {' and '.join(missing)} cannot be found. Install a C++20 compiler and "
+            "ninja, and it is built at its first use; or, on a machine that has them, with the "
+            "same versions of Python, torch and pynccl, either run `python -m pynccl "
+            f"build-backend` and copy {folder} to the same place here, or elsewhere with "
+            "PYNCCL_CACHE, or build a wheel of pynccl that contains it: `pip wheel . "
+            "--no-build-isolation --config-settings cmake.define.PYNCCL_BUILD_BACKEND=ON`."
+        )
+
+
+def main() -> int:
+    """Build the module into the folder of its key.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--sources", type=Path, required=True, help="folder of the sources")
+    add("--include", type=Path, required=True, help="folder with pynccl's headers")
+    add("--version", required=True, help="of pynccl")
+    add("--out", type=Path, required=True, help="folder for the folder of the module")
+    options = parser.parse_args()
+    sources = Sources(options.sources, options.include, options.version)
+    file = options.out / sources.file()
+    if not file.exists():
+        for other in options.out.glob("torch-*"):  # of another torch, or of other sources
+            shutil.rmtree(other)
+        file.parent.mkdir(parents=True)
+        try:
+            sources.compile(file, verbose=False)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose modules are no others' business
+    sys.exit(main())

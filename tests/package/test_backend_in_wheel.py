@@ -1,0 +1,140 @@
+"""Proves that a package which has the backend for the installed torch built in uses it where there
+is no compiler and nothing in the cache, and that another package says there how to get it; in the
+full tests also that a wheel built with PYNCCL_BUILD_BACKEND is such a package.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pynccl
+from tests.support.commands import run_command
+from tests.support.tier import FULL
+
+pytest.importorskip("torch")
+
+_ROOT = Path(__file__).parents[2]
+_CHECK = """
+import sys
+import pynccl.c10d, torch, torch.distributed as dist
+assert pynccl.__file__.startswith(sys.argv[1]), pynccl.__file__
+dist.init_process_group("pynccl", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [1] * 4
+dist.destroy_process_group()
+"""
+
+
+def _check(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Use the backend of the package in ``site`` without a compiler, and with an empty cache."""
+    for name in ("none", "cache"):
+        (folder / name).mkdir()
+    others = [path for path in sys.path if path and Path(path).resolve() != _ROOT]
+    env = {
+        **os.environ,
+        "PATH": str(folder / "none"),
+        "CXX": "no-compiler",  # one may stand beside the interpreter
+        "PYNCCL_CACHE": str(folder / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(site), *others]),
+    }
+    command = [sys.executable, "-c", _CHECK, str(site), str(folder / "store")]
+    return run_command(command, folder, env, timeout=60)
+
+
+def _package(site: Path) -> Path:
+    """A package as a wheel has it, without the sources beside it, of links to this one's files.
+
+    Returns:
+        Its folder for the backend, which is empty.
+    """
+    this, other = Path(pynccl.__file__).parent, site / "pynccl"
+    other.mkdir(parents=True)
+    for file in this.iterdir():
+        if file.name not in ("include", "lib"):
+            (other / file.name).symlink_to(file)
+    (other / "include" / "pynccl").mkdir(parents=True)
+    for file in Path(pynccl.get_include(), "pynccl").iterdir():
+        if file.name != "c10d":
+            (other / "include" / "pynccl" / file.name).symlink_to(file)
+    # Those of the source tree where there is one: it may have changed since it was installed.
+    sources = _ROOT / "csrc" / "c10d"
+    (other / "include" / "pynccl" / "c10d").symlink_to(sources)
+    (other / "lib").mkdir()
+    for file in (this / "lib").iterdir():
+        if file.name != "c10d":
+            (other / "lib" / file.name).symlink_to(file)
+    (other / "lib" / "c10d").mkdir()
+    return other / "lib" / "c10d"
+
+
+def test_the_backend_of_the_package_is_used(tmp_path: Path) -> None:
+    from pynccl.c10d.build import build
+
+    built = build()
+    folder = _package(tmp_path / "site") / built.parent.name
+    folder.mkdir()
+    (folder / built.name).symlink_to(built)
+    done = _check(tmp_path / "site", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_backend_for_another_torch_is_not_used(tmp_path: Path) -> None:
+    from pynccl.c10d.build import build
+
+    built = build()
+    folder = _package(tmp_path / "site") / built.parent.name.replace("torch-", "torch-0.", 1)
+    folder.mkdir()
+    (folder / built.name).symlink_to(built)
+    done = _check(tmp_path / "site", tmp_path)
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    for part in ("no-compiler", "`python -m pynccl build-backend`", "PYNCCL_BUILD_BACKEND=ON"):
+        assert part in error
+
+
+@pytest.mark.skipif(not FULL, reason="configures a build: PYNCCL_TEST_FULL=1")
+def test_the_option_needs_torch(tmp_path: Path) -> None:
+    if not shutil.which("cmake"):
+        pytest.skip("there is no cmake")
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is not here')\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    cmake_of_pybind11 = pytest.importorskip("pybind11").get_cmake_dir()
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={cmake_of_pybind11}"]
+    command = ["cmake", "-S", str(_ROOT), "-B", "build", "-DPYNCCL_BUILD_BACKEND=ON", *options]
+    done = run_command(command, tmp_path, env, timeout=120)
+    assert done.returncode != 0
+    error = " ".join(done.stderr.split())
+    for part in ("cannot import torch", "--no-build-isolation", "`python -m pynccl build-backend`"):
+        assert part in error
+
+
+@pytest.mark.skipif(not FULL, reason="builds all of pynccl: PYNCCL_TEST_FULL=1")
+def test_a_wheel_with_the_backend(tmp_path: Path) -> None:
+    for module in ("scikit_build_core", "setuptools", "pip"):
+        pytest.importorskip(module)
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    tree.mkdir()
+    built = shutil.ignore_patterns("__pycache__", "*.so", "include", "lib")
+    for name in ("csrc", "pynccl"):
+        shutil.copytree(_ROOT / name, tree / name, ignore=built)
+    for name in ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(_ROOT / name, tree)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    option = "cmake.define.PYNCCL_BUILD_BACKEND=ON"
+    for command in (
+        ["wheel", "--no-build-isolation", "--no-deps", "--config-settings", option, "-w", ".", "."],
+        ["install", "--no-deps", "--no-index", "--target", str(site), "--find-links=.", "pynccl"],
+    ):
+        done = run_command([*pip, *command], tree, os.environ, timeout=1800)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = _check(site, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "cache").iterdir())
