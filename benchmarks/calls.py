@@ -30,7 +30,7 @@ from benchmarks import callgrind, calls_rows
 from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
 from tools import noop
 
-__all__ = ["Result", "main"]
+__all__ = ["Result", "main", "of_fake", "table"]
 
 _OUT = Path(__file__).parent / "out"
 _BASELINES = {
@@ -38,6 +38,7 @@ _BASELINES = {
     ASYNC: "torch.distributed",
     EXCHANGE: "torch.distributed",
 }
+_BACKEND, _FAKE = "torch.distributed pynccl", "torch.distributed fake"
 _PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
 _FOLDER = "PYNCCL_BENCH_NCCL"  # set where the search path is set
 
@@ -71,6 +72,8 @@ def main() -> int:
         for row, times in zip(rows, samples, strict=True)
     ]
     print(table(results))
+    for line in of_fake(results):
+        print(line)
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
     _write(options.out, results, missing)
@@ -151,6 +154,22 @@ def table(results: list[Result]) -> str:
             count = "" if result.instructions is None else f"{result.instructions:.0f}"
             lines.append(f"| {result.name} | {result.seconds * 1e9:.0f} | {ratio} | {count} |")
     return "\n".join(lines)
+
+
+def of_fake(results: list[Result]) -> list[str]:
+    """Lines with the ratio of pynccl's backend of torch.distributed to torch's fake one.
+
+    Both are called through the same functions, and the fake one does nothing.
+    """
+    seconds = {result.name: result.seconds for result in results}
+    lines = []
+    for result in results:
+        if not result.name.startswith(_BACKEND):
+            continue
+        call = result.name.removeprefix(_BACKEND)
+        if fake := seconds.get(_FAKE + call):
+            lines.append(f"backend pynccl / fake,{call}: {result.seconds / fake:.2f}")
+    return lines
 
 
 def _write(folder: Path, results: list[Result], missing: dict[str, str]) -> None:

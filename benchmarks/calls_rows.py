@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks import compiler
+from benchmarks.engines import engine
 from pynccl import nccl, raw
 from tools import noop
 
@@ -250,7 +251,7 @@ def _mirror() -> Iterator[Row]:
 
 def _fake() -> Iterator[Row]:
     _begin_with_fake()
-    yield from _distributed("torch.distributed fake", dist)
+    yield from _distributed(f"torch.distributed {engine(None, torch.device('cpu'))}", dist)
 
 
 def _backend() -> Iterator[Row]:
@@ -259,7 +260,8 @@ def _backend() -> Iterator[Row]:
     import pynccl.c10d  # noqa: F401 - it registers the backend
 
     _begin_with_fake()
-    yield from _distributed("torch.distributed pynccl", dist, dist.new_group(backend="pynccl"))
+    group = dist.new_group(backend="pynccl")
+    yield from _distributed(f"torch.distributed {engine(group, torch.device('cpu'))}", dist, group)
 
 
 def _begin_with_fake() -> None:

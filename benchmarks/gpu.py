@@ -5,8 +5,11 @@
 
 One run for each number of ranks, which are processes. In each: the host's time in one call and
 what of it is NCCL's own, a sequence of operations called and replayed as a CUDA graph, a matrix
-product beside an all_reduce, and every collective over sizes. Results are checked before they are
-timed, libraries take turns, and what was measured when the time is up is in the report.
+product beside an all_reduce, and every collective over sizes. The calls and the collectives are
+also those of `import pynccl as dist`, of pynccl's backend of torch.distributed, and of the other
+NCCL engines that torch has; what cannot be measured is in the report, with the reason. Results are
+checked before they are timed, libraries take turns, and what was measured when the time is up is in
+the report.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from benchmarks.gpu_figures import SECTIONS, Agenda, Done, Start
 from benchmarks.gpu_report import Findings
 from benchmarks.machine import ROOT, inspect, scrub, slug
 from benchmarks.ranks import BenchmarkError, run_ranks
-from benchmarks.results import Settings
+from benchmarks.results import Note, Settings
 from pynccl.testing import Rank
 
 __all__ = ["main"]
 
 _SILENCE = 90.0  # seconds without a report
+_UP = "up"  # beside the sections that are done
 # What is given up first where a sequence cannot be captured.
 _FALLBACKS = ("torch, a CUDA graph", "pynccl, a CUDA graph")
 _K, _M = 1 << 10, 1 << 20
@@ -44,6 +48,7 @@ def main() -> int:
     options = _parse()
     provider = "cuda" if options.device == "cuda" else "host"
     findings = Findings(inspect(provider), options.device)
+    options.unbuilt = _build_backend()
     stop = time.monotonic() + options.total
     for number, nranks in enumerate(options.ranks):
         left = stop - time.monotonic()
@@ -62,10 +67,11 @@ def _measure(findings: Findings, options: argparse.Namespace, nranks: int, secon
     print(f"{nranks} ranks, {seconds:.0f} s", flush=True)
     deadline = time.monotonic() + seconds
     agenda: Agenda | None = Agenda(SECTIONS, frozenset(), options.quick)
+    others = True
     while agenda:
         done: set[str] = set()
         try:
-            _run(findings, options, nranks, agenda, deadline=deadline, done=done)
+            _run(findings, options, nranks, agenda, deadline=deadline, others=others, done=done)
             return
         except BenchmarkError as error:
             reason = scrub(str(error))
@@ -73,6 +79,10 @@ def _measure(findings: Findings, options: argparse.Namespace, nranks: int, secon
         findings.fail(nranks, reason)
         if time.monotonic() > deadline:
             return
+        if others and _UP not in done:
+            others = False
+            findings.take(nranks, Note("the ranks did not come up: once more without the others"))
+            continue
         agenda = agenda.after(done, _FALLBACKS if options.device == "cuda" else ())
 
 
@@ -83,6 +93,7 @@ def _run(
     agenda: Agenda,
     *,
     deadline: float,
+    others: bool,
     done: set[str],
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="pynccl-bench-") as folder:
@@ -96,17 +107,31 @@ def _run(
             budget=0.002 if options.quick else 0.01,
             folder=folder,
             seconds=(deadline - time.monotonic()) * 0.6,
+            others=others,
+            unbuilt=options.unbuilt,
         )
         for message in run_ranks(nranks, _rank, (settings, agenda), _SILENCE):
             findings.take(nranks, message)
             match message:
                 case Start() as start:
+                    done.add(_UP)
                     print(f"  up, on {start.gpus or 'no'} GPU", flush=True)
                 case Done() as section:
                     done.add(section.section)
                     print(f"  {section.section}: {section.seconds:.1f} s", flush=True)
             if time.monotonic() > deadline:
                 raise BenchmarkError("its time was over")
+
+
+def _build_backend() -> str:
+    """Build pynccl's backend, which takes longer than the ranks may; why that fails, or ''."""
+    from pynccl.c10d.build import build
+
+    try:
+        build()
+    except RuntimeError as error:
+        return scrub(str(error))
+    return ""
 
 
 def _rank(rank: Rank, settings: Settings, agenda: Agenda) -> None:

@@ -98,6 +98,14 @@ def _ways(world: World, tensor: torch.Tensor, folder: Path) -> tuple[dict[str, T
         ways["torch.distributed, async, wait"] = _timer(
             "all_reduce(tensor, async_op=True).wait()", **of_torch
         )
+    for other in world.others:
+        if other.group:
+            way = f"torch.distributed {other.name.removeprefix('torch ')}"
+            of_other = {"all_reduce": dist.all_reduce, "tensor": tensor, "group": other.group}
+            ways[way] = _timer("all_reduce(tensor, group=group)", **of_other)
+            ways[f"{way}, async, wait"] = _timer(
+                "all_reduce(tensor, group=group, async_op=True).wait()", **of_other
+            )
     return ways, note
 
 

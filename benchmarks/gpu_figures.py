@@ -48,10 +48,12 @@ class Start:
     Attributes:
         nranks: its size.
         gpus: how many GPUs its ranks have.
+        engine: of torch.distributed, to which the others are compared.
     """
 
     nranks: int
     gpus: int
+    engine: str
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu_calls, gpu_graphs, gpu_overlap, runner
 from benchmarks.gpu_figures import Agenda, Done, Start
 from benchmarks.ranks import Report
-from benchmarks.results import Settings
+from benchmarks.results import Absent, Settings
 from benchmarks.world import World
 
 __all__ = ["run"]
@@ -31,7 +31,9 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
     world = World(rank, settings)
     report = report if rank == 0 else lambda value: None
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
-    report(Start(world.nranks, gpus))
+    report(Start(world.nranks, gpus, world.engine))
+    for library, reason in world.absent.items():
+        report(Absent(library, reason))
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
     replays = _REPLAYS_SHARED if world.shares else _REPLAYS[full]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Lines
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import TypeVar
 
 from benchmarks.gpu_figures import BARE, CallCost, Overlap, Sequence, Start
 from benchmarks.machine import Machine, rows
-from benchmarks.results import Note, Plan, Row
+from benchmarks.results import Absent, Note, Plan, Row, Timing
 
 __all__ = ["Findings"]
 
 _Figure = TypeVar("_Figure")
 
 _SMALL = 64 << 10  # bytes, up to which latency counts, and bandwidth beyond
-_SYNC = ("pynccl as dist", "torch.distributed")
+_TORCH = "torch.distributed"
+_ASYNC = ", async, wait"
 
 
 class Findings:
@@ -45,7 +47,7 @@ class Findings:
             case Plan():
                 pass
             case _:
-                fields = ("section", "way", "collective", "nbytes")
+                fields = ("section", "way", "collective", "nbytes", "library")
                 key = type(message), *(getattr(message, field, None) for field in fields)
                 self._figures.setdefault(nranks, {})[key] = message
 
@@ -107,17 +109,25 @@ class Findings:
                 yield f"A part of it failed:\n\n```\n{reason}\n```"
             for note in self._notes.get(nranks, []):
                 yield f"Note: {note}"
+            engine = self._engine(nranks)
+            if engine:
+                yield f"torch's engine is {engine}. The others are compared to it."
+            if absent := self._of(nranks, Absent):
+                lines = [(one.library, " ".join(one.reason.split())) for one in absent]
+                yield "### Not measured\n" + _table(("library", "why"), lines)
             if calls := self._of(nranks, CallCost):
-                yield "### The host's time in one all_reduce\n" + _calls(calls)
+                yield "### The host's time in one all_reduce\n" + _calls(calls, engine)
             if sequences := self._of(nranks, Sequence):
                 first = sequences[0]
                 title = f"{first.length} {first.collective} in sequence"
-                yield f"### {title}\n{_sequences(sequences)}"
+                yield f"### {title}\n{_sequences(sequences, engine)}"
             if overlaps := self._of(nranks, Overlap):
-                yield "### A matrix product at the same time\n" + _overlaps(overlaps)
+                yield "### A matrix product at the same time\n" + _overlaps(overlaps, engine)
             found = self._of(nranks, Row)
             if small := [row for row in found if row.nbytes <= _SMALL]:
                 yield "### Latency\n" + _latencies(small)
+                if any(row.pynccl.host_seconds is not None for row in small):
+                    yield "### The host's time in the calls\n" + _latencies(small, on_host=True)
             if large := [row for row in found if row.nbytes > _SMALL]:
                 yield "### Bandwidth\n" + _bandwidths(large)
             if plot := plots.get(nranks):
@@ -127,6 +137,10 @@ class Findings:
         return [
             figure for figure in self._figures.get(nranks, {}).values() if isinstance(figure, kind)
         ]
+
+    def _engine(self, nranks: int) -> str:
+        starts = self._of(nranks, Start)
+        return starts[0].engine if starts else ""
 
     def _where(self) -> str:
         return self.machine.gpus[0] if self.machine.gpus else "CPUs"
@@ -139,8 +153,11 @@ class Findings:
 
     def _preface(self, seconds: float) -> str:
         text = (
-            f"Measured in {seconds:.0f} s, both libraries in the same processes and in turns, each "
-            "result checked first. Times are medians of samples, a sample the slowest rank's mean."
+            f"Measured in {seconds:.0f} s, all libraries in the same processes and in turns, each "
+            "result checked first. Times are medians of samples, a sample the slowest rank's mean. "
+            "pynccl is its Communicator, `pynccl as dist` its functions of torch.distributed, "
+            "`torch pynccl` its backend of torch.distributed. A ratio above 1 means less time than "
+            "torch's engine takes."
         )
         if self._device == "cpu":
             return f"{text}\n\n**A dry run over hostnccl and gloo. It says nothing of GPUs.**"
@@ -172,41 +189,47 @@ def _ratio(theirs: float | None, ours: float | None) -> str:
     return f"{theirs / ours:.2f}" if theirs and ours else "-"
 
 
-def _calls(costs: list[CallCost]) -> str:
+def _named(way: str, engine: str) -> str:
+    """A way with torch's engine in its name."""
+    return re.sub(r"^(torch(?:\.distributed)?)(?=,|$)", rf"\1 {engine}", way)
+
+
+def _calls(costs: list[CallCost], engine: str) -> str:
     by_way = {cost.way: cost for cost in costs}
     bare = by_way.get(BARE)
     lines = []
     for cost in costs:
         over = cost.seconds - bare.seconds if bare else None
-        theirs = by_way.get("torch.distributed" + cost.way.removeprefix("pynccl as dist"))
-        compared = theirs if cost.way.startswith("pynccl as dist") else by_way.get(_SYNC[1])
+        compared = by_way.get(_TORCH + _ASYNC * cost.way.endswith(_ASYNC))
         lines.append(
             (
-                cost.way,
+                _named(cost.way, engine),
                 _us(cost.seconds),
                 "-" if over is None else f"{over * 1e6:+.2f}",
                 _ratio(compared.seconds if compared else None, cost.seconds),
             )
         )
-    head = (f"{costs[0].nbytes} bytes", "us", "over the C call, us", "torch / this")
+    head = (f"{costs[0].nbytes} bytes", "us", "over the C call, us", f"torch {engine} / this")
     return _table(head, lines)
 
 
-def _sequences(sequences: list[Sequence]) -> str:
+def _sequences(sequences: list[Sequence], engine: str) -> str:
     sizes = list(dict.fromkeys(sequence.nbytes for sequence in sequences))
     cells = {(sequence.way, sequence.nbytes): sequence.seconds for sequence in sequences}
     ways = dict.fromkeys(sequence.way for sequence in sequences)
     head = ("us for one", *(_size(nbytes) for nbytes in sizes))
-    lines = [(way, *(_us(cells.get((way, nbytes))) for nbytes in sizes)) for way in ways]
+    lines = [
+        (_named(way, engine), *(_us(cells.get((way, nbytes))) for nbytes in sizes)) for way in ways
+    ]
     for kind in ("called", "a CUDA graph"):
         ours, theirs = f"pynccl, {kind}", f"torch, {kind}"
         if theirs in ways:
             ratios = (_ratio(cells[theirs, size], cells[ours, size]) for size in sizes)
-            lines.append((f"torch / pynccl, {kind}", *ratios))
+            lines.append((f"torch {engine} / pynccl, {kind}", *ratios))
     return _table(head, lines)
 
 
-def _overlaps(overlaps: list[Overlap]) -> str:
+def _overlaps(overlaps: list[Overlap], engine: str) -> str:
     first = overlaps[0]
     head = (
         f"{first.collective} of {_size(first.nbytes)}",
@@ -214,7 +237,7 @@ def _overlaps(overlaps: list[Overlap]) -> str:
     )
     lines = [
         (
-            overlap.way,
+            _named(overlap.way, engine),
             *map(_us, (overlap.matmul, overlap.communication, overlap.together)),
             f"{100 * overlap.hidden:.0f} %",
         )
@@ -223,41 +246,52 @@ def _overlaps(overlaps: list[Overlap]) -> str:
     return _table(head, lines)
 
 
-def _latencies(found: list[Row]) -> str:
-    hosts = any(row.pynccl.host_seconds is not None for row in found)
-    head: tuple[str, ...] = ("collective", "bytes", "pynccl, us", "torch, us", "torch / pynccl")
-    if hosts:
-        head += ("pynccl on the host, us", "torch on the host, us")
-    lines = []
-    for row in found:
-        theirs = row.torch
-        line: tuple[object, ...] = (row.collective, row.nbytes, _us(row.pynccl.seconds))
-        line += (
-            _us(theirs.seconds if theirs else None),
-            _ratio(theirs.seconds if theirs else None, row.pynccl.seconds),
-        )
-        if hosts:
-            line += (_us(row.pynccl.host_seconds), _us(theirs.host_seconds if theirs else None))
-        lines.append(line)
+def _libraries(found: list[Row]) -> list[str]:
+    """The names of all that was timed, pynccl first and torch's engine second."""
+    names = dict.fromkeys(timing.library for row in found for timing in row.timings[:1])
+    names |= dict.fromkeys(row.torch.library for row in found if row.torch)
+    return list(names | dict.fromkeys(t.library for row in found for t in row.timings))
+
+
+def _times(row: Row, libraries: list[str], *, on_host: bool = False) -> list[str]:
+    """Microseconds, and in parentheses the ratio of the time of torch's engine to them."""
+
+    def seconds(timing: Timing | None) -> float | None:
+        if timing is None:
+            return None
+        return timing.host_seconds if on_host else timing.seconds
+
+    by_name = {timing.library: timing for timing in row.timings}
+    cells = []
+    for name in libraries:
+        timing = by_name.get(name)
+        cell = _us(seconds(timing))
+        if timing and timing is not row.torch and row.torch:
+            cell += f" ({_ratio(seconds(row.torch), seconds(timing))})"
+        cells.append(cell)
+    return cells
+
+
+def _latencies(found: list[Row], *, on_host: bool = False) -> str:
+    libraries = _libraries(found)
+    head = ("collective", "bytes", *(f"{name}, us" for name in libraries))
+    lines = [
+        (row.collective, row.nbytes, *_times(row, libraries, on_host=on_host)) for row in found
+    ]
     return _table(head, lines)
 
 
 def _bandwidths(found: list[Row]) -> str:
+    libraries = _libraries(found)
     head = (
-        *("collective", "size", "pynccl, us", "torch, us", "torch / pynccl"),
-        *("pynccl algbw, GB/s", "pynccl busbw, GB/s", "torch busbw, GB/s"),
+        *("collective", "size", *(f"{name}, us" for name in libraries)),
+        *(f"{name} busbw, GB/s" for name in libraries),
     )
     lines = []
     for row in found:
-        theirs = row.torch.seconds if row.torch else None
-        lines.append(
-            (
-                *(row.collective, _size(row.nbytes), _us(row.pynccl.seconds), _us(theirs)),
-                _ratio(theirs, row.pynccl.seconds),
-                *(f"{row.pynccl.algbw:.2f}", f"{row.pynccl.busbw:.2f}"),
-                f"{row.torch.busbw:.2f}" if row.torch else "-",
-            )
-        )
+        busbw = {timing.library: f"{timing.busbw:.2f}" for timing in row.timings}
+        rates = (busbw.get(name, "-") for name in libraries)
+        lines.append((row.collective, _size(row.nbytes), *_times(row, libraries), *rates))
     return _table(head, lines)
 
 

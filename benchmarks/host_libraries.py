@@ -221,13 +221,15 @@ class Gloo:
         import torch
         import torch.distributed as dist
 
+        from benchmarks.engines import engine
+
         torch.set_num_threads(1)  # more would disturb the other ranks
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=nranks
         )
         self._torch, self._dist = torch, dist
-        self.version = f"torch {torch.__version__}"
+        self.version = f"{engine(None, torch.device('cpu'))} of torch {torch.__version__}"
 
     def barrier(self) -> object:
         return self._dist.barrier()

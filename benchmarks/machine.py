@@ -25,7 +25,7 @@ __all__ = ["ROOT", "Machine", "inspect", "rows", "scrub", "slug"]
 
 ROOT = Path(__file__).parents[1]
 
-_PACKAGES = ("torch", "numpy", "cupy-cuda13x", "cupy-cuda12x", "triton")
+_PACKAGES = ("torch", "numpy", "cupy-cuda13x", "cupy-cuda12x", "triton", "nccl4py")
 _TIMEOUT = 20.0  # seconds for a command that asks about the machine
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from benchmarks.operations import ROOT, Buffers
 from pynccl import nccl
 
-__all__ = ["Call", "Library", "Pynccl", "TorchDistributed", "all_gather_of"]
+__all__ = ["Call", "Distributed", "Library", "Pynccl", "all_gather_of"]
 
 Call = Callable[[], object]
 
@@ -61,15 +61,24 @@ class Pynccl:
         return calls[buffers.collective]
 
 
-class TorchDistributed:
-    """torch.distributed over its default process group."""
+class Distributed:
+    """The functions of torch.distributed, or of pynccl in its place.
 
-    def __init__(self, backend: str) -> None:
-        self.name = f"torch {backend}"
-        self._all_gather = all_gather_of(dist)
-        self._reduce_scatter = _first_of(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+    Args:
+        name: of the library.
+        module: with the functions.
+        group: a process group of torch.distributed with all ranks; None is the default group.
+    """
+
+    def __init__(self, name: str, module: Any = dist, group: Any = None) -> None:  # noqa: ANN401 two modules alike
+        self.name = name
+        self.group = group
+        self._module = module
+        self._all_gather = all_gather_of(module)
+        self._reduce_scatter = _first_of(module, "reduce_scatter_single", "reduce_scatter_tensor")
 
     def call(self, buffers: Buffers) -> Call:
+        dist, group = self._module, self.group
         send, recv = buffers.send, buffers.recv
         rank, nranks = buffers.rank, buffers.nranks
         blocks_to, blocks_from = (
@@ -83,18 +92,18 @@ class TorchDistributed:
         messages = []
         if buffers.collective == "send_recv":
             messages = [
-                dist.P2POp(dist.isend, send, (rank + 1) % nranks),
-                dist.P2POp(dist.irecv, recv, (rank - 1) % nranks),
+                dist.P2POp(dist.isend, send, (rank + 1) % nranks, group=group),
+                dist.P2POp(dist.irecv, recv, (rank - 1) % nranks, group=group),
             ]
         calls: dict[str, Call] = {
-            "all_reduce": lambda: dist.all_reduce(recv),
-            "broadcast": lambda: dist.broadcast(recv, ROOT),
-            "reduce": lambda: dist.reduce(recv, ROOT),
-            "all_gather": lambda: self._all_gather(recv, send),
-            "reduce_scatter": lambda: self._reduce_scatter(recv, send),
-            "all_to_all": lambda: dist.all_to_all_single(recv, send),
-            "gather": lambda: dist.gather(send, blocks_to, ROOT),
-            "scatter": lambda: dist.scatter(recv, blocks_from, ROOT),
+            "all_reduce": lambda: dist.all_reduce(recv, group=group),
+            "broadcast": lambda: dist.broadcast(recv, ROOT, group=group),
+            "reduce": lambda: dist.reduce(recv, ROOT, group=group),
+            "all_gather": lambda: self._all_gather(recv, send, group=group),
+            "reduce_scatter": lambda: self._reduce_scatter(recv, send, group=group),
+            "all_to_all": lambda: dist.all_to_all_single(recv, send, group=group),
+            "gather": lambda: dist.gather(send, blocks_to, ROOT, group=group),
+            "scatter": lambda: dist.scatter(recv, blocks_from, ROOT, group=group),
             "send_recv": ring,
         }
         return calls[buffers.collective]

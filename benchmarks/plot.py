@@ -27,6 +27,7 @@ def write_plot(path: Path, rows: list[Row], title: str) -> None:
         title: stands above the panels.
     """
     collectives = list(dict.fromkeys(row.collective for row in rows))
+    libraries = list(dict.fromkeys(timing.library for row in rows for timing in row.timings))
     least, most = min(row.nbytes for row in rows), max(row.nbytes for row in rows)
     ticks = {nbytes: text for nbytes, text in _TICKS.items() if least <= nbytes <= most}
     columns = min(3, len(collectives))
@@ -42,12 +43,12 @@ def write_plot(path: Path, rows: list[Row], title: str) -> None:
     for panel, collective in zip(axes.flat, collectives, strict=False):
         points: dict[str, list[tuple[int, Timing]]] = {}
         for row in rows:
-            for timing in (row.pynccl, row.torch):
-                if row.collective == collective and timing is not None:
+            for timing in row.timings:
+                if row.collective == collective:
                     points.setdefault(timing.library, []).append((row.nbytes, timing))
         for library, timings in points.items():
             sizes = [nbytes for nbytes, _ in timings]
-            color = "C0" if library == "pynccl" else "C1"
+            color = f"C{libraries.index(library)}"
             medians = [timing.seconds * 1e6 for _, timing in timings]
             panel.plot(sizes, medians, marker="o", markersize=3, color=color, label=library)
             fastest = [min(timing.samples) * 1e6 for _, timing in timings]

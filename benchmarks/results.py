@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.machine import Machine
 
-__all__ = ["DTYPES", "Note", "Plan", "Row", "Settings", "Timing"]
+__all__ = ["DTYPES", "Absent", "Note", "Plan", "Row", "Settings", "Timing"]
 
 # Those in which the checks are exact.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -27,6 +27,8 @@ class Settings:
         budget: seconds that a sample should last.
         folder: an empty one, for the rendezvous of the ranks.
         seconds: after which no new row begins.
+        others: whether to measure pynccl as dist and the other backends of torch.distributed, too.
+        unbuilt: why pynccl's backend cannot be measured, or ''.
     """
 
     nranks: int
@@ -38,6 +40,8 @@ class Settings:
     budget: float
     folder: str
     seconds: float = math.inf
+    others: bool = False
+    unbuilt: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,19 @@ class Note:
     """A line for the reader."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A library that was to be measured.
+
+    Attributes:
+        library: its name.
+        reason: why it could not be.
+    """
+
+    library: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -80,12 +97,26 @@ class Timing:
 
 @dataclass(frozen=True)
 class Row:
-    """One collective of one size, both results checked before."""
+    """One collective of one size, all results checked before.
+
+    Attributes:
+        collective: which.
+        nbytes: its size.
+        pynccl: through its communicator.
+        torch: torch.distributed, with its own engine for the device.
+        others: pynccl as dist, and other backends of torch.distributed.
+    """
 
     collective: str
     nbytes: int
     pynccl: Timing
     torch: Timing | None
+    others: tuple[Timing, ...] = ()
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """All there are."""
+        return (self.pynccl, *([self.torch] if self.torch else []), *self.others)
 
     @property
     def times_faster(self) -> float | None:

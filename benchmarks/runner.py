@@ -1,4 +1,4 @@
-"""What one rank does: for each collective and size check both libraries, then time them in turns.
+"""What one rank does: for each collective and size check the libraries, then time them in turns.
 
 All ranks make the same decisions: the values that decide are agreed on first.
 """
@@ -15,7 +15,7 @@ from benchmarks import metrics
 from benchmarks.clock import Elapsed
 from benchmarks.operations import Buffers, check, exact_size
 from benchmarks.peers import Call, Library
-from benchmarks.ranks import Report
+from benchmarks.ranks import BenchmarkError, Report
 from benchmarks.results import Note, Plan, Row, Settings, Timing
 from benchmarks.world import World
 
@@ -40,7 +40,7 @@ class _Runner:
         self._settings = settings
         self._report = report
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
-        self._missing: set[str] = set()  # collectives that torch.distributed lacks
+        self._missing: set[tuple[str, str]] = set()  # what a library lacks of the collectives
 
     def run(self) -> None:
         cases = self._cases()
@@ -82,8 +82,8 @@ class _Runner:
         )
         libraries: list[Library] = [world.pynccl]
         self._check(world.pynccl, buffers)
-        if world.torch and collective not in self._missing and self._check_torch(buffers):
-            libraries.append(world.torch)
+        compared = [*([world.torch] if world.torch else []), *world.others]
+        libraries += [library for library in compared if self._check_other(library, buffers)]
         buffers.clear()
         calls = [library.call(buffers) for library in libraries]
         iterations = [self._calibrate(call) for call in calls]
@@ -96,7 +96,9 @@ class _Runner:
             self._timing(library.name, buffers, samples[i], iterations[i])
             for i, library in enumerate(libraries)
         ]
-        return Row(collective, nbytes, timings[0], timings[1] if len(timings) > 1 else None)
+        ours, *rest = timings
+        theirs = rest.pop(0) if world.torch in libraries else None
+        return Row(collective, nbytes, ours, theirs, tuple(rest))
 
     def _check(self, library: Library, buffers: Buffers) -> None:
         buffers.fill()
@@ -104,19 +106,22 @@ class _Runner:
         self._world.synchronize()
         check(buffers, library.name)
 
-    def _check_torch(self, buffers: Buffers) -> bool:
-        """Check torch.distributed, unless it does not have the collective."""
-        assert self._world.torch
+    def _check_other(self, library: Library, buffers: Buffers) -> bool:
+        """Check another library than pynccl, which may not have the collective."""
         reason = ""
+        if (library.name, buffers.collective) in self._missing:
+            return False
         try:
-            self._check(self._world.torch, buffers)
-        except (AttributeError, RuntimeError, ValueError) as error:
+            self._check(library, buffers)
+        except BenchmarkError:
+            raise
+        except Exception as error:  # of any library; it is said, and the others are measured
             reason = str(error) or type(error).__name__
         if self._world.maximum([float(bool(reason))]) == [0.0]:
             return True
-        self._missing.add(buffers.collective)
+        self._missing.add((library.name, buffers.collective))
         reason = reason or "it failed on another rank"
-        self._report(Note(f"{buffers.collective} by {self._world.torch.name}: {reason}"))
+        self._report(Note(f"{buffers.collective} by {library.name}: {reason}"))
         return False
 
     def _calibrate(self, call: Call) -> int:

@@ -49,12 +49,14 @@ class Result:
     Attributes:
         seconds: of each step, by backend; the maximum over the ranks.
         loss: the last one of rank 0 over pynccl.
+        engines: of torch.distributed, by backend.
     """
 
     nranks: int
     way: str
     seconds: dict[str, list[float]]
     loss: float
+    engines: dict[str, str]
 
     def step(self, backend: str) -> float:
         """The median of the steps in seconds."""
@@ -82,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         return 1
+    print(f"torch.distributed over {', '.join(results[0].engines.values())}")
     print("\n" + "\n".join(table(results)))
     options.out.mkdir(parents=True, exist_ok=True)
     content = {
@@ -139,7 +142,7 @@ def _measure(nranks: int, settings: Settings) -> list[Result]:
 
     build()  # takes longer than the ranks may wait for each other
     with tempfile.TemporaryDirectory(prefix="pynccl-train-") as folder:
-        of_ranks: list[tuple[Times, Times]] = launch(
+        of_ranks: list[tuple[Times, Times, dict[str, str]]] = launch(
             *(nranks, measure, (f"file://{folder}/store", settings)),
             unique_ids=0,
             timeout=_TIMEOUT,
@@ -148,10 +151,11 @@ def _measure(nranks: int, settings: Settings) -> list[Result]:
     results = []
     for way in WAYS:
         seconds = {
-            name: [max(step) for step in zip(*(t[way][name] for t, _ in of_ranks), strict=True)]
+            name: [max(step) for step in zip(*(ran[0][way][name] for ran in of_ranks), strict=True)]
             for name in BACKENDS
         }
-        results.append(Result(nranks, way, seconds, of_ranks[0][1][way]["pynccl"][-1]))
+        _, losses, engines = of_ranks[0]
+        results.append(Result(nranks, way, seconds, losses[way]["pynccl"][-1], engines))
     return results
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from benchmarks.engines import engine
 from benchmarks.ranks import BenchmarkError
 from pynccl import testing
 
@@ -128,7 +129,9 @@ class _Training:
         return time.perf_counter() - began, loss.item()
 
 
-def measure(rank: testing.Rank, url: str, settings: Settings) -> tuple[Times, Times]:
+def measure(
+    rank: testing.Rank, url: str, settings: Settings
+) -> tuple[Times, Times, dict[str, str]]:
     """Train in each way over each backend.
 
     Args:
@@ -137,7 +140,8 @@ def measure(rank: testing.Rank, url: str, settings: Settings) -> tuple[Times, Ti
         settings: what to train.
 
     Returns:
-        The seconds of the measured steps, and their losses without those of the fake backend.
+        The seconds of the measured steps, their losses without those of the fake backend, and the
+        engine of torch.distributed behind each backend.
 
     Raises:
         BenchmarkError: a loss differs between the backends.
@@ -155,7 +159,8 @@ def measure(rank: testing.Rank, url: str, settings: Settings) -> tuple[Times, Ti
         losses: Times = {}
         for way in WAYS:
             seconds[way], losses[way] = _measure_way(way, groups, settings, rank.rank)
-        return seconds, losses
+        cpu = torch.device("cpu")
+        return seconds, losses, {name: engine(group, cpu) for name, group in groups.items()}
     finally:
         dist.destroy_process_group()
 

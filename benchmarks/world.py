@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
@@ -11,14 +12,17 @@ import torch
 import torch.distributed as dist
 
 import pynccl
+from benchmarks import engines
 from benchmarks.clock import Clock, CudaClock, HostClock
 from benchmarks.machine import Machine, inspect
-from benchmarks.peers import Pynccl, TorchDistributed
+from benchmarks.peers import Distributed, Pynccl
 from benchmarks.ranks import BenchmarkError
 from benchmarks.results import Settings
 from pynccl import nccl
 
 __all__ = ["World"]
+
+_TIMEOUT = timedelta(seconds=20)  # of the groups of other backends
 
 
 class World:
@@ -29,7 +33,10 @@ class World:
         provider: pynccl's, ``"cuda"`` or ``"host"``.
         comm: the communicator of pynccl.
         pynccl, torch: the libraries; torch is None where it cannot be measured.
+        engine: torch's, as benchmarks.engines names it.
         refusal: why torch is None, or ''.
+        others: the other libraries that Settings.others asks for and that can be measured.
+        absent: those that cannot be measured, and why.
         device: where the tensors are.
         clock: how calls on it are timed.
     """
@@ -57,10 +64,16 @@ class World:
         )
         self.comm = self.communicator()
         self.pynccl = Pynccl(self.comm)
-        self.torch: TorchDistributed | None = TorchDistributed(backend.rpartition(":")[2])
+        self.engine = engines.engine(None, self.device)
+        self.torch: Distributed | None = Distributed(f"torch {self.engine}")
         self.refusal = self._first_of_torch() if settings.device == "cuda" else ""
         if self.refusal:
             self.torch = None
+        self.others: list[Distributed] = []
+        self.absent: dict[str, str] = {}
+        self._failed = bool(self.refusal)
+        if settings.others:
+            self._add_others(settings.unbuilt)
 
     @property
     def shares(self) -> bool:
@@ -107,7 +120,7 @@ class World:
             pynccl.destroy_process_group()
         self.comm.close()
         # A process group whose NCCL never came up does not come down either.
-        if not self.refusal:
+        if not self._failed:
             dist.destroy_process_group()
 
     def machine(self) -> Machine:
@@ -120,17 +133,49 @@ class World:
         dist.broadcast(data, 0)
         return nccl.UniqueId(bytes(data.tolist()))
 
-    def _first_of_torch(self) -> str:
-        """Make torch's communicator; why that is refused, or ''."""
+    def _first_of_torch(self, group: dist.ProcessGroup | None = None) -> str:
+        """Make the communicator of a group of torch; why that is refused, or ''."""
         reason = ""
         try:
-            dist.all_reduce(torch.zeros(1, device=self.device))
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            reason = f"torch.distributed with nccl: {error}"
+            dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+            self.synchronize()
+        except Exception as error:  # of any backend, which must not end the others
+            reason = f"torch.distributed with {engines.engine(group, self.device)}: {error}"
+        return self._agree(reason)
+
+    def _agree(self, reason: str) -> str:
+        """A reason where any rank has one, else ''. All ranks call it."""
         if self.maximum([float(bool(reason))]) == [0.0]:
             return ""
-        return reason or "torch.distributed with nccl failed on another rank"
+        return reason or "it failed on another rank"
+
+    def _add_others(self, unbuilt: str) -> None:
+        self.others.append(Distributed("pynccl as dist", self.mirror))
+        candidates = engines.candidates(
+            *(self.device.type, torch.__version__, engines.registry(), engines.installed())
+        )
+        for candidate in candidates:
+            name = f"torch {candidate.backend}"
+            reason = candidate.reason or (unbuilt if candidate.backend == "pynccl" else "")
+            if not reason:
+                reason = self._add(candidate.backend)
+                self._failed |= bool(reason)
+            if reason:
+                self.absent[name] = reason
+
+    def _add(self, backend: str) -> str:
+        """Make a group with another backend of torch.distributed; why that fails, or ''."""
+        reason, group = "", None
+        try:
+            engines.register(backend)
+            group = dist.new_group(backend=backend, timeout=_TIMEOUT)
+        except Exception as error:  # of any backend, which must not end the others
+            reason = f"{type(error).__name__}: {error}"
+        reason = self._agree(reason) or self._first_of_torch(group)
+        if not reason:
+            name = f"torch {engines.engine(group, self.device)}"
+            self.others.append(Distributed(name, group=group))
+        return reason
 
 
 def _take_gpu(rank: int, nranks: int) -> torch.device:

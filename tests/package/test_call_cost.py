@@ -44,6 +44,14 @@ print(len(rows), missing)
 _OF_TORCH = 6  # rows of torch.distributed: as many over its fake backend as over pynccl's
 
 
+def test_ratio_of_the_backend_to_the_fake_one() -> None:
+    calls = pytest.importorskip("benchmarks.calls")
+    rows = {"torch.distributed fake x": 2e-6, "torch.distributed pynccl x": 3e-6, "pynccl x": 1e-6}
+    rows["torch.distributed pynccl y"] = 1e-6  # has no counterpart
+    results = [calls.Result(name, "x", seconds, (), None) for name, seconds in rows.items()]
+    assert calls.of_fake(results) == ["backend pynccl / fake, x: 1.50"]
+
+
 def test_no_row_is_missing() -> None:
     pytest.importorskip("torch")
     from pynccl.c10d.build import build

@@ -4,6 +4,7 @@ section with its ratios, names the machine and none of its paths, and is complet
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import socket
@@ -16,12 +17,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
+from benchmarks import gpu
 from benchmarks.gpu_figures import SECTIONS, Agenda, CallCost, Overlap, Sequence, Start
 from benchmarks.gpu_report import Findings
 from benchmarks.machine import ROOT, Machine
-from benchmarks.results import Note, Row, Timing
+from benchmarks.ranks import BenchmarkError
+from benchmarks.results import Absent, Note, Row, Timing
 
 _SECTIONS = (
+    "Not measured",
     "The host's time in one all_reduce",
     "20 all_reduce in sequence",
     "A matrix product at the same time",
@@ -53,12 +57,19 @@ def test_a_dry_run_gives_the_whole_report(tmp_path: Path) -> None:
     for section in ("Machine", *_SECTIONS):
         assert tables[section], section
         assert all(all(row) for row in tables[section]), section
-    calls = {row[0]: row[1:] for row in tables[_SECTIONS[0]]}
+    assert [row[0] for row in tables["Not measured"]] == ["torch nccl-legacy", "torch nccl4py"]
+    calls = {row[0]: row[1:] for row in tables[_SECTIONS[1]]}
     assert calls["pynccl Communicator"][1][0] in "+-"  # over the C call
     assert float(calls["pynccl as dist"][2]) > 0
-    assert any(row[0] == "torch / pynccl, called" for row in tables[_SECTIONS[1]])
-    assert all(row[-1].endswith(" %") for row in tables[_SECTIONS[2]])
-    assert all(float(row[4]) > 0 for row in tables["Latency"] + tables["Bandwidth"])
+    assert float(calls["torch.distributed gloo"][2]) == 1
+    assert float(calls["torch.distributed pynccl, async, wait"][2]) > 0
+    assert any(row[0] == "torch gloo / pynccl, called" for row in tables[_SECTIONS[2]])
+    assert all(row[-1].endswith(" %") for row in tables[_SECTIONS[3]])
+    of_libraries = "| pynccl, us | torch gloo, us | pynccl as dist, us | torch pynccl, us |"
+    assert text.count(of_libraries) == 2
+    for row in tables["Latency"] + tables["Bandwidth"]:
+        for cell in (row[2], row[4], row[5]):
+            assert re.fullmatch(r"[\d.]+ \([\d.]+\)", cell), row
     assert "dry run" in text
     content = json.loads(written.with_suffix(".json").read_text())
     assert len(content["figures"]["2"]) > 40
@@ -74,17 +85,23 @@ def test_the_report_of_a_shared_gpu_that_failed_in_part(tmp_path: Path) -> None:
     """With what only GPUs give: the host's own time, graphs, and ranks that share one."""
     machine = Machine("a CPU", 8, ("NVIDIA T9000",), "Linux", {"NCCL": "2.28.9"})
     findings = Findings(machine, "cuda")
+    engine = "nccl (ProcessGroupNCCL2)"
     timing = Timing("pynccl", 2e-5, (2e-5,), 10, 3e-6, 1.5, 2.25)
-    slower = Timing("torch nccl", 4e-5, (4e-5,), 10, 9e-6, 0.75, 1.125)
+    slower = Timing(f"torch {engine}", 4e-5, (4e-5,), 10, 9e-6, 0.75, 1.125)
+    backend = Timing("torch pynccl", 2.5e-5, (2.5e-5,), 10, 6e-6, 1.2, 1.8)
     for message in (
-        Start(4, 1),
+        Start(4, 1, engine),
+        Absent("torch nccl4py", "nccl4py is not installed:\npip install nccl4py"),
         CallCost(4, "pynccl.raw, integers", 4096, 2e-6, (2e-6,)),
+        CallCost(4, "torch.distributed", 4096, 8e-6, (8e-6,)),
+        CallCost(4, "torch.distributed, async, wait", 4096, 9e-6, (9e-6,)),
+        CallCost(4, "torch.distributed pynccl, async, wait", 4096, 6e-6, (6e-6,)),
         *(
             Sequence(4, f"{library}, a CUDA graph", "all_reduce", 20, 8, seconds, (seconds,))
             for library, seconds in (("pynccl", 9e-6), ("pynccl", 3e-6), ("torch", 6e-6))
         ),
         Overlap(4, "pynccl, 1 CTA", "all_reduce", 1 << 24, 2e-3, 1e-3, 2.25e-3),
-        Row("all_reduce", 4096, timing, slower),
+        Row("all_reduce", 4096, timing, slower, (backend,)),
         Row("all_reduce", 1 << 20, timing, None),
         Note("a note"),
     ):
@@ -96,17 +113,31 @@ def test_the_report_of_a_shared_gpu_that_failed_in_part(tmp_path: Path) -> None:
     assert "## 4 ranks sharing 1 GPU" in text
     assert "SIGSEGV" in text
     assert "Note: a note" in text
+    assert f"torch's engine is {engine}." in text
+    assert tables["Not measured"] == [
+        ["torch nccl4py", "nccl4py is not installed: pip install nccl4py"]
+    ]
+    # A call that is waited for is compared with one that is.
+    assert tables["The host's time in one all_reduce"] == [
+        ["pynccl.raw, integers", "2.00", "-", "4.00"],
+        [f"torch.distributed {engine}", "8.00", "-", "1.00"],
+        [f"torch.distributed {engine}, async, wait", "9.00", "-", "1.00"],
+        ["torch.distributed pynccl, async, wait", "6.00", "-", "1.50"],
+    ]
     # Of repeated measurements the last counts.
     assert tables["20 all_reduce in sequence"] == [
         ["pynccl, a CUDA graph", "3.00"],
-        ["torch, a CUDA graph", "6.00"],
-        ["torch / pynccl, a CUDA graph", "2.00"],
+        [f"torch {engine}, a CUDA graph", "6.00"],
+        [f"torch {engine} / pynccl, a CUDA graph", "2.00"],
     ]
     assert tables["A matrix product at the same time"][0][-1] == "75 %"
     assert tables["Latency"] == [
-        ["all_reduce", "4096", "20.0", "40.0", "2.00", "3.00", "9.00"],
+        ["all_reduce", "4096", "20.0 (2.00)", "40.0", "25.0 (1.60)"],
     ]
-    assert tables["Bandwidth"][0][3:] == ["-", "-", "1.50", "2.25", "-"]
+    assert tables["The host's time in the calls"] == [
+        ["all_reduce", "4096", "3.00 (3.00)", "9.00", "6.00 (1.50)"],
+    ]
+    assert tables["Bandwidth"] == [["all_reduce", "1 MB", "20.0", "2.25"]]
 
 
 def test_what_is_done_after_a_failure() -> None:
@@ -120,3 +151,20 @@ def test_what_is_done_after_a_failure() -> None:
     assert agenda
     assert agenda.after(set(), ("a",)) is None
     assert Agenda(SECTIONS, frozenset(), quick=True).after(set(SECTIONS), ()) is None
+
+
+def test_ranks_that_do_not_come_up_do_so_without_the_other_backends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[bool] = []
+
+    def run(*arguments: object, others: bool, **options: object) -> None:
+        tried.append(others)
+        if others:
+            raise BenchmarkError("a backend hung")
+
+    monkeypatch.setattr(gpu, "_run", run)
+    findings = Findings(Machine("a CPU", 8, (), "Linux", {}), "cpu")
+    gpu._measure(findings, argparse.Namespace(quick=True, device="cpu"), 2, 60.0)
+    assert tried == [True, False]
+    assert findings.failures == {2: ["a backend hung"]}
