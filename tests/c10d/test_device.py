@@ -348,6 +348,7 @@ def _factor(rank: int, _size: int) -> None:
     torch.cuda.synchronize()
     if rank == 1:
         _keep_busy()
+    dist.all_reduce(_full(0), async_op=True)  # the next one waits for it
     work = dist.all_reduce(x, dist._make_nccl_premul_sum(factor), async_op=True)
     del factor
     others = [torch.full((1,), 99.0, device="cuda") for _ in range(4)]
@@ -412,7 +413,7 @@ def _aborted(rank: int, _size: int) -> None:
     torch.cuda.synchronize()
     assert work.is_completed()
     assert not work.is_success()
-    with pytest.raises(dist.DistBackendError, match="all_reduce.*aborted"):
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*aborted"):
         work.wait(timedelta(seconds=5))
     with pytest.raises(dist.DistBackendError, match="aborted"):
         dist.all_reduce(x)

@@ -9,6 +9,8 @@ Device memory is host memory, a kernel is a function in a stream's queue; contex
 streams, events, captures and lifetimes are CUDA's, and NCCL's own rules are modelled.
 
 Environment:
+    CUDA_DOUBLE_TENSORS: device for torch's own tensors as CUDA tensors (cuda/torch/device.cpp, for
+        torch.distributed); by default a stand-in for them in Python (tensor.py).
     PYNCCL_DOUBLE: the version that NCCL is: 2.18, 2.24, 2.28, 2.30 or 2.32; empty for no double.
     CUDA_DOUBLE_DEVICES: how many devices there are; 4 by default.
     CUDA_DOUBLE_KERNEL_SECONDS: how long each kernel takes at least; 0 by default.

@@ -1,6 +1,6 @@
 """Stands in for torch.cuda where torch's own tensors are in the double's memory.
 
-They reach C++ as CUDA tensors, which a c10d::Backend needs: the device is C++, cuda/torch/device.cpp.
+They reach C++ as CUDA tensors, which a c10d::Backend needs: cuda/torch/device.cpp is the device.
 CUDA_DOUBLE_TENSORS=device chooses this for a process, in place of torch_cuda.py's tensors.
 """
 
