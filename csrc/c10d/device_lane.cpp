@@ -40,7 +40,8 @@ class DeviceLane final : public Lane {
 
   c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
                                                     std::chrono::milliseconds timeout) override {
-    return work(std::move(operation), rank, timeout, impl_.getStream(device()), std::nullopt);
+    return work(std::move(operation), rank, timeout, impl_.getStream(device()), std::nullopt,
+                std::nullopt);
   }
 
   void run(const std::function<void()>& body) override {
