@@ -103,6 +103,7 @@ class HostLane final : public Lane {
 
     bool drain(std::chrono::milliseconds timeout) {
       std::unique_lock lock(mutex_);
+      const Waiter waiter(*this);
       return changed_.wait_for(lock, timeout, [this] { return idle(); });
     }
 
@@ -127,7 +128,7 @@ class HostLane final : public Lane {
         }  // releases the tensors without the lock
         lock.lock();
         busy_ = false;
-        changed_.notify_all();
+        if (waiters_ > 0) changed_.notify_all();
       }
     }
 
@@ -139,14 +140,19 @@ class HostLane final : public Lane {
         std::unique_lock lock(queue_.mutex_);
         nested_ = queue_.runner_ == std::this_thread::get_id();
         if (nested_) return;
-        if (!queue_.idle()) queue_.changed_.wait(lock, [this] { return queue_.idle(); });
+        if (!queue_.idle()) {
+          const Waiter waiter(queue_);
+          queue_.changed_.wait(lock, [this] { return queue_.idle(); });
+        }
         queue_.busy_ = true;
       }
       ~Turn() {
         if (nested_) return;
         const std::scoped_lock lock(queue_.mutex_);
         queue_.busy_ = false;
-        queue_.changed_.notify_all();
+        // Else it would wake the thread of the lane for nothing, at every synchronous operation.
+        if (queue_.waiters_ > 0 || queue_.stopped_ || !queue_.tasks_.empty())
+          queue_.changed_.notify_all();
       }
       Turn(const Turn&) = delete;
       Turn& operator=(const Turn&) = delete;
@@ -157,6 +163,15 @@ class HostLane final : public Lane {
     };
 
    private:
+    // Counts who waits until the queue is idle; made and destroyed with the lock.
+    struct Waiter {
+      explicit Waiter(Queue& queue) : count_(queue.waiters_) { ++count_; }
+      ~Waiter() { --count_; }
+      Waiter(const Waiter&) = delete;
+      Waiter& operator=(const Waiter&) = delete;
+      int& count_;
+    };
+
     bool idle() const { return !busy_ && tasks_.empty(); }
 
     std::mutex mutex_;
@@ -164,6 +179,7 @@ class HostLane final : public Lane {
     std::deque<Task> tasks_;
     bool busy_ = false;
     bool stopped_ = false;
+    int waiters_ = 0;
     std::thread::id runner_;
   };
 

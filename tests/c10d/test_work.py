@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,3 +246,27 @@ def _gathered(rank: int, size: int) -> None:
 @needs_torch(2, 14, "gather_single()")
 def test_gather_into_one_tensor(torch_world: World) -> None:
     torch_world(2, _gathered)
+
+
+def _wakeups() -> int:
+    """How often other threads of this process have slept and gone on."""
+    found = 0
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != threading.get_native_id():
+            counted = re.search(r"^voluntary.*\s(\d+)$", (task / "status").read_text(), re.M)
+            assert counted
+            found += int(counted[1])
+    return found
+
+
+def _woken(_rank: int, _size: int) -> None:
+    tensor, calls = torch.ones(1), 2000
+    dist.all_reduce(tensor, async_op=True).wait()  # from here on there is a thread
+    before = _wakeups()
+    for _ in range(calls):
+        dist.all_reduce(tensor)
+    assert _wakeups() - before < calls / 10
+
+
+def test_synchronous_operations_wake_no_thread(torch_world: World) -> None:
+    torch_world(1, _woken)
