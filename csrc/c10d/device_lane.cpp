@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "lane.h"
@@ -26,6 +27,8 @@ class DeviceLane final : public Lane {
     const std::scoped_lock order(order_);
     if (!operation.async) {
       auto times = issue_on(current, operation);
+      const std::scoped_lock lock(callers_mutex_);
+      callers_ = current;
       return work(std::move(operation), rank, timeout, current, std::nullopt, std::move(times));
     }
     connection_->get();  // which can wait for other ranks, before the event
@@ -52,7 +55,11 @@ class DeviceLane final : public Lane {
 
   bool drain(std::chrono::milliseconds timeout) override {
     const auto until = std::chrono::steady_clock::now() + timeout;
-    while (!stream_.query()) {
+    const auto done = [this] {
+      const std::scoped_lock lock(callers_mutex_);
+      return stream_.query() && (!callers_ || callers_->query());
+    };
+    while (!done()) {
       if (std::chrono::steady_clock::now() > until) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -98,6 +105,8 @@ class DeviceLane final : public Lane {
   const c10::impl::VirtualGuardImpl impl_;
   const c10::Stream stream_;
   std::mutex order_;
+  std::mutex callers_mutex_;            // of the following
+  std::optional<c10::Stream> callers_;  // of the last synchronous operation
 };
 
 }  // namespace
