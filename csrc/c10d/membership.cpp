@@ -45,6 +45,14 @@ c10::intrusive_ptr<PyncclOptions> PyncclBackend::derived(
   TORCH_CHECK_TYPE(given, "options: expected the options of pynccl, got those of ",
                    options ? options->backend : "no backend");
   auto own = c10::make_intrusive<PyncclOptions>(*given);
+#if !PYNCCL_TORCH_SINCE(2, 14)
+  if (given == options_) {  // torch has written those of the new group into the options of this one
+    if (!getGroupUid().empty()) options_->group_name = getGroupUid();
+    const auto own_limit = std::chrono::duration<double>(
+        in_python([this] { return connector()->attr("timeout").cast<double>(); }));
+    options_->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(own_limit);
+  }
+#endif
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   own->enable_reconfigure = false;  // the new group has its ranks
 #endif
@@ -210,7 +218,7 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
     const std::string failed =
         "The last reconfiguration of the process group failed. Call reconfigure() again, with "
         "another uuid.";
-    retire("it was reconfigured", failed);
+    retire("it was reconfigured", "The process group is being reconfigured.");
     {
       const std::scoped_lock lock(mutex_);
       std::swap(connector_, next);
@@ -295,12 +303,11 @@ std::unordered_map<std::string, std::uint64_t> PyncclBackend::getMemoryStats() {
 
 #endif
 
-// Whether the group has a communicator. split() makes it where it has none.
+// Whether operations can be issued. torch refuses to split a group that is not initialized; here
+// split() makes the communicator where there is none.
 bool PyncclBackend::isInitialized() {
   const std::scoped_lock lock(mutex_);
-  return ended_.empty() && std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) {
-           return std::get<2>(entry.first) < 0 && entry.second->connection().made();
-         });
+  return ended_.empty() && waits_.empty();
 }
 
 c10d::ErrorType PyncclBackend::getError() {

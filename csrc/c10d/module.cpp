@@ -48,7 +48,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("get_error", &PyncclBackend::getError, py::call_guard<py::gil_scoped_release>(),
            "The c10d::ErrorType of the communicators; torch has it since version 2.14.")
       .def("_is_initialized", &PyncclBackend::isInitialized,
-           "Whether the group has a communicator.")
+           "Whether operations can be issued: the group is open, configured and not suspended.")
       .def(
           "perform_nocolor_split", [](PyncclBackend&, const at::Device&) {},
           "Do nothing: a new group does not split this one.");

@@ -70,7 +70,7 @@ def _message_arrives(group: Any) -> None:
 def _merged(rank: int, size: int, folder: str) -> tuple[int, str, str]:
     """Two groups of half the ranks become one of all."""
     halves = [list(range(size // 2)), list(range(size // 2, size))]
-    groups = [dist.new_group(half) for half in halves]
+    groups = [dist.new_group(half, timedelta(seconds=40)) for half in halves]
     half: Any = groups[rank >= size // 2]
     store = dist.FileStore(f"{folder}/merged", size)
     both = half.merge_remote_group(store, size, timedelta(seconds=20), "both", "a description")
@@ -85,6 +85,7 @@ def _merged(rank: int, size: int, folder: str) -> tuple[int, str, str]:
     found = both.rank(), both.group_name, both.group_desc
     assert both.size() == size
     assert _backend(both).options._timeout == timedelta(seconds=20)
+    assert _backend(half).options._timeout == timedelta(seconds=40)
     both.shutdown()
     return found
 
@@ -273,6 +274,7 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
     pg: Any = dist.group.WORLD
     own = api._get_reconfigure_handle()
     assert api._supports_reconfigure()
+    assert not _backend()._is_initialized()
     with pytest.raises(RuntimeError, match="Call reconfigure"):
         dist.all_reduce(torch.ones(1))
     if not newcomer:
@@ -439,6 +441,7 @@ def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> Non
 def _suspended(rank: int, size: int) -> dict[str, int]:
     backend = _backend()
     assert backend.memory_stats() == {"suspend": 0, "suspended": 0, "persist": 0, "total": 0}
+    assert backend._is_initialized()
     big = torch.ones(1_000_000)
     dist.all_reduce(big)
     if rank < 2:
@@ -453,6 +456,7 @@ def _suspended(rank: int, size: int) -> dict[str, int]:
         assert waiting.is_completed()
         during = backend.memory_stats()
         assert during["suspended"] == 1
+        assert not backend._is_initialized()
         assert during["suspend"] == 0
         assert during["total"] < before["total"]
         for use in (
@@ -641,14 +645,14 @@ def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
 
 
 def _initialized(_rank: int, _size: int) -> None:
-    assert not _backend()._is_initialized()
+    assert _backend()._is_initialized()  # the first operation makes the communicator
     _sum_is_right()
     assert _backend()._is_initialized()
     _backend().abort()
     assert not _backend()._is_initialized()
 
 
-def test_whether_a_group_has_a_communicator(torch_world: World) -> None:
+def test_whether_operations_can_be_issued(torch_world: World) -> None:
     torch_world(2, _initialized)
 
 
