@@ -45,14 +45,13 @@ c10::intrusive_ptr<PyncclOptions> PyncclBackend::derived(
   TORCH_CHECK_TYPE(given, "options: expected the options of pynccl, got those of ",
                    options ? options->backend : "no backend");
   auto own = c10::make_intrusive<PyncclOptions>(*given);
-#if !PYNCCL_TORCH_SINCE(2, 14)
-  if (given == options_) {  // torch has written those of the new group into the options of this one
+  // Without a copy torch has written those of the new group into the options of this one.
+  if (given == options_) {
     if (!getGroupUid().empty()) options_->group_name = getGroupUid();
     const auto own_limit = std::chrono::duration<double>(
         in_python([this] { return connector()->attr("timeout").cast<double>(); }));
     options_->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(own_limit);
   }
-#endif
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   own->enable_reconfigure = false;  // the new group has its ranks
 #endif
