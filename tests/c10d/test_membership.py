@@ -118,6 +118,7 @@ def _wrong_merges(rank: int, size: int) -> None:
     gloo: Any = dist.new_group(backend="gloo")
     with pytest.raises(TypeError, match="expected the options of pynccl, got those of gloo"):
         backend.merge(dist.HashStore(), _backend(gloo).options, rank, size)
+    dist.barrier()  # gloo connects until then
 
 
 @since((2, 14), "Backend.merge")
