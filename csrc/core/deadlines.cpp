@@ -15,7 +15,6 @@ constexpr double kNanoseconds = 1e9;
 constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
 constexpr double kDefaultSeconds = 1800;
 
-
 double seconds_of(std::int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / kNanoseconds;
 }
@@ -179,8 +178,7 @@ void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstrea
   if (expired_.load(std::memory_order_relaxed)) return;
   const auto of_graph = [&](const Launch& one) { return one.what == what; };
   Launch launch{what, stream, limit(), event, nullptr, coarse_time()};
-  if (DeadlineScope::on_this_thread() ||
-      std::none_of(launches_.begin(), launches_.end(), of_graph))
+  if (DeadlineScope::on_this_thread() || std::none_of(launches_.begin(), launches_.end(), of_graph))
     launch.watched = event;
   const auto before = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& one) {
     return of_graph(one) && one.stream == stream && !one.watched;

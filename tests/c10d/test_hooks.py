@@ -47,10 +47,16 @@ def test_fr_trace_names_the_operation_and_the_missing_rank(
         "TORCH_INCLUDE_STACK_TRACE": "0",
         "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "60000",
     }
-    torch_world(2, _hang, str(tmp_path), init={"timeout": timedelta(seconds=2)}, env=env, fresh=True)
+    torch_world(
+        2, _hang, str(tmp_path), init={"timeout": timedelta(seconds=2)}, env=env, fresh=True
+    )
     trace = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
     report = subprocess.run(
-        [*trace, str(tmp_path), "-p", "dump_"], capture_output=True, text=True, timeout=60, check=True
+        [*trace, str(tmp_path), "-p", "dump_"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert "collective: pynccl:all_reduce" in report.stdout + report.stderr
     assert "missing ranks: {1}" in report.stdout + report.stderr
