@@ -109,7 +109,7 @@ WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
 void PyncclBackend::prepare(Operation& operation) {
   const bool message = operation.messages || c10d::isP2POp(operation.type);
   operation.number = message ? ++messages_ : ++number_;
-  operation.timed = timing_.load(std::memory_order_relaxed) || hooks_->report_completions();
+  operation.timed = timing_.load(std::memory_order_relaxed);
 }
 
 std::chrono::milliseconds PyncclBackend::timeout_of(const Operation& operation) const {

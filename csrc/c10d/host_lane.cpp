@@ -70,6 +70,7 @@ class HostLane final : public Lane {
 
     void run() {
       std::exception_ptr error;
+      operation.timed |= hooks->report_completions();
       try {
         work->run(*connection, operation);
       } catch (...) {
