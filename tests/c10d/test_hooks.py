@@ -94,7 +94,7 @@ def _nan(rank: int, _size: int) -> None:
             dist.all_reduce(torch.tensor([1.0, float("nan")]))
 
 
-@needs_torch(2, 15, "a NaN check for all backends")
+@needs_torch(2, 14, "a NaN check for all backends")
 def test_nan_check(torch_world: World) -> None:
     torch_world(2, _nan, env={"TORCH_DIST_NAN_CHECK": "1"}, fresh=True)
 
