@@ -163,7 +163,11 @@ ROWS = (
         ),
     ),
     Row("memory: `allocateTensor`", _methods("Backend", "supportsTensorAlloc allocateTensor")),
-    Row("memory: `getMemAllocator`", _methods("Backend", "getMemAllocator")),
+    Row(
+        "memory: `getMemAllocator`",
+        _methods("Backend", "getMemAllocator"),
+        "its result is a class of torch's CUDA headers; `pynccl.memory.torch_pool()` is the pool",
+    ),
     Row(
         "`suspend`, `resume`, `getMemoryStats`",
         _methods("Backend", "suspend resume getMemoryStats"),
