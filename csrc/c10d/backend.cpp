@@ -85,6 +85,7 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
       };
       add(all.tensors, operation.tensors);
       add(all.outputs, operation.outputs);
+      all.blocks |= operation.blocks;
       return nullptr;
     }
   }
@@ -171,23 +172,30 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   const auto own = derived(options);
   const at::Device device = bound_device_id_.value_or(at::Device(at::kCPU));
-  without_gil([&] { group_lane(device).connection().get(); });
   const auto found = std::find(ranks.begin(), ranks.end(), rank_);
   const int rank = found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
-  const py::gil_scoped_acquire gil;
-  try {
-    const py::object made = connector()->attr("split")(
-        communicator(device), ranks, rank, py::arg("store") = store,
-        py::arg("name") = own->group_name, py::arg("timeout") = seconds(own->timeout));
-    if (made.is_none()) return nullptr;
-    const py::tuple parts = made;  // the connector of the new group, its communicator
-    auto backend =
-        c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
-    backend->group_lane(device).connection().adopt(parts[1]);
-    return backend;
-  } catch (py::error_already_set& error) {
-    throw_python_error(error);
-  }
+  c10::intrusive_ptr<PyncclBackend> backend;
+  const auto split_communicator = [&](Connection& connection) {
+    try {
+      const py::object made = connector()->attr("split")(
+          connection.communicator(), ranks, rank, py::arg("store") = store,
+          py::arg("name") = own->group_name, py::arg("timeout") = seconds(own->timeout),
+          py::arg("config") = own->config ? *own->config : py::none());
+      if (made.is_none()) return;
+      const py::tuple parts = made;  // the connector of the new group, its communicator
+      backend =
+          c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
+      backend->group_lane(device).connection().adopt(parts[1]);
+    } catch (py::error_already_set& error) {
+      throw_python_error(error);
+    }
+  };
+  without_gil([&] {
+    Lane& lane = group_lane(device);
+    lane.connection().get();
+    lane.run([&] { with_gil([&] { split_communicator(lane.connection()); }); });
+  });
+  return backend;
 }
 
 void PyncclBackend::setTimeout(std::chrono::milliseconds timeout) {

@@ -202,13 +202,14 @@ class PyncclBackend final : public c10d::Backend {
   const c10::intrusive_ptr<PyncclOptions> options_;
   std::atomic<std::uint64_t> number_ = 0;  // of collectives so far
   std::atomic<std::uint64_t> messages_ = 0;
+  std::atomic<std::uint64_t> configuration_ = 0;  // how often reconfigure() has begun
   std::atomic<bool> timing_ = false;
   std::atomic<Lane*> host_lane_ = nullptr;  // of the group on CPUs, once it is made
   std::atomic<bool> coalescing_ = false;    // whether coalesced_ has a value
   std::atomic<bool> extended_ = false;      // whether there are extensions_
   std::atomic<bool> estimating_ = false;    // between startTimeEstimate() and endTimeEstimate()
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
-  std::mutex changing_;       // while the group is reconfigured
+  std::mutex changing_;       // while the group is reconfigured, suspended or resumed
   mutable std::mutex mutex_;  // of the following
   Held connector_;
   // By the ranks of a communicator and whether the lower one sends: all ranks close communicators

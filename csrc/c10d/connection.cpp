@@ -14,6 +14,12 @@ void throw_python_error(const py::error_already_set& error) {
   throw_backend_error(py::str(error.value()).cast<std::string>());
 }
 
+Connection::RelaxedCapture::RelaxedCapture(const Connection& connection) {
+  if (!connection.made() || !connection.ref_.on_device()) return;
+  exchange_ = PYNCCL_GET_DRIVER(connection.ref_, cuThreadExchangeStreamCaptureMode);
+  exchange();
+}
+
 CommunicatorRef& Connection::get() {
   if (made_.load(std::memory_order_acquire) && !ended_.load(std::memory_order_relaxed)) [[likely]]
     return ref_;
@@ -27,6 +33,7 @@ CommunicatorRef& Connection::get() {
       throw_python_error(error);
     }
   });
+  if (ended_.load()) end(false, "");  // while it connected
   check_open();
   return ref_;
 }
@@ -93,9 +100,10 @@ void Connection::issue_calls(CommunicatorRef& comm, const Operation& operation) 
 void Connection::issue_with_factors(CommunicatorRef& comm, Operation& operation) {
   std::vector<types::ncclRedOp_t> made;
   const auto destroy = [&] {
-    // The handle is null where the operation's failure has ended the communicator.
-    if (!this->made() || ended_.load()) return;
-    for (const auto op : made) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
+    try {
+      for (const auto op : made) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
+    } catch (const std::invalid_argument&) {  // the operation's failure has ended the communicator
+    }
   };
   try {
     for (const Factor& factor : operation.factors) {

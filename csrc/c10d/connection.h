@@ -76,6 +76,24 @@ class Connection {
   // connector.connect(device, peer, sends) makes the communicator.
   Connection(Held connector, Route route) : connector_(std::move(connector)), route_(route) {}
 
+  // The relaxed capture mode of this thread for the length of a scope. In another mode the query of
+  // an event or stream invalidates the capture of a graph on another thread.
+  class RelaxedCapture {
+   public:
+    explicit RelaxedCapture(const Connection& connection);
+    ~RelaxedCapture() { exchange(); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+   private:
+    void exchange() {
+      if (exchange_) exchange_(&mode_);
+    }
+
+    abi::functions::cuThreadExchangeStreamCaptureMode* exchange_ = nullptr;
+    abi::CUstreamCaptureMode mode_ = abi::CU_STREAM_CAPTURE_MODE_RELAXED;
+  };
+
   const at::Device& device() const { return route_.device; }
   // The communicator, which the first call makes; that waits for the other ranks. Throws
   // DistBackendError. Call it without the GIL.
@@ -93,7 +111,9 @@ class Connection {
   // Why operations that were issued cannot succeed; "" where nothing is known. From any thread.
   std::string failure() const;
   // Whether the communicator has failed by itself. From any thread.
-  bool failed() const { return !failure_of_communicator().empty(); }
+  bool failed() const { return !given_up_ && !failure_of_communicator().empty(); }
+  // The group gives the communicator up: that is no failure.
+  void give_up() { given_up_ = true; }
   // The same, but true only once.
   bool take_failure() { return failed() && !failure_taken_.exchange(true); }
 
@@ -112,6 +132,7 @@ class Connection {
   std::atomic<bool> made_ = false;
   std::atomic<bool> ended_ = false;
   std::atomic<bool> failure_taken_ = false;
+  std::atomic<bool> given_up_ = false;
   std::mutex making_;
   mutable std::mutex mutex_;  // of the following
   std::string reason_;        // why it was ended

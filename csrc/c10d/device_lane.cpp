@@ -57,6 +57,7 @@ class DeviceLane final : public Lane {
     const auto until = std::chrono::steady_clock::now() + timeout;
     const auto done = [this] {
       const std::scoped_lock lock(callers_mutex_);
+      const Connection::RelaxedCapture relaxed(*connection_);
       return stream_.query() && (!callers_ || callers_->query());
     };
     while (!done()) {
@@ -88,18 +89,21 @@ class DeviceLane final : public Lane {
                                       std::optional<c10::Event> done, std::optional<Times> times) {
     auto work = c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_,
                                                 stream, std::move(done), std::move(times));
-    if (hooks_->report_completions()) report_completion(*work, stream);
+    // Events of a capture cannot be asked.
+    if (hooks_->report_completions() && !is_capturing(stream)) {
+      c10::Event done_for_hooks(device().type());
+      done_for_hooks.record(stream);
+      hooks_->complete_at(std::move(done_for_hooks), work->completion_key(), connection_);
+    }
     return work;
   }
 
-  // Events of a capture cannot be asked.
-  void report_completion(const DeviceWork& work, const c10::Stream& stream) {
+  static bool is_capturing([[maybe_unused]] const c10::Stream& stream) {
 #if PYNCCL_TORCH_SINCE(2, 13)
-    if (stream.is_capturing()) return;
+    return stream.is_capturing();
+#else
+    return false;
 #endif
-    c10::Event done(device().type());
-    done.record(stream);
-    hooks_->complete_at(std::move(done), work.completion_key());
   }
 
   const c10::impl::VirtualGuardImpl impl_;

@@ -72,10 +72,11 @@ class Watch {
 };
 
 template <class Hook, class... Arguments>
-void call_all(const std::map<std::int64_t, Hook>& hooks, const Arguments&... arguments) noexcept {
+void call_all(const std::map<std::int64_t, std::shared_ptr<const Hook>>& hooks,
+              const Arguments&... arguments) noexcept {
   for (const auto& [id, hook] : hooks) {
     try {
-      or_sleep([&] { hook(arguments...); });
+      or_sleep([&] { (*hook)(arguments...); });
     } catch (const std::exception& error) {
       TORCH_WARN("pynccl: a hook has failed: ", error.what());
     }
@@ -90,31 +91,35 @@ std::uint64_t new_completion_key() {
 }
 
 void Hooks::add_completed(std::int64_t id, Completed hook) {
+  auto added = std::make_shared<const Completed>(std::move(hook));
   {
     const std::scoped_lock lock(mutex_);
-    completed_[id] = std::move(hook);
+    completed_[id].swap(added);
     completions_ = true;
   }
   start_thread();
 }
 
 void Hooks::add_failed(std::int64_t id, Failed hook) {
+  auto added = std::make_shared<const Failed>(std::move(hook));
   {
     const std::scoped_lock lock(mutex_);
-    failed_[id] = std::move(hook);
+    failed_[id].swap(added);
   }
   start_thread();
 }
 
 void Hooks::remove_completed(std::int64_t id) {
+  decltype(completed_)::node_type removed;  // destroyed without the lock
   const std::scoped_lock lock(mutex_);
-  completed_.erase(id);
+  removed = completed_.extract(id);
   completions_ = !completed_.empty();
 }
 
 void Hooks::remove_failed(std::int64_t id) {
+  decltype(failed_)::node_type removed;  // destroyed without the lock
   const std::scoped_lock lock(mutex_);
-  failed_.erase(id);
+  removed = failed_.extract(id);
 }
 
 void Hooks::completed(std::uint64_t key, std::optional<float> milliseconds) noexcept {
@@ -132,9 +137,10 @@ void Hooks::failed() noexcept {
   call_all(hooks);
 }
 
-void Hooks::complete_at(c10::Event event, std::uint64_t key) {
+void Hooks::complete_at(c10::Event event, std::uint64_t key,
+                        std::shared_ptr<Connection> connection) {
   const std::scoped_lock lock(mutex_);
-  pending_.push_back({std::move(event), key});
+  pending_.push_back({std::move(event), key, std::move(connection)});
 }
 
 void Hooks::watch(std::weak_ptr<Connection> connection) {
@@ -147,15 +153,17 @@ void Hooks::look() noexcept {
   std::vector<Pending> pending = std::exchange(pending_, {});
   const auto watched = watched_;
   lock.unlock();
-  const auto is_done = [this](Pending& operation) {
+  // The kernels of a communicator that has failed end, too.
+  const auto is_over = [this](Pending& operation) {
     try {
+      const Connection::RelaxedCapture relaxed(*operation.connection);
       if (!operation.event.query()) return false;
-      completed(operation.key);
+      if (operation.connection->failure().empty()) completed(operation.key);
     } catch (const std::exception&) {  // the device has failed: the operation never completes
     }
     return true;
   };
-  std::erase_if(pending, is_done);
+  std::erase_if(pending, is_over);
   for (const auto& each : watched)
     if (const auto connection = each.lock(); connection && connection->take_failure()) failed();
   lock.lock();

@@ -36,8 +36,8 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   void completed(std::uint64_t key, std::optional<float> milliseconds = std::nullopt) noexcept;
   void failed() noexcept;
 
-  // The operation is complete when the event is.
-  void complete_at(c10::Event event, std::uint64_t key);
+  // The operation of the connection is complete when the event is.
+  void complete_at(c10::Event event, std::uint64_t key, std::shared_ptr<Connection> connection);
   // The thread looks whether the communicator has failed.
   void watch(std::weak_ptr<Connection> connection);
   // For that thread.
@@ -47,15 +47,18 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   struct Pending {
     c10::Event event;
     std::uint64_t key;
+    std::shared_ptr<Connection> connection;
   };
 
   void start_thread();
 
   bool started_ = false;
   std::atomic<bool> completions_ = false;
-  std::mutex mutex_;  // of the following; no hook is called under it
-  std::map<std::int64_t, Completed> completed_;
-  std::map<std::int64_t, Failed> failed_;
+  // Of the following. No hook is called, copied or destroyed under it: a function of Python takes
+  // the GIL then.
+  std::mutex mutex_;
+  std::map<std::int64_t, std::shared_ptr<const Completed>> completed_;
+  std::map<std::int64_t, std::shared_ptr<const Failed>> failed_;
   std::vector<Pending> pending_;
   std::vector<std::weak_ptr<Connection>> watched_;
 };

@@ -111,15 +111,6 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
   const std::vector<int> excluded = checked_exclusion(ranks_to_exclude, shrink_flags);
   const auto own = derived(opts_override ? opts_override : getBackendOptions());
   const bool aborts = shrink_flags == kShrinkAbort;
-  std::vector<std::pair<at::Device, Lane*>> shrunk;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
-    if (!waits_.empty()) throw_backend_error(waits_);
-    for (const auto& [route, lane] : lanes_)
-      if (std::get<2>(route) < 0) shrunk.emplace_back(lane->connection().device(), lane.get());
-  }
-  if (!aborts) without_gil([this] { drain("shrink"); });
   std::vector<std::uint64_t> global_ranks;
   int rank = 0, size = 0;
   for (int old = 0; old < size_; ++old) {
@@ -131,21 +122,33 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
     ++size;
   }
   own->global_ranks_in_group = std::move(global_ranks);
+  const Held old = connector();
+  // Before what can fail on one rank alone: the ranks count the attempts.
+  const Held next = in_python([&] {
+    return hold(old->attr("shrunk")(excluded, rank, py::arg("name") = own->group_name,
+                                    py::arg("timeout") = seconds(own->timeout),
+                                    py::arg("config") = own->config ? *own->config : py::none()));
+  });
+  std::vector<std::pair<at::Device, Lane*>> shrunk;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+    if (!waits_.empty()) throw_backend_error(waits_);
+    for (const auto& [route, lane] : lanes_)
+      if (std::get<2>(route) < 0) shrunk.emplace_back(lane->connection().device(), lane.get());
+  }
+  if (!aborts) without_gil([this] { drain("shrink"); });
   c10::intrusive_ptr<PyncclBackend> backend;
   try {
     in_python([&] {
-      const Held old = connector();
-      const py::object connector =
-          old->attr("shrunk")(excluded, rank, py::arg("name") = own->group_name,
-                              py::arg("timeout") = seconds(own->timeout),
-                              py::arg("config") = own->config ? *own->config : py::none());
-      backend = c10::make_intrusive<PyncclBackend>(connector, rank, size, own);
+      backend = c10::make_intrusive<PyncclBackend>(*next, rank, size, own);
       backend->setBoundDeviceId(bound_device_id_);
       for (const auto& [device, lane] : shrunk) {
         const py::object communicator = lane->connection().communicator();
         if (communicator.is_none()) continue;
+        if (aborts) lane->connection().give_up();
         const py::object made = old->attr("shrink")(
-            communicator, excluded, py::arg("aborts") = aborts, py::arg("to") = connector);
+            communicator, excluded, py::arg("aborts") = aborts, py::arg("to") = *next);
         if (!made.is_none()) backend->group_lane(device).connection().adopt(made);
       }
     });
@@ -157,35 +160,45 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
 }
 
 void PyncclBackend::retire(const std::string& reason, const std::string& waits) {
-  decltype(lanes_) old;
+  std::vector<Lane*> old;
+  std::optional<Coalesced> coalesced;  // destroyed without the lock
   {
     const std::scoped_lock lock(mutex_);
     waits_ = waits;
     suspended_ = false;
     host_lane_ = nullptr;
     coalescing_ = false;
-    coalesced_.reset();
-    std::swap(old, lanes_);
-  }
-  cancel();
-  in_python([&] {
-    for (const auto& [route, lane] : old) {
-      const py::object communicator = lane->connection().communicator();
-      if (!communicator.is_none()) connector()->attr("revoke")(communicator);
+    std::swap(coalesced, coalesced_);
+    for (auto& [route, lane] : lanes_) {
+      old.push_back(lane.get());
+      retired_.push_back(std::move(lane));
     }
-  });
-  std::exception_ptr error;
-  for (auto& [route, lane] : old) {
+    lanes_.clear();
+    ++configuration_;
+  }
+  std::exception_ptr first;
+  const auto attempt = [&first](auto&& body) {
     try {
-      lane->connection().end(false, reason);
+      body();
     } catch (...) {
-      if (!error) error = std::current_exception();
+      if (!first) first = std::current_exception();
     }
-    lane->retire();
-    const std::scoped_lock lock(mutex_);
-    retired_.push_back(std::move(lane));
+  };
+  for (Lane* lane : old) lane->connection().give_up();
+  attempt([this] { cancel(); });
+  for (Lane* lane : old) {
+    attempt([&] {
+      in_python([&] {
+        const py::object communicator = lane->connection().communicator();
+        if (!communicator.is_none()) connector()->attr("revoke")(communicator);
+      });
+    });
   }
-  if (error) std::rethrow_exception(error);
+  for (Lane* lane : old) {
+    attempt([&] { lane->connection().end(false, reason); });
+    lane->retire();
+  }
+  if (first) std::rethrow_exception(first);
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -217,15 +230,16 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
     const std::string failed =
         "The last reconfiguration of the process group failed. Call reconfigure() again, with "
         "another uuid.";
-    retire("it was reconfigured", "The process group is being reconfigured.");
-    {
-      const std::scoped_lock lock(mutex_);
-      std::swap(connector_, next);
-    }
     try {
+      retire("it was reconfigured", "The process group is being reconfigured.");
+      {
+        const std::scoped_lock lock(mutex_);
+        std::swap(connector_, next);
+      }
       in_python([this] { connector()->attr("meet")(); });
       {
         const std::scoped_lock lock(mutex_);
+        if (shut_down_) throw_backend_error("the process group is closed: " + ended_);
         waits_.clear();
         ended_.clear();
         rank_ = rank;
@@ -255,6 +269,8 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
 
 void PyncclBackend::suspend_or_resume(bool suspends) {
   const char* what = suspends ? "suspend" : "resume";
+  const std::unique_lock turn(changing_, std::try_to_lock);
+  if (!turn) throw_backend_error(std::string(what) + ": another thread changes the group");
   {
     const std::scoped_lock lock(mutex_);
     if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);

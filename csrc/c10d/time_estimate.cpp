@@ -22,8 +22,9 @@ double seconds_of(const Operation& operation, CommunicatorRef& comm) {
 // Drops an estimate without an end: torch's _time_estimator does not end one that an exception
 // leaves.
 void PyncclBackend::startTimeEstimate() {
+  std::vector<Estimated> before;  // destroyed without the lock
   const std::scoped_lock lock(mutex_);
-  estimated_.clear();
+  std::swap(before, estimated_);
   estimating_ = true;
 }
 

@@ -57,6 +57,8 @@ WorkPtr PyncclBackend::issue_one_sided(const at::Device& device, Operation opera
 std::shared_ptr<const PyncclWindow::Registered> PyncclWindow::registered() const {
   const std::scoped_lock lock(mutex_);
   TORCH_CHECK_VALUE(registered_, kNoTensor);
+  TORCH_CHECK_VALUE(registered_->configuration == backend_->configuration_,
+                    "window: the group was reconfigured; register its tensor again");
   return registered_;
 }
 
@@ -100,8 +102,8 @@ void PyncclWindow::change(bool registers, Body&& body) {
   });
   try {
     without_gil([&] {
-      auto changed = body();
-      locked([&] { registered_ = std::move(changed); });
+      std::shared_ptr<const Registered> changed = body();
+      locked([&] { registered_.swap(changed); });  // the old one is destroyed without the lock
     });
   } catch (...) {
     locked([&] { changing_ = false; });
@@ -114,8 +116,9 @@ void PyncclWindow::tensor_register(const at::Tensor& tensor, bool owning) {
   TORCH_CHECK_VALUE(tensor.defined(), "tensor: expected a tensor, got none");
   check_window_tensor(tensor, tensor.device());
   change(true, [&] {
-    auto made = std::make_shared<Registered>(
-        Registered{tensor.device(), tensor.const_data_ptr(), exchange(tensor), nullptr});
+    auto made = std::make_shared<Registered>(Registered{tensor.device(), tensor.const_data_ptr(),
+                                                        backend_->configuration_, exchange(tensor),
+                                                        nullptr});
     Lane& lane = backend_->group_lane(tensor.device());
     lane.run([&] {
       with_gil([&] {
@@ -133,6 +136,11 @@ void PyncclWindow::tensor_register(const at::Tensor& tensor, bool owning) {
 
 void PyncclWindow::tensor_deregister() {
   change(false, [&]() -> std::shared_ptr<const Registered> {
+    {
+      const std::scoped_lock lock(mutex_);
+      // Its communicator has ended, and the window with it.
+      if (registered_->configuration != backend_->configuration_) return nullptr;
+    }
     const auto window = registered();
     const at::Tensor token =
         at::zeros({1}, at::TensorOptions().device(window->device).dtype(at::kByte));

@@ -38,8 +38,9 @@ class PyncclWindow final : public c10d::Window {
   struct Registered {
     at::Device device;
     const void* address;
-    std::vector<Part> parts;  // by rank
-    Held window;              // a pynccl.nccl.Window
+    std::uint64_t configuration;  // of the group
+    std::vector<Part> parts;      // by rank
+    Held window;                  // a pynccl.nccl.Window
   };
   struct Mapped {
     void* address = nullptr;  // null where the rank's memory is not mapped
@@ -49,6 +50,7 @@ class PyncclWindow final : public c10d::Window {
   // Calls body without the GIL, which changes what is registered to what it returns.
   template <class Body>
   void change(bool registers, Body&& body);
+  // Throws ValueError where there is none, or the group has been reconfigured since.
   std::shared_ptr<const Registered> registered() const;
   std::vector<Part> exchange(const at::Tensor& tensor);
   Mapped map(const std::shared_ptr<const Registered>& window, int rank);

@@ -139,7 +139,10 @@ DeviceWork::~DeviceWork() {
     guard_of(stream_.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);
 }
 
-bool DeviceWork::done() const { return done_ ? done_->query() : stream_.query(); }
+bool DeviceWork::done() const {
+  const Connection::RelaxedCapture relaxed(*connection_);
+  return done_ ? done_->query() : stream_.query();
+}
 
 bool DeviceWork::isCompleted() { return done() || exception(); }
 

@@ -15,6 +15,8 @@ constexpr double kNanoseconds = 1e9;
 constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
 constexpr double kDefaultSeconds = 1800;
 
+std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
+
 double seconds_of(std::int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / kNanoseconds;
 }
@@ -44,15 +46,17 @@ DeadlineScope::DeadlineScope(double seconds, Kind kind) : before_(of_this_thread
     of_this_thread().replacement = limit;
   else
     of_this_thread().shortest = std::min(before_.shortest, limit);
-  scopes_.fetch_add(1);
-  std::int64_t shortest = shortest_.load();
-  while (limit < shortest && !shortest_.compare_exchange_weak(shortest, limit)) {
+  {
+    const std::lock_guard lock(scopes_mutex);
+    scopes_.fetch_add(1);
+    shortest_.store(std::min(shortest_.load(), limit));
   }
   Monitor::get().wake();
 }
 
 DeadlineScope::~DeadlineScope() {
   of_this_thread() = before_;
+  const std::lock_guard lock(scopes_mutex);
   if (scopes_.fetch_sub(1) == 1) shortest_.store(FlightRecord::kNoLimit);
 }
 

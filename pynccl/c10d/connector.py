@@ -141,6 +141,8 @@ class Connector:
         with pair.lock:
             if sends not in pair.made:
                 pair.made = self._connect_pair(device, peer)
+                if self._cancelled.is_set():  # which has not seen them
+                    self.cancel()
             return pair.made.pop(sends)
 
     def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
@@ -191,6 +193,7 @@ class Connector:
         store: Any,  # noqa: ANN401
         name: str,
         timeout: float,
+        config: nccl.Config | None,
     ) -> tuple[Connector, nccl.Communicator] | None:
         """Split a communicator (ncclCommSplit): all its ranks call this.
 
@@ -201,16 +204,15 @@ class Connector:
             store: of the new group.
             name: of the new group.
             timeout: of the new group, in seconds.
+            config: of the new communicators; None inherits that of ``comm``.
 
         Returns:
             The connector of the new group and its communicator; None where this rank is not in it.
         """
-        made = comm.split(None if rank < 0 else min(ranks), rank, config=self._config)
+        made = comm.split(None if rank < 0 else min(ranks), rank, config=config)
         if made is None:
             return None
-        connector = Connector(
-            store, rank, len(ranks), name=name, timeout=timeout, config=self._config
-        )
+        connector = Connector(store, rank, len(ranks), name=name, timeout=timeout, config=config)
         return connector, connector._set_up(made)
 
     def can_allocate(self, device: torch.device) -> bool:

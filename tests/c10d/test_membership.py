@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType, WorkResult
 from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
+from pynccl import memory, nccl
 from tests.c10d.in_torch import run_in_torch
+from tests.c10d.versions import VERSION, needs_torch
 from tests.support.handles import exchange_handles
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -27,15 +29,6 @@ from tests.support.rank import Rank
 World = Callable[..., list[Any]]
 
 _CPU = torch.device("cpu")
-_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
-def since(version: tuple[int, int], what: str) -> pytest.MarkDecorator:
-    """Skip a test where torch is older than something."""
-    name = f"{version[0]}.{version[1]}"
-    return pytest.mark.skipif(
-        version > _VERSION, reason=f"torch {torch.__version__}: {what} is there since torch {name}"
-    )
 
 
 def _backend(group: Any = None) -> Any:
@@ -121,7 +114,7 @@ def _wrong_merges(rank: int, size: int) -> None:
     dist.barrier()  # gloo connects until then
 
 
-@since((2, 14), "Backend.merge")
+@needs_torch(2, 14, "Backend.merge")
 def test_wrong_arguments_of_merge(torch_world: World) -> None:
     torch_world(2, _wrong_merges)
 
@@ -158,7 +151,6 @@ def test_shrink(torch_world: World, flags: int, connects: bool) -> None:
 
 
 def _shrunk_with_options(rank: int, size: int) -> None:
-    from pynccl import nccl
     from pynccl.c10d import communicator, options
 
     group: Any = dist.new_group()
@@ -191,6 +183,26 @@ def _shrunk_with_options(rank: int, size: int) -> None:
 
 def test_shrink_with_options_and_wrong_arguments(torch_world: World) -> None:
     torch_world(3, _shrunk_with_options)
+
+
+def _hook_of_a_shrink(rank: int, size: int) -> None:
+    """A communicator that is given up has not failed."""
+    group: Any = dist.new_group()
+    _sum_is_right(group)
+    failed: list[int] = []
+    backend = _backend(group)
+    backend.register_abort_hook(1, lambda: failed.append(rank))
+    if rank == 0:
+        return
+    dist.shrink_group([0], group, shrink_flags=SHRINK_ABORT)
+    time.sleep(0.3)  # the thread that looks for failures does so every 50 ms
+    backend.unregister_abort_hook(1)
+    assert not failed
+
+
+@needs_torch(2, 15, "abort hooks of all backends")
+def test_shrink_is_no_failure(torch_world: World) -> None:
+    torch_world(3, _hook_of_a_shrink)
 
 
 def _shrunk_after_a_death(rank: int, _size: int, flags: int) -> str:
@@ -331,7 +343,7 @@ def _wrong_reconfigurations(api: Any, every: list[str], own: str) -> None:
         api._reconfigure(1, every, timeout=timedelta(seconds=-1))
 
 
-@since((2, 14), "Backend.reconfigure")
+@needs_torch(2, 14, "Backend.reconfigure")
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_reconfigure(launch: Launcher, tmp_path: Path, nranks: int) -> None:
     results = launch(nranks + 1, _configured_by_handles, nranks + 1, str(tmp_path))
@@ -382,7 +394,7 @@ def _reconfigured_without_one(
     return str(raised[0]), dist.get_rank(), dist.get_world_size()
 
 
-@since((2, 14), "Backend.reconfigure")
+@needs_torch(2, 14, "Backend.reconfigure")
 @pytest.mark.parametrize("dies", [False, True])
 def test_reconfigure_without_a_rank(launch: Launcher, tmp_path: Path, dies: bool) -> None:
     url, args = f"file://{tmp_path}/store", (str(tmp_path), dies)
@@ -432,7 +444,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
     return str(missing.value), str(other.value)
 
 
-@since((2, 14), "Backend.reconfigure")
+@needs_torch(2, 14, "Backend.reconfigure")
 def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> None:
     for missing, other in torch_world(2, _failed_reconfigurations, str(tmp_path)):
         assert "Timed out after 1 seconds" in missing
@@ -496,7 +508,7 @@ def _pair_message(rank: int) -> None:
         assert value[-1].item() == 0
 
 
-@since((2, 13), "Backend.suspend")
+@needs_torch(2, 13, "Backend.suspend")
 def test_suspend(torch_world: World) -> None:
     stats = torch_world(3, _suspended)
     # Ranks 0 and 1 have the communicators of their messages, too.
@@ -514,7 +526,7 @@ def _suspended_alone(rank: int, _size: int) -> None:
     assert _backend().get_error() == ErrorType.REMOTE_ERROR
 
 
-@since((2, 13), "Backend.suspend")
+@needs_torch(2, 13, "Backend.suspend")
 def test_suspend_with_a_rank_that_died(launch: Launcher, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     outcomes = launch.outcomes(2, run_in_torch, _suspended_alone, url, {}, ())
@@ -538,7 +550,7 @@ def _timed_out(rank: int, _size: int) -> None:
     result = work.get_future_result()
     doubled = result.then(lambda done: done.value() * 2)
     assert not result.done()
-    if _VERSION >= (2, 14):
+    if VERSION >= (2, 14):
         assert work.timeout == timedelta(seconds=0.5)
     assert WorkResult(result.wait()) == WorkResult.TIMEOUT
     assert doubled.wait() == 2 * WorkResult.TIMEOUT.value
@@ -627,7 +639,7 @@ def _numbered(rank: int, size: int) -> list[int]:
             work.wait()
     dist.barrier()
     numbers = [_backend()._get_sequence_number_for_group()]
-    if _VERSION >= (2, 14):
+    if VERSION >= (2, 14):
         work = dist.all_reduce(torch.ones(1), async_op=True)
         assert work is not None
         numbers.append(work._get_sequence_number())
@@ -643,7 +655,7 @@ def _numbered(rank: int, size: int) -> list[int]:
 def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
     two = torch_world(2, _numbered)
     three = torch_world(3, _numbered)
-    if _VERSION < (2, 14):
+    if VERSION < (2, 14):
         assert (two, three) == ([[1]] * 2, [[1]] * 3)
     else:
         assert two == [[1, 2, 3]] * 2
@@ -677,3 +689,28 @@ def _named(_rank: int, _size: int, folder: str) -> None:
 
 def test_the_flight_record_has_the_name(torch_world: World, tmp_path: Path) -> None:
     torch_world(1, _named, str(tmp_path))
+
+
+def _window_after_reconfigure(rank: int, size: int, folder: str) -> None:
+    api: Any = dist.distributed_c10d
+    _sum_is_right()
+    tensor = memory.torch_empty(nccl.Communicator.borrow(dist.group.WORLD), 4, torch.float32)
+    window = api._new_window(tensor)
+    api._reconfigure(1, exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, size))
+    for attempt in (
+        lambda: window.put(tensor, 0, 0, False),
+        lambda: window.signal(0, False),
+        lambda: window.map_remote_tensor(0),
+    ):
+        with pytest.raises(ValueError, match="window: the group was reconfigured"):
+            attempt()
+    window.tensor_deregister()  # sends nothing
+    window.tensor_register(tensor)
+    window.signal(1 - rank, False)
+    window.wait_signal(1 - rank, False)
+    window.tensor_deregister()
+
+
+@needs_torch(2, 14, "Backend.reconfigure")
+def test_a_window_ends_with_its_configuration(torch_world: World, tmp_path: Path) -> None:
+    torch_world(2, _window_after_reconfigure, str(tmp_path))

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pynccl import nccl
 from tests.c10d.versions import needs_torch
 
 World = Callable[..., list[Any]]
@@ -178,6 +179,34 @@ def _split(rank: int, size: int) -> list[float]:
 
 def test_split(torch_world: World) -> None:
     assert torch_world(4, _split) == [[1.0, 1.0]] * 2 + [[5.0, 5.0]] * 2
+
+
+def _split_after_work(rank: int, size: int) -> None:
+    """The split is in order with asynchronous operations that were issued before it."""
+    dist.all_reduce(torch.ones(1))
+    tensors = [torch.ones(1), torch.ones(1)]
+    if rank == 1:
+        time.sleep(0.3)
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    if rank == 1:
+        time.sleep(0.3)
+    from pynccl.c10d import communicator, options
+
+    given = options(config=nccl.Config(on_timeout="abort"))
+    given._timeout = timedelta(seconds=20)
+    group = dist.distributed_c10d._get_default_group()
+    made = group.split_group(list(range(size)), timedelta(seconds=20), given, "all", "all")
+    for work in works:
+        work.wait()
+    assert [tensor.item() for tensor in tensors] == [size, size]
+    found = communicator(made, _CPU)
+    assert found is not None
+    assert found.on_timeout == "abort"  # of the options given
+    made.shutdown()
+
+
+def test_split_after_asynchronous_operations(torch_world: World) -> None:
+    torch_world(2, _split_after_work, init={"timeout": timedelta(seconds=10)})
 
 
 def _profiled(_rank: int, _size: int) -> None:
