@@ -29,6 +29,14 @@ def run_in_torch(
         dist.destroy_process_group()
 
 
+def backend_of(group: Any = None, device: str = "cpu") -> Any:
+    """The backend of a group for a type of device; None is the default group."""
+    import torch
+    import torch.distributed as dist
+
+    return (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device(device))
+
+
 def run_on_device(
     rank: Rank,
     function: Callable[..., Any],

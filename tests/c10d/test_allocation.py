@@ -11,17 +11,14 @@ import torch
 import torch.distributed as dist
 
 from pynccl import nccl
+from tests.c10d.in_torch import backend_of
 
 World = Callable[..., list[Any]]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
-def _backend() -> Any:
-    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-
-
 def _allocate(_rank: int, size: int) -> None:
-    backend = _backend()
+    backend = backend_of()
     device = torch.device("cpu")
     assert backend.supports_tensor_alloc(device)
     for dtype in DTYPES:
@@ -53,7 +50,7 @@ def _sharded(_rank: int, _size: int) -> list[torch.Tensor]:
     fully_shard(model)
     if dist.get_backend() == "pynccl":
         model.set_allocate_memory_from_process_group_for_comm(True)
-        backend, allocated = _backend(), []
+        backend, allocated = backend_of(), []
         allocate = type(backend).allocate_tensor
 
         def counted(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

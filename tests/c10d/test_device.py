@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pynccl.c10d
 from tests.c10d import test_collectives as collectives
+from tests.c10d.in_torch import backend_of
 from tests.c10d.training import Values, batches, make_model, values
 
 World = Callable[..., list[Any]]
@@ -53,10 +54,6 @@ def _connected(value: float = 0.0) -> torch.Tensor:
     tensor = _full(value)
     torch.cuda.synchronize()
     return tensor
-
-
-def _backend() -> Any:
-    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
 
 
 # Every operation
@@ -409,7 +406,7 @@ def _aborted(rank: int, _size: int) -> None:
     if rank == 1:
         return
     work = dist.all_reduce(x, async_op=True)
-    _backend().abort()
+    backend_of(device="cuda").abort()
     torch.cuda.synchronize()
     assert work.is_completed()
     assert not work.is_success()

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import ErrorType, WorkResult
 from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
 from pynccl import memory, nccl
-from tests.c10d.in_torch import run_in_torch
+from tests.c10d.in_torch import backend_of, run_in_torch
 from tests.c10d.versions import VERSION, needs_torch
 from tests.support.handles import exchange_handles
 from tests.support.launcher import Launcher
@@ -29,10 +29,6 @@ from tests.support.rank import Rank
 World = Callable[..., list[Any]]
 
 _CPU = torch.device("cpu")
-
-
-def _backend(group: Any = None) -> Any:
-    return (group or dist.distributed_c10d._get_default_group())._get_backend(_CPU)
 
 
 def _sum_is_right(group: Any = None) -> None:
@@ -77,8 +73,8 @@ def _merged(rank: int, size: int, folder: str) -> tuple[int, str, str]:
     assert value.item() == size // 2
     found = both.rank(), both.group_name, both.group_desc
     assert both.size() == size
-    assert _backend(both).options._timeout == timedelta(seconds=20)
-    assert _backend(half).options._timeout == timedelta(seconds=40)
+    assert backend_of(both).options._timeout == timedelta(seconds=20)
+    assert backend_of(half).options._timeout == timedelta(seconds=40)
     both.shutdown()
     return found
 
@@ -103,14 +99,14 @@ def test_merge_with_a_rank_that_never_comes(torch_world: World, tmp_path: Path) 
 
 
 def _wrong_merges(rank: int, size: int) -> None:
-    backend = _backend()
+    backend = backend_of()
     with pytest.raises(ValueError, match="rank: 2 is not in"):
         backend.merge(dist.HashStore(), backend.options, 2, 2)
     with pytest.raises(ValueError, match="size: 0 is below 1"):
         backend.merge(dist.HashStore(), backend.options, 0, 0)
     gloo: Any = dist.new_group(backend="gloo")
     with pytest.raises(TypeError, match="expected the options of pynccl, got those of gloo"):
-        backend.merge(dist.HashStore(), _backend(gloo).options, rank, size)
+        backend.merge(dist.HashStore(), backend_of(gloo).options, rank, size)
     dist.barrier()  # gloo connects until then
 
 
@@ -139,7 +135,7 @@ def _shrunk(rank: int, size: int, flags: int, connects: bool) -> tuple[int, int]
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, rank)
         assert gathered == sorted(gathered)
-    assert _backend(pg).options.global_ranks_in_group == [2, 4]
+    assert backend_of(pg).options.global_ranks_in_group == [2, 4]
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -155,7 +151,7 @@ def _shrunk_with_options(rank: int, size: int) -> None:
 
     group: Any = dist.new_group()
     _sum_is_right(group)
-    backend = _backend(group)
+    backend = backend_of(group)
     assert backend.supports_shrinking
     if rank == 0:
         return
@@ -190,7 +186,7 @@ def _hook_of_a_shrink(rank: int, size: int) -> None:
     group: Any = dist.new_group()
     _sum_is_right(group)
     failed: list[int] = []
-    backend = _backend(group)
+    backend = backend_of(group)
     backend.register_abort_hook(1, lambda: failed.append(rank))
     if rank == 0:
         return
@@ -214,7 +210,7 @@ def _shrunk_after_a_death(rank: int, _size: int, flags: int) -> str:
     if flags == SHRINK_DEFAULT:
         with pytest.raises(dist.DistBackendError):
             _several_sums()
-        assert _backend().get_error() == ErrorType.REMOTE_ERROR
+        assert backend_of().get_error() == ErrorType.REMOTE_ERROR
         began = time.monotonic()
         with pytest.raises(dist.DistBackendError) as caught:
             dist.shrink_group([1])
@@ -226,7 +222,7 @@ def _shrunk_after_a_death(rank: int, _size: int, flags: int) -> str:
         text = ""
     dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
     _sum_is_right()
-    assert _backend().get_error() == ErrorType.SUCCESS
+    assert backend_of().get_error() == ErrorType.SUCCESS
     assert dist.get_world_size() == 2
     return text
 
@@ -287,7 +283,7 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
     pg: Any = dist.group.WORLD
     own = api._get_reconfigure_handle()
     assert api._supports_reconfigure()
-    assert not _backend()._is_initialized()
+    assert not backend_of()._is_initialized()
     with pytest.raises(RuntimeError, match="Call reconfigure"):
         dist.all_reduce(torch.ones(1))
     if not newcomer:
@@ -298,12 +294,12 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
         assert work.is_success()
         mine = size - 1 - rank
         assert (pg.rank(), pg.size(), dist.get_rank()) == (mine, size, mine)
-        assert (_backend().rank(), _backend().size()) == (mine, size)
+        assert (backend_of().rank(), backend_of().size()) == (mine, size)
         with pytest.raises(ValueError, match="uuid: 1 was used before"):
             api._reconfigure(1, every)
         for _ in range(3):
             _sum_is_right()
-        assert _backend()._get_sequence_number_for_group() == 3
+        assert backend_of()._get_sequence_number_for_group() == 3
         _message_arrives(pg)
         dist.barrier()
         if rank == 0:
@@ -313,8 +309,8 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
         api._reconfigure(2, set(every), timeout=timedelta(seconds=20))
         assert api._get_reconfigure_handle() == own
         assert (pg.rank(), pg.size()) == (sorted(every).index(own), size - 1)
-        assert _backend()._get_sequence_number_for_group() == 0
-        assert _backend().communicator(_CPU).timeout == 30  # not that of the reconfiguration
+        assert backend_of()._get_sequence_number_for_group() == 0
+        assert backend_of().communicator(_CPU).timeout == 30  # not that of the reconfiguration
         _sum_is_right()
     every = exchange_handles(folder, 3, own, rank, size)
     api._reconfigure(3, every)
@@ -388,7 +384,7 @@ def _reconfigured_without_one(
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     work.wait()
-    assert _backend().get_error() == ErrorType.SUCCESS
+    assert backend_of().get_error() == ErrorType.SUCCESS
     Path(folder, f"done{rank}").touch()
     assert isinstance(raised[0], dist.DistBackendError)
     return str(raised[0]), dist.get_rank(), dist.get_world_size()
@@ -412,7 +408,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
     api: Any = dist.distributed_c10d
     own = api._get_reconfigure_handle()
     every = exchange_handles(folder, 1, own, rank, size)
-    _backend().suspend()  # the new configuration is not
+    backend_of().suspend()  # the new configuration is not
     second: list[BaseException] = []
 
     def reconfigure_too() -> None:
@@ -438,7 +434,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
         api._reconfigure(2, every if rank else every[::-1], timeout=timedelta(seconds=3))
     with pytest.raises(ValueError, match="uuid: 2 was used before"):
         api._reconfigure(2, every)
-    _backend().abort()
+    backend_of().abort()
     api._reconfigure(3, every)
     _sum_is_right()
     return str(missing.value), str(other.value)
@@ -456,7 +452,7 @@ def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> Non
 
 
 def _suspended(rank: int, size: int) -> dict[str, int]:
-    backend = _backend()
+    backend = backend_of()
     assert backend.memory_stats() == {"suspend": 0, "suspended": 0, "persist": 0, "total": 0}
     assert backend._is_initialized()
     big = torch.ones(1_000_000)
@@ -520,10 +516,10 @@ def _suspended_alone(rank: int, _size: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(dist.DistBackendError):
-        _backend().suspend()
+        backend_of().suspend()
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(1))
-    assert _backend().get_error() == ErrorType.REMOTE_ERROR
+    assert backend_of().get_error() == ErrorType.REMOTE_ERROR
 
 
 @needs_torch(2, 13, "Backend.suspend")
@@ -538,7 +534,7 @@ def test_suspend_with_a_rank_that_died(launch: Launcher, tmp_path: Path) -> None
 
 
 def _timed_out(rank: int, _size: int) -> None:
-    backend = _backend()
+    backend = backend_of()
     _sum_is_right()
     assert backend.get_error() == ErrorType.SUCCESS
     if rank == 1:
@@ -571,7 +567,7 @@ def _aborted(rank: int, _size: int) -> None:
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     result = work.get_future_result()
-    threading.Timer(0.2, _backend().abort).start()
+    threading.Timer(0.2, backend_of().abort).start()
     assert WorkResult(result.wait()) == WorkResult.COMM_ERROR
 
 
@@ -613,7 +609,7 @@ def _still_pending(rank: int, _size: int) -> None:
         return
     options = dist.AllreduceOptions()
     options.timeout = timedelta(seconds=10)
-    work = _backend().allreduce([torch.ones(1)], options)
+    work = backend_of().allreduce([torch.ones(1)], options)
     with pytest.raises(dist.DistBackendError, match=r"waitForPendingWorks: .* after 500 ms"):
         pg._wait_for_pending_works()
     assert not work.is_completed()
@@ -638,7 +634,7 @@ def _numbered(rank: int, size: int) -> list[int]:
         for work in dist.batch_isend_irecv(ops):
             work.wait()
     dist.barrier()
-    numbers = [_backend()._get_sequence_number_for_group()]
+    numbers = [backend_of()._get_sequence_number_for_group()]
     if VERSION >= (2, 14):
         work = dist.all_reduce(torch.ones(1), async_op=True)
         assert work is not None
@@ -663,11 +659,11 @@ def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
 
 
 def _initialized(_rank: int, _size: int) -> None:
-    assert _backend()._is_initialized()  # the first operation makes the communicator
+    assert backend_of()._is_initialized()  # the first operation makes the communicator
     _sum_is_right()
-    assert _backend()._is_initialized()
-    _backend().abort()
-    assert not _backend()._is_initialized()
+    assert backend_of()._is_initialized()
+    backend_of().abort()
+    assert not backend_of()._is_initialized()
 
 
 def test_whether_operations_can_be_issued(torch_world: World) -> None:

@@ -11,16 +11,11 @@ import torch.distributed as dist
 
 import pynccl.c10d
 from pynccl import nccl
+from tests.c10d.in_torch import backend_of
 
 World = Callable[..., list[Any]]
 
 _CPU = torch.device("cpu")
-
-
-def _backend() -> Any:
-    group = dist.group.WORLD
-    assert group is not None
-    return group._get_backend(_CPU)
 
 
 def _records() -> int:
@@ -32,7 +27,7 @@ def _records() -> int:
 def _nothing_is_run(rank: int, size: int) -> None:
     dist.barrier()
     issued = _records()
-    number = _backend()._get_sequence_number_for_group()
+    number = backend_of()._get_sequence_number_for_group()
     tensor, parts = torch.full((1000,), float(rank)), torch.zeros(size, 1000)
     with dist._time_estimator() as estimate:
         dist.all_reduce(tensor)
@@ -51,7 +46,7 @@ def _nothing_is_run(rank: int, size: int) -> None:
     assert torch.equal(tensor, torch.full((1000,), float(rank)))
     assert not parts.any()
     assert _records() == issued
-    assert _backend()._get_sequence_number_for_group() == number
+    assert backend_of()._get_sequence_number_for_group() == number
     dist.all_reduce(tensor)
     assert tensor[0].item() == sum(range(size))
 
@@ -97,7 +92,7 @@ def test_times_are_those_of_simulate(torch_world: World) -> None:
 
 
 def _refused(rank: int, size: int) -> None:
-    backend = _backend()
+    backend = backend_of()
     dist.barrier()
     with pytest.raises(ValueError, match="it has not begun"):
         backend._end_time_estimate()
@@ -126,7 +121,7 @@ def test_what_cannot_be_estimated(torch_world: World) -> None:
 
 def _fails(_rank: int, _size: int) -> None:
     dist.barrier()
-    backend = _backend()
+    backend = backend_of()
     comm = pynccl.c10d.communicator(None, _CPU)
     assert comm is not None
     backend._start_time_estimate()

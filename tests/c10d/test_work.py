@@ -15,17 +15,12 @@ import torch
 import torch.distributed as dist
 
 from pynccl import nccl
+from tests.c10d.in_torch import backend_of
 from tests.c10d.versions import needs_torch
 
 World = Callable[..., list[Any]]
 
 _CPU = torch.device("cpu")
-
-
-def _backend() -> Any:
-    group = dist.group.WORLD
-    assert group is not None
-    return group._get_backend(_CPU)
 
 
 def _many_at_once(rank: int, size: int) -> None:
@@ -73,9 +68,9 @@ def _late(rank: int, _size: int) -> None:
     work.synchronize()
     assert work.is_success()
     assert work.get_future().wait()[0].tolist() == [3.0] * 3
-    assert _backend()._get_sequence_number_for_group() == 2
-    assert _backend().name() == "pynccl"
-    assert _backend().options._timeout == timedelta(seconds=30)
+    assert backend_of()._get_sequence_number_for_group() == 2
+    assert backend_of().name() == "pynccl"
+    assert backend_of().options._timeout == timedelta(seconds=30)
 
 
 def test_work_of_a_late_rank(torch_world: World) -> None:
@@ -133,7 +128,7 @@ def _one_absent(rank: int, _size: int) -> tuple[str, float]:
     options.timeout = timedelta(seconds=0.5)
     began = time.monotonic()
     with pytest.raises(dist.DistBackendError) as caught:
-        _backend().allreduce([torch.ones(1)], options).wait()
+        backend_of().allreduce([torch.ones(1)], options).wait()
     return str(caught.value), time.monotonic() - began
 
 
@@ -148,7 +143,7 @@ def _aborted(rank: int, _size: int) -> None:
     if rank == 1:
         return
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    thread = threading.Timer(0.2, _backend().abort)
+    thread = threading.Timer(0.2, backend_of().abort)
     thread.start()
     with pytest.raises(dist.DistBackendError, match="all_reduce"):
         work.wait()
@@ -166,9 +161,9 @@ def test_abort_frees_a_waiting_thread(torch_world: World) -> None:
 def _split(rank: int, size: int) -> list[float]:
     group = dist.distributed_c10d._get_default_group()
     half = list(range(size // 2)) if rank < size // 2 else list(range(size // 2, size))
-    assert _backend().supports_splitting
+    assert backend_of().supports_splitting
     made = group.split_group(
-        half, timedelta(seconds=20), _backend().options, f"half{half[0]}", "a half"
+        half, timedelta(seconds=20), backend_of().options, f"half{half[0]}", "a half"
     )
     tensor = torch.full((2,), float(rank))
     made.allreduce([tensor]).wait()
@@ -233,7 +228,7 @@ def _connect(timeout: timedelta) -> None:
 
 def _extended(rank: int, _size: int) -> None:
     _connect(timedelta(seconds=1))
-    _backend()._add_ephemeral_timeout(timedelta(seconds=20))
+    backend_of()._add_ephemeral_timeout(timedelta(seconds=20))
     if rank == 1:
         time.sleep(3)
     dist.barrier()  # rank 0 waits for longer than the group's timeout
