@@ -348,8 +348,13 @@ def _wait_for_oneself(rank: Rank, comm: nccl.Communicator) -> None:
     waiting = Blocked(lambda: comm.wait_signal(rank.rank))
     time.sleep(0.02)
     synchronize(rank)
-    comm.abort()
-    waiting.end("abort")
+    if rank.rank == 0:
+        comm.abort()
+        waiting.end("abort")
+    synchronize(rank)
+    if rank.rank == 1:  # the abort of rank 0 has ended its wait
+        waiting.end("rank 0")
+        comm.abort()
 
 
 def _same_key(rank: Rank, comm: nccl.Communicator) -> None:
