@@ -1,0 +1,222 @@
+// The types of nccl_device/*.h that host code passes, as NCCL 2.31 and 2.32 lay them out. tests/abi
+// checks each of them against the real headers, and the table of older layouts at the end.
+//
+// It is installed as well: <pynccl/device.h> declares with it, for CPUs, what nccl_device.h
+// declares for GPUs.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+
+namespace pynccl::abi {
+
+inline constexpr int kDeviceVersion = 23203;          // the version whose layouts these are
+inline constexpr int kDeviceLayoutSince = 23102;      // the first with the same ones
+inline constexpr unsigned kDeviceMagic = 0xcafebeef;  // NCCL_API_MAGIC
+inline constexpr std::size_t kResourceUnit = 128;     // bytes; an ncclDevResourceHandle counts them
+inline constexpr int kGinConnections = 4;             // NCCL_GIN_MAX_CONNECTIONS
+
+using ncclDevResourceHandle = uint32_t;
+using ncclGinSignal_t = uint32_t;
+using ncclGinCounter_t = uint32_t;
+using ncclCftLeId = uint32_t;
+using ncclGinWindow_t = void*;
+
+enum ncclGinConnectionType_t : unsigned {
+  NCCL_GIN_CONNECTION_NONE = 0,
+  NCCL_GIN_CONNECTION_FULL = 1,
+  NCCL_GIN_CONNECTION_RAIL = 2,
+  NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3,
+};
+
+enum ncclGinType_t : unsigned {
+  NCCL_GIN_TYPE_NONE = 0,
+  NCCL_GIN_TYPE_PROXY = 2,
+  NCCL_GIN_TYPE_GDAKI = 3,
+  NCCL_GIN_TYPE_GPI = 4,
+  NCCL_GIN_TYPE_EFA_GDA = 5,
+  NCCL_GIN_MAX_TYPES = 6,
+};
+
+enum ncclCftTeamMode_t : unsigned {
+  NCCL_CFT_TEAM_FLAT = 0,
+  NCCL_CFT_TEAM_HIER_MULTIMEM = 1,
+  NCCL_CFT_TEAM_HIER_LSA = 2,
+};
+
+// Ranks of a communicator at a constant distance.
+struct ncclTeam {
+  int nRanks;
+  int rank;
+  int stride;
+};
+using ncclTeam_t = ncclTeam;
+
+struct ncclMultimemHandle {
+  void* mcBasePtr;
+};
+
+struct ncclLsaBarrierHandle {
+  ncclDevResourceHandle bufHandle;
+  int nBarriers;
+};
+
+struct ncclGinBarrierHandle {
+  ncclGinSignal_t signal0;
+  ncclDevResourceHandle unused;
+};
+
+struct ncclCftBarrierHandle {
+  ncclDevResourceHandle bufHandle;
+  int nBarriers;
+};
+
+struct ncclLLA2AHandle {
+  ncclDevResourceHandle bufHandle;
+  uint32_t nSlots;
+};
+
+struct ncclSegmentWindow;
+struct ncclDevCommWindowTable;
+
+// What an ncclWindow_t points to, in memory that kernels read.
+struct ncclWindow_vidmem {
+  void* winHost;
+  char* lsaFlatBase;  // the memory of LSA rank 0; that of rank r is r * stride4G * 4 GiB further
+  int lsaRank;
+  int worldRank;
+  uint32_t stride4G;
+  uint32_t mcOffset4K;
+  uint32_t ginOffset4K;
+  uint32_t winFlags;
+  ncclGinWindow_t ginWinsDefaultBackend[kGinConnections];
+  ncclSegmentWindow* ginMultiSegmentWins;
+  int numSegments;
+  int cftFlatRank;
+  ncclCftLeId ucLeIdBase;
+};
+
+struct ncclResourceWindow_vidmem {
+  char* lsaFlatBase;
+  uint32_t stride4G;
+  uint32_t mcOffset4K;
+};
+
+// A device communicator: kernels take it by value.
+struct ncclDevComm {
+  unsigned magic;
+  unsigned version;
+  int rank, nRanks;
+  uint32_t nRanks_rcp32;
+  int lsaRank, lsaSize;
+  uint32_t lsaSize_rcp32;
+  ncclDevCommWindowTable* windowTable;
+  ncclWindow_vidmem* resourceWindow;
+  ncclResourceWindow_vidmem resourceWindow_inlined;
+  ncclGinBarrierHandle hybridDenseGinBarrier;
+  ncclMultimemHandle lsaMultimem;
+  ncclLsaBarrierHandle lsaBarrier;
+  ncclGinBarrierHandle railGinBarrier;
+  uint8_t ginConnectionCount;
+  uint8_t backendIndex;
+  uint8_t ginNetDeviceTypes[kGinConnections];
+  void* ginHandles[kGinConnections];
+  int ginSignalCount;
+  int ginCounterCount;
+  uint64_t* ginSignalShadows;
+  uint32_t ginContextCount;
+  int ginConnectionStride;
+  int ginContextStride;
+  bool ginStrongLegacySignals;
+  uint32_t* abortFlag;
+  ncclLsaBarrierHandle hybridLsaBarrier;
+  ncclGinBarrierHandle hybridRailGinBarrier;
+  ncclGinBarrierHandle worldGinBarrier;
+  uint32_t ginConnectionStride_rcp32;
+  int cftRank, cftSize;
+  int cftMultimemRank, cftMultimemSize;
+  uint32_t cftMultimemSize_rcp32;
+  ncclCftLeId ucLeId;
+  ncclCftLeId mcLeId;
+  ncclCftBarrierHandle cftBarrier;
+  ncclCftBarrierHandle cftMultimemBarrier;
+};
+using ncclDevComm_t = ncclDevComm;
+
+// Memory and signals that a device communicator shall have; a list.
+struct ncclDevResourceRequirements_t {
+  ncclDevResourceRequirements_t* next = nullptr;
+  size_t bufferSize = 0;
+  size_t bufferAlign = 0;
+  ncclDevResourceHandle* outBufferHandle = nullptr;
+  int ginSignalCount = 0;
+  int ginCounterCount = 0;
+  ncclGinSignal_t* outGinSignalStart = nullptr;
+  ncclGinCounter_t* outGinCounterStart = nullptr;
+};
+
+struct ncclTeamRequirements_t {
+  ncclTeamRequirements_t* next = nullptr;
+  ncclTeam team{};
+  bool multimem = false;
+  ncclMultimemHandle* outMultimemHandle = nullptr;
+};
+
+// As with ncclConfig_t NCCL only appends fields, from 2.29 on: device_requirements_fields.inc has
+// the first version of each.
+struct ncclDevCommRequirements_t {
+  size_t size = sizeof(ncclDevCommRequirements_t);
+  unsigned magic = kDeviceMagic;
+  unsigned version = kDeviceVersion;
+  ncclDevResourceRequirements_t* resourceRequirementsList = nullptr;
+  ncclTeamRequirements_t* teamRequirementsList = nullptr;
+  bool lsaMultimem = false;
+  int barrierCount = 0;
+  int lsaBarrierCount = 0;
+  int railGinBarrierCount = 0;
+  int lsaLLA2ABlockCount = 0;
+  int lsaLLA2ASlotCount = 0;
+  bool ginForceEnable = false;
+  int ginContextCount = 4;
+  int ginSignalCount = 0;
+  int ginCounterCount = 0;
+  ncclGinConnectionType_t ginConnectionType = NCCL_GIN_CONNECTION_NONE;
+  bool ginExclusiveContexts = false;
+  int ginQueueDepth = 0;
+  int ginTrafficClass = INT_MIN;
+  int worldGinBarrierCount = 0;
+  bool ginStrongSignalsRequired = true;
+  bool ginVaSignalsRequired = true;
+  int ginCustomStride = 1;
+  ncclGinType_t ginType = NCCL_GIN_TYPE_NONE;
+  bool useRuntimeVersion = false;
+  int cftCaps = 0;
+  int cftBarrierCount = 0;
+};
+
+struct ncclCommProperties_t {
+  size_t size = sizeof(ncclCommProperties_t);
+  unsigned magic = kDeviceMagic;
+  unsigned version = kDeviceVersion;
+  int rank = 0;
+  int nRanks = 0;
+  int cudaDev = 0;
+  int nvmlDev = 0;
+  bool deviceApiSupport = false;
+  bool multimemSupport = false;
+  ncclGinType_t ginType = NCCL_GIN_TYPE_NONE;
+  int nLsaTeams = 0;
+  bool hostRmaSupport = false;
+  ncclGinType_t railedGinType = NCCL_GIN_TYPE_NONE;
+  uint64_t commHash = 0;
+  int ginMinStride = 0;
+  ncclGinConnectionType_t ginConnectionType = NCCL_GIN_CONNECTION_NONE;
+  bool ginSupport[64] = {};
+  size_t devCommRuntimeVersionSize = 0;
+  bool cftSupport = false;
+  bool cftMulticastSupport = false;
+  bool cftCountedSupport = false;
+};
+
+}  // namespace pynccl::abi
