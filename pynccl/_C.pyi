@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, final, overload
 
 import numpy as np
 import torch
@@ -146,6 +146,133 @@ class ncclEncryptionConfig_t:
     def psk(self) -> str | None: ...
     @psk.setter
     def psk(self, value: str | bytes | None, /) -> None: ...
+
+class ncclTeam_t:
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(self, nRanks: int, rank: int, stride: int) -> None: ...
+    def address(self) -> int: ...
+    nRanks: int
+    rank: int
+    stride: int
+
+class ncclMultimemHandle_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    mcBasePtr: int
+
+class ncclLsaBarrierHandle_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    bufHandle: int
+    nBarriers: int
+
+class ncclGinBarrierHandle_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    signal0: int
+
+class ncclLLA2AHandle_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    bufHandle: int
+    nSlots: int
+
+class ncclDevResourceRequirements_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    next: int
+    bufferSize: int
+    bufferAlign: int
+    outBufferHandle: int
+    ginSignalCount: int
+    ginCounterCount: int
+    outGinSignalStart: int
+    outGinCounterStart: int
+
+class ncclTeamRequirements_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    next: int
+    team: ncclTeam_t
+    multimem: bool
+    outMultimemHandle: int
+
+class ncclDevCommRequirements_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    size: int
+    magic: int
+    version: int
+    resourceRequirementsList: int
+    teamRequirementsList: int
+    lsaMultimem: bool
+    barrierCount: int
+    lsaBarrierCount: int
+    railGinBarrierCount: int
+    lsaLLA2ABlockCount: int
+    lsaLLA2ASlotCount: int
+    ginForceEnable: bool
+    ginContextCount: int
+    ginSignalCount: int
+    ginCounterCount: int
+    ginConnectionType: int
+    ginExclusiveContexts: bool
+    ginQueueDepth: int
+    ginTrafficClass: int
+    worldGinBarrierCount: int
+    ginStrongSignalsRequired: bool
+    ginVaSignalsRequired: bool
+    ginCustomStride: int
+    ginType: int
+    useRuntimeVersion: bool
+    cftCaps: int
+    cftBarrierCount: int
+
+class ncclCommProperties_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    size: int
+    magic: int
+    version: int
+    rank: int
+    nRanks: int
+    cudaDev: int
+    nvmlDev: int
+    deviceApiSupport: bool
+    multimemSupport: bool
+    ginType: int
+    nLsaTeams: int
+    hostRmaSupport: bool
+    railedGinType: int
+    commHash: int
+    ginMinStride: int
+    ginConnectionType: int
+    @property
+    def ginSupport(self) -> tuple[bool, ...]: ...
+    devCommRuntimeVersionSize: int
+    cftSupport: bool
+    cftMulticastSupport: bool
+    cftCountedSupport: bool
+
+class ncclDevComm_t:
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+    magic: int
+    version: int
+    rank: int
+    nRanks: int
+    lsaRank: int
+    lsaSize: int
+    resourceWindow: int
+    lsaMultimem: ncclMultimemHandle_t
+    lsaBarrier: ncclLsaBarrierHandle_t
+    railGinBarrier: ncclGinBarrierHandle_t
+    ginSignalCount: int
+    ginCounterCount: int
+    ginContextCount: int
+    def __bytes__(self) -> bytes: ...
 
 class ncclSimInfo_t:
     def __init__(self) -> None: ...
@@ -456,6 +583,56 @@ class Library:
     def ncclParamGetParameter(self, key: str) -> tuple[str | None, int]: ...
     def ncclParamGetAllParameterKeys(self) -> tuple[list[str], int]: ...
     def ncclParamDumpAll(self) -> None: ...
+    def ncclCommQueryProperties(
+        self, comm: int, props: ncclCommProperties_t
+    ) -> ncclCommProperties_t: ...
+    def ncclDevCommCreate(
+        self, comm: int, reqs: ncclDevCommRequirements_t | None
+    ) -> ncclDevComm_t: ...
+    def ncclDevCommDestroy(self, comm: int, devComm: ncclDevComm_t | None) -> None: ...
+    def ncclLsaBarrierCreateRequirement(
+        self,
+        team: ncclTeam_t,
+        nBarriers: int,
+        outHandle: ncclLsaBarrierHandle_t,
+        outReq: ncclDevResourceRequirements_t,
+    ) -> None: ...
+    def ncclGinBarrierCreateRequirement(
+        self,
+        comm: int,
+        team: ncclTeam_t,
+        nBarriers: int,
+        outHandle: ncclGinBarrierHandle_t,
+        outReq: ncclDevResourceRequirements_t,
+    ) -> None: ...
+    def ncclLLA2ACalcSlots(self, maxElts: int, maxEltSize: int) -> int: ...
+    def ncclLLA2ACreateRequirement(
+        self,
+        nBlocks: int,
+        nSlots: int,
+        outHandle: ncclLLA2AHandle_t,
+        outReq: ncclDevResourceRequirements_t,
+    ) -> None: ...
+    def ncclTeamWorld(self, comm: int) -> ncclTeam_t: ...
+    def ncclTeamLsa(self, comm: int) -> ncclTeam_t: ...
+    def ncclTeamRail(self, comm: int) -> ncclTeam_t: ...
+    def ncclTeamCft(self, comm: int, mode: int) -> ncclTeam_t: ...
+    def ncclTeamCftMultimem(self, comm: int) -> ncclTeam_t: ...
+    def ncclTeamRankToWorld(self, comm: int, team: ncclTeam_t, rank: int) -> int: ...
+    def ncclTeamRankToLsa(self, comm: int, team: ncclTeam_t, rank: int) -> int: ...
+    def ncclGetLsaDevicePointer(self, window: int, offset: int, lsaRank: int) -> int: ...
+    def ncclGetPeerDevicePointer(self, window: int, offset: int, peer: int) -> int: ...
+    def ncclGetLsaMultimemDevicePointer(self, window: int, offset: int) -> int: ...
+    def ncclGetMultimemDevicePointer(
+        self, window: int, offset: int, multimem: ncclMultimemHandle_t
+    ) -> int: ...
+    def ncclGetMultimemDeviceLeInfo(self, window: int, offset: int) -> tuple[int, int]: ...
+    def ncclGetCftDeviceLeInfo(
+        self, window: int, offset: int, peerCft: int, cftTeam: ncclTeam_t
+    ) -> tuple[int, int]: ...
+    def ncclGetPeerDeviceLeInfo(
+        self, window: int, offset: int, peerWorld: int
+    ) -> tuple[int, int]: ...
     # End of that.
 
 def set_exceptions(

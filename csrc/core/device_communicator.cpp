@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <list>
+#include <ranges>
+#include <string_view>
 #include <utility>
 
 #include "core/device.h"
@@ -38,6 +40,37 @@ const DeviceLayout* layout_of(int version) {
       std::begin(kDeviceLayouts), std::end(kDeviceLayouts),
       [&](const DeviceLayout& one) { return one.first <= version && version < one.end; });
   return found == std::end(kDeviceLayouts) ? nullptr : found;
+}
+
+bool in_first_requirements(std::string_view field) {
+  return field == "lsaMultimem" || field == "lsaBarrierCount";
+}
+
+// The argument of Communicator.device_comm() that sets a field.
+std::string argument_of(std::string_view field) {
+  constexpr std::pair<std::string_view, const char*> kArguments[] = {
+      {"lsaMultimem", "lsa_multimem"},
+      {"barrierCount", "barriers"},
+      {"lsaBarrierCount", "lsa_barriers"},
+      {"railGinBarrierCount", "rail_gin_barriers"},
+      {"worldGinBarrierCount", "world_gin_barriers"},
+      {"ginContextCount", "gin_contexts"},
+      {"ginSignalCount", "gin_signals"},
+      {"ginCounterCount", "gin_counters"},
+      {"ginConnectionType", "gin_connection"},
+      {"ginExclusiveContexts", "gin_exclusive_contexts"},
+      {"ginQueueDepth", "gin_queue_depth"},
+      {"ginTrafficClass", "gin_traffic_class"},
+      {"ginStrongSignalsRequired", "gin_strong_signals"},
+      {"ginVaSignalsRequired", "gin_va_signals"},
+      {"ginCustomStride", "gin_stride"},
+      {"ginType", "gin_type"},
+      {"cftCaps", "cft"},
+      {"cftBarrierCount", "cft_barriers"},
+  };
+  for (const auto& [name, argument] : kArguments)
+    if (name == field) return argument;
+  return std::string(field);
 }
 
 template <class T>
@@ -103,11 +136,15 @@ void DeviceCommunicator::choose_layout() {
 
 void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) const {
   const ncclDevCommRequirements_t defaults;
-#define FIELD(since, name, argument)                                                        \
-  if (version_ < since && fields.name != defaults.name)                                     \
-    throw std::invalid_argument(#argument ": needs NCCL " + version_text(since) +           \
-                                "; the device communicator is for kernels compiled with " + \
-                                version_text(version_));
+  const auto check = [&](int since, std::string_view field, bool is_set) {
+    // 2.28 has no more than these fields, in layouts of its own.
+    if (since == kVersioned) since = in_first_requirements(field) ? 22800 : 22807;
+    if (is_set && version_ < since)
+      throw std::invalid_argument(argument_of(field) + ": needs NCCL " + version_text(since) +
+                                  "; the device communicator is for kernels compiled with " +
+                                  version_text(version_));
+  };
+#define FIELD(since, type, name) check(since, #name, fields.name != defaults.name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD
 }
