@@ -89,12 +89,12 @@ def test_the_forms_of_a_function(stream: nccl.Stream) -> None:
 def test_the_memory_of_an_object(stream: nccl.Stream, make: type) -> None:
     seen: list[bytes] = []
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
-        lambda address: seen.append(ctypes.string_at(address, 4))
+        lambda address: seen.append(ctypes.string_at(address, 8))
     )
-    source = make(b"abcd")
+    source = make(b"abcdefgh")
     stream.launch_native(callback, source)
     stream.synchronize()
-    assert seen == [b"abcd"]
+    assert seen == [b"abcdefgh"]
 
 
 def _gone(reference: weakref.ref[object]) -> bool:
