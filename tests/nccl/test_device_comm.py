@@ -90,6 +90,7 @@ def _properties(rank: Rank) -> None:
     assert (p.n_lsa_teams, p.host_rma_support, p.dev_comm_size) == (1, True, 248)
     assert (p.cft_support, p.cft_multicast_support, p.cft_counted_support) == (False,) * 3
     hashes = np.zeros(rank.nranks, np.uint64)
+    assert p.comm_hash
     hashes[rank.rank] = p.comm_hash
     rank.comm.all_gather(hashes[rank.rank : rank.rank + 1], out=hashes)
     assert (hashes == p.comm_hash).all()
