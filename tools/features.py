@@ -184,8 +184,9 @@ HEAD = """\
 
 Every function of nccl.h 2.32, in its order, then those of nccl_device/*.h. **cuda**: the NCCL that
 has it; an older one raises `MissingFunctionError`, which names this version. **host**: whether
-hostnccl has it. **call**: what covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
-in `tests/`. **differs on hosts**: what hostnccl does otherwise than NCCL with `HOSTNCCL_STRICT=1`.
+hostnccl has it. **call**: what covers it in `pynccl.nccl`. `pynccl.raw` has each under its own
+name. **test**: one that proves it, in `tests/`. **differs on hosts**: what hostnccl does otherwise
+than NCCL with `HOSTNCCL_STRICT=1`.
 
 This page is written by `python -m tools.features` and checked by
 `tests/package/test_features.py`.
