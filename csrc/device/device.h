@@ -1,16 +1,16 @@
 // Communication inside a kernel: one source for GPUs and for CPUs.
 //
 //     #include <pynccl/device.h>
-//     struct Arguments { ncclDevComm comm; ncclWindow_t window; size_t offset; float* out; size_t
-//     count; }; PYNCCL_KERNEL(sum, Arguments, block, a) {
-//       pynccl::device::all_reduce_one_shot(block, a.comm, a.window, a.offset, a.out, a.count);
+//     struct Arguments { ncclDevComm comm; ncclWindow_t window; float* out; size_t count; };
+//     PYNCCL_KERNEL(total, Arguments, block, a) {
+//       pynccl::device::all_reduce_one_shot(block, a.comm, a.window, 0, a.out, a.count);
 //     }
 //
-// CUDA C++17, nvcc or NVRTC: on NCCL's <nccl_device.h>, version 2.28.7 or later. `sum` is a
+// CUDA C++17, nvcc or NVRTC: on NCCL's <nccl_device.h>, version 2.28.7 or later. `total` is a
 // __global__ function that takes Arguments by value.
-// C++20 for CPUs: on device communicators of hostnccl. `sum` is `extern "C" void sum(void*)` that
-// takes the address of Arguments. ncclDevComm, ncclWindow_t and ncclTeam are then pynccl's
-// declarations of the same ABI. If nccl.h is used as well, include it before this file.
+// C++20 for CPUs: on device communicators of hostnccl. The function is then
+// `extern "C" void total(void*)` and takes the address of Arguments. ncclDevComm, ncclWindow_t and
+// ncclTeam are pynccl's declarations of the same ABI; if nccl.h is used as well, include it first.
 //
 // Calls. All threads of a block call a function together, with the same arguments, as with
 // ncclLsaBarrierSession. Functions that only compute an address are an exception: any thread.
