@@ -90,6 +90,21 @@ def _listed(source: Source, struct: str, version: int) -> None:
             )
 
 
+def _layout(source: Source, version: int) -> None:
+    """What device_layouts.inc says of this version."""
+    layout = next(sizes for first, *sizes in reversed(layouts()) if version >= first)
+    requirements, comm, base, stride = layout
+    source.check(
+        f"sizeof(::ncclDevCommRequirements_t) == {requirements}", "size of the requirements"
+    )
+    source.check(f"sizeof(::ncclDevComm) == {comm}", "size of ncclDevComm")
+    for field, offset in (("lsaFlatBase", base), ("stride4G", stride)):
+        source.check(
+            f"offsetof(::ncclDevComm, resourceWindow_inlined.{field}) == {offset}",
+            f"ncclDevComm: offset of resourceWindow_inlined.{field}",
+        )
+
+
 def device_source(header_text: str) -> Source:
     """Our declarations against the nccl_device headers beside this nccl.h."""
     version = decl.header_version(header_text)
@@ -116,11 +131,7 @@ def device_source(header_text: str) -> Source:
         _field(source, "ncclWindow_vidmem", field)
     for name in LISTED:
         _listed(source, name, version)
-    requirements, comm = next(sizes for first, *sizes in reversed(layouts()) if version >= first)
-    source.check(
-        f"sizeof(::ncclDevCommRequirements_t) == {requirements}", "size of the requirements"
-    )
-    source.check(f"sizeof(::ncclDevComm) == {comm}", "size of ncclDevComm")
+    _layout(source, version)
     for name in (*SINCE, *LISTED):
         if version >= NAMED_SINCE.get(name, 22800):
             source.pair(name)
@@ -133,9 +144,9 @@ def device_source(header_text: str) -> Source:
     return source
 
 
-def layouts() -> list[tuple[int, int, int]]:
-    """LAYOUT(since, requirements, comm) of csrc/abi/device_layouts.inc."""
+def layouts() -> list[tuple[int, ...]]:
+    """LAYOUT(since, requirements, comm, base, stride) of csrc/abi/device_layouts.inc."""
     return [
-        (int(entry.head[0]), int(entry.head[1]), int(entry.head[2]))
+        tuple(map(int, entry.head[:5]))
         for entry in decl.entries(decl.ABI / "device_layouts.inc", "LAYOUT")
     ]
