@@ -182,9 +182,9 @@ _FIELDS_DIFFER = {
 HEAD = """\
 # NCCL's features
 
-Every function of nccl.h 2.32, in its order. **cuda**: the NCCL that has it; an older one raises
-`MissingFunctionError`, which names this version. **host**: whether hostnccl has it. **call**: what
-covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
+Every function of nccl.h 2.32, in its order, then those of nccl_device/*.h. **cuda**: the NCCL that
+has it; an older one raises `MissingFunctionError`, which names this version. **host**: whether
+hostnccl has it. **call**: what covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
 in `tests/`. **differs on hosts**: what hostnccl does otherwise than NCCL with `HOSTNCCL_STRICT=1`.
 
 This page is written by `python -m tools.features` and checked by
@@ -207,7 +207,9 @@ def functions() -> list[Function]:
         re.findall(r"define HOSTNCCL_UNSUPPORTED_(\w+)", _read("../hostnccl/api/unsupported.h"))
     )
     section, found = "", []
-    for line in _read("nccl_functions.inc").partition("undef.inc.\n")[2].splitlines():
+    lists = _read("nccl_functions.inc").partition("undef.inc.\n")[2]
+    lists += _read("nccl_device_functions.inc").partition("nccl_device_types.h.\n")[2]
+    for line in lists.splitlines():
         if line.startswith("// "):
             section = line[3:]
         elif match := re.match(r"FUNCTION\((\d+), [^,]+, (\w+)", line):

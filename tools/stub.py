@@ -14,7 +14,23 @@ STUB = ROOT / "pynccl" / "_C.pyi"
 BEGIN = "    # From csrc/abi/nccl_functions.inc by tools/stub.py:\n"
 END = "    # End of that.\n"
 
+# The Python names of structs that C names without _t.
+RENAMED = {
+    name: f"{name}_t"
+    for name in (
+        "ncclDevComm",
+        "ncclGinBarrierHandle",
+        "ncclLLA2AHandle",
+        "ncclLsaBarrierHandle",
+        "ncclMultimemHandle",
+        "ncclTeam",
+    )
+}
 STRUCTS = {
+    *RENAMED.values(),
+    "ncclCommProperties_t",
+    "ncclDevCommRequirements_t",
+    "ncclDevResourceRequirements_t",
     "ncclCollConfig_t",
     "ncclConfig_t",
     "ncclEncryptionConfig_t",
@@ -27,6 +43,7 @@ STRUCTS = {
 def python_type(c_type: str, *, returned: bool = False) -> str:
     """The Python type of a value of a C type, as a parameter or as a result."""
     name = c_type.removeprefix("const ").strip()
+    name = RENAMED.get(name, name)
     if name == "char*":
         return "str | None" if returned else "str"
     if name == "ncclUniqueId":
@@ -38,40 +55,51 @@ def python_type(c_type: str, *, returned: bool = False) -> str:
     return "int"
 
 
+def _parameter(kind: str, arguments: list[str]) -> tuple[str | None, str | None]:
+    """What a parameter adds to the parameters and to the results of the method."""
+    first, *rest = arguments
+    taken = returned = None
+    if kind in {"IN", "FILLED"}:
+        taken = f"{rest[0]}: {python_type(first)}"
+    elif kind == "ARRAY":
+        taken = f"{rest[0]}: Sequence[{python_type(first)}] | None"
+    elif kind == "STRUCT":
+        taken = f"{rest[0]}: {python_type(first)} | None"
+    elif kind == "INOUT":
+        taken = f"{rest[0]}: {python_type(first)}"
+        returned = python_type(first, returned=True)
+    elif kind == "OUT":
+        returned = python_type(first, returned=True)
+    elif kind == "OUTS":
+        returned = f"list[{python_type(first, returned=True)}]"
+    else:
+        returned = {"BUFFER": "bytes", "STRINGS": "list[str]"}[kind]
+    return taken, returned
+
+
+def _result(result: str, returned: list[str]) -> str:
+    if result == "const char*":
+        return "str | None"
+    if result not in {"ncclResult_t", "void"}:
+        return python_type(result, returned=True)
+    if len(returned) > 1:
+        return f"tuple[{', '.join(returned)}]"
+    return returned[0] if returned else "None"
+
+
 def method(result: str, name: str, parameters: list[tuple[str, list[str]]]) -> str:
     """One method of the stub."""
-    taken, returned = ["self"], []
-    for kind, (first, *rest) in parameters:
-        if kind == "IN":
-            taken.append(f"{rest[0]}: {python_type(first)}")
-        elif kind == "ARRAY":
-            taken.append(f"{rest[0]}: Sequence[{python_type(first)}] | None")
-        elif kind == "STRUCT":
-            taken.append(f"{rest[0]}: {python_type(first)} | None")
-        elif kind == "INOUT":
-            taken.append(f"{rest[0]}: {python_type(first)}")
-            returned.append(python_type(first, returned=True))
-        elif kind == "OUT":
-            returned.append(python_type(first, returned=True))
-        elif kind == "OUTS":
-            returned.append(f"list[{python_type(first, returned=True)}]")
-        elif kind == "BUFFER":
-            returned.append("bytes")
-        elif kind == "STRINGS":
-            returned.append("list[str]")
-    if result == "const char*":
-        gives = "str | None"
-    elif not returned:
-        gives = "None"
-    else:
-        gives = returned[0] if len(returned) == 1 else f"tuple[{', '.join(returned)}]"
-    return f"    def {name}({', '.join(taken)}) -> {gives}: ...\n"
+    both = [_parameter(kind, arguments) for kind, arguments in parameters]
+    taken = ["self", *(each for each, _ in both if each)]
+    returned = [each for _, each in both if each]
+    return f"    def {name}({', '.join(taken)}) -> {_result(result, returned)}: ...\n"
 
 
 def methods() -> str:
     """All methods, in the order of the list."""
     lines = []
-    for line in (ABI / "nccl_functions.inc").read_text().splitlines():
+    files = ("nccl_functions.inc", "nccl_device_functions.inc")
+    for line in "".join((ABI / file).read_text() for file in files).splitlines():
         if found := re.match(r"FUNCTION\(\d+, ([^,]+), (\w+)(.*)\)$", line):
             parameters = [
                 (kind, [part.strip() for part in arguments.split(",")])

@@ -21,6 +21,7 @@
 #define DECLARE_ARRAY(T, name, n) T* name
 #define DECLARE_STRUCT(T, name) T* name
 #define DECLARE_INOUT(T, name) T* name
+#define DECLARE_FILLED(T, name) T* name
 #define DECLARE_BUFFER(name, size, n) void* name
 #define DECLARE_STRINGS(name, n) const char*** name
 

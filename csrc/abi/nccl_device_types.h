@@ -1,5 +1,5 @@
 // The types of nccl_device/*.h that host code passes, as NCCL 2.31 and 2.32 lay them out. tests/abi
-// checks each of them against the real headers, and the table of older layouts at the end.
+// checks each of them against the real headers.
 //
 // It is installed as well: <pynccl/device.h> declares with it, for CPUs, what nccl_device.h
 // declares for GPUs.
@@ -12,7 +12,7 @@
 namespace pynccl::abi {
 
 inline constexpr int kDeviceVersion = 23203;          // the version whose layouts these are
-inline constexpr int kDeviceLayoutSince = 23102;      // the first with the same ones
+inline constexpr int kDeviceLayoutSince = 23100;      // the first with the same ones
 inline constexpr unsigned kDeviceMagic = 0xcafebeef;  // NCCL_API_MAGIC
 inline constexpr std::size_t kResourceUnit = 128;     // bytes; an ncclDevResourceHandle counts them
 inline constexpr int kGinConnections = 4;             // NCCL_GIN_MAX_CONNECTIONS
@@ -163,8 +163,8 @@ struct ncclTeamRequirements_t {
   ncclMultimemHandle* outMultimemHandle = nullptr;
 };
 
-// As with ncclConfig_t NCCL only appends fields, from 2.29 on: device_requirements_fields.inc has
-// the first version of each.
+// As with ncclConfig_t NCCL only appends fields, from 2.29 on: device_requirements_fields.inc
+// and comm_properties_fields.inc have the first version of each.
 struct ncclDevCommRequirements_t {
   size_t size = sizeof(ncclDevCommRequirements_t);
   unsigned magic = kDeviceMagic;
@@ -195,6 +195,8 @@ struct ncclDevCommRequirements_t {
   int cftBarrierCount = 0;
 };
 
+using NcclGinSupport = bool[64];  // by ncclGinType_t
+
 struct ncclCommProperties_t {
   size_t size = sizeof(ncclCommProperties_t);
   unsigned magic = kDeviceMagic;
@@ -212,7 +214,7 @@ struct ncclCommProperties_t {
   uint64_t commHash = 0;
   int ginMinStride = 0;
   ncclGinConnectionType_t ginConnectionType = NCCL_GIN_CONNECTION_NONE;
-  bool ginSupport[64] = {};
+  NcclGinSupport ginSupport = {};
   size_t devCommRuntimeVersionSize = 0;
   bool cftSupport = false;
   bool cftMulticastSupport = false;

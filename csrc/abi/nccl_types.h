@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "abi/nccl_device_types.h"
+
 namespace pynccl::abi {
 
 inline constexpr int kVersion = 23203;  // the version of nccl.h that this file declares
@@ -22,7 +24,6 @@ inline constexpr unsigned kApiMagic = 0xcafebeef;
 inline constexpr unsigned kSimInfoMagic = 0x74685283;
 
 struct ncclComm;
-struct ncclWindow_vidmem;
 struct ncclParamHandle;
 struct CUstream_st;
 struct CUevent_st;

@@ -84,11 +84,11 @@ bool Communicator::add_memory(void* address, WindowMemory memory) {
   return window_memory_.emplace(static_cast<char*>(address), memory).second;
 }
 
-void Communicator::open_memory(void* address, const Window& window) {
+void Communicator::open_memory(void* address, const Window* window) {
   const std::lock_guard lock(mutex_);
   WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
   memory.number = ++registered_windows_;
-  memory.window = &window;
+  memory.window = window;
 }
 
 void Communicator::forget_window(void* address) {

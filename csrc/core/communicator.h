@@ -237,8 +237,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const Window* window = nullptr;  // once it is open, while it is not deleted
   };
   bool add_memory(void* address, WindowMemory memory);
-  void open_memory(void* address, const Window& window);  // gives it its number
-  void forget_window(void* address);                      // the memory stays registered
+  // Gives it its number. window is null where it is that of a device communicator.
+  void open_memory(void* address, const Window* window);
+  void forget_window(void* address);  // the memory stays registered
   void remove_memory(void* address);
   // The open window with this address of the own memory, else std::invalid_argument.
   const Window& window_at(const void* address) const;

@@ -100,4 +100,15 @@ void free_memory_later(std::shared_ptr<Library> library, void* data, int device)
   }
 }
 
+void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,
+                    std::size_t bytes) {
+  const RelaxedMode relaxed(*library);
+  const DeviceScope scope(*library, device);
+  const Stream stream(library, device, 0);
+  DRIVER_CHECK(*library, MemcpyAsync,
+               (reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,
+                stream.handle()));
+  stream.synchronize();
+}
+
 }  // namespace pynccl

@@ -19,4 +19,8 @@ bool wait_for_device(const Library& library, int device);
 // Waits in the background: the work may depend on what the caller does next.
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;
 
+// Copies from host memory, and returns when the copy is done. The current thread may be capturing.
+void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,
+                    std::size_t bytes);
+
 }  // namespace pynccl

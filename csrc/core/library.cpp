@@ -175,6 +175,16 @@ ncclCollConfig_t Library::fit(const ncclCollConfig_t& config) const {
 
 ncclSimInfo_t Library::fit(const ncclSimInfo_t& info) const { return Fit(info, *this).result(); }
 
+ncclDevCommRequirements_t Library::fit(const ncclDevCommRequirements_t& requirements) const {
+  using Requirements = ncclDevCommRequirements_t;
+  Fit fit(requirements, *this);
+#define FIELD(since, type, name) \
+  fit.field(since, &Requirements::name, offsetof(Requirements, name), "reqs." #name);
+#include "abi/device_requirements_fields.inc"
+#undef FIELD
+  return fit.result();
+}
+
 std::string version_text(int version) {
   const int major = version >= 10000 ? version / 10000 : version / 1000;
   const int minor = version >= 10000 ? version / 100 % 100 : version / 100 % 10;

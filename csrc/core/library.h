@@ -68,6 +68,7 @@ class Library {
   ncclConfig_t fit(const ncclConfig_t& config) const;
   ncclCollConfig_t fit(const ncclCollConfig_t& config) const;
   ncclSimInfo_t fit(const ncclSimInfo_t& info) const;
+  ncclDevCommRequirements_t fit(const ncclDevCommRequirements_t& requirements) const;
 
  private:
   Library(std::string path, void* handle);

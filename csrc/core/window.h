@@ -44,6 +44,14 @@ class Window {
   void check_put(const Operation& put) const;
   void note_put(cudaStream_t stream) const;
 
+  // The address at which this rank can load from and store to the memory of a rank of its LSA team,
+  // or of any rank; null where it cannot. Throws std::invalid_argument for a rank or an offset
+  // outside.
+  void* lsa_pointer(int lsa_rank, std::size_t offset) const;
+  void* peer_pointer(int rank, std::size_t offset) const;
+  // The address for multimem instructions on the memory of the LSA team; null where there is none.
+  void* multimem_pointer(std::size_t offset) const;
+
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   void* address() const { return address_; }
   std::size_t nbytes() const { return nbytes_; }
@@ -78,6 +86,7 @@ class Window {
   void begin();
   void finish();
   void wait_for_use() const;
+  void check_offset(int rank, std::size_t offset) const;
 
   std::shared_ptr<Communicator> communicator_;
   void* address_;

@@ -50,6 +50,7 @@ void fillArray(T* out, int count) {
 #define FILL_ARRAY(T, name, n) static_cast<void>(name)
 #define FILL_STRUCT(T, name) static_cast<void>(name)
 #define FILL_INOUT(T, name) static_cast<void>(name)
+#define FILL_FILLED(T, name) static_cast<void>(name)
 #define FILL_BUFFER(name, size, n) static_cast<void>(name)
 #define FILL_STRINGS(name, n) fill(name)
 

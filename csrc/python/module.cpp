@@ -17,6 +17,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_interrupt();
   bind_enums(m);
   bind_structs(m);
+  bind_device_structs(m);
   bind_unique_id(m);
   bind_library(m);
   bind_config(m);
@@ -32,6 +33,11 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_recovery(m);
   bind_extension(m);
   bind_window(m);
+  bind_native(m);
+  bind_device_team(m);
+  bind_device_properties(m);
+  bind_device_comm(m);
+  bind_symmetric(m);
   bind_arena(m);
   bind_group(m);
   bind_plan(m);

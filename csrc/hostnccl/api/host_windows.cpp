@@ -14,8 +14,8 @@ extern "C" [[gnu::visibility("default")]] ncclResult_t hostWindowMap(ncclComm_t 
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
     check_rank("peer", peer, owner->nranks());
-    const Ref<Window> window = windows().find(non_null(win, "win"));
-    if (!window || !window->belongs_to(owner.get()))
+    const Ref<Window> window = find_window(non_null(win, "win"));
+    if (!window || window->owner() != comm)
       fail(ncclInvalidArgument, "win=%p is no open window of comm", static_cast<void*>(win));
     non_null(address, "address");
     *non_null(mapping, "mapping") = new Ref<Window>(window);

@@ -15,13 +15,13 @@ namespace {
 constexpr int kRestrictions = NCCL_WIN_GIN_ONLY | NCCL_WIN_CFT_COUNTED;
 constexpr int kWindowFlags = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING | kRestrictions;
 
-Ref<Window> open_window(const Communicator& comm, ncclWindow_t handle, const char* name) {
-  Ref<Window> window = windows().find(non_null(handle, name));
+Ref<Window> open_window(ncclComm_t comm, ncclWindow_t handle, const char* name) {
+  Ref<Window> window = find_window(non_null(handle, name));
   if (!window) {
     fail(ncclInvalidArgument, "%s=%p is not a window, or was deregistered", name,
          static_cast<void*>(handle));
   }
-  if (!window->belongs_to(&comm)) {
+  if (window->owner() != comm) {
     fail(ncclInvalidArgument, "%s=%p is a window of another communicator", name,
          static_cast<void*>(handle));
   }
@@ -113,14 +113,16 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
            static_cast<unsigned>(winFlags));
     }
     const bool symmetric = (winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0;
-    return Group::of_this_thread().submit(registration_job(win, owner, buff, size, symmetric));
+    const WindowUse use = symmetric ? WindowUse::Symmetric : WindowUse::Plain;
+    return Group::of_this_thread().submit(registration_job(
+        owner, [=](const Job& job) { *win = handle_of(register_window(job, buff, size, use)); }));
   });
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
-    const Ref<Window> window = open_window(*owner, win, "win");
+    const Ref<Window> window = open_window(comm, win, "win");
     if (owner->settings().strict && window->has_puts()) {
       fail(ncclInvalidUsage,
            "win=%p: a put into it is not complete, and NCCL unmaps the memory of the peers at once",
@@ -136,7 +138,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
-    *non_null(outUserPtr, "outUserPtr") = open_window(*owner, win, "win")->own().local;
+    *non_null(outUserPtr, "outUserPtr") = open_window(comm, win, "win")->own().local;
     return ncclSuccess;
   });
 }
@@ -149,7 +151,7 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
     check_flags(flags);
     check_dtype(datatype);
     Operation& put = pending.operation;
-    pending.window = open_window(*pending.comm, peerWin, "peerWin");
+    pending.window = open_window(comm, peerWin, "peerWin");
     const Window& window = *pending.window;
     put.dtype = datatype;
     put.count = count;

@@ -16,11 +16,16 @@
 
 namespace hostnccl {
 
+// What a slot has beside the object, for readers that have no Ref; never unmapped either.
+template <typename T>
+struct SlotView {};
+
 template <typename T>
 struct alignas(64) Slot {
   std::atomic<uint32_t> references;  // including that of the open handle
   std::atomic<bool> open;
   T* object;
+  [[no_unique_address]] SlotView<T> view;
 };
 
 template <typename T>

@@ -215,6 +215,7 @@ void Communicator::abort() {
   state_.abort(Deadlocks::reasons_of_this_process());
   derivations_.end(Creation::End::ParentAborted);
   order_.wait_until_idle();
+  windows_.abandon_all();
   windows_.close_all();
   if (segment_ != nullptr) leave(Presence::Aborted);
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -34,7 +35,8 @@ struct Contribution {
   uint64_t bytes;
   uint64_t offset;       // in its memory file
   uint64_t open_before;  // WindowSet::identity()
-  RendezvousKey key;     // of its file exchange
+  WindowUse use;
+  RendezvousKey key;  // of its file exchange
   Status status;
 };
 
@@ -42,14 +44,22 @@ struct Contribution {
 // still takes part in the second all-gather and all ranks get the error.
 class Registration {
  public:
-  Registration(Communicator& comm, void* buffer, size_t bytes, bool symmetric)
-      : comm_(comm), segment_(comm.segment()), rank_(comm.rank()), symmetric_(symmetric) {
-    record_error([&] { check_buffer(buffer, bytes); });
+  Registration(const Ref<Communicator>& comm, void* buffer, size_t bytes, WindowUse use)
+      : handle_(handle_of(comm)),
+        comm_(*comm),
+        segment_(comm->segment()),
+        rank_(comm->rank()),
+        use_(use) {
+    record_error([&] {
+      if (use_ == WindowUse::Resources) resources_ = buffer = allocate_memory(bytes);
+      check_buffer(buffer, bytes);
+    });
   }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration() {
     if (window_ && !finished_) windows().close(window_);
+    if (resources_ != nullptr) free_memory(resources_);  // the window holds the allocation
   }
 
   // Called in the order of operations, so all ranks take the same window number.
@@ -59,6 +69,7 @@ class Registration {
     own.address = reinterpret_cast<uint64_t>(own_.local);
     own.bytes = own_.bytes;
     own.offset = offset_;
+    own.use = use_;
     own.open_before = comm_.windows().open_set()->identity();
     own.status = Status::of(error_);
     if (files_) own.key = files_->key();
@@ -69,6 +80,7 @@ class Registration {
   // an error.
   void map(const std::vector<Contribution>& all) {
     for (size_t rank = 0; rank < all.size(); ++rank) note_status(int(rank), all[rank].status);
+    record_error([&] { check_use(all); });
     if (comm_.settings().strict) record_error([&] { check_alike(all); });
     if (!error_) record_error([&] { open(all, exchange_files(all)); });
     files_.reset();  // peers that still wait for this rank's file see that it has ended
@@ -135,6 +147,30 @@ class Registration {
     }
   }
 
+  // NCCL runs the calls of different ranks as one, whatever they are.
+  void check_use(const std::vector<Contribution>& all) const {
+    const auto creates = [](const Contribution& each) { return each.use == WindowUse::Resources; };
+    for (size_t rank = 1; rank < all.size(); ++rank) {
+      if (creates(all[rank]) != creates(all[0])) {
+        const size_t creator = creates(all[0]) ? 0 : rank;
+        fail(abi::ncclInvalidUsage,
+             "the calls of the ranks differ: %s is in ncclDevCommCreate, %s in "
+             "ncclCommWindowRegister",
+             segment_.name_of(static_cast<int>(creator)).c_str(),
+             segment_.name_of(static_cast<int>(creator == 0 ? rank : 0)).c_str());
+      }
+      if (creates(all[0]) && all[rank].status.success && all[0].status.success &&
+          all[rank].bytes != all[0].bytes) {
+        fail(abi::ncclInvalidUsage,
+             "the device communicator has %llu bytes of resources on %s, and %llu bytes on %s: the "
+             "requirements must be the same on all ranks",
+             static_cast<unsigned long long>(all[0].bytes), segment_.name_of(0).c_str(),
+             static_cast<unsigned long long>(all[rank].bytes),
+             segment_.name_of(static_cast<int>(rank)).c_str());
+      }
+    }
+  }
+
   // NCCL addresses the memory of a peer by the place of the own, and takes the place of a window
   // from an allocator of each rank.
   void check_alike(const std::vector<Contribution>& all) const {
@@ -180,17 +216,40 @@ class Registration {
       fail(abi::ncclInvalidUsage, "the memory of %s was freed while it was being registered",
            segment_.name_of(int(rank)).c_str());
     }
+    FlatMemory flat(segment_.nranks(), most_bytes(all), offset_);
     for (const FileExchange::Peer& peer : peers) {
       if (!peer.file) return;  // it has failed, its status tells why
       Window::Part& part = parts[static_cast<size_t>(peer.rank)];
-      const size_t offset = all[static_cast<size_t>(peer.rank)].offset;
-      const size_t within = offset % static_cast<size_t>(sysconf(_SC_PAGESIZE));
-      part.mapping = Mapping(peer.file.get(), offset - within, within + part.bytes);
-      part.local = part.mapping.get() + within;
+      flat.map(peer.rank, peer.file.get(), all[static_cast<size_t>(peer.rank)].offset, part.bytes);
+      part.local = flat.of_rank(peer.rank);
+    }
+    for (int rank = 0; rank < segment_.nranks(); ++rank) {
+      const Window::Part& part = parts[static_cast<size_t>(rank)];
+      if (part.allocation == nullptr) continue;
+      const auto offset = static_cast<size_t>(part.local - part.allocation->base());
+      flat.map(rank, part.allocation->file(), offset, part.bytes);
     }
     larger_set_ = comm_.windows().make_larger_set();
-    window_ = windows().open(
-        std::make_unique<Window>(&comm_, number_, rank_, symmetric_, std::move(parts)));
+    window_ = windows().open(std::make_unique<Window>(
+        handle_, number_, rank_, use_ == WindowUse::Symmetric, std::move(parts), std::move(flat)));
+    show_to_kernels();
+  }
+
+  static size_t most_bytes(const std::vector<Contribution>& all) {
+    size_t most = 0;
+    for (const Contribution& registered : all) most = std::max(most, size_t{registered.bytes});
+    return most;
+  }
+
+  void show_to_kernels() const {
+    abi::ncclWindow_vidmem& view = window_.slot()->view.for_kernels;
+    view = {};
+    view.winHost = &view;
+    view.lsaFlatBase = window_->flat().of_rank(0);
+    view.stride4G = window_->flat().stride_4g();
+    view.lsaRank = view.worldRank = rank_;
+    view.numSegments = 1;
+    view.winFlags = use_ == WindowUse::Symmetric ? abi::NCCL_WIN_COLL_SYMMETRIC : 0;
   }
 
   // Whether a rank has reached the step after the exchange. Throws when it no longer can.
@@ -201,10 +260,12 @@ class Registration {
     return false;
   }
 
+  const abi::ncclComm_t handle_;
   Communicator& comm_;
   Segment& segment_;
   const int rank_;
-  const bool symmetric_;
+  const WindowUse use_;
+  void* resources_ = nullptr;
   uint64_t number_ = 0;
   Window::Part own_;
   size_t offset_ = 0;
@@ -238,16 +299,6 @@ class BackgroundGuard {
   const Ref<Communicator> comm_;
 };
 
-void register_window(const Job& job, abi::ncclWindow_t* out, void* buffer, size_t bytes,
-                     bool symmetric) {
-  Registration registration(*job.parent, buffer, bytes, symmetric);
-  Operation operation{Kind::WindowRegister, abi::ncclUint8};
-  operation.recv = &registration;
-  run_operation(job.parent, operation, job.sequence);
-  if (registration.error()) throw *registration.error();
-  *out = reinterpret_cast<abi::ncclWindow_t>(registration.window().slot());
-}
-
 }  // namespace
 
 Task run_registration(Communicator& comm, const Operation& operation) {
@@ -272,17 +323,25 @@ Task run_registration(Communicator& comm, const Operation& operation) {
   registration.finish();
 }
 
-Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void* buffer,
-                     size_t bytes, bool symmetric) {
+Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUse use) {
+  Registration registration(job.parent, buffer, bytes, use);
+  Operation operation{Kind::WindowRegister, abi::ncclUint8};
+  operation.recv = &registration;
+  run_operation(job.parent, operation, job.sequence);
+  if (registration.error()) throw *registration.error();
+  return registration.window();
+}
+
+Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job&)> run) {
   Job job;
   job.parent = comm;
   job.blocking = comm->settings().blocking;
   const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
-  job.work = [out, buffer, bytes, symmetric, background](const Job& self) {
-    // Abort and destroy wait for this job: after them the caller may free out.
+  job.work = [run = std::move(run), background](const Job& self) {
+    // Abort and destroy wait for this job: after them the caller may free what it writes to.
     const JobGuard guard(self.parent);
     try {
-      register_window(self, out, buffer, bytes, symmetric);
+      run(self);
     } catch (...) {
       // In the background no caller gets the exception.
       if (background != nullptr) self.parent->state().fail(current_error());

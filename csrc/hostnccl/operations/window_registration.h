@@ -5,16 +5,25 @@
 // none, each rank knows the reason, and the communicator stays usable in both cases.
 #pragma once
 
+#include <functional>
+
 #include "hostnccl/base/task.h"
 #include "hostnccl/communicator/job.h"
 #include "hostnccl/communicator/operation.h"
 
 namespace hostnccl {
 
-// The operation of registration_job.
+// What a window is for: one-sided operations and collectives, or the memory of a device
+// communicator, which is allocated here and lives as long as the window.
+enum class WindowUse : uint32_t { Plain, Symmetric, Resources };
+
+// The operation of register_window().
 Task run_registration(Communicator& comm, const Operation& operation);
 
-Job registration_job(abi::ncclWindow_t* out, const Ref<Communicator>& comm, void* buffer,
-                     size_t bytes, bool symmetric);
+// Within a job. buffer is null for resources. Throws on all ranks what is wrong on one.
+Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUse use);
+
+// A job that registers windows of comm.
+Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job&)> run);
 
 }  // namespace hostnccl

@@ -11,6 +11,15 @@ HandleTable<Window>& windows() {
   return table;
 }
 
+abi::ncclWindow_t handle_of(const Ref<Window>& window) { return &window.slot()->view.for_kernels; }
+
+Ref<Window> find_window(const void* handle) {
+  constexpr uintptr_t kOffset =
+      offsetof(Slot<Window>, view) + offsetof(SlotView<Window>, for_kernels);
+  return windows().find(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(handle) - kOffset));
+}
+
 void WindowSet::add(const Ref<Window>& window) noexcept {
   windows_.push_back(window);
   identity_ += mix(window->number());
@@ -53,6 +62,12 @@ void Windows::close_all() {
   const std::lock_guard lock(mutex_);
   for (const Ref<Window>& window : set_->windows()) hostnccl::windows().close(window);
   replace(std::make_shared<const WindowSet>(0));
+}
+
+void Windows::abandon_all() {
+  if (!serves_kernels_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  for (const Ref<Window>& window : set_->windows()) window->abandon();
 }
 
 std::shared_ptr<const WindowSet> Windows::open_set() const {

@@ -1,6 +1,6 @@
 // Windows: memory that all ranks of a communicator have registered together. Each rank has all of
-// it in its address space: the parts of ranks in its own process at their addresses, the others in
-// mappings of their memory files.
+// it in its address space: the parts of ranks in its own process at their addresses, and those of
+// all ranks in mappings of their memory files, at equal distances.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,10 @@
 #include <mutex>
 #include <vector>
 
+#include "abi/nccl_types.h"
+#include "device/host_services.h"
 #include "hostnccl/base/handle.h"
+#include "hostnccl/segment/flat_memory.h"
 #include "hostnccl/segment/memory.h"
 
 namespace hostnccl {
@@ -21,20 +24,20 @@ class Window {
   struct Part {
     uint64_t address = 0;  // in that rank's process
     size_t bytes = 0;
-    char* local = nullptr;  // address in this process
-    std::shared_ptr<Allocation> allocation = {};
-    Mapping mapping = {};
+    char* local = nullptr;                        // address in this process
+    std::shared_ptr<Allocation> allocation = {};  // of a rank of this process
   };
 
-  Window(const void* owner, uint64_t number, int rank, bool symmetric, std::vector<Part> parts)
+  Window(abi::ncclComm_t owner, uint64_t number, int rank, bool symmetric, std::vector<Part> parts,
+         FlatMemory flat)
       : owner_(owner),
         number_(number),
         rank_(rank),
         symmetric_(symmetric),
-        parts_(std::move(parts)) {}
+        parts_(std::move(parts)),
+        flat_(std::move(flat)) {}
 
-  // comm: the address of a Communicator, which closes its windows before it is destroyed.
-  bool belongs_to(const void* comm) const { return owner_ == comm; }
+  abi::ncclComm_t owner() const { return owner_; }  // which closes its windows before it ends
 
   uint64_t number() const {
     return number_;
@@ -42,6 +45,11 @@ class Window {
   bool symmetric() const { return symmetric_; }  // registered with NCCL_WIN_COLL_SYMMETRIC
   const Part& part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
   const Part& own() const { return part(rank_); }
+  int rank() const { return rank_; }
+  int nranks() const { return static_cast<int>(parts_.size()); }
+  const FlatMemory& flat() const { return flat_; }
+  // Keeps the memory mapped after the window, until the process ends.
+  void abandon() { flat_.abandon(); }
 
   void begin_put() { puts_.fetch_add(1, std::memory_order_relaxed); }
   void end_put() { puts_.fetch_sub(1, std::memory_order_release); }
@@ -57,12 +65,20 @@ class Window {
   }
 
  private:
-  const void* owner_;
+  abi::ncclComm_t owner_;
   uint64_t number_;
   int rank_;
   bool symmetric_;
   std::vector<Part> parts_;
+  FlatMemory flat_;
   std::atomic<int> puts_{0};
+};
+
+// What an ncclWindow_t points to.
+template <>
+struct SlotView<Window> {
+  alignas(64) abi::ncclWindow_vidmem for_kernels;
+  pynccl::device::HostServices services;  // of the device communicator with this resource window
 };
 
 // The window of a put that is queued or under way; it stays open until then.
@@ -114,6 +130,9 @@ class Windows {
   void add(const Ref<Window>& window, std::shared_ptr<WindowSet> larger) noexcept;
   bool remove(const Ref<Window>& window);  // false if it is not in the set
   void close_all();
+  // Kernels may use the windows of this communicator from now on, also while it is being aborted.
+  void serve_kernels() { serves_kernels_.store(true, std::memory_order_relaxed); }
+  void abandon_all();  // before close_all(): what kernels may still use stays mapped
 
   bool any() const { return any_.load(std::memory_order_relaxed); }
   std::shared_ptr<const WindowSet> open_set() const;
@@ -133,9 +152,12 @@ class Windows {
   std::atomic<bool> any_{false};
   std::atomic<bool> any_ever_{false};
   std::atomic<bool> any_symmetric_ever_{false};
+  std::atomic<bool> serves_kernels_{false};
   uint64_t last_ = 0;
 };
 
 HandleTable<Window>& windows();
+abi::ncclWindow_t handle_of(const Ref<Window>& window);
+Ref<Window> find_window(const void* handle);  // empty if it is not open
 
 }  // namespace hostnccl

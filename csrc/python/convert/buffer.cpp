@@ -13,8 +13,34 @@ namespace pynccl::python {
 Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,
                const DType& dtype)
     : library_(std::move(library)), shape_(std::move(shape)), dtype_(dtype) {
+  const std::size_t bytes = bytes_of(shape_, dtype_);
+  const DeviceScope scope(*library_, device);
+  device_ = scope.device();
+  data_ = allocate_memory(*library_, std::max<std::size_t>(bytes, 1));  // it rejects 0 bytes
+}
+
+Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,
+               const DType& dtype, void* data, std::shared_ptr<void> owner,
+               std::function<void()> check)
+    : library_(std::move(library)),
+      shape_(std::move(shape)),
+      dtype_(dtype),
+      data_(data),
+      device_(device),
+      owner_(std::move(owner)),
+      check_(std::move(check)) {}
+
+Buffer::~Buffer() { close(); }
+
+void* Buffer::data() const {
+  if (!data_) throw std::invalid_argument("buffer: it is closed");
+  if (check_) check_();
+  return data_;
+}
+
+std::size_t Buffer::bytes_of(const std::vector<std::int64_t>& shape, const DType& dtype) {
   std::size_t elements = 1;
-  for (const std::int64_t extent : shape_) {
+  for (const std::int64_t extent : shape) {
     if (extent < 0)
       throw std::invalid_argument("shape: " + std::to_string(extent) + " is negative");
     const auto wide = static_cast<std::size_t>(extent);
@@ -22,26 +48,10 @@ Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::in
       throw std::invalid_argument("shape: the size in bytes does not fit");
     elements *= wide;
   }
-  const DeviceScope scope(*library_, device);
-  device_ = scope.device();
-  // ncclMemAlloc rejects 0 bytes.
-  data_ = allocate_memory(*library_, std::max<std::size_t>(elements * dtype.size(), 1));
+  return elements * dtype.size();
 }
 
-Buffer::~Buffer() {
-  if (data_) free_memory_later(std::move(library_), data_, device_);
-}
-
-void* Buffer::data() const {
-  if (!data_) throw std::invalid_argument("buffer: it is closed");
-  return data_;
-}
-
-std::size_t Buffer::nbytes() const {
-  std::size_t bytes = dtype_.size();
-  for (const std::int64_t extent : shape_) bytes *= static_cast<std::size_t>(extent);
-  return bytes;
-}
+std::size_t Buffer::nbytes() const { return bytes_of(shape_, dtype_); }
 
 int Buffer::device_type() const { return library_->memory() == Memory::kHost ? kDLCPU : kDLCUDA; }
 
@@ -54,8 +64,12 @@ void Buffer::fill(TensorView& view) const {
 }
 
 void Buffer::close() {
-  if (!data_) return;
-  free_memory_later(library_, std::exchange(data_, nullptr), device_);
+  void* data = std::exchange(data_, nullptr);
+  check_ = nullptr;
+  if (owner_)
+    owner_.reset();
+  else if (data)
+    free_memory_later(library_, data, device_);
 }
 
 }  // namespace pynccl::python

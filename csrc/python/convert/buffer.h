@@ -1,7 +1,8 @@
-// Buffer: memory from ncclMemAlloc with a shape and a dtype. Collectives take it directly; torch,
-// NumPy and CuPy by DLPack.
+// Buffer: memory from ncclMemAlloc with a shape and a dtype, or a view of such memory. Collectives
+// take it directly; torch, NumPy and CuPy by DLPack.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -15,6 +16,10 @@ class Buffer {
   // Allocates on the device; shape in elements of dtype.
   Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,
          const DType& dtype);
+  // A view of memory that owner keeps alive. check throws where it cannot be used any more.
+  Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,
+         const DType& dtype, void* data, std::shared_ptr<void> owner,
+         std::function<void()> check = {});
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -27,6 +32,7 @@ class Buffer {
   int device_id() const { return device_; }
   void fill(TensorView& view) const;
   void close();
+  static std::size_t bytes_of(const std::vector<std::int64_t>& shape, const DType& dtype);
 
  private:
   std::shared_ptr<Library> library_;
@@ -34,6 +40,8 @@ class Buffer {
   const DType& dtype_;
   void* data_ = nullptr;
   int device_ = 0;
+  std::shared_ptr<void> owner_;  // of a view
+  std::function<void()> check_;
 };
 
 }  // namespace pynccl::python

@@ -4,6 +4,7 @@
 #include "core/communicator.h"
 #include "python/call/gil.h"
 #include "python/convert/buffer.h"
+#include "python/convert/extents.h"
 #include "python/convert/red_op.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
@@ -56,17 +57,6 @@ class BufferRegistration {
   void* handle_ = nullptr;
   bool registered_ = false;
 };
-
-// A shape: an integer or a sequence of integers.
-std::vector<std::int64_t> extents_from_python(const py::object& shape) {
-  if (PyIndex_Check(shape.ptr())) return {integer_from_python<std::int64_t>("shape", shape.ptr())};
-  if (!py::isinstance<py::sequence>(shape) || py::isinstance<py::str>(shape))
-    throw_type_error("shape", "an integer or a sequence of integers", shape.ptr());
-  std::vector<std::int64_t> extents;
-  for (const py::handle extent : shape)
-    extents.push_back(integer_from_python<std::int64_t>("shape", extent.ptr()));
-  return extents;
-}
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include "python/convert/tensor.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
+#include "python/objects/window.h"
 
 namespace pynccl::python {
 namespace {
@@ -77,15 +78,8 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
   TensorView view = view_tensor(owners, "buffer", buffer.ptr(), given(count), given(dtype));
   check_placement(view, library, communicator->device());
   const int flags = flags_from_python(symmetric, strict_ordering, gin_only, cft_counted, library);
-  auto window = std::make_shared<OwnedWindow>(std::move(communicator), view.data, view.nbytes(),
-                                              flags, hold(py::make_tuple(buffer, owners.object())));
-  if (Group* group = Group::active()) {
-    group->record(Group::PendingWindow{window});
-    return window;
-  }
-  const GilReleased released;
-  Window::make({window.get()});
-  return window;
+  return register_memory(std::move(communicator), view.data, view.nbytes(), flags,
+                         hold(py::make_tuple(buffer, owners.object())));
 }
 
 constexpr char kRegisterDoc[] =
@@ -125,6 +119,20 @@ Raises:
     NcclError: NCCL cannot share the memory of a rank, or failed. Then no rank has a window.)";
 
 }  // namespace
+
+std::shared_ptr<Window> register_memory(std::shared_ptr<Communicator> communicator, void* address,
+                                        std::size_t nbytes, int flags,
+                                        std::shared_ptr<void> memory) {
+  auto window = std::make_shared<OwnedWindow>(std::move(communicator), address, nbytes, flags,
+                                              std::move(memory));
+  if (Group* group = Group::active()) {
+    group->record(Group::PendingWindow{window});
+    return window;
+  }
+  const GilReleased released;
+  Window::make({window.get()});
+  return window;
+}
 
 void bind_window(py::module_& m) {
   const auto as_integer = [](const void* pointer) {

@@ -60,6 +60,20 @@ void register_together(const std::vector<Group::PendingWindow>& items) {
   });
 }
 
+// Makes device communicators. Does not need the GIL.
+void make_devices_together(const std::vector<Group::PendingDeviceCommunicator>& items) {
+  or_drop(items, [&] {
+    const auto library_of = [](const auto& item) -> Library& {
+      return item.made->communicator()->library();
+    };
+    for (const auto& part : by_library(items, library_of)) {
+      std::vector<DeviceCommunicator*> made;
+      for (const auto* item : part) made.push_back(item->made.get());
+      DeviceCommunicator::make(made);
+    }
+  });
+}
+
 // The communicators that an init_timeout applies to.
 std::vector<std::shared_ptr<Communicator>> made_by(
     const std::vector<Group::PendingCommunicator>& pending) {
@@ -98,6 +112,13 @@ void Group::record(PendingWindow window) {
   windows_.push_back(std::move(window));
 }
 
+void Group::record(PendingDeviceCommunicator made) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a device communicator cannot be made inside it");
+  device_communicators_.push_back(std::move(made));
+}
+
 void Group::at_end(AtEnd function) {
   if (recorder_)
     throw std::runtime_error(std::string(recorder_->name) +
@@ -106,7 +127,8 @@ void Group::at_end(AtEnd function) {
 }
 
 void Group::enter() {
-  marks_.push_back({batch_.mark(), communicators_.size(), windows_.size(), ends_.size()});
+  marks_.push_back({batch_.mark(), communicators_.size(), windows_.size(),
+                    device_communicators_.size(), ends_.size()});
   if (marks_.size() == 1) threads_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -117,6 +139,7 @@ void Group::leave(bool failed) {
   if (!failed) return;
   drop_after(communicators_, mark.communicators);
   drop_after(windows_, mark.windows);
+  drop_after(device_communicators_, mark.device_communicators);
   for (std::size_t i = mark.ends; i < ends_.size(); ++i) ends_[i](false);
   ends_.resize(mark.ends);
   batch_.cut(mark.batch);
@@ -167,15 +190,23 @@ void Group::issue() {
 void Group::issue(const Batch& batch) {
   const auto communicators = std::exchange(communicators_, {});
   const auto windows = std::exchange(windows_, {});
+  const auto devices = std::exchange(device_communicators_, {});
   if (!communicators.empty()) {
     const GilReleased released;
     or_drop(windows, [&] {
-      Communicator::make(made_by(communicators), [communicators] { make_together(communicators); });
+      or_drop(devices, [&] {
+        Communicator::make(made_by(communicators),
+                           [communicators] { make_together(communicators); });
+      });
     });
   }
   if (!windows.empty()) {
     const GilReleased released;
-    register_together(windows);
+    or_drop(devices, [&] { register_together(windows); });
+  }
+  if (!devices.empty()) {
+    const GilReleased released;
+    make_devices_together(devices);
   }
   if (Graph::any_capture()) batch.hold_in_captures();
   {

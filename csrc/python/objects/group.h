@@ -1,7 +1,7 @@
 // Group: what a thread collects between the entry and the exit of group(): checked operations with
-// references to their buffers, and communicators and windows to be made. NCCL is called when the
-// outermost group ends, so that an exception inside leaves no operation issued. A plan and a
-// simulation are recorders: groups whose operations are handed over instead of issued.
+// references to their buffers, and communicators, windows and device communicators to be made. NCCL
+// is called when the outermost group ends, so that an exception inside leaves no operation issued.
+// A plan and a simulation are recorders: groups whose operations are handed over instead of issued.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/device_communicator.h"
 #include "core/window.h"
 #include "python/objects/batch.h"
 
@@ -50,8 +51,15 @@ class Group {
 
     void drop() const { window->cancel(); }
   };
+
+  struct PendingDeviceCommunicator {
+    std::shared_ptr<DeviceCommunicator> made;
+
+    void drop() const { made->cancel(); }
+  };
   void record(PendingCommunicator communicator);
   void record(PendingWindow window);
+  void record(PendingDeviceCommunicator made);
   // A function for the end of the outermost group: called with true after the operations were
   // issued, with false where they are dropped or fail.
   using AtEnd = std::function<void(bool issued)>;
@@ -73,7 +81,7 @@ class Group {
  private:
   struct Mark {
     Batch::Mark batch;
-    std::size_t communicators, windows, ends;
+    std::size_t communicators, windows, device_communicators, ends;
   };
 
   void leave(bool failed);
@@ -86,6 +94,7 @@ class Group {
   Batch batch_;
   std::vector<PendingCommunicator> communicators_;
   std::vector<PendingWindow> windows_;
+  std::vector<PendingDeviceCommunicator> device_communicators_;
   std::vector<AtEnd> ends_;
   const Recorder* recorder_ = nullptr;
 };

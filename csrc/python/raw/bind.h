@@ -10,6 +10,7 @@ namespace py = pybind11;
 
 void bind_enums(py::module_& m);
 void bind_structs(py::module_& m);
+void bind_device_structs(py::module_& m);
 void bind_unique_id(py::module_& m);
 void bind_library(py::module_& m);
 

@@ -14,6 +14,7 @@ namespace entries {
 #define ARRAY(T, name, n) Array<T>
 #define STRUCT(T, name) Struct<T>
 #define INOUT(T, name) InOut<T>
+#define FILLED(T, name) Filled<T>
 #define BUFFER(name, size, n) ByteBuffer
 #define STRINGS(name, n) Strings
 #include "abi/nccl_functions.inc"
@@ -27,6 +28,7 @@ namespace entries {
 #define ARRAY(T, name, n) #name ":" #n
 #define STRUCT(T, name) #name
 #define INOUT(T, name) #name
+#define FILLED(T, name) #name
 #define BUFFER(name, size, n) #name ":" #size ":" #n
 #define STRINGS(name, n) #name ":" #n
 #include "abi/nccl_functions.inc"

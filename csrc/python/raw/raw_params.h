@@ -204,6 +204,23 @@ struct InOut {
   py::object result() { return py::cast(value); }
 };
 
+// A struct of the caller, which the call writes to, and later ones that get its address. The object
+// must live until then.
+template <class T>
+struct Filled {
+  using C = T*;
+  static constexpr bool visible = true;
+  static constexpr bool returned = false;
+  T* value = nullptr;
+  void load(const char* name, PyObject* object, const CallArguments&) {
+    py::detail::make_caster<T> caster;
+    if (object == Py_None || !caster.load(object, false))
+      throw_type_error(name, std::string(py::type_id<T>()).c_str(), object);
+    value = &py::detail::cast_op<T&>(caster);
+  }
+  C argument() { return value; }
+};
+
 // Memory that the call writes; a parameter gives its capacity.
 struct ByteBuffer {
   using C = void*;

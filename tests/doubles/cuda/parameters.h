@@ -10,6 +10,7 @@
 #define NAME_ARRAY(T, name, n) name
 #define NAME_STRUCT(T, name) name
 #define NAME_INOUT(T, name) name
+#define NAME_FILLED(T, name) name
 #define NAME_BUFFER(name, size, n) name
 #define NAME_STRINGS(name, n) name
 

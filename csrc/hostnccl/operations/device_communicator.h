@@ -1,0 +1,32 @@
+// Device communicators: what <pynccl/device.h> uses on CPUs. Each rank has resource memory, a
+// window that begins with a ResourceHeader; barriers and what the caller requires follow.
+#pragma once
+
+#include <vector>
+
+#include "abi/nccl_types.h"
+#include "hostnccl/communicator/job.h"
+
+namespace hostnccl {
+
+// A copy of ncclDevCommRequirements_t with its lists.
+class DeviceRequirements {
+ public:
+  // Throws what NCCL refuses on a machine without multicast and network devices.
+  DeviceRequirements(const abi::ncclDevCommRequirements_t& given, int nranks);
+
+  // Assigns places to all resources, also through the pointers of the caller; the bytes they take.
+  size_t place(abi::ncclDevComm& out) const;
+  unsigned version() const { return version_; }
+
+ private:
+  unsigned version_;
+  int nranks_;
+  int lsa_barriers_;
+  std::vector<abi::ncclDevResourceRequirements_t> resources_;
+};
+
+Job device_communicator_job(abi::ncclDevComm* out, const Ref<Communicator>& comm,
+                            DeviceRequirements requirements);
+
+}  // namespace hostnccl

@@ -1,0 +1,344 @@
+// The classes DeviceComm and DeviceBuffer, and Communicator.device_comm().
+#include "core/device_communicator.h"
+#include "python/call/gil.h"
+#include "python/convert/integer.h"
+#include "python/objects/bind.h"
+#include "python/objects/gin.h"
+#include "python/objects/group.h"
+#include "python/objects/team.h"
+
+namespace pynccl::python {
+namespace {
+
+// A device communicator that Python deletes without closing it stays, with a ResourceWarning.
+class OwnedDeviceCommunicator : public DeviceCommunicator {
+ public:
+  using DeviceCommunicator::DeviceCommunicator;
+  ~OwnedDeviceCommunicator() {
+    if (!is_open()) return;
+    const GilAcquired gil;
+    const py::error_scope raised;  // an exception may be set
+    if (PyErr_WarnEx(PyExc_ResourceWarning,
+                     "a pynccl DeviceComm was not closed; it stays until its communicator is "
+                     "closed",
+                     1) != 0)
+      PyErr_WriteUnraisable(nullptr);
+  }
+};
+
+// One buffer of resource memory.
+struct DeviceBuffer {
+  std::shared_ptr<DeviceCommunicator> owner;
+  std::size_t index;
+
+  std::size_t nbytes() const { return owner->buffer_sizes()[index]; }
+  std::uintptr_t address(int lsa_rank) const {
+    return reinterpret_cast<std::uintptr_t>(owner->buffer(index, lsa_rank));
+  }
+};
+
+int count_from_python(const char* argument, const py::object& value) {
+  const int count = integer_from_python<int>(argument, value.ptr());
+  if (count < 0)
+    throw py::value_error(std::string(argument) + ": " + std::to_string(count) + " is negative");
+  return count;
+}
+
+template <class Table>
+auto named(const char* argument, const Table& table, const std::string& name) {
+  std::string names;
+  for (const auto& [known, value] : table) {
+    if (name == known) return value;
+    names += std::string(names.empty() ? "'" : ", '") + known + "'";
+  }
+  throw py::value_error(std::string(argument) + ": '" + name + "' is not one of " + names);
+}
+
+// 23203 or "2.32.3".
+int version_from_python(const char* argument, const py::object& value) {
+  if (!py::isinstance<py::str>(value)) return count_from_python(argument, value);
+  const auto text = py::cast<std::string>(value);
+  int major = 0, minor = 0, patch = 0, end = 0;
+  const int read = std::sscanf(text.c_str(), "%d.%d.%d%n", &major, &minor, &patch, &end);
+  if (read != 3 || static_cast<std::size_t>(end) != text.size() || major < 2 || minor < 0 ||
+      minor > 99 || patch < 0 || patch > 99)
+    throw py::value_error(std::string(argument) + ": '" + text +
+                          "' is not a version of NCCL as '2.32.3'");
+  return major * 10000 + minor * 100 + patch;
+}
+
+std::vector<std::size_t> sizes_from_python(const py::object& buffers) {
+  if (!py::isinstance<py::iterable>(buffers) || py::isinstance<py::str>(buffers))
+    throw_type_error("buffers", "sizes in bytes", buffers.ptr());
+  std::vector<std::size_t> sizes;
+  for (const py::handle size : buffers) {
+    sizes.push_back(integer_from_python<std::size_t>("buffers", size.ptr()));
+    if (sizes.back() == 0) throw py::value_error("buffers: a size is 0");
+  }
+  return sizes;
+}
+
+std::vector<ncclTeam> teams_from_python(const py::object& teams) {
+  if (!py::isinstance<py::iterable>(teams))
+    throw_type_error("teams", "Teams of the communicator", teams.ptr());
+  std::vector<ncclTeam> values;
+  for (const py::handle team : teams) {
+    if (!py::isinstance<Team>(team)) throw_type_error("teams", "Teams", team.ptr());
+    values.push_back(py::cast<const Team&>(team).value);
+  }
+  return values;
+}
+
+std::shared_ptr<DeviceCommunicator> make(
+    std::shared_ptr<Communicator> communicator, const py::object& lsa_barriers,
+    const py::object& barriers, const py::object& rail_gin_barriers,
+    const py::object& world_gin_barriers, bool lsa_multimem, const py::object& gin_contexts,
+    const py::object& gin_signals, const py::object& gin_counters,
+    const std::string& gin_connection, bool gin_exclusive_contexts,
+    const py::object& gin_queue_depth, const py::object& gin_traffic_class, bool gin_strong_signals,
+    bool gin_va_signals, const py::object& gin_stride, const std::optional<std::string>& gin_type,
+    const py::object& cft, const py::object& cft_barriers, const py::object& buffers,
+    const py::object& teams, const py::object& version) {
+  communicator->handle();
+  DeviceCommunicator::Request request;
+  ncclDevCommRequirements_t& fields = request.fields;
+  fields.lsaBarrierCount = count_from_python("lsa_barriers", lsa_barriers);
+  fields.barrierCount = count_from_python("barriers", barriers);
+  fields.railGinBarrierCount = count_from_python("rail_gin_barriers", rail_gin_barriers);
+  fields.worldGinBarrierCount = count_from_python("world_gin_barriers", world_gin_barriers);
+  fields.lsaMultimem = lsa_multimem;
+  fields.ginContextCount = count_from_python("gin_contexts", gin_contexts);
+  fields.ginSignalCount = count_from_python("gin_signals", gin_signals);
+  fields.ginCounterCount = count_from_python("gin_counters", gin_counters);
+  fields.ginConnectionType = named("gin_connection", kGinConnections, gin_connection);
+  fields.ginExclusiveContexts = gin_exclusive_contexts;
+  fields.ginQueueDepth = count_from_python("gin_queue_depth", gin_queue_depth);
+  if (!gin_traffic_class.is_none())
+    fields.ginTrafficClass = count_from_python("gin_traffic_class", gin_traffic_class);
+  fields.ginStrongSignalsRequired = gin_strong_signals;
+  fields.ginVaSignalsRequired = gin_va_signals;
+  fields.ginCustomStride = count_from_python("gin_stride", gin_stride);
+  if (gin_type) fields.ginType = named("gin_type", kGinTypes, *gin_type);
+  fields.cftCaps = count_from_python("cft", cft);
+  fields.cftBarrierCount = count_from_python("cft_barriers", cft_barriers);
+  request.buffers = sizes_from_python(buffers);
+  request.teams = teams_from_python(teams);
+  if (!version.is_none()) {
+    request.version = version_from_python("version", version);
+    if (request.version == 0) throw py::value_error("version: it is 0");
+  }
+  auto made = std::make_shared<OwnedDeviceCommunicator>(std::move(communicator), request);
+  if (Group* group = Group::active()) {
+    group->record(Group::PendingDeviceCommunicator{made});
+    return made;
+  }
+  const GilReleased released;
+  DeviceCommunicator::make({made.get()});
+  return made;
+}
+
+py::bytes to_bytes(const DeviceCommunicator& d) {
+  return {static_cast<const char*>(d.data()), d.nbytes()};
+}
+
+py::object as_argument(const DeviceCommunicator& d, const py::object& version) {
+  const py::bytes bytes = to_bytes(d);
+  if (!version.is_none()) d.check_version(version_from_python("version", version));
+  const py::module_ numpy = py::module_::import("numpy");
+  return numpy.attr("frombuffer")(bytes, "V" + std::to_string(d.nbytes()))[py::int_(0)];
+}
+
+py::tuple buffers_of(const std::shared_ptr<DeviceCommunicator>& d) {
+  d->data();  // it is open
+  py::tuple buffers(d->buffer_sizes().size());
+  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i] = DeviceBuffer{d, i};
+  return buffers;
+}
+
+py::tuple multimem_pointers(const DeviceCommunicator& d) {
+  d.data();
+  py::tuple pointers(d.teams());
+  for (std::size_t i = 0; i < pointers.size(); ++i) {
+    const void* pointer = d.multimem(i);
+    pointers[i] = pointer ? py::object(py::int_(reinterpret_cast<std::uintptr_t>(pointer)))
+                          : py::object(py::none());
+  }
+  return pointers;
+}
+
+constexpr char kDeviceCommDoc[] =
+    R"(What kernels need to communicate themselves (ncclDevComm_t, NCCL 2.28).
+
+Communicator.device_comm() makes one. Pass it to a kernel by value: bytes(dc), or
+dc.as_argument(version) to CuPy's RawKernel; or pass dc.pointer(), the address of a copy. Its layout
+is that of the NCCL headers of dc.version: a kernel that is compiled with other headers must not
+get it.)";
+
+constexpr char kMakeDoc[] =
+    R"(Make a device communicator (ncclDevCommCreate, NCCL 2.28).
+
+All ranks must call it with the same arguments, and make and close windows and device communicators
+in the same order. The call waits for all of them, also with a non-blocking communicator. Inside
+group() the device communicator is ready when the group ends.
+
+Args:
+    lsa_barriers: the number of barriers of the LSA team, one for each block of a kernel that uses
+        one.
+    barriers: the number of barriers of all ranks.
+    rail_gin_barriers, world_gin_barriers: the number of barriers of the rail team, and of all ranks,
+        over GIN.
+    lsa_multimem: whether kernels use multimem instructions on the memory of the LSA team.
+    gin_contexts: the number of GIN contexts; NCCL takes it as a hint.
+    gin_signals, gin_counters: the number of GIN signals and counters.
+    gin_connection: the ranks that GIN connects: "none", "full", "rail", or "custom": every
+        gin_stride-th. NCCL from 2.29.7 on needs it for all that uses GIN.
+    gin_exclusive_contexts: whether no other device communicator uses its contexts.
+    gin_queue_depth: the entries of a GIN queue; 0 is NCCL's choice.
+    gin_traffic_class: the traffic class; None is NCCL's choice.
+    gin_strong_signals, gin_va_signals: False where kernels do not use such signals.
+    gin_stride: for gin_connection "custom".
+    gin_type: "proxy", "gdaki", "gpi" or "efa_gda"; None is any.
+    cft: ncclCftCap_t as an integer, of NCCL 2.31.
+    cft_barriers: the number of CFT barriers.
+    buffers: sizes in bytes. Each rank has memory of this size for each, which the LSA team can load
+        from and store to; it is 0 at first.
+    teams: Teams that need addresses for multimem instructions.
+    version: the NCCL that the kernels are compiled with, as an NCCL_VERSION_CODE or "2.30.7": the
+        symbol pynccl_device_version of a kernel with pynccl/device.h. None is the loaded library's.
+
+Returns:
+    A DeviceComm. One that is deleted without close() stays until the communicator is closed.
+
+Raises:
+    TypeError: a wrong argument.
+    ValueError: a wrong argument, the communicator is closed, the library does not serve that
+        version, or the version does not have one of the settings. Nothing was called.
+    MissingFunctionError: the library is older than NCCL 2.28.
+    NcclError: NCCL has no device API between these ranks, or failed.)";
+
+}  // namespace
+
+void bind_device_comm(py::module_& m) {
+  py::class_<DeviceBuffer>(m, "DeviceBuffer",
+                           "Resource memory of a DeviceComm, the same size on all ranks.")
+      .def_property_readonly("nbytes", &DeviceBuffer::nbytes, "The size in bytes.")
+      .def_property_readonly(
+          "handle", [](const DeviceBuffer& b) { return b.owner->buffer_handle(b.index); },
+          "The ncclDevResourceHandle_t, for ncclGetResourceBuffer...() in kernels.")
+      .def_property_readonly(
+          "address", [](const DeviceBuffer& b) { return b.address(b.owner->lsa().rank); },
+          "The address of this rank's memory as an integer.")
+      .def(
+          "peer",
+          [](const DeviceBuffer& b, const py::object& lsa_rank) {
+            return b.address(integer_from_python<int>("lsa_rank", lsa_rank.ptr()));
+          },
+          py::arg("lsa_rank"),
+          R"(The address of the memory of a rank of the LSA team as an integer.
+
+Args:
+    lsa_rank: the rank in Communicator.team_lsa().
+
+Raises:
+    TypeError, ValueError: a wrong rank, or the device communicator is closed.)");
+
+  py::class_<DeviceCommunicator, std::shared_ptr<DeviceCommunicator>>(
+      m, "DeviceComm", kDeviceCommDoc, py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly(
+          "rank", [](const DeviceCommunicator& d) { return d.communicator()->rank(); },
+          "The rank in the communicator.")
+      .def_property_readonly(
+          "nranks", [](const DeviceCommunicator& d) { return d.communicator()->nranks(); },
+          "The number of ranks of the communicator.")
+      .def_property_readonly(
+          "lsa_rank",
+          [](const DeviceCommunicator& d) {
+            d.data();
+            return d.lsa().rank;
+          },
+          "The rank in the LSA team.")
+      .def_property_readonly(
+          "lsa_size",
+          [](const DeviceCommunicator& d) {
+            d.data();
+            return d.lsa().nRanks;
+          },
+          "The number of ranks of the LSA team.")
+      .def_property_readonly("version", &DeviceCommunicator::version,
+                             "The version of the headers whose layout it has, as an "
+                             "NCCL_VERSION_CODE.")
+      .def_property_readonly("nbytes", &DeviceCommunicator::nbytes,
+                             "The size of the struct in bytes.")
+      .def_property_readonly("closed", &DeviceCommunicator::closed,
+                             "Whether it or its communicator is closed.")
+      .def_property_readonly("buffers", &buffers_of,
+                             "The DeviceBuffers that were asked for, a tuple.")
+      .def_property_readonly("multimem_pointers", &multimem_pointers,
+                             "For each of the teams that were asked for the address for multimem "
+                             "instructions, ncclMultimemHandle_t.mcBasePtr; None where there is "
+                             "none.")
+      .def("__bytes__", &to_bytes)
+      .def("as_argument", &as_argument, py::arg("version") = py::none(),
+           R"(The struct as a kernel's argument by value.
+
+Args:
+    version: the version of the NCCL headers that the kernel is compiled with, as an
+        NCCL_VERSION_CODE or "2.30.7". None compares nothing.
+
+Returns:
+    A numpy.void of nbytes bytes, which CuPy's RawKernel takes.
+
+Raises:
+    TypeError: version is not a version.
+    ValueError: the kernel is compiled with another version than dc.version, or it is closed.
+    ImportError: NumPy is not installed.)")
+      .def(
+          "pointer",
+          [](DeviceCommunicator& d) {
+            const GilReleased released;
+            return reinterpret_cast<std::uintptr_t>(d.device_data());
+          },
+          R"(The address of a copy of the struct in memory of the device, on CPUs of the struct.
+
+For kernels that take a pointer (Triton, Numba). It is valid until close().
+
+Returns:
+    The address as an integer.
+
+Raises:
+    ValueError: it is closed.
+    DriverError, NcclError: there is no memory for the copy.)")
+      .def("close", &DeviceCommunicator::close, py::call_guard<GilReleased>(),
+           R"(Free the resources (ncclDevCommDestroy). Closing twice is allowed.
+
+On GPUs it waits for all work on the device. On CPUs the functions that use it must have ended:
+synchronize their streams first. The other ranks must not use this rank's resource memory any more;
+they close theirs in the same order of windows and device communicators.
+
+Raises:
+    ValueError: it is being made, or a graph is being captured.
+    NcclError: NCCL failed.)")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__",
+           [](DeviceCommunicator& d, const py::args&) {
+             const GilReleased released;
+             d.close();
+           })
+      .def("__repr__", [](const DeviceCommunicator& d) {
+        if (d.closed()) return std::string("<pynccl.nccl.DeviceComm closed>");
+        return "<pynccl.nccl.DeviceComm for kernels of NCCL " + version_text(d.version()) + ">";
+      });
+
+  add_method<Communicator>(
+      "device_comm", &make, py::kw_only(), py::arg("lsa_barriers") = 0, py::arg("barriers") = 0,
+      py::arg("rail_gin_barriers") = 0, py::arg("world_gin_barriers") = 0,
+      py::arg("lsa_multimem") = false, py::arg("gin_contexts") = 4, py::arg("gin_signals") = 0,
+      py::arg("gin_counters") = 0, py::arg("gin_connection") = "none",
+      py::arg("gin_exclusive_contexts") = false, py::arg("gin_queue_depth") = 0,
+      py::arg("gin_traffic_class") = py::none(), py::arg("gin_strong_signals") = true,
+      py::arg("gin_va_signals") = true, py::arg("gin_stride") = 1, py::arg("gin_type") = py::none(),
+      py::arg("cft") = 0, py::arg("cft_barriers") = 0, py::arg("buffers") = py::tuple(),
+      py::arg("teams") = py::tuple(), py::arg("version") = py::none(), kMakeDoc);
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,29 @@
+// Team as Python has it: a value of its own, so that pynccl.raw can have ncclTeam.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "core/team.h"
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+struct Team {
+  ncclTeam value;
+  bool operator==(const Team& other) const {
+    return value.nRanks == other.value.nRanks && value.rank == other.value.rank &&
+           value.stride == other.value.stride;
+  }
+};
+
+// Adds a method to a class that is bound already.
+template <class Class, class Function, class... Extra>
+void add_method(const char* name, Function&& function, const Extra&... extra) {
+  const py::type type = py::type::of<Class>();
+  py::setattr(type, name,
+              py::cpp_function(std::forward<Function>(function), py::name(name),
+                               py::is_method(type), extra...));
+}
+
+}  // namespace pynccl::python
