@@ -25,7 +25,7 @@ TOKENS, FEATURES = 256, 32  # of each rank
 
 @numba.njit(nogil=True)
 def apply_expert(expert, tokens, results):
-    """results = tokens * expert, with a bias; any function of one token."""
+    """Compute results = tokens * expert, with a bias; any function of one token."""
     for i in range(tokens.shape[0]):
         for j in range(tokens.shape[1]):
             results[i, j] = tokens[i, j] * (expert + 1) + expert
@@ -76,9 +76,7 @@ def dispatch_and_combine(tokens, gate, arrived, results, counts, signals, rank, 
     return combined
 
 
-def with_send_and_recv(
-    comm: nccl.Communicator, tokens: np.ndarray, gate: np.ndarray
-) -> np.ndarray:
+def with_send_and_recv(comm: nccl.Communicator, tokens: np.ndarray, gate: np.ndarray) -> np.ndarray:
     """The same with all_to_all for the numbers and uneven sends."""
     order = np.argsort(gate, kind="stable")
     number = np.bincount(gate, minlength=comm.nranks)
@@ -122,9 +120,7 @@ def layer(rank: Rank) -> str:
     def kernel() -> None:
         nonlocal calls
         calls += 1
-        combined[0] = dispatch_and_combine(
-            tokens, gate, *memories, comm.rank, comm.nranks, calls
-        )
+        combined[0] = dispatch_and_combine(tokens, gate, *memories, comm.rank, comm.nranks, calls)
 
     def library() -> None:
         combined[1] = with_send_and_recv(comm, tokens, gate)

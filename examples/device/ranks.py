@@ -4,7 +4,6 @@ Options of every example: --ranks N, and --threads for ranks that are threads of
 """
 
 import argparse
-import ctypes
 import os
 import statistics
 import time
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pynccl import nccl
-from pynccl.libraries import default_provider, load
+from pynccl.libraries import default_provider
 from pynccl.testing import Rank, launch
 
 # Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
@@ -37,32 +36,11 @@ class Symmetric(NamedTuple):
 
 def symmetric(comm: nccl.Communicator, shape: Sequence[int], dtype: str) -> Symmetric:
     """Allocate memory that all ranks can load and store; collective. It is zero."""
-    if hasattr(comm, "symmetric_empty"):
-        buffer = comm.symmetric_empty(tuple(shape), dtype)
-        addresses = torch.from_dlpack(buffer.window.peer_pointers()).view(torch.int64)
-        memory = Symmetric(torch.from_dlpack(buffer).zero_(), addresses, buffer)
-    else:
-        memory = _of_hostnccl(comm, shape, dtype)
+    buffer = comm.symmetric_empty(shape, dtype)
+    pointers = torch.from_dlpack(buffer.window.peer_pointers()).view(torch.int64)
+    memory = Symmetric(torch.from_dlpack(buffer).zero_(), pointers, buffer)
     barrier(comm, memory.tensor.device)  # nobody writes before all have their zeros
     return memory
-
-
-def _of_hostnccl(comm: nccl.Communicator, shape: Sequence[int], dtype: str) -> Symmetric:
-    buffer = comm.mem_alloc(tuple(shape), dtype)
-    window = comm.register_window(buffer)
-    library = ctypes.CDLL(load("host").path)
-    addresses = []
-    for peer in range(comm.nranks):
-        address, mapping = ctypes.c_void_p(), ctypes.c_void_p()
-        code = library.hostWindowMap(
-            *(ctypes.c_void_p(comm.handle), ctypes.c_void_p(window.handle), peer),
-            *(ctypes.byref(address), ctypes.byref(mapping)),
-        )
-        if code != 0:
-            raise RuntimeError(f"hostWindowMap: {code}")
-        addresses.append(address.value)
-    tensor = torch.from_dlpack(buffer).zero_()
-    return Symmetric(tensor, torch.tensor(addresses), (buffer, window))
 
 
 def barrier(comm: nccl.Communicator, device: torch.device) -> None:

@@ -43,13 +43,13 @@ def all_gather_matmul(
     counter,
     rank,
     nranks,
-    ROWS: tl.constexpr,  # noqa: N803
-    INNER: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-    TILE_ROWS: tl.constexpr,  # noqa: N803
-    TILE_COLUMNS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
 ):
-    """y = (x of all ranks) @ w; gathered is (ranks, ROWS, INNER)."""
+    """Compute y = (x of all ranks) @ w; gathered is (ranks, ROWS, INNER)."""
     program = tl.program_id(0)
     tiles = ROWS // TILE_ROWS
     inner = tl.arange(0, INNER)

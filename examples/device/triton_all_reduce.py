@@ -5,8 +5,8 @@ Run: python examples/device/triton_all_reduce.py
 Each rank has its N bytes in memory that the others can load. A program adds one block of all ranks,
 in the order of the ranks, so that all get the same bits. Before and after it meets the same program
 of the other ranks: first all data is there, then nobody needs it any more. Per rank (n-1)N bytes
-are loaded from peers, in one step: for small messages that is faster than the 2(n-1)/n N bytes of a
-ring in 2(n-1) steps. On CPUs Triton's interpreter runs the kernel: its time says nothing about GPUs.
+are loaded from peers in one step; a ring moves 2(n-1)/n N bytes in 2(n-1) steps, which takes longer
+for small messages. On CPUs Triton's interpreter runs the kernel: its time says nothing about GPUs.
 
 Prints, with other times:
 rank 0 of 2: 4096 bytes are right; kernel 4160 us, comm.all_reduce 11 us
@@ -33,7 +33,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def one_shot(pointers, signals, out, rank, nranks, count, BLOCK: tl.constexpr):  # noqa: N803
+def one_shot(pointers, signals, out, rank, nranks, count, BLOCK: tl.constexpr):
     """The sum of a block over all ranks."""
     program = tl.program_id(0)
     offsets = program * BLOCK + tl.arange(0, BLOCK)

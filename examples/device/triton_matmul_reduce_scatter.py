@@ -43,13 +43,13 @@ def matmul_reduce_scatter(
     counter,
     rank,
     nranks,
-    ROWS: tl.constexpr,  # noqa: N803
-    INNER: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-    TILE_ROWS: tl.constexpr,  # noqa: N803
-    TILE_COLUMNS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
 ):
-    """y = the own rows of the sum over all ranks of x @ w; parts is (ranks, ROWS, COLUMNS)."""
+    """Compute y = the own rows of the sum of x @ w; parts is (ranks, ROWS, COLUMNS)."""
     program = tl.program_id(0)
     tiles: tl.constexpr = (ROWS // TILE_ROWS) * (COLUMNS // TILE_COLUMNS)
     # Signals are counted over all calls. The count is in memory, so that a graph can be launched

@@ -9,3 +9,5 @@ words, one for each rank. Ranks that cannot be reached by loads and stores have 
 Signals are 64-bit integers in such a window, zero at first, and are only counted up: a kernel of
 one module can signal a kernel of the other.
 """
+
+__all__: list[str] = []

@@ -1,0 +1,1 @@
+"""Tests of pynccl.device and of the examples of kernels that communicate."""
