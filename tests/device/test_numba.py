@@ -15,6 +15,7 @@ from tests.support.rank import Rank
 
 numba = pytest.importorskip("numba")
 
+from pynccl import nccl  # noqa: E402
 from pynccl.device import numba as peers  # noqa: E402
 
 worlds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
@@ -59,6 +60,40 @@ def test_put_signal_wait_and_barrier(launch: Launcher, nranks: int, threads: boo
 @worlds
 def test_on_a_stream(launch: Launcher, threads: bool) -> None:
     launch(2, _ring_of_rank, True, threads=threads, timeout=120)
+
+
+@numba.njit(nogil=True)
+def _rotate(pointers, signals, rank, nranks):
+    """Each rank gets the number of the one before; twice a barrier, as a captured kernel."""
+    value = peers.array(peers.peer(pointers, rank), (1,), np.int64).copy()
+    peers.barrier(signals, rank, nranks)
+    peers.put(pointers, (rank + 1) % nranks, 0, value)
+    peers.barrier(signals, rank, nranks)
+
+
+def _graph_of_rank(rank: Rank, launches: int) -> None:
+    memory = shared(rank, 1)
+    signals = shared(rank, peers.barrier_words(rank.nranks))
+    memory.own[0] = rank.rank
+    tables = memory.pointers, signals.pointers
+    total, stream = np.zeros(1, np.int64), rank.stream()
+    with nccl.capture(stream) as graph:
+        stream.launch(lambda: _rotate(*tables, rank.rank, rank.nranks))
+        rank.comm.all_reduce(memory.own, out=total, stream=stream)
+    for launch in range(1, launches + 1):
+        graph.launch(stream)
+        stream.synchronize()
+        assert memory.own[0] == (rank.rank - launch) % rank.nranks
+        assert total[0] == sum(range(rank.nranks))
+    assert signals.own[-1] == 2 * launches
+    graph.close()
+    stream.close()
+
+
+@sizes
+@worlds
+def test_in_a_graph_with_a_collective(launch: Launcher, nranks: int, threads: bool) -> None:
+    launch(nranks, _graph_of_rank, 5, threads=threads, timeout=120)
 
 
 @numba.njit(nogil=True)

@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from pynccl import nccl  # noqa: E402
 from pynccl.device import triton as peers  # noqa: E402
 
 _INTERPRET = {"TRITON_INTERPRET": "1"}
@@ -150,6 +151,38 @@ def _late(rank: Rank) -> None:
 @worlds
 def test_waits_end(launch: Launcher, threads: bool) -> None:
     launch(2, _late, threads=threads, env=_INTERPRET, timeout=60)
+
+
+@triton.jit
+def _rotate(pointers, signals, rank, nranks):
+    """Each rank gets the number of the one before."""
+    value = tl.load(peers.peer_pointer(pointers, rank, tl.int64))
+    peers.barrier(signals, rank, nranks)
+    peers.store(pointers, (rank + 1) % nranks, 0, value, tl.int64)
+    peers.barrier(signals, rank, nranks)
+
+
+def _graph_of_rank(rank: Rank, launches: int) -> None:
+    memory = shared(rank, 1)
+    signals = shared(rank, peers.barrier_words(rank.nranks))
+    memory.own[0] = rank.rank
+    tables = torch.from_numpy(memory.pointers), torch.from_numpy(signals.pointers)
+    total, stream = np.zeros(1, np.int64), rank.stream()
+    with nccl.capture(stream) as graph:
+        stream.launch(lambda: _rotate[(1,)](*tables, rank.rank, rank.nranks))
+        rank.comm.all_reduce(memory.own, out=total, stream=stream)
+    for launch in range(1, launches + 1):
+        graph.launch(stream)
+        stream.synchronize()
+        assert memory.own[0] == (rank.rank - launch) % rank.nranks
+        assert total[0] == sum(range(rank.nranks))
+    graph.close()
+    stream.close()
+
+
+@worlds
+def test_in_a_graph_with_a_collective(launch: Launcher, threads: bool) -> None:
+    launch(4, _graph_of_rank, 3, threads=threads, env=_INTERPRET, timeout=60)
 
 
 @triton.jit
