@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 ABI = ROOT / "csrc" / "abi"
 DOCUMENT = ROOT / "docs" / "nccl-features.md"
 
+_TEAMS = "nccl/test_device_comm.py::test_teams_of_a_communicator"
+
 # The call in pynccl.nccl that covers a function, and a test of it: FILE::FUNCTION in tests/.
 # Several calls are separated by spaces.
 CALLS = {
@@ -128,6 +130,33 @@ CALLS = {
     "ncclParamGetParameter": ("Params Param.text", "nccl/test_params.py::test_they_are_a_mapping"),
     "ncclParamGetAllParameterKeys": ("params", "nccl/test_params.py::test_they_are_a_mapping"),
     "ncclParamDumpAll": ("Params.dump", "nccl/test_params.py::test_dump"),
+    "ncclCommQueryProperties": (
+        "Communicator.properties CommProperties",
+        "nccl/test_device_comm.py::test_properties",
+    ),
+    "ncclDevCommCreate": (
+        "Communicator.device_comm DeviceComm",
+        "nccl/test_device_comm.py::test_lifecycle",
+    ),
+    "ncclDevCommDestroy": ("DeviceComm.close", "nccl/test_device_comm.py::test_lifecycle"),
+    "ncclTeamWorld": ("Communicator.team_world Team", _TEAMS),
+    "ncclTeamLsa": ("Communicator.team_lsa", _TEAMS),
+    "ncclTeamRail": ("Communicator.team_rail", _TEAMS),
+    "ncclTeamRankToWorld": ("Communicator.rank_to_world", _TEAMS),
+    "ncclTeamRankToLsa": ("Communicator.rank_to_lsa", _TEAMS),
+    "ncclGetLsaDevicePointer": ("Window.lsa_pointer", "nccl/test_peers.py::test_views"),
+    "ncclGetPeerDevicePointer": (
+        "Window.peer Window.peer_pointer Window.peer_pointers",
+        "nccl/test_peers.py::test_views",
+    ),
+    "ncclGetLsaMultimemDevicePointer": (
+        "Window.multimem_pointer",
+        "nccl/test_peers.py::test_views",
+    ),
+    "ncclGetMultimemDevicePointer": (
+        "DeviceComm.multimem_pointers",
+        "nccl/test_device_comm.py::test_lifecycle",
+    ),
 }
 _VALUES = "nccl/test_collectives.py::test_small"
 for _name, _method in {
@@ -184,8 +213,9 @@ HEAD = """\
 
 Every function of nccl.h 2.32, in its order, then those of nccl_device/*.h. **cuda**: the NCCL that
 has it; an older one raises `MissingFunctionError`, which names this version. **host**: whether
-hostnccl has it. **call**: what covers it in `pynccl.nccl`. `pynccl.raw` has each under its own name. **test**: one that proves it,
-in `tests/`. **differs on hosts**: what hostnccl does otherwise than NCCL with `HOSTNCCL_STRICT=1`.
+hostnccl has it. **call**: what covers it in `pynccl.nccl`. `pynccl.raw` has each under its own
+name. **test**: one that proves it, in `tests/`. **differs on hosts**: what hostnccl does otherwise
+than NCCL with `HOSTNCCL_STRICT=1`.
 
 This page is written by `python -m tools.features` and checked by
 `tests/package/test_features.py`.

@@ -107,9 +107,11 @@ struct ncclResourceWindow_vidmem {
 struct ncclDevComm {
   unsigned magic;
   unsigned version;
-  int rank, nRanks;
+  int rank;
+  int nRanks;
   uint32_t nRanks_rcp32;
-  int lsaRank, lsaSize;
+  int lsaRank;
+  int lsaSize;
   uint32_t lsaSize_rcp32;
   ncclDevCommWindowTable* windowTable;
   ncclWindow_vidmem* resourceWindow;
@@ -134,8 +136,10 @@ struct ncclDevComm {
   ncclGinBarrierHandle hybridRailGinBarrier;
   ncclGinBarrierHandle worldGinBarrier;
   uint32_t ginConnectionStride_rcp32;
-  int cftRank, cftSize;
-  int cftMultimemRank, cftMultimemSize;
+  int cftRank;
+  int cftSize;
+  int cftMultimemRank;
+  int cftMultimemSize;
   uint32_t cftMultimemSize_rcp32;
   ncclCftLeId ucLeId;
   ncclCftLeId mcLeId;

@@ -13,17 +13,19 @@
 
 namespace pynccl {
 
-const DeviceLayout kDeviceLayouts[6] = {
-    {22800, 22807, 24, 88, 48, 64},  {22807, 22900, 56, 200, 48, 64},
-    {22900, 22905, 72, 200, 48, 64}, {22905, 23000, 88, 224, 48, 64},
-    {23000, 23100, 96, 240, 56, 72}, {23100, 23300, 120, 248, 48, 56},
+// From 2.29 on NCCL only appends to ncclDevCommRequirements, and serves headers before its own.
+struct DeviceLayout {
+  int since;
+  std::size_t requirements;  // sizes in bytes
+  std::size_t dev_comm;
+  std::size_t resource_base;  // offset of resourceWindow_inlined.lsaFlatBase in ncclDevComm
+  std::size_t resource_stride;
 };
 
 namespace {
 
-constexpr int kVersioned = 22900;           // the first whose structs have a size and a version
-constexpr int kRuntimeVersionSize = 23100;  // the first that says the size of its own ncclDevComm
-constexpr std::size_t kSpare = 1024;        // bytes after the struct that NCCL writes
+constexpr int kVersioned = 22900;     // the first whose structs have a size and a version
+constexpr std::size_t kSpare = 1024;  // bytes after the struct that NCCL writes
 
 // The requirements of 2.28.0 to 2.28.6.
 struct FirstRequirements {
@@ -35,11 +37,19 @@ struct FirstRequirements {
 static_assert(sizeof(FirstRequirements) == 24);
 static_assert(sizeof(ncclDevCommRequirements_t) == 120 && sizeof(ncclDevComm) == 248);
 
+constexpr DeviceLayout kLayouts[] = {
+#define LAYOUT(since, requirements, comm, base, stride) {since, requirements, comm, base, stride},
+#include "abi/device_layouts.inc"
+#undef LAYOUT
+};
+constexpr int kOldest = kLayouts[0].since;
+constexpr int kLayoutsEnd = (kDeviceVersion / 100 + 1) * 100;  // newer ones may differ
+
 const DeviceLayout* layout_of(int version) {
-  const auto* found = std::find_if(
-      std::begin(kDeviceLayouts), std::end(kDeviceLayouts),
-      [&](const DeviceLayout& one) { return one.first <= version && version < one.end; });
-  return found == std::end(kDeviceLayouts) ? nullptr : found;
+  const DeviceLayout* found = nullptr;
+  for (const DeviceLayout& layout : kLayouts)
+    if (layout.since <= version && version < kLayoutsEnd) found = &layout;
+  return found;
 }
 
 bool in_first_requirements(std::string_view field) {
@@ -116,7 +126,7 @@ void DeviceCommunicator::choose_layout() {
                                 version_text(version_) + ", and the loaded library is " +
                                 version_text(loaded) + ": " + why);
   };
-  if (version_ < kDeviceLayouts[0].first) refuse("the device API is in NCCL since 2.28");
+  if (version_ < kOldest) refuse("the device API is in NCCL since 2.28");
   if (version_ > loaded) refuse("a library serves its own version and those before");
   layout_ = layout_of(version_);
   if ((version_ < kVersioned || loaded < kVersioned) && layout_ != layout_of(loaded))
@@ -138,7 +148,7 @@ void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) c
   const ncclDevCommRequirements_t defaults;
   const auto check = [&](int since, std::string_view field, bool is_set) {
     // 2.28 has no more than these fields, in layouts of its own.
-    if (since == kVersioned) since = in_first_requirements(field) ? 22800 : 22807;
+    if (since == kVersioned) since = in_first_requirements(field) ? kOldest : 22807;
     if (is_set && version_ < since)
       throw std::invalid_argument(argument_of(field) + ": needs NCCL " + version_text(since) +
                                   "; the device communicator is for kernels compiled with " +
@@ -329,7 +339,7 @@ void DeviceCommunicator::check_version(int kernel_version) const {
 
 CommunicatorProperties query_properties(Communicator& communicator) {
   constexpr std::pair<int, std::size_t> kSizes[] = {
-      {22905, 40}, {23100, offsetof(ncclCommProperties_t, commHash)}, {23200, 144}};
+      {22907, 40}, {23100, offsetof(ncclCommProperties_t, commHash)}, {23200, 144}};
   const int version = std::min(communicator.library().version(), kDeviceVersion);
   CommunicatorProperties properties{{}, sizeof(ncclCommProperties_t)};
   for (const auto& [end, size] : kSizes)

@@ -17,16 +17,7 @@
 
 namespace pynccl {
 
-// How the headers of a version lay out what host code passes. From 2.29 on NCCL only appends to
-// ncclDevCommRequirements, and serves the versions before its own.
-struct DeviceLayout {
-  int first, end;            // the versions: [first, end)
-  std::size_t requirements;  // sizes in bytes
-  std::size_t dev_comm;
-  std::size_t resource_base;    // offset of resourceWindow_inlined.lsaFlatBase in ncclDevComm
-  std::size_t resource_stride;  // and of its stride4G
-};
-extern const DeviceLayout kDeviceLayouts[6];
+struct DeviceLayout;  // of the structs in the headers of a version
 
 class DeviceCommunicator {
  public:

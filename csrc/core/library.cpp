@@ -48,28 +48,35 @@ std::string path_of(void* handle) {
 template <class Config>
 class Fit {
  public:
-  Fit(const Config& config, const Library& library) : config_(config), library_(library) {}
+  Fit(const Config& config, const Library& library) : Fit(config, library, library.version()) {}
+  // For programs that were compiled with another version.
+  Fit(const Config& config, const Library& library, int version)
+      : config_(config), library_(library), version_(version) {}
 
   template <class Field>
   void field(int since, Field Config::* member, std::size_t offset, const char* name) {
-    if (library_.version() >= since) return;
+    if (version_ >= since) return;
     size_ = std::min(size_, offset);
     if (config_.*member != Config().*member)
       throw std::invalid_argument(std::string(name) + " needs NCCL " + version_text(since) +
-                                  "; the loaded " + library_.path() + " is " +
-                                  version_text(library_.version()));
+                                  (version_ == library_.version()
+                                       ? "; the loaded " + library_.path() + " is "
+                                       : std::string(", the version of the struct is ")) +
+                                  version_text(version_));
   }
 
   Config result() const {
     Config fitted = config_;
     fitted.size = (size_ + alignof(Config) - 1) / alignof(Config) * alignof(Config);
-    fitted.version = static_cast<unsigned>(std::min(library_.version(), kVersion));
+    fitted.version = static_cast<unsigned>(
+        version_ == library_.version() ? std::min(version_, kVersion) : version_);
     return fitted;
   }
 
  private:
   const Config& config_;
   const Library& library_;
+  const int version_;
   std::size_t size_ = sizeof(Config);
 };
 
@@ -177,7 +184,9 @@ ncclSimInfo_t Library::fit(const ncclSimInfo_t& info) const { return Fit(info, *
 
 ncclDevCommRequirements_t Library::fit(const ncclDevCommRequirements_t& requirements) const {
   using Requirements = ncclDevCommRequirements_t;
-  Fit fit(requirements, *this);
+  // A version that the caller has set is that of the kernels; NCCL compares it with its own.
+  const int given = static_cast<int>(requirements.version);
+  Fit fit(requirements, *this, given == kDeviceVersion ? version() : given);
 #define FIELD(since, type, name) \
   fit.field(since, &Requirements::name, offsetof(Requirements, name), "reqs." #name);
 #include "abi/device_requirements_fields.inc"

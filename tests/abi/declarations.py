@@ -138,6 +138,14 @@ def nccl_functions() -> list[Function]:
     ]
 
 
+def device_functions() -> list[Function]:
+    """The host functions of nccl_device/*.h."""
+    return [
+        Function(int(entry.head[0]), entry.head[2], entry.parameters)
+        for entry in entries(ABI / "nccl_device_functions.inc", "FUNCTION")
+    ]
+
+
 def driver_functions() -> list[DriverFunction]:
     return [
         DriverFunction(entry.head[0], entry.head[2], entry.parameters)
@@ -162,7 +170,7 @@ def constants() -> list[Constant]:
 def struct_fields(body: str, prefix: str = "") -> tuple[str, ...]:
     """The fields in a struct's body, in order; those of a nested struct as "outer.inner"."""
     names: list[str] = []
-    for statement in split(body, ";"):
+    for statement in split(re.sub(r"(= )?\{\}", "", body), ";"):  # of initializers
         if "{" in statement:
             start = statement.index("{")
             end = closing(statement, start)

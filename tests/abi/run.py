@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from tests.abi import declarations as decl
-from tests.abi import static_checks, wheels
+from tests.abi import device_checks, static_checks, wheels
 from tests.abi.declarations import Declarations
 from tests.abi.names import check_names, check_own
 from tests.abi.report import Report
@@ -92,6 +92,11 @@ def check_release(
     source = static_checks.nccl_source(text, ours)
     file = cache / f"nccl-{version}.cpp"
     check_compiled(report, f"{title}: compiled with nccl.h", source, file, header.parent, *cuda)
+    if decl.header_version(text) >= device_checks.OLDEST:
+        source = device_checks.device_source(text)
+        file = cache / f"nccl-device-{version}.cpp"
+        title_of_device = f"{title}: compiled with nccl_device.h"
+        check_compiled(report, title_of_device, source, file, header.parent, *cuda)
     check_symbols(report, title, library, header)
     check_loading(report, title, library, text)
 

@@ -204,7 +204,8 @@ def nccl_source(header_text: str, ours: Declarations) -> Source:
     for function in functions:
         if function.name in declared:
             source.signature(function.name, function.name, function.parameters)
-    source.entry_count("nccl_functions.inc", "FUNCTION", len(functions))
+    count = len(functions) + len(decl.device_functions())  # which the list includes
+    source.entry_count("nccl_functions.inc", "FUNCTION", count)
     source.entry_count("constants.inc", "CONSTANT", len(decl.constants()))
     for file in VERSIONED.values():
         source.entry_count(file, "FIELD", len(decl.fields(file)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from tests.abi.declarations import device_functions as device_list
 from tests.abi.declarations import header_version, without_comments
 from tests.abi.names import differences, expected_functions
 from tests.abi.report import Report
@@ -16,6 +17,11 @@ from tests.abi.report import Report
 UNDECLARED = {
     "ncclResetDebugInitInternal": "NCCL's own parts call it instead of the deprecated function",
     "pncclResetDebugInitInternal": "its profiling name",
+    **{
+        f"{prefix}ncclGin{kind}CreateRequirement": "no header has its types"
+        for prefix in ("", "p")
+        for kind in ("InboxA2A", "Outbox")
+    },
     "__bss_start": "of the linker",
     "_edata": "of the linker",
     "_end": "of the linker",
@@ -38,7 +44,7 @@ def exported(library: Path) -> set[str]:
 
 
 def device_functions(include: Path) -> set[str]:
-    """What the headers of NCCL's device API declare; it is for kernels, and no part of our list."""
+    """What the headers of NCCL's device API declare; most of it is for kernels alone."""
     headers = [*include.glob("nccl_device*.h"), *include.glob("nccl_device/**/*.h")]
     texts = [without_comments(path.read_text(errors="replace")) for path in headers]
     names = {name for text in texts for name in re.findall(r"\bp?(nccl\w+)\s*\(", text)}
@@ -47,7 +53,9 @@ def device_functions(include: Path) -> set[str]:
 
 def check_symbols(report: Report, title: str, library: Path, header: Path) -> None:
     """Every function of our list is exported, and every other export is known to be none of its."""
-    expected = expected_functions(header_version(header.read_text()))
+    version = header_version(header.read_text())
+    expected = expected_functions(version)
+    expected |= {function.name for function in device_list() if function.since <= version}
     expected |= {f"p{name}" for name in expected}
     symbols = exported(library)
     known = expected | device_functions(header.parent) | UNDECLARED.keys()

@@ -47,10 +47,10 @@ void run(void* data) {
   if (Py_IsInitialized()) Py_AddPendingCall(&release_finished, nullptr);
 }
 
-bool is_ctypes_function(const py::object& object) {
+// Whether it is an instance of a class of a module, which is not imported for that.
+bool is_instance(const py::object& object, const char* module, const char* type) {
   const py::object modules = py::module_::import("sys").attr("modules");
-  if (!modules.contains("ctypes")) return false;
-  return py::isinstance(object, modules["ctypes"].attr("_CFuncPtr"));
+  return modules.contains(module) && py::isinstance(object, modules[module].attr(type));
 }
 
 // The address of a C function; appends to kept what keeps it.
@@ -58,7 +58,7 @@ std::uintptr_t function_from_python(const py::object& object, py::list& kept) {
   std::uintptr_t address = 0;
   if (PyIndex_Check(object.ptr())) {
     address = integer_from_python<std::uintptr_t>("function", object.ptr());
-  } else if (is_ctypes_function(object)) {
+  } else if (is_instance(object, "ctypes", "_CFuncPtr")) {
     const py::buffer_info content = py::reinterpret_borrow<py::buffer>(object).request();
     address = *static_cast<const std::uintptr_t*>(content.ptr);
     kept.append(object);
@@ -73,9 +73,11 @@ std::uintptr_t function_from_python(const py::object& object, py::list& kept) {
 }
 
 std::uintptr_t argument_from_python(const py::object& object, py::list& kept) {
-  if (PyIndex_Check(object.ptr()))
+  // NumPy's integers have the buffer protocol, its arrays __index__.
+  const bool has_memory = PyObject_CheckBuffer(object.ptr());
+  if (PyIndex_Check(object.ptr()) && (!has_memory || is_instance(object, "numpy", "generic")))
     return integer_from_python<std::uintptr_t>("argument", object.ptr());
-  if (!PyObject_CheckBuffer(object.ptr()))
+  if (!has_memory)
     throw_type_error("argument", "an address or an object with the buffer protocol", object.ptr());
   // The view keeps the memory at its address: a bytearray cannot be resized.
   auto view = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(object.ptr()));

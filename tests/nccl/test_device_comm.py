@@ -1,0 +1,455 @@
+"""Proves that device communicators are made on all ranks for the version of the kernels, that their
+resource memory is that of the peers, and that wrong arguments, versions and orders of closing are
+refused and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import struct
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import holdings, shared_memory
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_LIBRARY = 23203  # hostnccl's
+_MAGIC = 0xCAFEBEEF
+
+
+def _array(address: int, count: int, dtype: str = "int64") -> np.ndarray:
+    """The memory at an address."""
+    memory = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype)
+
+
+def _barrier(comm: nccl.Communicator) -> None:
+    comm.all_reduce(np.zeros(1))
+
+
+def _lifecycle(rank: Rank) -> None:
+    comm, nranks = rank.comm, rank.nranks
+    with comm.device_comm(lsa_barriers=2, buffers=(64, 4096)) as dc:
+        assert (dc.rank, dc.nranks) == (rank.rank, nranks)
+        assert (dc.lsa_rank, dc.lsa_size) == (rank.rank, nranks)
+        assert dc.version == _LIBRARY
+        assert repr(dc) == "<pynccl.nccl.DeviceComm for kernels of NCCL 2.32.3>"
+        content = bytes(dc)
+        assert len(content) == dc.nbytes == 248
+        magic, version, own, all_ranks = struct.unpack_from("IIii", content)
+        assert (magic, version, own, all_ranks) == (_MAGIC, _LIBRARY, rank.rank, nranks)
+        assert ctypes.string_at(dc.pointer(), dc.nbytes) == content
+        assert dc.as_argument(_LIBRARY).tobytes() == content == dc.as_argument("2.32.3").tobytes()
+        assert dc.multimem_pointers == ()
+        small, large = dc.buffers
+        assert (small.nbytes, large.nbytes) == (64, 4096)
+        assert small.handle != large.handle
+        # Zero at first; what a rank writes to a peer's memory is in the memory of the peer.
+        assert not _array(large.address, 512).any()
+        _barrier(comm)
+        _array(large.peer((rank.rank + 1) % nranks), 512)[rank.rank] = 100 + rank.rank
+        _barrier(comm)
+        before = (rank.rank - 1) % nranks
+        assert _array(large.address, 512)[before] == 100 + before
+        assert _array(large.address, 512).sum() == 100 + before
+        assert not _array(small.address, 8).any()
+        _barrier(comm)
+    assert dc.closed
+    assert repr(dc) == "<pynccl.nccl.DeviceComm closed>"
+    dc.close()
+    for use in (
+        lambda: bytes(dc), dc.pointer, dc.as_argument, lambda: dc.buffers, lambda: large.address,
+        lambda: large.peer(0), lambda: small.handle, lambda: dc.lsa_size,
+        lambda: dc.multimem_pointers,
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="device communicator: it is closed"):
+            use()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_lifecycle(launch: Launcher, nranks: int, threads: bool) -> None:
+    launch(nranks, _lifecycle, threads=threads)
+
+
+def _properties(rank: Rank) -> None:
+    p = rank.comm.properties()
+    assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, 0)
+    assert p.device_api_support is True
+    assert p.multimem_support is False
+    assert (p.gin_type, p.railed_gin_type, p.gin_connection_type) == ("none",) * 3
+    assert p.gin_support == ()
+    assert (p.n_lsa_teams, p.host_rma_support, p.dev_comm_size) == (1, True, 248)
+    assert (p.cft_support, p.cft_multicast_support, p.cft_counted_support) == (False,) * 3
+    hashes = np.zeros(rank.nranks, np.uint64)
+    assert p.comm_hash
+    hashes[rank.rank] = p.comm_hash
+    rank.comm.all_gather(hashes[rank.rank : rank.rank + 1], out=hashes)
+    assert (hashes == p.comm_hash).all()
+    assert f"rank={rank.rank}, nranks={rank.nranks}" in repr(p)
+    with pytest.raises(AttributeError):
+        p.rank = 1  # type: ignore[misc]
+
+
+def test_properties(launch: Launcher) -> None:
+    launch(2, _properties)
+
+
+def _properties_on_gpus(rank: Rank) -> None:
+    p = rank.comm.properties()
+    assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, rank.comm.device)
+    # Fields that a version does not have are None.
+    version = nccl.get_version(rank.provider)
+    assert (p.comm_hash is None) == (p.dev_comm_size is None) == (version < (2, 31, 0))
+    assert (p.cft_support is None) == (version < (2, 32, 0))
+    assert (p.n_lsa_teams is None) == (version < (2, 29, 7))
+
+
+def test_properties_of_both_providers(launch: Launcher, provider: str) -> None:
+    launch(2, _properties_on_gpus, provider=provider)
+
+
+def _versions(rank: Rank) -> None:
+    comm = rank.comm
+    wrong = [
+        (23204, "compiled with NCCL 2.32.4, and the loaded library is 2.32.3: .*before"),
+        ("2.33.0", "compiled with NCCL 2.33.0, and the loaded library is 2.32.3"),
+        (22809, "compiled with NCCL 2.28.9, and the loaded library is 2.32.3: the structs of 2.28"),
+        ("2.27.7", "compiled with NCCL 2.27.7, and the loaded library is 2.32.3: .*since 2.28"),
+        ("2.31", "version: '2.31' is not a version"),
+        ("2.31.2 ", "version: '2.31.2 ' is not a version"),
+        (0, "version: it is 0"),
+        (-1, "version: -1 is negative"),
+    ]
+    for version, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            comm.device_comm(version=version)
+    with pytest.raises(TypeError, match="version: "):
+        comm.device_comm(version=2.31)  # type: ignore[arg-type]
+    with comm.device_comm(version="2.31.2") as dc:
+        assert dc.version == 23102
+        assert struct.unpack_from("II", bytes(dc)) == (_MAGIC, 23102)
+        message = "compiled with NCCL 2.32.3, and the device communicator is for .* 2.31.2"
+        for mine in (_LIBRARY, "2.32.3"):
+            with pytest.raises(ValueError, match=message):
+                dc.as_argument(mine)
+        assert dc.as_argument(23102).nbytes == dc.nbytes
+    # What a version does not have; NCCL would not read it.
+    with pytest.raises(ValueError, match=r"gin_queue_depth: needs NCCL 2.29.7; .* with 2.29.2"):
+        comm.device_comm(version="2.29.2", gin_queue_depth=2)
+    with pytest.raises(ValueError, match=r"gin_stride: needs NCCL 2.31.0; .* with 2.30.7"):
+        comm.device_comm(version="2.30.7", gin_stride=2)
+    # hostnccl has the structs of 2.31 and newer.
+    with pytest.raises(nccl.NcclInvalidUsageError, match=r"2\.30\.7.*2\.32\.3"):
+        comm.device_comm(version="2.30.7")
+    _barrier(comm)
+
+
+def test_a_version_that_does_not_fit_is_refused(launch: Launcher) -> None:
+    launch(2, _versions)
+
+
+def _refused(rank: Rank) -> None:
+    comm = rank.comm
+    closed = rank.communicator(1)
+    closed.close()
+    wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (ValueError, "lsa_barriers: -1 is negative", lambda: comm.device_comm(lsa_barriers=-1)),
+        (TypeError, "gin_signals: ", lambda: comm.device_comm(gin_signals=1.5)),  # type: ignore[arg-type]
+        (ValueError, "buffers: a size is 0", lambda: comm.device_comm(buffers=(64, 0))),
+        (TypeError, "buffers: ", lambda: comm.device_comm(buffers=64)),  # type: ignore[arg-type]
+        (ValueError, "buffers: -8", lambda: comm.device_comm(buffers=(-8,))),
+        (TypeError, "teams: ", lambda: comm.device_comm(teams=(1,))),  # type: ignore[arg-type]
+        (
+            ValueError,
+            "gin_connection: 'all' is not one of 'none', 'full', 'rail', 'custom'",
+            lambda: comm.device_comm(gin_connection="all"),  # type: ignore[arg-type]
+        ),
+        (
+            ValueError,
+            "gin_type: 'x' is not one of",
+            lambda: comm.device_comm(gin_type="x"),  # type: ignore[arg-type]
+        ),
+        (ValueError, "communicator: it is closed", closed.device_comm),
+        (ValueError, "communicator: it is closed", closed.properties),
+        (ValueError, "communicator: it is closed", closed.team_lsa),
+    ]
+    for error, message, call in wrong:
+        with pytest.raises(error, match=message):
+            call()
+    with comm.device_comm(buffers=(64,)) as dc:
+        for peer in (-1, rank.nranks):
+            with pytest.raises(ValueError, match=f"lsa_rank: {peer} is out of range"):
+                dc.buffers[0].peer(peer)
+    # What NCCL refuses on machines without GIN.
+    with pytest.raises(nccl.NcclError, match="ncclDevCommCreate"):
+        comm.device_comm(gin_signals=1, gin_connection="full")
+    with nccl.plan(), pytest.raises(RuntimeError, match="plan: a device communicator"):
+        comm.device_comm()
+    _barrier(comm)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_mistakes_are_refused(launch: Launcher, threads: bool) -> None:
+    launch(2, _refused, ids=2, threads=threads)
+
+
+def _sizes_differ(rank: Rank) -> None:
+    with pytest.raises(nccl.NcclInvalidUsageError, match=r"on rank 0.*on rank 1"):
+        rank.comm.device_comm(buffers=(4096 * (1 + rank.rank),))
+    rank.comm.device_comm(buffers=(4096,)).close()
+
+
+def test_requirements_that_differ_are_refused_on_all_ranks(launch: Launcher) -> None:
+    launch(2, _sizes_differ)
+
+
+def _made_in_a_failed_group(comm: nccl.Communicator) -> nccl.DeviceComm:
+    try:
+        with nccl.group():
+            pending = comm.device_comm()
+            with pytest.raises(ValueError, match="still being made"):
+                bytes(pending)
+            with pytest.raises(ValueError, match="still being made"):
+                pending.close()
+            raise KeyError
+    except KeyError:
+        return pending
+
+
+def _closed_with_its_communicator(rank: Rank) -> None:
+    child = rank.comm.split(0)
+    assert child is not None
+    dc = child.device_comm(buffers=(64,))
+    buffer = dc.buffers[0]
+    child.close()
+    assert dc.closed
+    with pytest.raises(ValueError, match="it is closed"):
+        _ = buffer.address
+    dc.close()
+    pending = _made_in_a_failed_group(rank.comm)
+    assert pending.closed
+
+
+def test_it_is_closed_with_its_communicator(launch: Launcher) -> None:
+    launch(2, _closed_with_its_communicator)
+
+
+def test_several_ranks_in_one_thread() -> None:
+    comms = nccl.Communicator.init_all(3, provider="host")
+    with nccl.group():
+        made = [comm.device_comm(buffers=(64,)) for comm in comms]
+        symmetric = [comm.symmetric_empty(3, "int64") for comm in comms]
+    for rank, dc in enumerate(made):
+        assert dc.lsa_rank == rank
+        _array(dc.buffers[0].peer(0), 8)[rank] = rank + 1
+    assert list(_array(made[0].buffers[0].address, 3)) == [1, 2, 3]
+    for rank, buffer in enumerate(symmetric):
+        np.from_dlpack(buffer.peer(2))[rank] = rank + 1
+    assert list(np.from_dlpack(symmetric[2])) == [1, 2, 3]
+    for buffer in symmetric:
+        buffer.close()
+    for dc in made:
+        dc.close()
+    for comm in comms:
+        comm.close()
+
+
+def test_a_deleted_one_stays_until_its_communicator_is_closed() -> None:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    with pytest.warns(ResourceWarning, match="DeviceComm was not closed"):
+        comm.device_comm()
+    comm.close()
+
+
+def _order(rank: Rank) -> None:
+    """NCCL takes the place of resource memory from the allocator that windows use."""
+    comm = rank.comm
+    first, second = comm.device_comm(), comm.device_comm()
+    (first if rank.rank == 0 else second).close()
+    memory = comm.mem_alloc(4096)
+    with pytest.raises(ValueError, match="rank 0 and rank 1 have different windows open"):
+        comm.register_window(memory)
+    (second if rank.rank == 0 else first).close()
+    comm.register_window(memory).close()
+
+
+def test_the_order_of_closing_counts_for_windows(launch: Launcher) -> None:
+    launch(2, _order)
+
+
+def _nonblocking(rank: Rank) -> None:
+    comm = nccl.Communicator(
+        rank.nranks,
+        rank.unique_ids[0],
+        rank.rank,
+        config=nccl.Config(blocking=0),
+        provider="host",
+    )
+    comm.wait_ready(30)
+    with comm.device_comm(buffers=(64,)) as dc:
+        assert len(bytes(dc)) == 248
+        assert dc.buffers[0].address
+    comm.close()
+
+
+def test_of_a_nonblocking_communicator(launch: Launcher) -> None:
+    launch(2, _nonblocking)
+
+
+def _leaves_nothing(rank: Rank) -> None:
+    comm = rank.comm
+    before = None
+    for turn in range(30):
+        made = [comm.device_comm(lsa_barriers=2, buffers=(1 << 20,)) for _ in range(3)]
+        for dc in made:
+            dc.close()
+        del made, dc
+        with comm.symmetric_empty(1000) as buffer:
+            view = buffer.peer(0)
+        del buffer, view
+        gc.collect()
+        if turn == 4:
+            before = len(os.listdir("/proc/self/fd")), _mappings()
+    assert before is not None
+    descriptors, mappings = before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert _mappings() <= mappings + 2  # memory that is freed in the background
+
+
+def _mappings() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("ncclMemAlloc" in line for line in maps)
+
+
+def test_nothing_stays(launch: Launcher) -> None:
+    before = shared_memory.entries()
+    launch(2, _leaves_nothing)
+    assert not shared_memory.left_behind(before)
+    assert holdings.count()
+
+
+# Teams
+
+_WORLD = nccl.Team(8, 5)
+
+
+def test_teams_are_values() -> None:
+    assert nccl.Team(8, 5) == _WORLD == nccl.Team(nranks=8, rank=5, stride=1)
+    assert nccl.Team(8, 4) != _WORLD != 5
+    assert len({_WORLD, nccl.Team(8, 5), nccl.Team(4, 1, 2)}) == 2
+    assert repr(_WORLD) == "Team(nranks=8, rank=5, stride=1)"
+    assert pickle.loads(pickle.dumps(_WORLD)) == _WORLD
+    with pytest.raises(AttributeError):
+        _WORLD.rank = 1  # type: ignore[misc]
+    for message, arguments in {
+        "nranks: 0 is below 1": (0, 0),
+        "rank: 8 is out of range": (8, 8),
+        "rank: -1 is out of range": (8, -1),
+        "stride: it is 0": (8, 0, 0),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            nccl.Team(*arguments)
+    with pytest.raises(TypeError, match="nranks: "):
+        nccl.Team("8", 0)  # type: ignore[arg-type]
+
+
+def _members(team: nccl.Team, rank: int = 5) -> list[int]:
+    """The world ranks of a team that is seen from a world rank."""
+    return [rank + (i - team.rank) * team.stride for i in range(team.nranks)]
+
+
+def test_inner_and_outer_teams() -> None:
+    assert _members(_WORLD.inner(4)) == [4, 5, 6, 7]
+    assert _members(_WORLD.outer(4)) == [1, 5]
+    assert _members(_WORLD.inner(2).inner(1)) == [5]
+    assert _members(_WORLD.outer(2)) == [1, 3, 5, 7]
+    assert _members(_WORLD.outer(2).inner(2)) == [5, 7]
+    assert _WORLD.outer(2) == nccl.Team(4, 2, 2)
+    for size in (0, 3, 16, -2):
+        for factor in (_WORLD.inner, _WORLD.outer):
+            with pytest.raises(ValueError, match=f"size: {size} does not divide"):
+                factor(size)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(a, b) for a in (1, 2, 4, -1) for b in (1, 2, 4, -1)],
+)
+def test_ranks_of_other_teams(one: int, other: int) -> None:
+    """Against sets of world ranks."""
+
+    def team(stride: int) -> nccl.Team:
+        return nccl.Team(8, 2, -1) if stride < 0 else _WORLD.outer(stride)
+
+    mine, theirs = team(one), team(other)
+    for rank, world in enumerate(_members(theirs)):
+        inside = world in _members(mine)
+        assert mine.is_member(theirs, rank) == inside
+        if inside:
+            assert mine.rank_of(theirs, rank) == _members(mine).index(world)
+        else:
+            with pytest.raises(ValueError, match=f"rank: {rank} of Team.* is not in Team"):
+                mine.rank_of(theirs, rank)
+    with pytest.raises(ValueError, match="rank: 8 is out of range for Team"):
+        mine.is_member(theirs, 8)
+
+
+@pytest.mark.parametrize("subset", [
+    _WORLD, _WORLD.inner(1), _WORLD.inner(2), _WORLD.inner(4), _WORLD.outer(2), _WORLD.outer(4),
+    _WORLD.outer(2).inner(2), nccl.Team(2, 0, -3), nccl.Team(3, 0, -2),
+], ids=str)  # fmt: skip
+def test_ranks_that_are_not_in_a_subset(subset: nccl.Team) -> None:
+    outside = sorted(set(range(8)) - set(_members(subset)))
+    found = [_WORLD.rank_in_difference(subset, i) for i in range(len(outside))]
+    assert found == outside
+    for index in (-1, len(outside)):
+        with pytest.raises(ValueError, match=f"index: {index} is out of range"):
+            _WORLD.rank_in_difference(subset, index)
+
+
+def test_a_team_that_is_no_subset() -> None:
+    for team in (nccl.Team(16, 5), nccl.Team(4, 0), nccl.Team(3, 0, 2)):
+        with pytest.raises(ValueError, match=r"subset: .* is not a part of"):
+            _WORLD.rank_in_difference(team, 0)
+
+
+def _teams(rank: Rank) -> None:
+    comm, nranks = rank.comm, rank.nranks
+    world = comm.team_world()
+    assert world == nccl.Team(nranks, rank.rank) == comm.team_lsa()
+    assert comm.team_rail() == nccl.Team(1, 0, nranks)
+    outer = world.outer(2)
+    for i in range(outer.nranks):
+        assert comm.rank_to_world(outer, i) == 2 * i + rank.rank % 2 == comm.rank_to_lsa(outer, i)
+    outside = nccl.Team(2, 0, nranks)
+    assert comm.rank_to_lsa(outside, 1) is None
+    with pytest.raises(ValueError, match=r"team: .* is not a part of the communicator"):
+        comm.rank_to_world(outside, 1)
+    with pytest.raises(ValueError, match="rank: 2 is out of range for Team"):
+        comm.rank_to_world(outside, 2)
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_teams_of_a_communicator(launch: Launcher, nranks: int) -> None:
+    launch(nranks, _teams)
+
+
+def test_no_warning_for_what_was_closed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+        comm.device_comm().close()
+        comm.symmetric_empty(4).close()
+        left = comm.device_comm()
+        comm.close()
+        del left
+        gc.collect()

@@ -1,0 +1,298 @@
+"""Proves that windows give the memory of peers as tensors and addresses, with their bounds, in
+processes and threads; and that symmetric memory is allocated and registered in one call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support import gpu
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_PAGE = 4096
+
+
+def _barrier(comm: nccl.Communicator) -> None:
+    comm.all_reduce(np.zeros(1))
+
+
+def _views(rank: Rank) -> None:
+    comm, nranks = rank.comm, rank.nranks
+    buffer = comm.mem_alloc(2 * _PAGE)
+    own = np.from_dlpack(buffer)
+    own[:] = rank.rank
+    with comm.register_window(buffer) as window:
+        _barrier(comm)
+        for peer in range(nranks):
+            whole = window.peer(peer)
+            assert (whole.shape, whole.dtype, whole.nbytes) == ((2 * _PAGE,), "uint8", 2 * _PAGE)
+            assert (np.from_dlpack(whole) == peer).all()
+            assert whole.ptr == window.peer_pointer(peer) == window.lsa_pointer(peer)
+            tail = window.peer(peer, 2 * _PAGE - 48, dtype="int64")
+            assert (tail.shape, tail.ptr) == ((6,), whole.ptr + 2 * _PAGE - 48)
+            assert window.peer(peer, 16, (2, 3), "float32").shape == (2, 3)
+            assert window.peer(peer, 2 * _PAGE - 1, 1).nbytes == 1
+        _barrier(comm)
+        # Each rank writes its own place in the memory of all ranks.
+        for peer in range(nranks):
+            np.from_dlpack(window.peer(peer, 8 * rank.rank, 1, "int64"))[0] = 1000 + rank.rank
+        _barrier(comm)
+        assert list(own.view("int64")[:nranks]) == [1000 + i for i in range(nranks)]
+        # Collectives take it.
+        first = comm.split(0 if rank.rank == 0 else None)
+        if first is not None:
+            first.all_reduce(window.peer(nranks - 1, 0, 1, "int64"))
+            first.close()
+        addresses = window.peer_pointers(32)
+        assert (addresses.shape, addresses.dtype) == ((nranks,), "uint64")
+        expected = [window.peer_pointer(peer, 32) for peer in range(nranks)]
+        assert list(np.from_dlpack(addresses)) == expected
+        assert window.multimem_pointer() is None
+        _barrier(comm)
+    for use in (
+        lambda: window.peer(0), lambda: window.peer_pointer(0), lambda: window.lsa_pointer(0),
+        window.peer_pointers, window.multimem_pointer, lambda: whole.ptr,
+        whole.__dlpack__,
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="window: it is closed"):
+            use()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_views(launch: Launcher, nranks: int, threads: bool) -> None:
+    launch(nranks, _views, threads=threads)
+
+
+def _check_bounds(window: nccl.Window, peer: int, size: int) -> None:
+    assert window.peer(peer).nbytes == size
+    assert window.peer_pointer(peer, size - 1) == window.peer(peer, size - 1).ptr
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        (f"offset: {size} is not inside the window of rank {peer}, which has {size} bytes",
+         lambda: window.peer(peer, size)),
+        (f"offset: {size} is not inside", lambda: window.peer_pointer(peer, size)),
+        (f"offset: {size} is not inside", lambda: window.lsa_pointer(peer, size)),
+        (f"shape: its {size} bytes after offset 1 end after the window of rank {peer}",
+         lambda: window.peer(peer, 1, size)),
+        (f"shape: its {size + 4} bytes after offset 0 end",
+         lambda: window.peer(peer, 0, (size // 8 + 1,), "int64")),
+        ("offset: 4 is not a multiple of the 8 bytes of int64",
+         lambda: window.peer(peer, 4, 1, "int64")),
+        (f"dtype: the {size} bytes of the memory of rank {peer} are no whole number of .* int64",
+         lambda: window.peer(peer, dtype="int64")),
+        ("shape: -1 is negative", lambda: window.peer(peer, 0, -1)),
+        ("shape: the size in bytes does not fit",
+         lambda: window.peer(peer, 0, (1 << 62, 8), "int64")),
+        ("offset: -1 does not fit", lambda: window.peer(peer, -1)),
+    ]  # fmt: skip
+    for message, call in wrong:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def _bounds(rank: Rank) -> None:
+    """The memory of rank 1 is larger than that of rank 0."""
+    comm = rank.comm
+    sizes = [_PAGE + 4, 3 * _PAGE + 4]
+    buffer = comm.mem_alloc(sizes[rank.rank])
+    window = comm.register_window(buffer)
+    for peer, size in enumerate(sizes):
+        _check_bounds(window, peer, size)
+    with pytest.raises(ValueError, match=f"offset: {_PAGE + 4} is not inside the window of rank 0"):
+        window.peer_pointers(_PAGE + 4)
+    for peer in (-1, 2):
+        for name, use in (
+            ("rank: rank", window.peer), ("rank: rank", window.peer_pointer),
+            ("lsa_rank:", window.lsa_pointer),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=f"{name} {peer} is out of range"):
+                use(peer)
+    for call in (lambda: window.peer("0"), lambda: window.peer(0, shape="3")):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"rank: |shape: "):
+            call()
+    with pytest.raises(ValueError, match="dtype: "):
+        window.peer(0, dtype="no such type")
+    window.close()
+
+
+def test_bounds(launch: Launcher) -> None:
+    launch(2, _bounds)
+
+
+@pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
+def test_a_view_keeps_the_window() -> None:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    buffer = comm.mem_alloc(_PAGE)
+    alive = weakref.ref(buffer)
+    view = np.from_dlpack(comm.register_window(buffer).peer(0))
+    del buffer
+    gc.collect()
+    view[:] = 7
+    assert (view == 7).all()
+    assert alive() is not None
+    del view
+    gc.collect()
+    comm.close()
+    assert alive() is None
+
+
+def test_a_view_is_closed_alone() -> None:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    with comm.register_window(comm.mem_alloc(_PAGE)) as window:
+        view = window.peer(0)
+        view.close()
+        view.close()
+        with pytest.raises(ValueError, match="buffer: it is closed"):
+            _ = view.ptr
+        np.from_dlpack(window.peer(0))[:] = 1
+    comm.close()
+
+
+def _symmetric(rank: Rank) -> None:
+    comm, nranks = rank.comm, rank.nranks
+    with comm.symmetric_empty((nranks, 8), "int32") as buffer:
+        assert isinstance(buffer, nccl.Buffer)
+        assert (buffer.shape, buffer.dtype, buffer.nbytes) == ((nranks, 8), "int32", 32 * nranks)
+        assert (buffer.window.address, buffer.window.nbytes) == (buffer.ptr, buffer.nbytes)
+        own = np.from_dlpack(buffer)
+        own[:] = 1 + rank.rank
+        comm.all_reduce(buffer)  # it is a buffer of a collective
+        assert (own == nranks * (nranks + 1) // 2).all()
+        _barrier(comm)
+        for peer in range(nranks):
+            view = buffer.peer(peer)
+            assert (view.shape, view.dtype) == (buffer.shape, "int32")
+            np.from_dlpack(view)[rank.rank] = 10 * rank.rank + peer
+        _barrier(comm)
+        assert (own == 10 * np.arange(nranks)[:, None] + rank.rank).all()
+        _barrier(comm)
+        # The source and target of one-sided operations.
+        before = (rank.rank - 1) % nranks
+        comm.put_signal(own[-1], (rank.rank + 1) % nranks, buffer.window, 0)
+        comm.wait_signal(before)
+        assert (own[0] == 10 * (nranks - 1) + before).all()
+        _barrier(comm)
+    buffer.close()
+    assert buffer.window.closed
+    for use in (lambda: buffer.ptr, lambda: np.from_dlpack(buffer), lambda: buffer.peer(0)):
+        with pytest.raises(ValueError, match="it is closed"):
+            use()
+    assert comm.symmetric_empty(5).dtype == "float32"
+
+
+@pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_symmetric_memory(launch: Launcher, nranks: int, threads: bool) -> None:
+    launch(nranks, _symmetric, threads=threads)
+
+
+def _made_in_a_failed_group(comm: nccl.Communicator) -> nccl.SymmetricBuffer:
+    try:
+        with nccl.group():
+            pending = comm.symmetric_empty(4)
+            with pytest.raises(ValueError, match="still being registered"):
+                pending.peer(0)
+            with pytest.raises(ValueError, match="still being registered"):
+                pending.close()
+            raise KeyError
+    except KeyError:
+        return pending
+
+
+def _symmetric_mistakes(rank: Rank) -> None:
+    comm = rank.comm
+    closed = rank.communicator(1)
+    closed.close()
+    for message, call in {
+        "shape: -1 is negative": lambda: comm.symmetric_empty(-1),
+        "shape: it has no elements": lambda: comm.symmetric_empty((4, 0)),
+        "dtype: ": lambda: comm.symmetric_empty(4, "no such type"),
+        "communicator: it is closed": lambda: closed.symmetric_empty(4),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match="shape: "):
+        comm.symmetric_empty("4")  # type: ignore[arg-type]
+    pending = _made_in_a_failed_group(comm)
+    assert pending.window.closed
+    pending.close()
+    comm.symmetric_empty(4).close()
+
+
+def test_mistakes_with_symmetric_memory(launch: Launcher) -> None:
+    launch(2, _symmetric_mistakes, ids=2)
+
+
+def test_deleted_memory_stays_registered() -> None:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    with pytest.warns(ResourceWarning, match="Window was not closed"):
+        comm.symmetric_empty(4)
+    comm.close()
+
+
+def _on_gpus(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclGetPeerDevicePointer", "ncclTeamLsa")
+    comm, nranks = rank.comm, rank.nranks
+    with comm.symmetric_empty(4, "int64") as buffer:
+        lsa = comm.team_lsa()
+        for peer in range(nranks):
+            lsa_rank = comm.rank_to_lsa(comm.team_world(), peer)
+            pointer = buffer.window.peer_pointer(peer, 8)
+            assert (pointer is None) == (lsa_rank is None)
+            if lsa_rank is None:
+                with pytest.raises(ValueError, match="rank: this rank cannot load from"):
+                    buffer.peer(peer)
+            else:
+                assert pointer == buffer.window.lsa_pointer(lsa_rank, 8)
+                view = buffer.peer(peer)
+                assert view.ptr + 8 == pointer
+                assert (view.device, view.__dlpack_device__()) == (
+                    buffer.device,
+                    buffer.__dlpack_device__(),
+                )
+        assert lsa.nranks <= nranks
+        assert buffer.window.peer_pointers().nbytes == 8 * nranks
+
+
+def test_of_both_providers(launch: Launcher, provider: str) -> None:
+    launch(2, _on_gpus, provider=provider)
+
+
+def test_what_is_written_is_seen_through_the_own_view() -> None:
+    """The own memory is mapped a second time for kernels; both addresses are the same memory."""
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    with comm.symmetric_empty(2, "int64") as buffer:
+        own, view = np.from_dlpack(buffer), np.from_dlpack(buffer.peer(0))
+        own[:] = 1, 2
+        assert list(view) == [1, 2]
+        ctypes.memset(buffer.peer(0).ptr, 0, 16)
+        assert list(own) == [0, 0]
+    comm.close()
+
+
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "device-api.md"
+
+
+def _example(rank: Rank) -> None:
+    program = re.findall(r"^```python\n(.*?)^```$", _DOCUMENT.read_text(), re.M | re.S)[0]
+    names = {"np": np, "comm": rank.comm, "stream": rank.stream()}
+    exec(program, names)
+    result = names["result"]
+    assert isinstance(result, np.ndarray)
+    assert (result == rank.nranks * (rank.nranks + 1) // 2).all()
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_the_example_of_the_document(launch: Launcher, nranks: int) -> None:
+    launch(nranks, _example)
