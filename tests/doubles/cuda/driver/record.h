@@ -59,10 +59,11 @@ auto recorded(const char* function, Body&& body, const Arguments&... arguments) 
     end_call(place, 0);
   } else {
     const auto result = body();
-    if constexpr (std::is_pointer_v<decltype(body())>) {
-      end_call(place, 0);
-    } else {
+    if constexpr (std::is_convertible_v<decltype(body()), int> ||
+                  std::is_enum_v<decltype(body())>) {
       end_call(place, static_cast<int>(result));
+    } else {
+      end_call(place, 0);
     }
     return result;
   }
