@@ -26,58 +26,77 @@ class Symmetric(NamedTuple):
     Attributes:
         tensor: the own memory.
         pointers: where each rank has it, int64 on the device of the kernels.
-        owner: what keeps it alive.
     """
 
     tensor: torch.Tensor
     pointers: torch.Tensor
-    owner: object
 
 
-def symmetric(comm: nccl.Communicator, shape: Sequence[int], dtype: str) -> Symmetric:
-    """Allocate memory that all ranks can load and store; collective. It is zero."""
-    buffer = comm.symmetric_empty(shape, dtype)
-    pointers = torch.from_dlpack(buffer.window.peer_pointers()).view(torch.int64)
-    memory = Symmetric(torch.from_dlpack(buffer).zero_(), pointers, buffer)
-    barrier(comm, memory.tensor.device)  # nobody writes before all have their zeros
-    return memory
+class World:
+    """One of several ranks.
+
+    Attributes:
+        comm: the communicator.
+        device: the device of its kernels.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.comm = rank.comm
+        self.device = torch.device("cpu")
+        self._buffers: list[Any] = []
+        if rank.device is None:
+            torch.set_num_threads(1)  # ranks share the processors
+        else:
+            self.device = torch.device("cuda", rank.device)
+            torch.cuda.set_device(self.device)
+            # Ranks that share a GPU wait for each other: they must not queue up on one stream.
+            torch.cuda.set_stream(torch.cuda.Stream(self.device))
+
+    def symmetric(self, shape: Sequence[int], dtype: str) -> Symmetric:
+        """Allocate memory that all ranks can load and store; collective. It is zero."""
+        buffer = self.comm.symmetric_empty(shape, dtype)
+        self._buffers.append(buffer)
+        pointers = torch.from_dlpack(buffer.window.peer_pointers()).view(torch.int64)
+        memory = Symmetric(torch.from_dlpack(buffer).zero_(), pointers)
+        self.barrier()  # nobody writes before all have their zeros
+        return memory
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here and their devices have done their work."""
+        word = torch.zeros(1, device=self.device)
+        self.comm.all_reduce(word)
+        word.item()
+
+    def median(self, call: Callable[[], Any]) -> float:
+        """Microseconds of a call, the median of ten; the largest of all ranks."""
+        times = []
+        for _ in range(11):  # the first compiles
+            self.barrier()
+            start = time.perf_counter()
+            call()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            times.append((time.perf_counter() - start) * 1e6)
+        longest = torch.tensor([statistics.median(times[1:])], device=self.device)
+        self.comm.all_reduce(longest, nccl.MAX)
+        return longest.item()
+
+    def close(self) -> None:
+        """Close the memory, where no tensor uses it any more; collective."""
+        self.barrier()  # no rank closes its memory while another may still write into it
+        for buffer in reversed(self._buffers):
+            buffer.close()
 
 
-def barrier(comm: nccl.Communicator, device: torch.device) -> None:
-    """Wait until all ranks have come here and their devices have done their work."""
-    word = torch.zeros(1, device=device)
-    comm.all_reduce(word)
-    word.item()
+def _run_rank(rank: Rank, example: Callable[[World], str]) -> str:
+    world = World(rank)
+    text = example(world)
+    world.close()
+    return text
 
 
-def median(comm: nccl.Communicator, device: torch.device, call: Callable[[], Any]) -> float:
-    """Microseconds of a call, the median of several; the largest of all ranks."""
-    times = []
-    for _ in range(11):
-        barrier(comm, device)
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - start) * 1e6)
-    longest = torch.tensor([statistics.median(times[1:])], device=device)
-    comm.all_reduce(longest, nccl.MAX)
-    return longest.item()
-
-
-def device_of(rank: Rank) -> torch.device:
-    """The device of a rank; its stream is current where it is a GPU."""
-    if rank.device is None:
-        torch.set_num_threads(1)  # ranks share the processors
-        return torch.device("cpu")
-    device = torch.device("cuda", rank.device)
-    torch.cuda.set_device(device)
-    torch.cuda.set_stream(torch.cuda.Stream(device))
-    return device
-
-
-def run(example: Callable[[Rank], str], nranks: int, provider: str | None = None) -> None:
-    """Run an example on all ranks; print what they return.
+def run(example: Callable[[World], str], nranks: int, provider: str | None = None) -> None:
+    """Run an example on all ranks; print what rank 0 returns.
 
     Args:
         example: the function of a rank.
@@ -88,10 +107,14 @@ def run(example: Callable[[Rank], str], nranks: int, provider: str | None = None
     parser.add_argument("--ranks", type=int, default=nranks)
     parser.add_argument("--threads", action="store_true")
     options = parser.parse_args()
-    provider = provider or default_provider()
-    lines = launch(
-        options.ranks, example, provider=provider, threads=options.threads, timeout=300.0
+    results = launch(
+        *(options.ranks, _run_rank, (example,)),
+        provider=provider or default_provider(),
+        threads=options.threads,
+        timeout=300.0,
     )
-    for line in lines:
-        if line:
-            print(line)
+    print(results[0])
+
+
+if __name__ == "__main__":
+    raise SystemExit("run one of the other files of this folder")

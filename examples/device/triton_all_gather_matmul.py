@@ -16,10 +16,9 @@ rank 0 of 2: (128, 64) @ (64, 128) is right; kernel 41350 us, all_gather and mat
 import os
 
 import torch
-from ranks import device_of, median, run, symmetric
+from ranks import World, run
 
 from pynccl.libraries import default_provider
-from pynccl.testing import Rank
 
 if default_provider() == "host":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
@@ -82,12 +81,12 @@ def all_gather_matmul(
         tl.store(calls, call)
 
 
-def forward(rank: Rank) -> str:
-    device, comm = device_of(rank), rank.comm
+def forward(world: World) -> str:
+    comm, device = world.comm, world.device
     tiles = ROWS // TILE_ROWS
-    gathered = symmetric(comm, [comm.nranks, ROWS, INNER], "float32")
+    gathered = world.symmetric([comm.nranks, ROWS, INNER], "float32")
     words = comm.nranks * tiles + peers.barrier_words(comm.nranks)
-    signals = symmetric(comm, [words], "int64")
+    signals = world.symmetric([words], "int64")
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     generator = torch.Generator().manual_seed(comm.rank)
     x = torch.randint(-9, 9, (ROWS, INNER), generator=generator).to(device, torch.float32)
@@ -107,10 +106,8 @@ def forward(rank: Rank) -> str:
         comm.all_gather(x, out=apart)
         torch.matmul(apart, w, out=expected)
 
-    times = [median(comm, device, call) for call in (kernel, library)]
+    times = [world.median(call) for call in (kernel, library)]
     torch.testing.assert_close(y, expected, rtol=0, atol=0)
-    if comm.rank:
-        return ""
     return (
         f"rank 0 of {comm.nranks}: {tuple(apart.shape)} @ {tuple(w.shape)} is right; "
         f"kernel {times[0]:.0f} us, all_gather and matmul {times[1]:.0f} us"

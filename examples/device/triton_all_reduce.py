@@ -16,10 +16,9 @@ rank 0 of 2: 65536 bytes are right; kernel 21374 us, comm.all_reduce 30 us
 import os
 
 import torch
-from ranks import device_of, median, run, symmetric
+from ranks import World, run
 
 from pynccl.libraries import default_provider
-from pynccl.testing import Rank
 
 if default_provider() == "host":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
@@ -46,11 +45,11 @@ def one_shot(pointers, signals, out, rank, nranks, count, BLOCK: tl.constexpr):
     peers.barrier(signals, rank, nranks, program)
 
 
-def all_reduce(rank: Rank) -> str:
-    device, comm = device_of(rank), rank.comm
+def all_reduce(world: World) -> str:
+    comm, device = world.comm, world.device
     programs = triton.cdiv(max(SIZES), BLOCK)
-    data = symmetric(comm, [max(SIZES)], "float32")
-    signals = symmetric(comm, [peers.barrier_words(comm.nranks, programs)], "int64")
+    data = world.symmetric([max(SIZES)], "float32")
+    signals = world.symmetric([peers.barrier_words(comm.nranks, programs)], "int64")
     lines = []
     for count in SIZES:
         generator = torch.Generator().manual_seed(comm.rank)
@@ -66,13 +65,13 @@ def all_reduce(rank: Rank) -> str:
         def library(source: torch.Tensor = expected, out: torch.Tensor = reduced) -> None:
             comm.all_reduce(source, out=out)
 
-        times = [median(comm, device, call) for call in (kernel, library)]
+        times = [world.median(call) for call in (kernel, library)]
         torch.testing.assert_close(out, reduced, rtol=0, atol=0)
         lines.append(
             f"rank {comm.rank} of {comm.nranks}: {4 * count} bytes are right; "
             f"kernel {times[0]:.0f} us, comm.all_reduce {times[1]:.0f} us"
         )
-    return "\n".join(lines) if comm.rank == 0 else ""
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Tests of pynccl.device and of the examples of kernels that communicate."""

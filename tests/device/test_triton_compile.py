@@ -86,23 +86,19 @@ def test_kernels_compile(tmp_path: Path, file: Path, kernel: str) -> None:
     _compile(file, kernel, tmp_path)
 
 
-def _installed() -> str:
-    """A libnccl_device.bc of this machine, or ""."""
-    from cuda.pathfinder import find_bitcode_lib
-
-    if chosen := os.environ.get("PYNCCL_NCCL_DEVICE_LIBRARY"):
-        return chosen
-    try:
-        return str(find_bitcode_lib("nccl_device"))
-    except Exception:
-        return ""
+def _device_libraries() -> list[Path]:
+    """The files libnccl_device.bc of this environment: installed, and kept by `make abi`."""
+    chosen = os.environ.get("PYNCCL_NCCL_DEVICE_LIBRARY")
+    folders = [*map(Path, sys.path), *Path(sys.prefix, "abi").glob("nvidia-nccl-*")]
+    found = [folder / "nvidia/nccl/lib/libnccl_device.bc" for folder in folders]
+    return [path for path in (*([Path(chosen)] if chosen else []), *found) if path.is_file()]
 
 
 def test_kernels_with_device_functions_of_nccl_compile(tmp_path: Path) -> None:
-    library = _installed()
-    if not library:
-        pytest.skip("no libnccl_device.bc, which NCCL has from 2.30 on")
-    _compile(_HERE / "gpu_kernels.py", "every_function_of_nccl", tmp_path, library)
+    if not (files := _device_libraries()):
+        pytest.skip("no libnccl_device.bc, which NCCL has from 2.30 on: `make abi` gets three")
+    for file in files:
+        _compile(_HERE / "gpu_kernels.py", "every_function_of_nccl", tmp_path, str(file))
 
 
 def _install(folder: Path, version: str, *, header: bool = True, shared: bool = False) -> Path:
@@ -127,7 +123,10 @@ def _library(path: Path, version: int, memory: str = "device") -> Any:
 
 
 @pytest.mark.parametrize("files", [{}, {"header": False, "shared": True}], ids=["h", "so"])
-def test_device_library_is_that_of_the_loaded_nccl(tmp_path: Path, files: dict[str, bool]) -> None:
+def test_device_library_is_that_of_the_loaded_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bool]
+) -> None:
+    monkeypatch.delenv("PYNCCL_NCCL_DEVICE_LIBRARY", raising=False)
     path = _install(tmp_path, "2.31.2", **files)
     library = _library(path, 23102)
     assert nccl.device_library(library) == path
@@ -146,6 +145,7 @@ def test_another_version_is_refused(
 
 
 def test_libraries_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYNCCL_NCCL_DEVICE_LIBRARY", raising=False)
     path = _install(tmp_path / "a", "2.31.2", header=False)
     with pytest.raises(LibraryNotFoundError, match=r"no nccl\.h and no libnccl\.so\.2"):
         nccl.device_library(_library(path, 23102))

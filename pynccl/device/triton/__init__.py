@@ -268,6 +268,7 @@ def barrier(signals, rank, nranks, index=0, offset=0):
     for peer in range(nranks):
         wait(signals, rank, epoch, first + peer)
     tl.store(count, epoch)
+    tl.debug_barrier()  # the next barrier loads it, in all threads
 
 
 @triton.jit

@@ -289,3 +289,4 @@ def lsa_barrier(comm, buffer, index=0):
             seen = _read(local + peer)
     tl.debug_barrier()
     tl.store(local + size, epoch)
+    tl.debug_barrier()  # the next barrier loads it, in all threads
