@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pynccl
@@ -17,7 +18,7 @@ _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "device" / "kernels"
 
 # The folder that `make abi` keeps real headers in, one folder for each wheel.
-_CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or _ROOT / "build" / "abi")
+_CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))
 
 
 def source() -> str:

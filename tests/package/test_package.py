@@ -34,7 +34,12 @@ Run = Future[subprocess.CompletedProcess[str]]
 
 @pytest.mark.parametrize("name", [name for name in _MODULES if not name.endswith("._C")])
 def test_all_names_resolve(name: str) -> None:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not name.startswith("pynccl.device.") or str(error.name).startswith("pynccl"):
+            raise
+        pytest.skip(f"{error.name}, a compiler of kernels, is not installed")
     assert isinstance(module.__all__, list)
     assert len(set(module.__all__)) == len(module.__all__)
     for public in module.__all__:

@@ -1,0 +1,159 @@
+"""Functions for kernels of numba-cuda that communicate: :mod:`pynccl.device.numba` for GPUs.
+
+    from pynccl.device import numba_cuda as peers
+
+    @cuda.jit
+    def kernel(pointers, signals, rank, nranks, out):
+        peers.barrier(signals, rank, nranks, cuda.blockIdx.x, 0)
+        x = peers.pointer(peers.peer(pointers, (rank + 1) % nranks), np.float32)
+        out[cuda.grid(1)] = x[cuda.grid(1)]
+
+The barrier is called by all threads of a block, the other functions by each thread for itself:
+one thread signals what the whole block has stored, after ``cuda.syncthreads()``, and one thread
+waits, before it. A wait ends with its signal only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda.extending import intrinsic
+
+__all__ = [
+    "barrier",
+    "fetch_add",
+    "load_acquire",
+    "peer",
+    "pointer",
+    "signal",
+    "store_release",
+    "wait",
+    "word",
+]
+
+_WORD = ir.IntType(64)
+
+
+def _is_address(address: Any) -> bool:
+    return str(address) in ("int64", "uint64")
+
+
+def _assembly(code: str, constraints: str, result: ir.Type) -> Any:
+    """What generates an instruction on global memory for an intrinsic."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(result, [_WORD] * len(args))
+        value = builder.asm(kind, code, constraints, args, side_effect=True)
+        return context.get_dummy_value() if isinstance(result, ir.VoidType) else value
+
+    return generate
+
+
+@intrinsic
+def pointer(typing: Any, address: Any, dtype: Any) -> Any:
+    """The memory at an address as a pointer, which is indexed like an array of one dimension.
+
+    Args:
+        address: a multiple of the size of an element.
+        dtype: the type of the elements, as ``np.float32``.
+    """
+    kind = getattr(dtype, "instance_type", None)
+    if kind is None or not _is_address(address):
+        return None
+    result = types.CPointer(kind)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(result))
+
+    return result(address, dtype), generate
+
+
+@intrinsic
+def load_acquire(typing: Any, address: Any) -> Any:
+    """Load the int64 at an address, with acquire semantics in the whole system.
+
+    Args:
+        address: a multiple of 8.
+    """
+    code = "ld.acquire.sys.global.s64 $0, [$1];"
+    generate = _assembly(code, "=l,l,~{memory}", _WORD)
+    return (types.int64(address), generate) if _is_address(address) else None
+
+
+@intrinsic
+def store_release(typing: Any, address: Any, value: Any) -> Any:
+    """Store an int64 at an address, with release semantics in the whole system.
+
+    Args:
+        address: a multiple of 8.
+        value: what is stored.
+    """
+    code = "st.release.sys.global.s64 [$0], $1;"
+    generate = _assembly(code, "l,l,~{memory}", ir.VoidType())
+    return (types.void(address, types.int64), generate) if _is_address(address) else None
+
+
+@intrinsic
+def fetch_add(typing: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at an address in one step, with acquire and release semantics.
+
+    Args:
+        address: a multiple of 8.
+        value: what is added.
+
+    Returns:
+        What was there before.
+    """
+    code = "atom.acq_rel.sys.global.add.u64 $0, [$1], $2;"
+    generate = _assembly(code, "=l,l,l,~{memory}", _WORD)
+    return (types.int64(address, types.int64), generate) if _is_address(address) else None
+
+
+@cuda.jit(device=True)
+def peer(pointers, rank):
+    """The address of the memory of a peer; see :func:`pynccl.device.numba.peer`."""
+    return np.int64(pointers[rank])
+
+
+@cuda.jit(device=True)
+def word(signals, rank, index):
+    """The address of a word of a rank's signal memory; see :func:`pynccl.device.numba.word`."""
+    return np.int64(signals[rank]) + 8 * np.int64(index)
+
+
+@cuda.jit(device=True)
+def signal(signals, rank, index, value):
+    """Signal a peer; see :func:`pynccl.device.numba.signal`. All arguments are given."""
+    fetch_add(word(signals, rank, index), np.int64(value))
+
+
+@cuda.jit(device=True)
+def wait(signals, rank, value, index):
+    """Wait for a signal; see :func:`pynccl.device.numba.wait`. There is no time limit."""
+    address = word(signals, rank, index)
+    seen = load_acquire(address)
+    while seen < value:
+        seen = load_acquire(address)
+    return seen
+
+
+@cuda.jit(device=True)
+def barrier(signals, rank, nranks, index, offset):
+    """Wait until all ranks have come here; see :func:`pynccl.device.numba.barrier`.
+
+    One block of each rank takes part, with all its threads.
+    """
+    cuda.syncthreads()
+    if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
+        first = offset + index * (nranks + 1)
+        count = word(signals, rank, first + nranks)
+        epoch = load_acquire(count) + 1
+        for step in range(nranks):
+            signal(signals, (rank + step) % nranks, first + rank, 1)
+        for source in range(nranks):
+            wait(signals, rank, epoch, first + source)
+        store_release(count, epoch)
+    cuda.syncthreads()

@@ -1,0 +1,64 @@
+"""Proves that the examples of kernels that communicate are right on 2 and 4 ranks, as processes and
+as threads: each compares its kernel with the library's collectives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.support.commands import run_ahead, run_command
+
+_FOLDER = Path(__file__).parents[2] / "examples" / "device"
+_NAMES = sorted(path.stem for path in _FOLDER.glob("*_*.py"))
+_CASES = [
+    (name, nranks, threads) for name in _NAMES for nranks in (2, 4) for threads in (False, True)
+]
+
+Case = tuple[str, int, bool]
+Runs = dict[Case, Future["CompletedProcess[str]"]]
+
+
+def _run(case: Case) -> CompletedProcess[str]:
+    name, nranks, threads = case
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
+    command = [sys.executable, str(_FOLDER / f"{name}.py"), "--ranks", str(nranks)]
+    return run_command(command + ["--threads"] * threads, _FOLDER.parents[1], env, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """The run of each case, under way or done."""
+    with run_ahead(request, "case", _run) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "case", _CASES, ids=lambda c: f"{c[0]}-{c[1]}-{'threads' if c[2] else 'processes'}"
+)
+def test_kernels_give_what_collectives_give(case: Case, runs: Runs) -> None:
+    name, nranks, _ = case
+    pytest.importorskip(name.partition("_")[0])
+    done = runs[case].result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed, head = done.stdout, (_FOLDER / f"{name}.py").read_text()
+    expected = re.search(r"Prints, with other times:\n(.+?)\n\"\"\"", head, re.DOTALL)
+    assert expected
+    if nranks == 2:
+        assert _without_times(printed.strip()) == _without_times(expected[1])
+    assert f"rank 0 of {nranks}: " in printed
+
+
+def _without_times(text: str) -> str:
+    return re.sub(r"[\d.]+ us", "some us", text)
+
+
+def test_there_are_examples() -> None:
+    assert len(_NAMES) >= 5

@@ -1,0 +1,161 @@
+"""Proves that Triton kernels that communicate compile for real GPUs without one, to machine code
+with accesses of system scope; with NCCL's own device functions, too, and with those of the same
+version only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.commands import run_command
+
+pytest.importorskip("triton")
+
+from pynccl.device.triton import nccl
+from pynccl.errors import LibraryNotFoundError
+
+_HERE = Path(__file__).parent
+_EXAMPLES = _HERE.parents[1] / "examples" / "device"
+
+_COMPILE = """
+import re, runpy, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+file, name, library = sys.argv[1:]
+sys.path.insert(0, file.rpartition("/")[0])
+kernel = runpy.run_path(file)[name]
+constants = {
+    "BLOCK": 1024, "ROWS": 64, "INNER": 64, "COLUMNS": 128, "TILE_ROWS": 32, "TILE_COLUMNS": 64,
+}
+kinds = {
+    "pointers": "*u64", "signals": "*i64", "gathered": "*i64", "parts": "*i64", "calls": "*i64",
+    "counter": "*i64", "rank": "i32", "nranks": "i32", "count": "i32", "window": "i64",
+    "comm": "i64", "buffer": "i32",
+}
+constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+kinds = {
+    key: "constexpr" if key in constants else kinds.get(key, "*fp32") for key in kernel.arg_names
+}
+options = {"extern_libs": {"libnccl_device": library}} if library else {}
+for architecture in (90, 100):
+    compiled = triton.compile(
+        ASTSource(kernel, kinds, constants), target=GPUTarget("cuda", architecture, 32),
+        options=options,
+    )
+    ptx = compiled.asm["ptx"]
+    assert compiled.asm["cubin"][:4] == b"\\x7fELF"
+    assert re.search(r"(red|atom)\\.global\\.sys\\.release\\.add\\.u64", ptx), ptx
+    assert re.search(r"ld\\.(acquire|relaxed)\\.sys|atom\\.global\\.sys\\.acquire", ptx), ptx
+    assert not re.search(r"\\.extern \\.func|\\bcall\\.", ptx), ptx
+    print("compiled", architecture)
+"""
+
+
+def _compile(file: Path, name: str, cache: Path, library: str = "") -> None:
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_INTERPRET": "0",
+    }
+    command = [sys.executable, "-c", _COMPILE, str(file), name, library]
+    done = run_command(command, _HERE, env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["compiled 90", "compiled 100"]
+
+
+@pytest.mark.parametrize(
+    ("file", "kernel"),
+    [
+        (_HERE / "gpu_kernels.py", "every_function"),
+        (_EXAMPLES / "triton_all_reduce.py", "one_shot"),
+        (_EXAMPLES / "triton_all_gather_matmul.py", "all_gather_matmul"),
+        (_EXAMPLES / "triton_matmul_reduce_scatter.py", "matmul_reduce_scatter"),
+    ],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_kernels_compile(tmp_path: Path, file: Path, kernel: str) -> None:
+    _compile(file, kernel, tmp_path)
+
+
+def _device_libraries() -> list[Path]:
+    """The files libnccl_device.bc of this environment: installed, and kept by `make abi`."""
+    chosen = os.environ.get("PYNCCL_NCCL_DEVICE_LIBRARY")
+    folders = [*map(Path, sys.path), *Path(sys.prefix, "abi").glob("nvidia-nccl-*")]
+    found = [folder / "nvidia/nccl/lib/libnccl_device.bc" for folder in folders]
+    return [path for path in (*([Path(chosen)] if chosen else []), *found) if path.is_file()]
+
+
+def test_kernels_with_device_functions_of_nccl_compile(tmp_path: Path) -> None:
+    if not (files := _device_libraries()):
+        pytest.skip("no libnccl_device.bc, which NCCL has from 2.30 on: `make abi` gets three")
+    for file in files:
+        _compile(_HERE / "gpu_kernels.py", "every_function_of_nccl", tmp_path, str(file))
+
+
+def _install(folder: Path, version: str, *, header: bool = True, shared: bool = False) -> Path:
+    """The files of an NCCL that say its version."""
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").mkdir()
+    if header:
+        numbers = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+        lines = [f"#define NCCL_{name} {number}" for name, number in numbers]
+        (folder / "include/nccl.h").write_text("\n".join(lines))
+    if shared:
+        text = b"\0" * 5000 + b"NCCL version " + version.encode() + b"+cuda13.3\0"
+        (folder / "lib/libnccl.so.2").write_bytes(text)
+    path = folder / "lib/libnccl_device.bc"
+    path.write_bytes(b"BC\xc0\xde")
+    return path
+
+
+def _library(path: Path, version: int, memory: str = "device") -> Any:
+    """What device_library() reads of a loaded library."""
+    return SimpleNamespace(path=str(path.with_name("libnccl.so.2")), version=version, memory=memory)
+
+
+@pytest.mark.parametrize("files", [{}, {"header": False, "shared": True}], ids=["h", "so"])
+def test_device_library_is_that_of_the_loaded_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bool]
+) -> None:
+    monkeypatch.delenv("PYNCCL_NCCL_DEVICE_LIBRARY", raising=False)
+    path = _install(tmp_path, "2.31.2", **files)
+    library = _library(path, 23102)
+    assert nccl.device_library(library) == path
+    assert nccl.extern_libs(library) == {"libnccl_device": str(path)}
+
+
+@pytest.mark.parametrize("files", [{}, {"header": False, "shared": True}], ids=["h", "so"])
+def test_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bool]
+) -> None:
+    older = _install(tmp_path / "older", "2.30.7", **files)
+    loaded = _library(_install(tmp_path / "newer", "2.31.2"), 23102)
+    monkeypatch.setenv("PYNCCL_NCCL_DEVICE_LIBRARY", str(older))
+    with pytest.raises(LibraryNotFoundError, match=r"is of NCCL 2\.30\.7, but .*NCCL 2\.31\.2"):
+        nccl.device_library(loaded)
+
+
+def test_libraries_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYNCCL_NCCL_DEVICE_LIBRARY", raising=False)
+    path = _install(tmp_path / "a", "2.31.2", header=False)
+    with pytest.raises(LibraryNotFoundError, match=r"no nccl\.h and no libnccl\.so\.2"):
+        nccl.device_library(_library(path, 23102))
+    monkeypatch.setenv("PYNCCL_NCCL_DEVICE_LIBRARY", str(tmp_path / "none"))
+    with pytest.raises(LibraryNotFoundError, match="none does not exist"):
+        nccl.device_library(_library(path, 23102))
+    with pytest.raises(ValueError, match="is for CPUs"):
+        nccl.device_library(_library(path, 23102, "host"))
+
+
+def test_device_functions_are_not_for_the_interpreter() -> None:
+    with pytest.raises(NotImplementedError, match=r"ncclDevComm_Rank is device code"):
+        nccl.rank(0)
