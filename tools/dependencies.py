@@ -34,7 +34,12 @@ _MIRROR = ("base", "group", "world", "lifecycle", "api")
 
 # A folder of csrc, or a module or package of Python, may use those before it in one of its orders.
 ORDERS = (
-    ("csrc/common", "csrc/abi", *(f"csrc/hostnccl/{folder}" for folder in _HOSTNCCL)),
+    (
+        "csrc/common",
+        "csrc/abi",
+        "csrc/device",
+        *(f"csrc/hostnccl/{folder}" for folder in _HOSTNCCL),
+    ),
     (
         *("csrc/common", "csrc/abi", "csrc/extension", "csrc/core"),
         *(f"csrc/python/{folder}" for folder in _PYTHON),
@@ -42,6 +47,7 @@ ORDERS = (
     ),
     ("csrc/abi", "csrc/noop"),
     ("csrc/abi", "csrc/extension", "csrc/c10d"),
+    ("csrc/device/nvrtc",),
     (*(f"pynccl.mirror.{part}" for part in _MIRROR), "pynccl.mirror"),
 )
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "abi/nccl_device_types.h"
+#include "nccl_device_types.h"  // beside this file, in the sources and where they are installed
 
 namespace pynccl::abi {
 

@@ -20,8 +20,8 @@ NCCL = "nvidia-nccl-cu13"
 NCCL_VERSIONS = ("2.32.3", "2.31.2", "2.30.7", "2.29.7", "2.28.9", "2.27.7")
 
 NEEDED = re.compile(
-    r"nvidia/nccl/(include/.*\.h|lib/(libnccl\.so\.2|libnccl_device\.bc))"
-    r"|nvidia/cu\d+/include/(\w+\.(h|hpp)|crt/.*|nv/.*)"
+    r"nvidia/nccl/(include/.*\.(h|hpp|cuh)|lib/(libnccl\.so\.2|libnccl_device\.bc))"
+    r"|nvidia/cu\d+/include/(\w+\.(h|hpp)|crt/.*|nv/.*|cccl/(cuda|nv)/.*)"
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support import holdings, shared_memory
+from tests.support import gpu, holdings, shared_memory
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -115,6 +115,32 @@ def _properties_on_gpus(rank: Rank) -> None:
 
 def test_properties_of_both_providers(launch: Launcher, provider: str) -> None:
     launch(2, _properties_on_gpus, provider=provider)
+
+
+def _on_gpus(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommQueryProperties", "ncclDevCommCreate")
+    comm, version = rank.comm, nccl.get_version(rank.provider)
+    if not comm.properties().device_api_support:
+        pytest.skip("these ranks have no device API")
+    if rank.provider == "cuda" and "CUDA_DOUBLE_LIBRARIES" in os.environ and version < (2, 31, 0):
+        pytest.skip("the double's engine has the device communicators of NCCL 2.31")
+    for _ in range(2):
+        with comm.device_comm(lsa_barriers=1, buffers=(64, 4096)) as dc:
+            own = comm.team_lsa()
+            assert (dc.lsa_rank, dc.lsa_size) == (own.rank, own.nranks)
+            assert dc.pointer() == dc.pointer() != 0
+            small, large = dc.buffers
+            assert large.address == large.peer(own.rank)
+            assert {small.address % 128, large.address % 128} == {0}
+            addresses = [buffer.peer(i) for buffer in dc.buffers for i in range(own.nranks)]
+            assert len(set(addresses)) == 2 * own.nranks
+    assert dc.closed
+    with comm.symmetric_empty(4):  # the order is the same on all ranks
+        pass
+
+
+def test_of_both_providers(launch: Launcher, provider: str) -> None:
+    launch(2, _on_gpus, provider=provider)
 
 
 def _versions(rank: Rank) -> None:

@@ -5,7 +5,6 @@ to machine code. test_package.py runs the examples on the devices there are.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import runpy
@@ -15,42 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nvrtc import Nvrtc
+
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _ARCHITECTURES = [80, 90, 100]
-
-
-class Nvrtc:
-    """As much of nvrtc.h as compiling needs."""
-
-    def __init__(self) -> None:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        self._library = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
-
-    def compile(self, source: str, architecture: int) -> bytes:
-        """Machine code for an architecture.
-
-        Raises:
-            ValueError: the source does not compile; the text is the compiler's.
-        """
-        program, lib = ctypes.c_void_p(), self._library
-        code = lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
-        assert code == 0
-        try:
-            options = [f"--gpu-architecture=sm_{architecture}".encode(), b"-std=c++17"]
-            array = (ctypes.c_char_p * len(options))(*options)
-            if lib.nvrtcCompileProgram(program, len(options), array) != 0:
-                raise ValueError(self._fetch(program, "ProgramLog").decode())
-            return self._fetch(program, "CUBIN")
-        finally:
-            lib.nvrtcDestroyProgram(ctypes.byref(program))
-
-    def _fetch(self, program: ctypes.c_void_p, what: str) -> bytes:
-        size = ctypes.c_size_t()
-        assert self._library[f"nvrtcGet{what}Size"](program, ctypes.byref(size)) == 0
-        buffer = ctypes.create_string_buffer(size.value)
-        assert self._library[f"nvrtcGet{what}"](program, buffer) == 0
-        return buffer.raw
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,2 @@
+// For NVRTC, which has no C headers; C++ needs nothing of it.
+#pragma once

@@ -1,0 +1,95 @@
+"""Compiles the kernels of the examples for CPUs; finds the headers that compile them for GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pynccl
+
+__all__ = ["KERNELS", "compile_for_cpus", "cuda_includes", "nccl_headers", "own_includes", "source"]
+
+_ROOT = Path(__file__).parents[2]
+_FOLDER = _ROOT / "examples" / "device" / "kernels"
+
+# The folder that `make abi` keeps real headers in, one folder for each wheel.
+_CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))
+
+
+def source() -> str:
+    """One file with all kernels of the examples."""
+    return "".join(f'#include "{path.name}"\n' for path in sorted(_FOLDER.glob("*.cu")))
+
+
+def _names() -> list[str]:
+    defined = re.compile(r"^PYNCCL_KERNEL\((\w+),", re.MULTILINE)
+    return [
+        name for path in sorted(_FOLDER.glob("*.cu")) for name in defined.findall(path.read_text())
+    ]
+
+
+KERNELS = _names()
+
+
+def own_includes() -> list[str]:
+    """Options for the header and the kernels, as a user has them."""
+    return [f"-I{pynccl.get_include()}", f"-I{_FOLDER}"]
+
+
+def compile_for_cpus(target: Path, text: str, *options: str) -> Path:
+    """Compile a C++20 text with the kernels' folder on the path; warnings are errors."""
+    file = target.with_suffix(".cpp")
+    file.write_text(text)
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-Wall", "-Wextra", "-Wpedantic"]
+    command += ["-Werror", "-pthread", *own_includes(), f"-I{Path(__file__).parent}", *options]
+    done = subprocess.run(
+        [*command, str(file), "-o", str(target)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def _wheel_folders() -> list[Path]:
+    """Where wheels with headers are: installed ones, and the cache of `make abi`."""
+    spec = importlib.util.find_spec("nvidia")
+    installed = [Path(path) for path in (spec.submodule_search_locations or [])] if spec else []
+    cached = sorted(_CACHE.glob("*/nvidia")) if _CACHE.is_dir() else []
+    return [*installed, *cached]
+
+
+def nccl_headers() -> dict[int, Path]:
+    """Folders with NCCL's headers by their NCCL_VERSION_CODE, those that have nccl_device.h."""
+    found = {}
+    for folder in _wheel_folders():
+        include = folder / "nccl" / "include"
+        if not (include / "nccl_device.h").is_file():
+            continue
+        text = (include / "nccl.h").read_text()
+        parts = [
+            re.search(rf"#define NCCL_{part} (\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")
+        ]
+        major, minor, patch = (int(part[1]) for part in parts if part)
+        found[major * 10000 + minor * 100 + patch] = include
+    return found
+
+
+def cuda_includes() -> list[str]:
+    """Options for CUDA's own headers, for NVRTC; empty where they are not complete."""
+    nvcc = shutil.which("nvcc")
+    folders = [
+        folder / "include" for parent in _wheel_folders() for folder in parent.glob("cu[0-9]*")
+    ]
+    if nvcc:
+        folders.append(Path(nvcc).resolve().parents[1] / "include")
+    for parts in (folders[:-1] if nvcc else folders, folders[-1:] if nvcc else []):
+        paths = [*parts, *(part / "cccl" for part in parts)]
+        needed = ("cuda_runtime.h", "crt/host_defines.h", "nv/target", "cuda/atomic")
+        if all(any((path / name).is_file() for path in paths) for name in needed):
+            return [f"-I{path}" for path in paths if path.is_dir()]
+    return []

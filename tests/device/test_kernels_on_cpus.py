@@ -1,0 +1,203 @@
+"""Proves that pynccl/device.h and the kernels of the examples give the right results on CPUs: each
+function with ranks that are threads of a C++ program, without data races, and each kernel over
+hostnccl's device communicators; and that a kernel refuses a device communicator of another version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import memory, raw
+from tests.device import builds
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.support.tier import FULL
+
+_PROGRAM = Path(__file__).parent / "host_kernels.cpp"
+_SECONDS = 120
+_BYTES = 1 << 20  # of a window
+
+
+def _run_program(program: Path, nranks: int) -> None:
+    done = subprocess.run(
+        [str(program), str(nranks)],
+        env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
+        capture_output=True, text=True, timeout=_SECONDS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("program") / "host_kernels"
+    return builds.compile_for_cpus(target, _PROGRAM.read_text(), "-O2", "-march=native")
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_functions(program: Path, nranks: int) -> None:
+    _run_program(program, nranks)
+
+
+@pytest.mark.skipif(not FULL, reason="it compiles the program once more: `make test-all`")
+def test_no_data_race(tmp_path: Path) -> None:
+    options = ["-O1", "-g", "-fsanitize=thread"]
+    target = builds.compile_for_cpus(tmp_path / "host_kernels", _PROGRAM.read_text(), *options)
+    _run_program(target, 3)
+
+
+def test_guide_compiles(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (of_guide,) = re.findall(r"```c\+\+\n(.+?)```", guide, re.DOTALL)
+    builds.compile_for_cpus(tmp_path / "guide.so", of_guide, "-shared", "-fPIC")
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("module") / "kernels.so"
+    options = ["-O3", "-march=native", "-shared", "-fPIC"]
+    return builds.compile_for_cpus(target, builds.source(), *options)
+
+
+def test_module_says_its_version(module: Path) -> None:
+    version = ctypes.c_int.in_dll(ctypes.CDLL(str(module)), "pynccl_device_version")
+    assert version.value == raw.ncclDevCommRequirements_t().version
+
+
+_Field = ctypes.c_uint64 | ctypes.c_int | ctypes.c_uint32
+_Argument = _Field | int | np.ndarray
+
+
+def _as_field(argument: _Argument) -> _Field:
+    if isinstance(argument, np.ndarray):
+        return ctypes.c_uint64(argument.ctypes.data)
+    return ctypes.c_uint64(argument) if isinstance(argument, int) else argument
+
+
+class _Kernels:
+    """The kernels of the module on one rank's window and device communicator."""
+
+    def __init__(self, rank: Rank, module: str) -> None:
+        self._rank, self._module = rank, ctypes.CDLL(module)
+        self.array = memory.numpy_empty(rank.comm, _BYTES, "uint8")
+        self.array[:] = 0
+        self._window = rank.comm.register_window(self.array)
+        requirements = raw.ncclDevCommRequirements_t()
+        requirements.lsaBarrierCount = 2
+        library = rank.comm.library
+        self._comm = library.ncclDevCommCreate(rank.comm.handle, requirements)
+        rank.comm.all_reduce(np.ones(1, np.int32))  # the memory of all ranks is 0
+
+    def run(self, name: str, *arguments: _Argument) -> None:
+        """Call a kernel with what comes after the window; integers are of type size_t."""
+        comm = bytes(self._comm)
+        fields: list[tuple[str, type]] = [
+            ("comm", ctypes.c_uint64 * (len(comm) // 8)),
+            ("window", ctypes.c_uint64),
+        ]
+        values = [_as_field(argument) for argument in arguments]
+        fields += [(f"a{i}", type(value)) for i, value in enumerate(values)]
+        struct = type("Arguments", (ctypes.Structure,), {"_fields_": fields})()
+        struct.comm = type(struct.comm).from_buffer_copy(comm)
+        struct.window = self._window.handle
+        for i, value in enumerate(values):
+            setattr(struct, f"a{i}", value)
+        self._module[name](ctypes.byref(struct))
+
+    def close(self) -> None:
+        self._rank.comm.library.ncclDevCommDestroy(self._rank.comm.handle, self._comm)
+
+
+def _all_reduce(rank: Rank, kernels: _Kernels) -> None:
+    out = np.zeros(1000, np.float32)
+    for turn in range(20):
+        inputs = [np.arange(1000, dtype=np.float32) * (r + turn) for r in range(rank.nranks)]
+        kernels.array[4096:8096].view(np.float32)[:] = inputs[rank.rank]
+        kernels.run("all_reduce_float32", 4096, out, out.size)
+        assert (out == sum(inputs)).all()
+        kernels.run("all_reduce_buffered_float32", 8192, 1000, inputs[rank.rank], out, out.size)
+        assert (out == sum(inputs)).all()
+
+
+def _matmuls(rank: Rank, kernels: _Kernels) -> None:
+    rows, depth, columns, tile = 10, 17, 70, 4
+    random = np.random.default_rng(1)
+    kernels.array[:65536] = 0
+    a = random.normal(size=(rank.nranks, rank.nranks * rows, depth)).astype(np.float32)
+    b = random.normal(size=(rank.nranks, depth, columns)).astype(np.float32)
+    sizes = [ctypes.c_int(n) for n in (rows, depth, columns, tile)]
+    mine = np.ascontiguousarray(a[0][rank.rank * rows :][:rows])
+    gathered = np.zeros((rank.nranks * rows, columns), np.float32)
+    scattered = np.zeros((rows, columns), np.float32)
+    expected = sum(a[r] @ b[r] for r in range(rank.nranks))[rank.rank * rows :][:rows]
+    for epoch in range(1, 6):
+        count = ctypes.c_uint32(epoch)
+        kernels.run("all_gather_matmul", 65536, 4096, mine, b[0], gathered, *sizes, count)
+        np.testing.assert_allclose(gathered, a[0] @ b[0], rtol=1e-4, atol=1e-5)
+        left, right = a[rank.rank], b[rank.rank]
+        kernels.run("matmul_reduce_scatter", 131072, 8192, left, right, scattered, *sizes, count)
+        np.testing.assert_allclose(scattered, expected, rtol=1e-4, atol=1e-5)
+
+
+def _halo(rank: Rank, kernels: _Kernels) -> None:
+    rows, columns = 5, 40
+    kernels.array[:65536] = 0
+    rank.comm.all_reduce(np.ones(1, np.int32))
+    grid = np.random.default_rng(2).random((rank.nranks * rows, columns), np.float32)
+    now = grid[rank.rank * rows :][:rows].copy()
+    after = np.empty_like(now)
+    for step in range(1, 20):
+        sizes = ctypes.c_int(rows), ctypes.c_int(columns), ctypes.c_uint32(step)
+        kernels.run("halo_step", 4096, 0, now, after, *sizes)
+        now, after = after, now
+        inside = (grid[:-2, 1:-1] + grid[2:, 1:-1]) + grid[1:-1, :-2] + grid[1:-1, 2:]
+        grid[1:-1, 1:-1] = np.float32(0.25) * inside
+    np.testing.assert_allclose(now, grid[rank.rank * rows :][:rows], rtol=1e-6)
+
+
+def _moe(rank: Rank, kernels: _Kernels) -> None:
+    n, width, capacity = rank.nranks, 24, 50
+    kernels.array[:65536] = 0
+    rank.comm.all_reduce(np.ones(1, np.int32))
+    random = np.random.default_rng(rank.rank)
+    header = np.dtype([("count", np.int32), ("origin", np.int32)])
+    headers = kernels.array[: 8 * n].view(header)
+    received = kernels.array[4096:][: 4 * n * capacity * width].view(np.float32)
+    received = received.reshape(n, capacity, width)
+    for epoch in range(1, 10):
+        tokens = int(random.integers(1, capacity))
+        data = random.random((tokens, width), np.float32)
+        target = random.integers(0, n, tokens) if epoch % 3 else np.zeros(tokens, np.int64)
+        order = np.argsort(target, kind="stable").astype(np.int32)
+        begin = np.searchsorted(target[order], np.arange(n + 1)).astype(np.int32)
+        weight = random.random(tokens, np.float32)
+        result, out = np.zeros((n, capacity, width), np.float32), np.zeros_like(data)
+        arguments = (0, 4096, 262144, 2048, data, order, begin, weight, result, out)
+        sizes = [ctypes.c_int(v) for v in (tokens, width, capacity)]
+        kernels.run("moe_dispatch", *arguments, *sizes, ctypes.c_uint32(epoch))
+        for source in range(n):
+            count = headers["count"][source]
+            result[source, :count] = received[source, :count] * np.float32(rank.rank + 1)
+        kernels.run("moe_combine", *arguments, *sizes, ctypes.c_uint32(epoch))
+        expected = weight[:, None] * (data * (target[:, None] + 1).astype(np.float32))
+        np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+def _run_all(rank: Rank, module: str) -> None:
+    kernels = _Kernels(rank, module)
+    for case in (_all_reduce, _matmuls, _halo, _moe):
+        case(rank, kernels)
+        rank.comm.all_reduce(np.ones(1, np.int32))
+    kernels.close()
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_over_hostnccl(launch: Launcher, module: Path, nranks: int, threads: bool) -> None:
+    launch(nranks, _run_all, str(module), threads=threads)
