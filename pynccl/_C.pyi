@@ -1265,6 +1265,7 @@ class Communicator:
         dtype: object = None,
         config: CollConfig | None = None,
     ) -> None: ...
+    def barrier(self, *, stream: _Stream = None) -> None: ...
     def all_gather(
         self,
         tensor: _Tensor,

@@ -247,6 +247,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t identity_of_windows() const;  // equal on ranks with the same open windows
   bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once
   void keep_until_closed(std::shared_ptr<void> memory);
+  void* barrier_memory();  // one byte on the device
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
   bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
@@ -424,6 +425,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::map<const char*, WindowMemory> window_memory_;  // by address
   std::uint64_t registered_windows_ = 0;
   std::vector<std::shared_ptr<void>> kept_;  // the memory of windows that were not closed
+  std::shared_ptr<void> barrier_memory_;
   bool one_sided_ = false;
   int rank_ = -1;
   int nranks_ = 0;

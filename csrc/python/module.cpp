@@ -44,6 +44,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_simulation(m);
   bind_graph(m);
   bind_collectives(m);
+  bind_barrier(m);
   bind_one_sided(m);
   mirror::bind(m);
   check_instance_layout<RedOp>(m.attr("RedOp").attr("SUM"));  // held by a shared_ptr

@@ -8,6 +8,7 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
+void bind_barrier(py::module_& m);
 void bind_collectives(py::module_& m);
 void bind_one_sided(py::module_& m);
 
