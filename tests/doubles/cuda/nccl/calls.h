@@ -170,6 +170,7 @@ DOUBLE_OWN_CALL(ncclResult_t, ncclCommAbort, ncclComm_t);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommRevoke, ncclComm_t, int);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommGetAsyncError, ncclComm_t, ncclResult_t*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommCuDevice, ncclComm_t, int*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommQueryProperties, ncclComm_t, ncclCommProperties_t*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclMemAlloc, void**, size_t);
 DOUBLE_OWN_CALL(ncclResult_t, ncclMemFree, void*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclGroupStart);

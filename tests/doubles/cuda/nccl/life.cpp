@@ -244,6 +244,14 @@ ncclResult_t Call<&Table::ncclCommCuDevice>::run(const char*, ncclComm_t comm, i
   return result;
 }
 
+ncclResult_t Call<&Table::ncclCommQueryProperties>::run(const char*, ncclComm_t comm,
+                                                        ncclCommProperties_t* props) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  const ncclResult_t result = nccl().ncclCommQueryProperties(engine_handle(comm), props);
+  if (result == ncclSuccess && communicator) props->cudaDev = communicator->device;
+  return result;
+}
+
 ncclResult_t Call<&Table::ncclMemAlloc>::run(const char*, void** ptr, size_t size) {
   const int device = current_or_first().device();
   const ncclResult_t result = nccl().ncclMemAlloc(ptr, size);
