@@ -103,7 +103,7 @@ lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VE
 lint-fast: $(VENV)/.group-lint ## check style
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
+	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 hooks: $(VENV)/.group-lint ## have git run the linters before each commit
 	$(VENV)/bin/pre-commit install
@@ -111,7 +111,7 @@ hooks: $(VENV)/.group-lint ## have git run the linters before each commit
 format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/clang-format -i $$(git ls-files '*.h' '*.cpp')
+	$(VENV)/bin/clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 clean: ## remove all that was built
 	rm -rf $(VENV) build dist benchmarks/out *.egg-info pynccl/include pynccl/lib pynccl/_C*.so

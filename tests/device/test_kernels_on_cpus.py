@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pynccl import memory, raw
+from pynccl import memory, nccl, raw
 from tests.device import builds
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -85,6 +85,7 @@ class _Kernels:
 
     def __init__(self, rank: Rank, module: str) -> None:
         self._rank, self._module = rank, ctypes.CDLL(module)
+        self.stream: nccl.Stream | None = None  # on which kernels run; None: the calling thread
         self.array = memory.numpy_empty(rank.comm, _BYTES, "uint8")
         self.array[:] = 0
         self._window = rank.comm.register_window(self.array)
@@ -108,7 +109,12 @@ class _Kernels:
         struct.window = self._window.handle
         for i, value in enumerate(values):
             setattr(struct, f"a{i}", value)
-        self._module[name](ctypes.byref(struct))
+        if self.stream is None:
+            self._module[name](ctypes.byref(struct))
+            return
+        address = ctypes.cast(self._module[name], ctypes.c_void_p).value
+        self.stream.launch_native(address, struct)
+        self.stream.synchronize()
 
     def close(self) -> None:
         self._rank.comm.library.ncclDevCommDestroy(self._rank.comm.handle, self._comm)
@@ -191,9 +197,10 @@ def _moe(rank: Rank, kernels: _Kernels) -> None:
 
 def _run_all(rank: Rank, module: str) -> None:
     kernels = _Kernels(rank, module)
-    for case in (_all_reduce, _matmuls, _halo, _moe):
-        case(rank, kernels)
-        rank.comm.all_reduce(np.ones(1, np.int32))
+    for kernels.stream in (None, rank.stream()):
+        for case in (_all_reduce, _matmuls, _halo, _moe):
+            case(rank, kernels)
+            rank.comm.all_reduce(np.ones(1, np.int32))
     kernels.close()
 
 
