@@ -63,7 +63,8 @@ __device__ inline int loadConst(const int* p) {
 // The version of nccl_device.h that the module was compiled with, for cuModuleGetGlobal(). A
 // launcher compares it with that of the device communicator.
 extern "C" {
-__device__ __attribute__((weak)) extern const int pynccl_device_version = NCCL_VERSION_CODE;
+extern __device__ const int pynccl_device_version;
+__device__ __attribute__((weak)) const int pynccl_device_version = NCCL_VERSION_CODE;
 }
 
 namespace pynccl::device {

@@ -48,8 +48,8 @@ static_assert(sizeof(ncclDevComm) == sizeof(pynccl::abi::ncclDevComm),
 // The version of the layouts that this file was compiled with. A launcher compares it with that of
 // the device communicator.
 extern "C" {
-__attribute__((used, weak, visibility("default"))) extern const int pynccl_device_version =
-    pynccl::abi::kDeviceVersion;
+extern const int pynccl_device_version __attribute__((weak, visibility("default")));
+__attribute__((used)) const int pynccl_device_version = pynccl::abi::kDeviceVersion;
 }
 
 // Modules that were compiled with several versions may be in one process, and can be unloaded.

@@ -9,7 +9,7 @@ halves of the memory that are used in turn: a neighbour that is a step ahead wri
 half. The same with send and recv is one call of pynccl and one of Numba for each step.
 
 Prints, with other times:
-rank 0 of 2: 200 steps of 64 x 64 are right; kernel 3.1 us a step, send and recv 9.8 us
+rank 0 of 2: 200 steps of 64 x 64 are right; kernel 3.7 us a step, send and recv 12.9 us
 """
 
 import numba

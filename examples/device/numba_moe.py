@@ -9,7 +9,7 @@ results back to where the tokens came from. Only tokens move: 2 N bytes where N 
 tokens for others. The same with send and recv has to exchange the numbers first.
 
 Prints, with other times:
-rank 0 of 2: 256 tokens of 32 features are right; kernel 69 us, send and recv 118 us
+rank 0 of 2: 256 tokens of 32 features are right; kernel 66 us, send and recv 464 us
 """
 
 import numba

@@ -36,6 +36,7 @@ void sometimes_late(Random& random) {
 void test_words(World& world) {
   const uint32_t begin = std::numeric_limits<uint32_t>::max() - 20;  // wraps around
   world.run([&](int rank) { *world.memory<uint32_t>(rank, 0) = begin; });
+  int passed = 0;
   world.run([&](int rank) {  // a token goes round
     const Block block;
     const ncclDevComm& comm = world.comm(rank);
@@ -45,6 +46,8 @@ void test_words(World& world) {
         signal(block, comm, next, lsa<uint32_t>(world.window(rank), 0, next), begin + turn);
       }
       check(wait(block, comm, local<uint32_t>(world.window(rank), 0), begin + turn), "wait");
+      const int before = (rank + world.ranks() - 1) % world.ranks();
+      check(passed++ == (static_cast<int>(turn) - 1) * world.ranks() + before, "the token's order");
       if (rank != 0) {
         signal(block, comm, next, peer<uint32_t>(world.window(rank), 0, next), begin + turn);
       }
@@ -174,6 +177,7 @@ void test_all_reduce(World& world) {
       std::memcpy(local(a.window, a.offset), in.data(), kCount * sizeof(float));
       sometimes_late(random);
       all_reduce_float32(&a);
+      std::memset(local(a.window, a.offset), 0, kCount * sizeof(float));  // the peers have read it
       const size_t count = kCount >> turn % 4;
       AllReduceBufferedArguments b{a.comm,    a.window,     kScratch, kCount,
                                    in.data(), again.data(), count};

@@ -117,9 +117,12 @@ def test_there_are_examples() -> None:
     assert len(_EXAMPLES) >= 4
 
 
-@pytest.mark.parametrize("module", ["pynccl.nccl", "pynccl.raw", "pynccl.libraries"])
+@pytest.mark.parametrize(
+    "module", ["pynccl.nccl", "pynccl.raw", "pynccl.libraries", "pynccl.device"]
+)
 def test_neither_torch_nor_numpy_is_imported(module: str) -> None:
-    code = f"import sys, {module}; print({{'torch', 'numpy', 'cuda'}} & sys.modules.keys())"
+    others = {"torch", "numpy", "cuda", "triton", "numba"}
+    code = f"import sys, {module}; print({others} & sys.modules.keys())"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     printed = subprocess.check_output([sys.executable, "-c", code], env=env, cwd="/", text=True)
     assert printed.strip() == "set()"
