@@ -174,6 +174,14 @@ for _name, _method in {
         f"Communicator.{_method} CollConfig",
         "nccl/test_coll_config.py::test_values",
     )
+# What kernels alone need is called by its own name.
+for _name in (
+    *("ncclLsaBarrierCreateRequirement", "ncclGinBarrierCreateRequirement"),
+    *("ncclLLA2ACalcSlots", "ncclLLA2ACreateRequirement"),
+    *("ncclTeamCft", "ncclTeamCftMultimem", "ncclGetMultimemDeviceLeInfo"),
+    *("ncclGetCftDeviceLeInfo", "ncclGetPeerDeviceLeInfo"),
+):
+    CALLS[_name] = (f"raw.Library.{_name}", "hostnccl/test_device_api.py::test_functions")
 CALLS["ncclBcast"] = ("Communicator.broadcast", _VALUES)
 for _type in ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "Str"):
     CALLS[f"ncclParamGet{_type}"] = ("Param.get", "nccl/test_params.py::test_every_type_is_kept")
@@ -196,6 +204,16 @@ DIFFERS = {
     "ncclSend": "returns before its receive for up to 4 messages of 8 KiB, as over some transports",
     "ncclGroupSimulateEnd": "a model of its own",
     "ncclParamGetAllParameterKeys": "the parameters are HOSTNCCL_*",
+    "ncclCommQueryProperties": "no multimem, GIN and CFT",
+    "ncclDevCommCreate": "headers of 2.31 and newer; different sizes of the ranks are an error",
+    "ncclLsaBarrierCreateRequirement": "barriers of its own layout",
+    "ncclTeamCft": "a team without ranks",
+    "ncclTeamCftMultimem": "a team without ranks",
+    "ncclGetLsaMultimemDevicePointer": "no multimem: null",
+    "ncclGetMultimemDevicePointer": "no multimem: null",
+    "ncclGetMultimemDeviceLeInfo": "no CFT: an error",
+    "ncclGetCftDeviceLeInfo": "no CFT: an error",
+    "ncclGetPeerDeviceLeInfo": "no CFT: an error",
 }
 _HAS_EFFECT = {
     "blocking", "splitShare", "commName", "shrinkShare", "numRmaCtx", "numRmaSig", "rmaEagerInit",

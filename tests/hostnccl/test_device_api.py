@@ -108,6 +108,39 @@ def _teams(rank: Rank) -> None:
     assert library.ncclTeamRankToLsa(comm, pairs, 1) == rank.rank + 2
 
 
+def _requirements(rank: Rank) -> None:
+    library, comm = rank.comm.library, rank.comm.handle
+    resource, barrier = raw.ncclDevResourceRequirements_t(), raw.ncclLsaBarrierHandle_t()
+    world = library.ncclTeamWorld(comm)
+    library.ncclLsaBarrierCreateRequirement(world, 3, barrier, resource)
+    assert barrier.nBarriers == 3
+    assert resource.bufferSize == 3 * (rank.nranks + 1) * 64
+    requirements = raw.ncclDevCommRequirements_t()
+    requirements.lsaBarrierCount = 1
+    requirements.resourceRequirementsList = resource.address()
+    struct = library.ncclDevCommCreate(comm, requirements)
+    assert barrier.bufHandle > struct.lsaBarrier.bufHandle
+    library.ncclDevCommDestroy(comm, struct)
+
+    signals = raw.ncclGinBarrierHandle_t()
+    library.ncclGinBarrierCreateRequirement(comm, world, 2, signals, resource)
+    assert resource.ginSignalCount == 2 * rank.nranks
+    requirements.resourceRequirementsList = resource.address()
+    with pytest.raises(NcclInvalidArgumentError, match="GIN"):
+        library.ncclDevCommCreate(comm, requirements)
+
+    assert library.ncclLLA2ACalcSlots(5, 12) == 10
+    exchange = raw.ncclLLA2AHandle_t()
+    library.ncclLLA2ACreateRequirement(2, 10, exchange, resource)
+    assert (exchange.nSlots, resource.bufferSize, resource.bufferAlign) == (10, 2 * 21 * 16, 16)
+    with pytest.raises(NcclInvalidArgumentError, match="nBarriers=-1 is negative"):
+        library.ncclLsaBarrierCreateRequirement(world, -1, barrier, resource)
+    with pytest.raises(NcclInvalidArgumentError, match="nSlots=-1 is negative"):
+        library.ncclLLA2ACreateRequirement(1, -1, exchange, resource)
+    for team in (library.ncclTeamCft(comm, 0), library.ncclTeamCftMultimem(comm)):
+        assert team.nRanks == 0
+
+
 def _peers_in_a_window(rank: Rank) -> None:
     area = Area(rank.comm)
     library, window = rank.comm.library, area.window.handle
@@ -128,8 +161,13 @@ def _peers_in_a_window(rank: Rank) -> None:
         library.ncclGetPeerDevicePointer(window, 0, rank.nranks)
     with pytest.raises(NcclInvalidArgumentError, match="offset=8192 is beyond"):
         library.ncclGetPeerDevicePointer(window, 2 * PAGE, 0)
-    with pytest.raises(NcclInvalidUsageError, match="no logical endpoints"):
-        library.ncclGetPeerDeviceLeInfo(window, 0, 0)
+    for call in (
+        lambda: library.ncclGetPeerDeviceLeInfo(window, 0, 0),
+        lambda: library.ncclGetCftDeviceLeInfo(window, 0, 0, raw.ncclTeam_t(1, 0, 1)),
+        lambda: library.ncclGetMultimemDeviceLeInfo(window, 0),
+    ):
+        with pytest.raises(NcclInvalidUsageError, match="no logical endpoints"):
+            call()
     synchronize(rank)
     area.window.close()
     with pytest.raises(NcclInvalidArgumentError, match="was deregistered"):
@@ -212,6 +250,7 @@ def _refused(rank: Rank) -> None:
 _CASES: tuple[Callable[[Rank], None], ...] = (
     _properties,
     _teams,
+    _requirements,
     _peers_in_a_window,
     _signals,
     _life_of_device_communicators,

@@ -52,7 +52,6 @@ def _order(rank: Rank) -> None:
             comm.barrier()
         graph.close()
         assert seen == [1, 2, 3, 3]
-        del own, following
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
