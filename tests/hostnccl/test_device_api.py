@@ -216,7 +216,8 @@ def _life_of_device_communicators(rank: Rank) -> None:
 
 
 def _register(comm: nccl.Communicator) -> None:
-    comm.library.ncclCommWindowRegister(comm.handle, comm.mem_alloc(PAGE).ptr, PAGE, 0)
+    buffer = comm.mem_alloc(PAGE)
+    comm.library.ncclCommWindowRegister(comm.handle, buffer.ptr, PAGE, 0)
 
 
 def _refused(rank: Rank) -> None:
