@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
-__all__ = ["BARE", "SECTIONS", "Agenda", "CallCost", "Done", "Overlap", "Sequence", "Start"]
+__all__ = [
+    "BARE",
+    "SECTIONS",
+    "Agenda",
+    "CallCost",
+    "Done",
+    "KernelTime",
+    "Overlap",
+    "Sequence",
+    "Start",
+]
 
 BARE = "NCCL's C function, from C"
 
-SECTIONS = ("calls", "overlap", "collectives", "sequences")
+SECTIONS = ("calls", "kernels", "overlap", "collectives", "sequences")
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,26 @@ class CallCost:
         nbytes: the size.
         seconds: the median of samples, each the maximum over ranks.
         samples: seconds for one call.
+    """
+
+    nranks: int
+    way: str
+    nbytes: int
+    seconds: float
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """An all_reduce by a kernel that communicates itself, or by NCCL beside it.
+
+    Attributes:
+        nranks: the world's size.
+        way: which kernel, and whether it is in a graph.
+        nbytes: the size.
+        seconds: of one, on GPUs by events on the stream; the median of samples, each the maximum
+            over ranks.
+        samples: seconds of one.
     """
 
     nranks: int

@@ -20,7 +20,7 @@ from benchmarks.ranks import BenchmarkError
 from benchmarks.world import World
 from pynccl import nccl
 
-__all__ = ["OUR_GRAPH", "TORCH_GRAPH", "run"]
+__all__ = ["OUR_GRAPH", "TORCH_GRAPH", "captured", "run"]
 
 OUR_GRAPH = "pynccl, a CUDA graph"
 TORCH_GRAPH = "torch, a CUDA graph"
@@ -79,9 +79,9 @@ def _ways(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Callable[[],
         yield "torch, called", lambda: theirs
     yield "pynccl, a plan", lambda: _recorded(ours)
     if whole.is_cuda:
-        yield OUR_GRAPH, lambda: _captured(ours)
+        yield OUR_GRAPH, lambda: captured(ours)
         if world.torch:
-            yield TORCH_GRAPH, lambda: _captured(theirs)
+            yield TORCH_GRAPH, lambda: captured(theirs)
 
 
 def _recorded(call: Call) -> Call:
@@ -98,7 +98,7 @@ def _for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> Call:
     return call
 
 
-def _captured(call: Call) -> Call:
+def captured(call: Call) -> Call:
     """Capture a call, which has been made before, and give its replay."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_calls, gpu_graphs, gpu_overlap, runner
+from benchmarks import gpu_calls, gpu_graphs, gpu_kernels, gpu_overlap, runner
 from benchmarks.gpu_figures import Agenda, Done, Start
 from benchmarks.ranks import Report
 from benchmarks.results import Absent, Settings
@@ -20,6 +21,7 @@ __all__ = ["run"]
 _CALLS = (20, None)
 _REPLAYS = (2, 10)
 _REPLAYS_SHARED = 1
+_LAUNCHES = (10, 100)
 _WORK_ON_CPUS = (gpu_overlap.Work(1 << 18, 128), gpu_overlap.Work(16 << 20, 512))
 _WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 4096))
 _WORK_ON_A_SHARED_GPU = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(16 << 20, 4096))
@@ -43,6 +45,9 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
 
     sections: dict[str, Callable[[], None]] = {
         "calls": lambda: report_all(gpu_calls.run(world, repeats, _CALLS[full])),
+        "kernels": lambda: report_all(
+            gpu_kernels.run(world, repeats, _LAUNCHES[full], Path(settings.folder))
+        ),
         "overlap": lambda: report_all(gpu_overlap.run(world, repeats, _work(world)[full])),
         "collectives": lambda: runner.measure(world, settings, report),
         "sequences": lambda: report_all(gpu_graphs.run(world, repeats, replays, without)),

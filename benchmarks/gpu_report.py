@@ -11,7 +11,7 @@ from collections.abc import Sequence as Lines
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.gpu_figures import BARE, CallCost, Overlap, Sequence, Start
+from benchmarks.gpu_figures import BARE, CallCost, KernelTime, Overlap, Sequence, Start
 from benchmarks.machine import Machine, rows
 from benchmarks.results import Absent, Note, Plan, Row, Timing
 
@@ -115,14 +115,7 @@ class Findings:
             if absent := self._of(nranks, Absent):
                 lines = [(one.library, " ".join(one.reason.split())) for one in absent]
                 yield "### Not measured\n" + _table(("library", "why"), lines)
-            if calls := self._of(nranks, CallCost):
-                yield "### The host's time in one all_reduce\n" + _calls(calls, engine)
-            if sequences := self._of(nranks, Sequence):
-                first = sequences[0]
-                title = f"{first.length} {first.collective} in sequence"
-                yield f"### {title}\n{_sequences(sequences, engine)}"
-            if overlaps := self._of(nranks, Overlap):
-                yield "### A matrix product at the same time\n" + _overlaps(overlaps, engine)
+            yield from self._sections(nranks, engine)
             found = self._of(nranks, Row)
             if small := [row for row in found if row.nbytes <= _SMALL]:
                 yield "### Latency\n" + _latencies(small)
@@ -132,6 +125,19 @@ class Findings:
                 yield "### Bandwidth\n" + _bandwidths(large)
             if plot := plots.get(nranks):
                 yield f"![time against size, {nranks} ranks]({plot})"
+
+    def _sections(self, nranks: int, engine: str) -> Iterator[str]:
+        """What is not a row of the collectives."""
+        if calls := self._of(nranks, CallCost):
+            yield "### The host's time in one all_reduce\n" + _calls(calls, engine)
+        if kernels := self._of(nranks, KernelTime):
+            yield "### all_reduce by a kernel over pynccl/device.h\n" + _kernels(kernels)
+        if sequences := self._of(nranks, Sequence):
+            first = sequences[0]
+            title = f"{first.length} {first.collective} in sequence"
+            yield f"### {title}\n{_sequences(sequences, engine)}"
+        if overlaps := self._of(nranks, Overlap):
+            yield "### A matrix product at the same time\n" + _overlaps(overlaps, engine)
 
     def _of(self, nranks: int, kind: type[_Figure]) -> list[_Figure]:
         return [
@@ -211,6 +217,21 @@ def _calls(costs: list[CallCost], engine: str) -> str:
         )
     head = (f"{costs[0].nbytes} bytes", "us", "over the C call, us", f"torch {engine} / this")
     return _table(head, lines)
+
+
+def _kernels(kernels: list[KernelTime]) -> str:
+    """Microseconds, and in parentheses the ratio to the library's all_reduce of the same kind."""
+    sizes = list(dict.fromkeys(kernel.nbytes for kernel in kernels))
+    cells = {(kernel.way, kernel.nbytes): kernel.seconds for kernel in kernels}
+    lines = []
+    for way in dict.fromkeys(kernel.way for kernel in kernels):
+        library = re.sub(r"^kernel, [a-z ]+", "all_reduce", way)
+        line = []
+        for size in sizes:
+            seconds, of_library = cells[way, size], cells[library, size]
+            line.append(_us(seconds) + f" ({seconds / of_library:.2f})" * (way != library))
+        lines.append((way, *line))
+    return _table(("us for one", *map(_size, sizes)), lines)
 
 
 def _sequences(sequences: list[Sequence], engine: str) -> str:

@@ -53,10 +53,16 @@ class World:
             torch.cuda.set_stream(torch.cuda.Stream(self.device))
 
     def symmetric(self, shape: Sequence[int], dtype: str) -> Symmetric:
-        """Allocate memory that all ranks can load and store; collective. It is zero."""
+        """Allocate memory that all ranks can load and store; collective. It is zero.
+
+        Raises:
+            RuntimeError: they cannot.
+        """
         buffer = self.comm.symmetric_empty(shape, dtype)
         self._buffers.append(buffer)
         pointers = torch.from_dlpack(buffer.window.peer_pointers()).view(torch.int64)
+        if (pointers == 0).any():
+            raise RuntimeError("NCCL cannot share the memory of these ranks: not one LSA team")
         memory = Symmetric(torch.from_dlpack(buffer).zero_(), pointers)
         self.barrier()  # nobody writes before all have their zeros
         return memory

@@ -2,7 +2,8 @@
 
 :mod:`pynccl.device.triton` is for Triton kernels, on GPUs and in Triton's interpreter on CPUs;
 :mod:`pynccl.device.numba` is for functions that Numba compiles for CPUs. Each imports its compiler;
-this package imports nothing.
+this package imports nothing. :mod:`pynccl.device.headers` has the options that compile kernels in
+C++ and CUDA C++ over <pynccl/device.h>.
 
 The kernels get the addresses of all ranks' memory in a symmetric window as an array of 64-bit
 words, one for each rank. Ranks that cannot be reached by loads and stores have the address 0.

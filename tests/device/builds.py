@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pynccl
 
-__all__ = ["KERNELS", "compile_for_cpus", "cuda_includes", "nccl_headers", "own_includes", "source"]
+__all__ = [
+    "FOLDER",
+    "KERNELS",
+    "compile_for_cpus",
+    "cuda_includes",
+    "nccl_headers",
+    "own_includes",
+    "source",
+]
 
 _ROOT = Path(__file__).parents[2]
-_FOLDER = _ROOT / "examples" / "device" / "kernels"
+FOLDER = _ROOT / "examples" / "device" / "kernels"
 
 # The folder that `make abi` keeps real headers in, one folder for each wheel.
 _CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))
@@ -23,13 +31,13 @@ _CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))
 
 def source() -> str:
     """One file with all kernels of the examples."""
-    return "".join(f'#include "{path.name}"\n' for path in sorted(_FOLDER.glob("*.cu")))
+    return "".join(f'#include "{path.name}"\n' for path in sorted(FOLDER.glob("*.cu")))
 
 
 def _names() -> list[str]:
     defined = re.compile(r"^PYNCCL_KERNEL\((\w+),", re.MULTILINE)
     return [
-        name for path in sorted(_FOLDER.glob("*.cu")) for name in defined.findall(path.read_text())
+        name for path in sorted(FOLDER.glob("*.cu")) for name in defined.findall(path.read_text())
     ]
 
 
@@ -38,7 +46,7 @@ KERNELS = _names()
 
 def own_includes() -> list[str]:
     """Options for the header and the kernels, as a user has them."""
-    return [f"-I{pynccl.get_include()}", f"-I{_FOLDER}"]
+    return [f"-I{pynccl.get_include()}", f"-I{FOLDER}"]
 
 
 def compile_for_cpus(target: Path, text: str, *options: str) -> Path:

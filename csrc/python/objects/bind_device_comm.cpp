@@ -278,12 +278,12 @@ Raises:
                              "instructions, ncclMultimemHandle_t.mcBasePtr; None where there is "
                              "none.")
       .def("__bytes__", &to_bytes)
-      .def("as_argument", &as_argument, py::arg("version") = py::none(),
+      .def("as_argument", &as_argument, py::arg("version"),
            R"(The struct as a kernel's argument by value.
 
 Args:
     version: the version of the NCCL headers that the kernel is compiled with, as an
-        NCCL_VERSION_CODE or "2.30.7". None compares nothing.
+        NCCL_VERSION_CODE or "2.30.7": the kernel's pynccl_device_version. None compares nothing.
 
 Returns:
     A numpy.void of nbytes bytes, which CuPy's RawKernel takes.

@@ -1,0 +1,122 @@
+"""The all_reduce kernels over <pynccl/device.h> beside NCCL's all_reduce, called and in graphs."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from benchmarks.clock import Elapsed
+from benchmarks.gpu_figures import KernelTime
+from benchmarks.gpu_graphs import captured
+from benchmarks.kernels import CpuKernels, GpuKernels, compile_for_cpus
+from benchmarks.peers import Call
+from benchmarks.ranks import BenchmarkError
+from benchmarks.results import Absent
+from benchmarks.world import World
+from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
+
+__all__ = ["run"]
+
+_NAME = "kernels over pynccl/device.h"
+_SIZES = (4, 1 << 10, 4 << 10, 16 << 10, 64 << 10)  # bytes
+_BLOCKS = 8
+_CAPACITY = _SIZES[-1] // 4  # elements of each half of the scratch memory
+
+
+def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[KernelTime | Absent]:
+    """Measure each way for each size.
+
+    Args:
+        world: this rank's.
+        repeats: samples of each way.
+        launches: calls in a sample.
+        folder: of all ranks, for files.
+    """
+    comm = world.comm
+    try:
+        lsa = comm.team_lsa().nranks
+        if lsa < world.nranks:
+            yield Absent(_NAME, f"only {lsa} of the ranks reach each other's memory")
+            return
+        kernels = _compile(world, folder)
+        memory = comm.symmetric_empty(3 * _CAPACITY)
+        device_comm = comm.device_comm(lsa_barriers=_BLOCKS)
+    except (LibraryNotFoundError, MissingFunctionError, NcclError, ImportError) as error:
+        yield Absent(_NAME, str(error))
+        return
+    argument = device_comm.as_argument(kernels.version).tobytes()
+    whole = from_dlpack(memory)
+    for nbytes in _SIZES:
+        count = nbytes // 4
+        source, out = whole[:count], torch.zeros(count, device=world.device)
+        window, to = memory.window.handle, out.data_ptr()
+        one_shot = argument + struct.pack("QQQQ", window, 0, to, count)
+        scratch = 4 * _CAPACITY  # the offset in the window
+        buffered = argument + struct.pack(
+            "QQQQQQ", window, scratch, _CAPACITY, source.data_ptr(), to, count
+        )
+        launch = functools.partial(_launch, kernels, world.device)
+        calls: dict[str, Call] = {
+            "all_reduce": functools.partial(comm.all_reduce, source, out=out),
+            "kernel, one shot": functools.partial(launch, "all_reduce_float32", one_shot),
+            "kernel, buffered": functools.partial(launch, "all_reduce_buffered_float32", buffered),
+        }
+        for way, call in calls.items():
+            _check(world, way, call, source, out)
+        if world.device.type == "cuda":
+            calls |= {f"{way}, a CUDA graph": captured(call) for way, call in calls.items()}
+        yield from _time(world, calls, nbytes, repeats, launches)
+    world.barrier()
+    world.synchronize()
+    device_comm.close()
+    memory.close()
+
+
+def _time(
+    world: World, calls: dict[str, Call], nbytes: int, repeats: int, launches: int
+) -> Iterator[KernelTime]:
+    samples: dict[str, list[Elapsed]] = {way: [] for way in calls}
+    for _ in range(repeats):
+        for way, call in calls.items():
+            world.barrier()
+            samples[way].append(world.clock.measure(call, launches))
+    for way, elapsed in samples.items():
+        slowest = world.maximum([sample.seconds for sample in elapsed])
+        yield KernelTime(world.nranks, way, nbytes, statistics.median(slowest), tuple(slowest))
+
+
+def _compile(world: World, folder: Path) -> CpuKernels | GpuKernels:
+    if world.device.type == "cuda":
+        return GpuKernels(world.device.index)
+    library = folder / "kernels.so"
+    if world.rank == 0:
+        compile_for_cpus(library)
+    world.barrier()
+    return CpuKernels(library)
+
+
+def _launch(
+    kernels: CpuKernels | GpuKernels, device: torch.device, name: str, arguments: bytes
+) -> None:
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    kernels.launch(name, arguments, _BLOCKS, stream)
+
+
+def _check(world: World, way: str, call: Call, source: torch.Tensor, out: torch.Tensor) -> None:
+    for turn in range(3):
+        source.fill_(world.rank + turn)
+        out.zero_()
+        world.synchronize()
+        world.barrier()
+        call()
+        world.synchronize()
+        world.barrier()
+        expected = world.nranks * (world.nranks - 1) // 2 + world.nranks * turn
+        if not bool((out == expected).all()):
+            raise BenchmarkError(f"{way} of {4 * out.numel()} bytes is wrong on rank {world.rank}")

@@ -1,0 +1,136 @@
+"""The example kernels over <pynccl/device.h>, compiled for this machine, as calls."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+from pynccl.device import headers
+
+__all__ = ["FOLDER", "CpuKernels", "GpuKernels", "compile_for_cpus", "compile_for_gpus", "source"]
+
+FOLDER = Path(__file__).parents[1] / "examples" / "device" / "kernels"
+
+_COMPILE_SECONDS = 120.0
+_COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+def source() -> str:
+    """One file with all of them."""
+    return "".join(f'#include "{path.name}"\n' for path in sorted(FOLDER.glob("*.cu")))
+
+
+def compile_for_cpus(target: Path) -> Path:
+    """Compile them as a shared library; raises subprocess.CalledProcessError."""
+    file = target.with_suffix(".cpp")
+    file.write_text(source())
+    command = [os.environ.get("CXX", "c++"), "-O3", "-march=native", "-shared", "-fPIC"]
+    command += [*headers.options("c++"), f"-I{FOLDER}", str(file), "-o", str(target)]
+    subprocess.run(command, check=True, timeout=_COMPILE_SECONDS)
+    return target
+
+
+def compile_for_gpus(architecture: int) -> bytes:
+    """Compile them by NVRTC, with the headers of the loaded NCCL.
+
+    Args:
+        architecture: 90 for sm_90.
+
+    Raises:
+        LibraryNotFoundError: there are no headers of this version.
+        RuntimeError: they do not compile.
+    """
+    nvrtc = _load_nvrtc()
+    program = ctypes.c_void_p()
+    _check("nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source().encode(), b"kernels.cu", 0, None, None
+    ))  # fmt: skip
+    words = [f"--gpu-architecture=sm_{architecture}", *headers.options("nvrtc"), f"-I{FOLDER}"]
+    array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+    try:
+        if nvrtc.nvrtcCompileProgram(program, len(words), array):
+            raise RuntimeError(_fetch(nvrtc, program, "ProgramLog").decode())
+        return _fetch(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+class CpuKernels:
+    """Those of a shared library: a launch is a call.
+
+    Attributes:
+        version: of the layouts that they are compiled with.
+    """
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self.version = ctypes.c_int.in_dll(self._library, "pynccl_device_version").value
+
+    def launch(self, name: str, arguments: bytes, blocks: int, stream: int) -> None:
+        """Run a kernel; it is one block, and the stream is not used."""
+        del blocks, stream
+        self._library[name](ctypes.create_string_buffer(arguments, len(arguments)))
+
+
+class GpuKernels:
+    """Those of a cubin, in the current context.
+
+    Attributes:
+        version: of the NCCL whose headers they are compiled with.
+    """
+
+    threads = 256  # of a block
+
+    def __init__(self, device: int) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        parts = []
+        for attribute in _COMPUTE_CAPABILITY:
+            value = ctypes.c_int()
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+            parts.append(value.value)
+        self._module = ctypes.c_void_p()
+        cubin = compile_for_gpus(10 * parts[0] + parts[1])
+        self._call("cuModuleLoadData", ctypes.byref(self._module), cubin)
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        address, size, version = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
+        self._call(
+            *("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module),
+            b"pynccl_device_version",
+        )
+        self._call("cuMemcpyDtoH_v2", ctypes.byref(version), address, ctypes.c_size_t(4))
+        self.version = version.value
+
+    def launch(self, name: str, arguments: bytes, blocks: int, stream: int) -> None:
+        """Enqueue a kernel that takes one struct."""
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = ctypes.c_void_p()
+            self._call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+        content = ctypes.create_string_buffer(arguments, len(arguments))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(content))
+        grid = (blocks, 1, 1, self.threads, 1, 1, 0)
+        self._call("cuLaunchKernel", function, *grid, ctypes.c_void_p(stream), pointers, None)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        _check(name, self._driver[name](*arguments))
+
+
+def _load_nvrtc() -> ctypes.CDLL:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+
+
+def _fetch(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _check(what, nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
+    content = ctypes.create_string_buffer(size.value)
+    _check(what, nvrtc[f"nvrtcGet{what}"](program, content))
+    return content.raw
+
+
+def _check(name: str, code: int) -> None:
+    if code:
+        raise RuntimeError(f"{name} failed with {code}")
