@@ -66,9 +66,9 @@ def _lifecycle(rank: Rank) -> None:
     assert repr(dc) == "<pynccl.nccl.DeviceComm closed>"
     dc.close()
     for use in (
-        lambda: bytes(dc), dc.pointer, dc.as_argument, lambda: dc.buffers, lambda: large.address,
-        lambda: large.peer(0), lambda: small.handle, lambda: dc.lsa_size,
-        lambda: dc.multimem_pointers,
+        lambda: bytes(dc), dc.pointer, lambda: dc.as_argument(None), lambda: dc.buffers,
+        lambda: large.address, lambda: large.peer(0), lambda: small.handle,
+        lambda: dc.lsa_size, lambda: dc.multimem_pointers,
     ):  # fmt: skip
         with pytest.raises(ValueError, match="device communicator: it is closed"):
             use()

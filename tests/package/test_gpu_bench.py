@@ -146,7 +146,7 @@ def test_what_is_done_after_a_failure() -> None:
     agenda = agenda.after({"calls"}, ("a",))
     assert agenda == Agenda(SECTIONS[2:], frozenset(), quick=True)
     assert agenda
-    agenda = agenda.after({"collectives"}, ("a",))
+    agenda = agenda.after({"overlap", "collectives"}, ("a",))
     assert agenda == Agenda(("sequences",), frozenset("a"), quick=True)
     assert agenda
     assert agenda.after(set(), ("a",)) is None
