@@ -95,9 +95,20 @@ def test_a_missing_function_is_named(tmp_path: Path) -> None:
 
 def _value(function: str, parameter: str) -> object:
     """A value of the right type for a parameter of any function."""
-    structs = {"simInfo": raw.ncclSimInfo_t()}
+    structs = {
+        "simInfo": raw.ncclSimInfo_t,
+        "devComm": raw.ncclDevComm_t,
+        "multimem": raw.ncclMultimemHandle_t,
+        "outReq": raw.ncclDevResourceRequirements_t,
+        "props": raw.ncclCommProperties_t,
+        "reqs": raw.ncclDevCommRequirements_t,
+        "team": raw.ncclTeam_t,
+        "cftTeam": raw.ncclTeam_t,
+    }
     if parameter in structs:
-        return structs[parameter]
+        return structs[parameter]()
+    if parameter == "outHandle":
+        return getattr(raw, function.removesuffix("CreateRequirement") + "Handle_t")()
     if parameter == "key" and function.startswith("ncclParam"):
         return "NCCL_DEBUG"
     if parameter == "commId":

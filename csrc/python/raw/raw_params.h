@@ -215,7 +215,7 @@ struct Filled {
   void load(const char* name, PyObject* object, const CallArguments&) {
     py::detail::make_caster<T> caster;
     if (object == Py_None || !caster.load(object, false))
-      throw_type_error(name, std::string(py::type_id<T>()).c_str(), object);
+      throw_type_error(name, type_name<T>().c_str(), object);
     value = &py::detail::cast_op<T&>(caster);
   }
   C argument() { return value; }

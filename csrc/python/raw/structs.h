@@ -57,6 +57,12 @@ using Bound = std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type 
 // The 128 bytes of an id, from a UniqueId or an object with the buffer protocol.
 ncclUniqueId unique_id_from_python(const char* name, PyObject* value);
 
+// The name of a struct's class in Python, as its users write it.
+template <class T>
+std::string type_name() {
+  return py::cast<std::string>(py::type::of<T>().attr("__name__"));
+}
+
 // A copy of the struct. Its strings are owned by the Python object.
 template <class T>
 T struct_from_python(const char* name, PyObject* value) {
@@ -65,7 +71,7 @@ T struct_from_python(const char* name, PyObject* value) {
   } else {
     py::detail::make_caster<Bound<T>> caster;
     if (value == Py_None || !caster.load(value, false))
-      throw_type_error(name, std::string(py::type_id<T>()).c_str(), value);
+      throw_type_error(name, type_name<Bound<T>>().c_str(), value);
     auto& bound = py::detail::cast_op<Bound<T>&>(caster);
     if constexpr (has_strings<T>)
       return bound.value;
