@@ -1,0 +1,197 @@
+"""The contents of a trace or a recording of one process.
+
+All times are in nanoseconds of CLOCK_MONOTONIC on the machine of the process. A recording has no
+times but ``called``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Communicator", "GraphLaunch", "Operation", "ProcessTrace", "Range", "Wait"]
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator, as one of its ranks knows it.
+
+    Attributes:
+        id: 16 hexadecimal digits, equal on all ranks, of no other communicator.
+        joined: after grow() the id on the ranks that have joined, where it is known.
+        parent: the id of the communicator that it was made from.
+        name: given by the user.
+        creator: the function of nccl.h that made it.
+        provider: "host" or "cuda".
+        rank: of the process in it.
+        nranks: its size.
+        device: the index of the device.
+    """
+
+    id: str
+    joined: str | None
+    parent: str | None
+    name: str | None
+    creator: str
+    provider: str
+    rank: int
+    nranks: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation, in the order of issue.
+
+    Attributes:
+        kind: the name of the method of nccl.Communicator: "all_reduce", "send", "put_signal", ...
+        communicator: the id of its communicator.
+        sequence: from 1, among all operations of the communicator on this rank.
+        number: from 1; of a collective among the collectives, of a message among those of its
+            direction to or from its peer. Equal on the ranks that take part. None: of no meaning.
+        dtype: pynccl's name, "float32".
+        count: elements of dtype, as the function of nccl.h counts them.
+        op: the operator of a reduction, "sum".
+        root: of a rooted collective.
+        peer: of a message or a one-sided operation.
+        sendbuff: the address that it reads.
+        recvbuff: the address that it writes.
+        stream: the handle of its stream; 0 is the default stream, which on CPUs is the thread.
+        thread: the system's id of the thread that called it.
+        group: the number of the group or plan that it was issued in; None outside of groups.
+        graph: the number of the graph that the call was captured into; such an operation has not
+            run. None: it was not captured.
+        called: when the function of nccl.h was called.
+        returned: when it had returned; of an operation in a group, when the group had ended.
+        began: when the stream reached it; the operations of a group on a stream have the times of
+            the group.
+        ended: when it was done. None: it was not done, or not timed, when the trace ended.
+        failed: the call has thrown.
+        sendbytes: bytes that it reads from sendbuff.
+        recvbytes: bytes that it writes to recvbuff.
+    """
+
+    kind: str
+    communicator: str
+    sequence: int
+    number: int | None
+    dtype: str
+    count: int
+    op: str | None
+    root: int | None
+    peer: int | None
+    sendbuff: int
+    recvbuff: int
+    stream: int
+    thread: int
+    group: int | None
+    graph: int | None
+    called: int
+    returned: int | None
+    began: int | None
+    ended: int | None
+    failed: bool
+    sendbytes: int
+    recvbytes: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A thread or a stream that waits.
+
+    Attributes:
+        what: "work" for Work.wait(), "stream" and "event" for their synchronize(), "stream_event"
+            for Stream.wait(event).
+        communicator: the id of the communicator of the operation that is waited for, where known.
+        sequence: of the operation that is waited for, where known.
+        stream: the stream that waits, or is waited for by the thread; None: not one stream.
+        thread: that called.
+        on_device: a stream waits; otherwise the thread.
+        began: when the wait began.
+        ended: when it was over. None: it was not over when the trace ended.
+    """
+
+    what: str
+    communicator: str | None
+    sequence: int | None
+    stream: int | None
+    thread: int
+    on_device: bool
+    began: int
+    ended: int | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of the user: nccl.range().
+
+    Attributes:
+        name: of the user.
+        compute: the range is compute that communication can hide behind.
+        stream: the stream whose work is in it; None: the thread.
+        thread: that called.
+        began: when it began, on the stream where there is one.
+        ended: when it ended. None: it was open when the trace ended.
+    """
+
+    name: str
+    compute: bool
+    stream: int | None
+    thread: int
+    began: int
+    ended: int | None
+
+
+@dataclass(frozen=True)
+class GraphLaunch:
+    """A launch of a nccl.Graph.
+
+    Attributes:
+        graph: the number of the graph; operations that were captured into it have it.
+        stream: that it was launched on.
+        thread: that called.
+        called: when the launch was called.
+        returned: when the call had returned.
+        began: when the stream reached it.
+        ended: when it was done.
+    """
+
+    graph: int
+    stream: int
+    thread: int
+    called: int
+    returned: int
+    began: int | None
+    ended: int | None
+
+
+@dataclass
+class ProcessTrace:
+    """The trace or recording of one process.
+
+    Attributes:
+        rank: of the process: RANK, or that of its first communicator; None without either.
+        pid: of the process.
+        host: the name of the machine.
+        boot: identifies the machine since its start: traces with the same one have one clock.
+        epoch: what turns a time into nanoseconds since 1970, by addition.
+        timed: there are times of devices, as in a trace; a recording has none.
+        began: of the trace.
+        ended: of the trace.
+        dropped: how many operations came after the limit, and are missing.
+        communicators: those that were used, by id.
+    """
+
+    rank: int | None
+    pid: int
+    host: str
+    boot: str
+    epoch: int
+    timed: bool
+    began: int
+    ended: int
+    dropped: int = 0
+    communicators: dict[str, Communicator] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+    launches: list[GraphLaunch] = field(default_factory=list)
