@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pynccl.trace import rows
 from pynccl.trace.bandwidth import operation_bandwidths, operation_bytes
@@ -28,9 +29,10 @@ _VERSION = 1
 _HEX = ("sendbuff", "recvbuff", "stream")
 
 Event = dict[str, Any]
+_Path: TypeAlias = "str | os.PathLike[str]"
 
 
-def save(traces: ProcessTrace | Sequence[ProcessTrace], path: str) -> None:
+def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
     """Write one file.
 
     Args:
@@ -43,10 +45,11 @@ def save(traces: ProcessTrace | Sequence[ProcessTrace], path: str) -> None:
     """
     text = json.dumps(document(traces), separators=(",", ":"), allow_nan=False)
     data = text.encode()
-    Path(path).write_bytes(gzip.compress(data, 6) if path.endswith(".gz") else data)
+    compressed = os.fspath(path).endswith(".gz")
+    Path(path).write_bytes(gzip.compress(data, 6) if compressed else data)
 
 
-def load(path: str) -> list[ProcessTrace]:
+def load(path: _Path) -> list[ProcessTrace]:
     """Read a file that save() has written.
 
     Returns:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pynccl.trace.lanes import Interval, Lane, Lanes, length, union, without
 from pynccl.trace.model import ProcessTrace, Wait
@@ -106,6 +108,14 @@ def _lengths(running: list[Interval | None], parts: _Parts) -> list[int | None]:
     ]
 
 
+class _OnLane(NamedTuple):
+    """An operation or launch that has run, and the times of waits for it."""
+
+    ended: int
+    began: int
+    waited: list[Interval]
+
+
 def _waited(
     trace: ProcessTrace,
     lanes: Lanes,
@@ -116,21 +126,19 @@ def _waited(
     parts: _Parts = [[] for _ in running]
     graphs: _Parts = [[] for _ in launched]
     others: list[Interval] = []
+    by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
     by_sequence: dict[tuple[str, int], int] = {}
-    by_lane: dict[Lane, list[tuple[int, int, list[Interval]]]] = {}
     for index, (operation, ran) in enumerate(zip(trace.operations, running, strict=True)):
         by_sequence[operation.communicator, operation.sequence] = index
-        if ran is None:
-            continue
-        lane = lanes.of_operation(operation)
-        if lane.blocks_thread:
-            parts[index].append(ran)
-        by_lane.setdefault(lane, []).append((ran[1], ran[0], parts[index]))
+        if ran is not None:
+            lane = lanes.of_operation(operation)
+            parts[index] += [ran] if lane.blocks_thread else []
+            by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
     for launch, ran, own in zip(trace.launches, launched, graphs, strict=True):
         if ran is not None:
-            by_lane.setdefault(lanes.of_launch(launch), []).append((ran[1], ran[0], own))
+            by_lane[lanes.of_launch(launch)].append(_OnLane(ran[1], ran[0], own))
     for ordered in by_lane.values():
-        ordered.sort(key=lambda entry: entry[0])
+        ordered.sort(key=lambda one: one.ended)
     for wait in trace.waits:
         span = lanes.interval(wait)
         index_ = _operation(wait, by_sequence)
@@ -143,12 +151,16 @@ def _waited(
         elif (awaited := lanes.awaited(wait)) is None:
             others.append(span)
         else:
-            entries = by_lane.get(awaited, [])
-            for ended, began, own in entries[bisect(entries, span[0], key=lambda one: one[0]) :]:
-                if began >= span[1]:
-                    break
-                own.append((max(began, span[0]), min(ended, span[1])))
+            _share(span, by_lane.get(awaited, []))
     return parts, graphs, others
+
+
+def _share(span: Interval, ordered: list[_OnLane]) -> None:
+    """Give a wait for a stream to what ran there at the time."""
+    for one in ordered[bisect(ordered, span[0], key=lambda one: one.ended) :]:
+        if one.began >= span[1]:
+            break
+        one.waited.append((max(one.began, span[0]), min(one.ended, span[1])))
 
 
 def _operation(wait: Wait, by_sequence: dict[tuple[str, int], int]) -> int | None:
