@@ -1,4 +1,4 @@
-"""The command ``pynccl``: the NCCL libraries of this machine, hostnccl for others, dumps, traces."""
+"""The command ``pynccl``: libraries of this machine, hostnccl for other clients, dumps, traces."""
 
 from __future__ import annotations
 

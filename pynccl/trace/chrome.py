@@ -185,7 +185,8 @@ class _Writer:
         begun = [
             (began, one) for one in match.members if (began := self._merged.began(one)) is not None
         ]
-        begun.sort(key=lambda pair: pair[0])
+        # In the order of the events in the file, which tells apart those of one time.
+        begun.sort(key=lambda pair: (pair[0], pair[1].trace, pair[1].index))
         for i, (_, one) in enumerate(begun):
             phase = "s" if i == 0 else "f" if i + 1 == len(begun) else "t"
             if len(begun) > 1:

@@ -126,7 +126,8 @@ def _rows(merged: Merged, bars: Sequence[_Bar]) -> dict[tuple[int, Lane], int]:
     The default stream of a thread on CPUs is in the row of the thread, which runs it.
     """
     places = list(dict.fromkeys(bar.row for bar in sorted(bars, key=lambda bar: bar.began)))
-    places.sort(key=lambda row: not row[1].is_thread)
+    lanes = [Lanes(trace) for trace in merged.traces]
+    places.sort(key=lambda row: lanes[row[0]].order(row[1]))
     rows: dict[tuple[int, Lane], int] = {}
     height = 0
     for position in range(len(merged.traces)):
