@@ -80,6 +80,8 @@ class Lanes:
         """The stream that a thread waits for, where it is one."""
         if wait.on_device or wait.stream is None:
             return None
+        if wait.stream == 0 and wait.what != "stream":  # an event, whose stream is not known
+            return None
         return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
 
     def _lane(self, stream: int, thread: int, device: int | None, *, cuda: bool) -> Lane:

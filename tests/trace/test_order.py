@@ -95,6 +95,7 @@ def test_which_buffers_conflict(fields: dict[str, Any], conflicts: int) -> None:
         (("work", 2, 5.1, {"communicator": "a" * 16, "sequence": 7}), True),  # all that had ended
         (("event", 2, 5.1, {}), True),
         (("event", 2, 4.9, {}), False),  # it had not ended
+        (("event", 2, 5.1, {"stream": 0}), True),  # the stream of an event is not known
         (("event", 2, 5.1, {"stream": _A}), True),
         (("event", 2, 5.1, {"stream": _C}), False),
         (("stream_event", 5, 5.5, {"stream": _B}), True),
