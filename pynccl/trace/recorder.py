@@ -131,7 +131,9 @@ def _exit_ranges(nvtx: Any, function: Any) -> None:  # noqa: ANN401 - the same
         nvtx.pop_range()
 
 
-def trace(path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate: bool = False) -> Trace:
+def trace(
+    path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate: bool = False
+) -> Trace:
     """Trace the operations of this process in a with block.
 
         with nccl.trace("step.json") as trace:

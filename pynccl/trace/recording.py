@@ -119,7 +119,9 @@ def parse(data: bytes) -> ProcessTrace:
         RecordingError: they are no recording, or not one of this version.
     """
     if not data.startswith(_MAGIC):
-        raise RecordingError(f"this is not a recording of pynccl: it has no {_MAGIC[:-1].decode()!r}")
+        raise RecordingError(
+            f"this is not a recording of pynccl: it has no {_MAGIC[:-1].decode()!r}"
+        )
     try:
         return _process_trace(_contents(data))
     except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["TraceProcessor", "why_not"]
+__all__ = ["TraceProcessor", "problems", "why_not"]
 
 _SECONDS = 120
 
@@ -123,3 +123,10 @@ class TraceProcessor:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def problems(processor: TraceProcessor) -> list[dict[str, Any]]:
+    """What the trace processor could not use of a file."""
+    return processor.query(
+        "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
+    )

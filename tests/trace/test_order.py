@@ -116,6 +116,16 @@ def test_waits_order(wait: tuple[str, float, float | None, dict[str, Any]], orde
     assert len(_check(build)) == (0 if ordered else 1)
 
 
+def test_a_wait_that_a_graph_has_captured_does_not_hide_those_behind_it() -> None:
+    def build(builder: TraceBuilder) -> None:
+        builder.wait("stream_event", 0, None, stream=_B)
+        _first(builder)
+        builder.wait("stream_event", 5, 5.5, stream=_B)
+        _second(builder)
+
+    assert _check(build) == []
+
+
 def test_order_is_passed_on() -> None:
     """From A to C by an event, from C to the thread by a wait, from the thread to B."""
 
