@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from pynccl.trace import chrome, recorder
+from pynccl.trace import chrome
 from pynccl.trace.exposure import RANGES, exposed
 from pynccl.trace.merge import merge
 from pynccl.trace.order import Conflict, check
@@ -31,7 +31,7 @@ def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
     for seed in range(1, _SEEDS + 1):
         with test_delays.delays(rank, seed):
             program = test_delays.Program(rank, comms, seed)
-            with recorder.trace() as trace:
+            with nccl.trace() as trace:
                 program.run()
         assert trace.process is not None
         assert trace.process.operations
@@ -53,7 +53,7 @@ def _race(rank: Rank, waits: bool) -> list[tuple[int, int]]:
         with test_delays.delays(rank, seed):
             a, b, event = rank.stream(), rank.stream(), rank.event()
             x, y = (rank.memory.put(np.ones(1000)) for _ in range(2))
-            with recorder.trace() as trace:
+            with nccl.trace() as trace:
                 for _ in range(5):
                     first.all_reduce(x, stream=a)
                 if waits:
@@ -85,9 +85,9 @@ def _step(rank: Rank, folder: str) -> None:
     stream = rank.stream()
     buckets = [memory.put(np.ones(1 << 16, np.float32)) for _ in range(3)]
     loss = memory.put(np.ones(1, np.float32))
-    with recorder.trace(f"{folder}/step.json"):
+    with nccl.trace(f"{folder}/step.json"):
         for _ in range(3):
-            with recorder.range("backward", compute=True):
+            with nccl.range("backward", compute=True):
                 for bucket in buckets:
                     comm.all_reduce(bucket, nccl.MAX, stream=stream)
                     time.sleep(0.002)
