@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from tests.support.rank import Rank
 COUNT = 1000
 
 
-def _traced(function: Callable[[], object], **options: Any) -> ProcessTrace:
+def _traced(function: Callable[[], object], **options: int) -> ProcessTrace:
     with nccl.trace(**options) as trace:
         function()
     assert trace.process is not None
@@ -244,6 +243,11 @@ def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: st
     launch(2, _graphs, provider=provider)
 
 
+def _repeat(function: Callable[[], object]) -> None:
+    for _ in range(10):
+        function()
+
+
 def _failures(rank: Rank) -> None:
     comm = rank.communicator()
     x = rank.memory.put(np.zeros(COUNT, np.float32))
@@ -255,8 +259,7 @@ def _failures(rank: Rank) -> None:
             comm.abort()
         else:
             with pytest.raises((nccl.NcclError, ValueError)):
-                for _ in range(10):
-                    comm.all_reduce(x)
+                _repeat(lambda: comm.all_reduce(x))
 
     trace = _traced(run)
     failed = [o for o in trace.operations if o.failed]
@@ -324,9 +327,9 @@ def test_one_trace_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
-def test_a_wrong_limit(limit: Any) -> None:
+def test_a_wrong_limit(limit: object) -> None:
     with pytest.raises(ValueError, match=f"limit: {limit!r}"):
-        nccl.trace(limit=limit)
+        nccl.trace(limit=limit)  # type: ignore[arg-type]
 
 
 def test_wrong_ranges() -> None:
