@@ -310,7 +310,8 @@ class _Writer:
         communicator = self._merged.traces[position].communicators.get(operation.communicator)
         if communicator is not None:
             args["name"] = communicator.name
-            args["rank"], args["nranks"] = communicator.rank, communicator.nranks
+            args["rank"] = communicator.rank if operation.rank is None else operation.rank
+            args["nranks"] = communicator.nranks
             args["bytes"] = operation_bytes(operation, communicator.nranks)
             if (found := self._bandwidths[position][index]) is not None:
                 args |= {k: v for k, v in found._asdict().items() if v is not None}

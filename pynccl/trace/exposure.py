@@ -100,6 +100,7 @@ def _outside(one: Interval | None, computing: list[Interval]) -> int | None:
 
 
 _Parts = list[list[Interval]]
+_Name = tuple[str, int | None, int]  # communicator, rank and sequence of an operation
 
 
 def _lengths(running: list[Interval | None], parts: _Parts) -> list[int | None]:
@@ -127,9 +128,9 @@ def _waited(
     graphs: _Parts = [[] for _ in launched]
     others: list[Interval] = []
     by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
-    by_sequence: dict[tuple[str, int], int] = {}
+    by_sequence: dict[_Name, int] = {}
     for index, (operation, ran) in enumerate(zip(trace.operations, running, strict=True)):
-        by_sequence[operation.communicator, operation.sequence] = index
+        by_sequence[operation.communicator, operation.rank, operation.sequence] = index
         if ran is not None:
             lane = lanes.of_operation(operation)
             parts[index] += [ran] if lane.blocks_thread else []
@@ -163,7 +164,7 @@ def _share(span: Interval, ordered: list[_OnLane]) -> None:
         one.waited.append((max(one.began, span[0]), min(one.ended, span[1])))
 
 
-def _operation(wait: Wait, by_sequence: dict[tuple[str, int], int]) -> int | None:
+def _operation(wait: Wait, by_sequence: dict[_Name, int]) -> int | None:
     if wait.communicator is None or wait.sequence is None:
         return None
-    return by_sequence.get((wait.communicator, wait.sequence))
+    return by_sequence.get((wait.communicator, wait.rank, wait.sequence))

@@ -164,7 +164,7 @@ class _Order:
         self._streams: dict[Lane, _Clock] = defaultdict(dict)
         self._threads: dict[int, _Clock] = defaultdict(dict)
         self._on_lane: dict[Lane, list[_Node]] = defaultdict(list)
-        self._by_sequence: dict[tuple[str, int], _Node] = {}
+        self._by_sequence: dict[tuple[str, int | None, int], _Node] = {}
         # What threads know from a time on: a wait stands for all that had ended when it was over.
         self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
         # Those that were over. Others order nothing that was issued later, or were captured.
@@ -196,7 +196,7 @@ class _Order:
             if one.graph is not None:
                 captured[one.graph] += _accesses(one)
             elif not one.failed:
-                key = index if one.group is None else (one.group, one.communicator)
+                key = index if one.group is None else (one.group, one.communicator, one.rank)
                 node = _Node(one, self._lanes.of_operation(one), _accesses(one))
                 batches.setdefault(key, []).append(node)
         for index, launch in enumerate(self._trace.launches):
@@ -232,7 +232,8 @@ class _Order:
             node.place = after[node.lane] = len(self._on_lane[node.lane])
             node.before, node.after = before, after
             if isinstance(node.one, Operation):
-                self._by_sequence[node.one.communicator, node.one.sequence] = node
+                key = node.one.communicator, node.one.rank, node.one.sequence
+                self._by_sequence[key] = node
             if node.lane.blocks_thread and node.one.returned is not None:
                 self._learned[node.one.thread].append((node.one.returned, after))
         for lane in firsts:
@@ -261,7 +262,7 @@ class _Order:
         """What is done once the operation of a wait is; None where it is not known."""
         if wait.communicator is None or wait.sequence is None:
             return None
-        node = self._by_sequence.get((wait.communicator, wait.sequence))
+        node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))
         return None if node is None else node.after
 
     def _ended(self, wait: Wait) -> _Clock:

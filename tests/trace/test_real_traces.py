@@ -124,6 +124,43 @@ def test_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
                 assert merged.waited[position, trace.operations.index(operation)].rank == 2
 
 
+def _two_ranks(_: Rank) -> list[tuple[str, int, list[tuple[int, str]]]]:
+    comms = nccl.Communicator.init_all(2, provider="host")
+    sources, targets = ([np.ones(4) for _ in comms] for _ in range(2))
+    with nccl.trace() as trace:
+        for _ in range(2):
+            with nccl.group():
+                for comm, array in zip(comms, sources, strict=True):
+                    comm.all_reduce(array)
+            with nccl.group():
+                for own, comm in enumerate(comms):
+                    comm.send(sources[own], 1 - own)
+                    comm.recv(targets[own], 1 - own)
+    for comm in comms:
+        comm.close()
+    assert trace.process is not None
+    assert check(trace.process) == []
+    merged = merge([trace.process])
+    check_schema(chrome.document(trace.process))
+    return [
+        (one.kind, one.number, [(member.rank, member.operation.kind) for member in one.members])
+        for one in merged.matches
+    ]
+
+
+def test_two_ranks_of_one_process(launch: Launcher) -> None:
+    (matches,) = launch(1, _two_ranks)
+    reduces = [(0, "all_reduce"), (1, "all_reduce")]
+    assert sorted(matches) == [
+        ("all_reduce", 1, reduces),
+        ("all_reduce", 2, reduces),
+        ("send", 1, [(0, "send"), (1, "recv")]),
+        ("send", 1, [(1, "send"), (0, "recv")]),
+        ("send", 2, [(0, "send"), (1, "recv")]),
+        ("send", 2, [(1, "send"), (0, "recv")]),
+    ]
+
+
 @pytest.mark.skipif(perfetto.why_not() is not None, reason=perfetto.why_not() or "")
 def test_perfetto_reads_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
     launch(4, _step, str(tmp_path))
