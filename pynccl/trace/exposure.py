@@ -49,8 +49,8 @@ def exposed(trace: ProcessTrace) -> Exposed:
     Without, it is the time in which threads or streams of compute waited: operations on the default
     stream of a thread on CPUs, which the thread itself runs, and waits. A wait for a known
     operation is its exposed time; of a wait for a stream, the time in it in which operations ran
-    there. Not counted: waits for streams without operations, and the waits of streams that have
-    operations for unknown ones.
+    there. Not counted: operations on a thread that runs them for others, which wait for them; waits
+    for streams without operations; and the waits of streams that have operations for unknown ones.
 
     Args:
         trace: of one process, with times.
@@ -128,12 +128,16 @@ def _waited(
     graphs: _Parts = [[] for _ in launched]
     others: list[Interval] = []
     by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
-    by_sequence: dict[_Name, int] = {}
+    by_sequence: dict[_Name, int] = {
+        (one.communicator, one.rank, one.sequence): index
+        for index, one in enumerate(trace.operations)
+    }
+    workers = _workers(trace, by_sequence)
     for index, (operation, ran) in enumerate(zip(trace.operations, running, strict=True)):
-        by_sequence[operation.communicator, operation.rank, operation.sequence] = index
         if ran is not None:
             lane = lanes.of_operation(operation)
-            parts[index] += [ran] if lane.blocks_thread else []
+            waits = lane.blocks_thread and operation.thread not in workers
+            parts[index] += [ran] if waits else []
             by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
     for launch, ran, own in zip(trace.launches, launched, graphs, strict=True):
         if ran is not None:
@@ -154,6 +158,16 @@ def _waited(
         else:
             _share(span, by_lane.get(awaited, []))
     return parts, graphs, others
+
+
+def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:
+    """The threads that run operations for others, such as those of the backend of torch."""
+    workers = set()
+    for wait in trace.waits:
+        index = _operation(wait, by_sequence)
+        if index is not None and trace.operations[index].thread != wait.thread:
+            workers.add(trace.operations[index].thread)
+    return workers
 
 
 def _share(span: Interval, ordered: list[_OnLane]) -> None:

@@ -84,6 +84,17 @@ def test_operations_on_the_threads_own_stream_are_exposed() -> None:
     assert exposed(cuda.trace).total == 0
 
 
+def test_a_thread_that_runs_operations_for_others_does_not_wait() -> None:
+    """As torch's backend runs asynchronous operations on CPUs."""
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 5, stream=0, thread=7)
+    builder.operation("all_reduce", 6, 9, stream=0, thread=7)
+    builder.operation("all_reduce", 12, 14, stream=0)
+    builder.wait("work", 4, 5, **_FIRST)
+    result = exposed(builder.trace)
+    assert _ms(result.operations) == [1.0, 0.0, 2.0]
+
+
 def test_waits_for_an_operation_are_its_exposed_time() -> None:
     builder = TraceBuilder()
     builder.operation("all_reduce", 1, 10)

@@ -124,7 +124,7 @@ def test_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
                 assert merged.waited[position, trace.operations.index(operation)].rank == 2
 
 
-def _two_ranks(_: Rank) -> list[tuple[str, int, list[tuple[int, str]]]]:
+def _two_ranks(_rank: Rank) -> list[tuple[str, int, list[tuple[int, str]]]]:
     comms = nccl.Communicator.init_all(2, provider="host")
     sources, targets = ([np.ones(4) for _ in comms] for _ in range(2))
     with nccl.trace() as trace:
