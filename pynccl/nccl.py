@@ -13,7 +13,7 @@ torch is not required.
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pynccl.borrowing
 import pynccl.inquiry
@@ -62,7 +62,9 @@ from pynccl.errors import (
 )
 from pynccl.libraries import load, resolve
 from pynccl.parameters import Param, Params, params
-from pynccl.trace.recorder import Trace, range, start_from_environment, trace
+
+if TYPE_CHECKING:
+    from pynccl.trace.recorder import Trace, range, trace
 
 __all__ = [
     "AVG",
@@ -310,4 +312,15 @@ class Event(_C.Event):
         super().__init__(library, ordinal, timing)
 
 
-start_from_environment()
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
+    if name not in ("Trace", "range", "trace"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pynccl.trace import recorder  # it makes the import of pynccl slower
+
+    return getattr(recorder, name)
+
+
+if os.environ.get("PYNCCL_TRACE") or os.environ.get("PYNCCL_RECORD"):
+    from pynccl.trace.recorder import start_from_environment
+
+    start_from_environment()

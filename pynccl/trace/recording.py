@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pynccl.trace.errors import TraceError
 from pynccl.trace.model import Communicator, GraphLaunch, Operation, ProcessTrace, Range, Wait
 
 __all__ = ["RecordingError", "is_recording", "load", "parse"]
@@ -28,7 +29,7 @@ _WAITS = ("work", "stream", "event", "stream_event")
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
-class RecordingError(ValueError):
+class RecordingError(TraceError):
     """A file is not a recording of pynccl."""
 
 
