@@ -1,0 +1,82 @@
+"""What buffers contain in a replay, so that results are exact and of one operation only.
+
+An input is a sequence 0, 1, ..., modulus - 1, 0, 1, ... that begins at a phase which depends on the
+communicator, the rank and the operation. The modulus is a prime that is so small that a reduction
+over all ranks is exact in the dtype.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["MODES", "SCALAR", "Source", "demand", "phase_of"]
+
+_PRIMES = (2, 3, 5, 7, 13, 31, 61, 127, 251, 509, 1021, 2039, 4093, 8191)
+# The largest number up to which a dtype has all integers.
+_EXACT = {
+    "int8": 127,
+    "uint8": 255,
+    "float16": 2048,
+    "bfloat16": 256,
+    "float8_e4m3": 16,
+    "float8_e5m2": 8,
+    "float32": 1 << 24,
+}
+_INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+SCALAR = 2  # of user-defined operators, which are replayed as pre_mul_sum(2)
+MODES = ("plain", "power", "sign", "multiple")
+
+
+class Source(NamedTuple):
+    """What an input contains.
+
+    Attributes:
+        mode: "plain": the numbers of the sequence; "power": 1 and 2, "sign": 1 and -1, for the odd
+            and even ones; "multiple": times the number of ranks.
+        modulus: of the sequence.
+        phase: with which number it begins.
+        factor: of "multiple".
+    """
+
+    mode: str
+    modulus: int
+    phase: int
+    factor: int = 1
+
+    def at(self, offset: int) -> Source:
+        """The same from an element on."""
+        return self._replace(phase=(self.phase + offset) % self.modulus)
+
+
+def demand(kind: str, op: str | None, dtype: str, nranks: int) -> Source | None:
+    """The values with which an operation's result is exact, phase 0; None where there are none."""
+    limit = _EXACT.get(dtype, 1 << 24)
+    if op is None or kind not in ("all_reduce", "reduce", "reduce_scatter"):
+        return _plain(limit)
+    if op in ("min", "max"):
+        return _plain(limit)
+    if op == "prod":
+        if dtype in _INTEGERS:  # they wrap, in any order to the same
+            return _plain(limit)
+        return Source("power" if nranks <= 6 else "sign", 8191 if limit > 8191 else 7, 0)
+    if op == "avg":
+        if dtype in _INTEGERS:
+            return _plain(limit // nranks)
+        power = nranks & (nranks - 1) == 0
+        largest = limit // nranks if power else limit // (nranks * nranks)
+        found = _plain(largest)
+        return found._replace(mode="multiple", factor=nranks) if found is not None else None
+    scale = 1 if op == "sum" else SCALAR
+    return _plain(limit if dtype in _INTEGERS and scale == 1 else limit // (nranks * scale))
+
+
+def _plain(largest: int) -> Source | None:
+    """The sequence whose numbers are at most this large."""
+    fitting = [prime for prime in _PRIMES if prime - 1 <= largest]
+    return Source("plain", fitting[-1], 0) if fitting else None
+
+
+def phase_of(communicator: int, sequence: int, rank: int) -> int:
+    """Mixes the three; what is equal in two of them differs in the modulus of most dtypes."""
+    mixed = (communicator * 1_000_003 + sequence) * 10_007 + rank * 7919
+    return (mixed ^ mixed >> 13) * 2_654_435_761 & 0xFFFFFFFF
