@@ -10,6 +10,7 @@
 #include "core/issue.h"
 #include "core/monitor.h"
 #include "core/poll.h"
+#include "core/trace.h"
 #include "core/window.h"
 
 namespace pynccl {
@@ -316,14 +317,30 @@ void Communicator::before_operation(OperationKind kind, const Operation& operati
   Comparison::run({{this, &compared}});
 }
 
+// issue() while operations are watched.
+void Communicator::issue_watched(OperationKind kind, const Operation& o) {
+  const Issuing issuing(*this);
+  const ncclComm_t comm = handle();
+  if (CommunicatorObservers::observed()) before_operation(kind, o);
+  Deadlines& deadlines = *deadlines_;
+  const std::int64_t now = precise_time();
+  TraceCall trace(*this, kind, o, now);
+  const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
+  trace.number(deadlines.recorder());
+  call_nccl(kind, comm, o);
+  trace.succeeded();
+  deadlines.enqueued(o.stream, now);
+}
+
 void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
 
 void Communicator::issue_in_group(const Operation& operation) {
   const ncclComm_t comm = handle();
-  if (CommunicatorObservers::watched())
+  if (CommunicatorObservers::observed())
     CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
   const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation,
                                   deadlines_->group_began(), deadlines_->group_limit());
+  if (Trace::on()) TraceGroup::add(*this, operation);
   call_nccl(operation.kind, comm, operation);
 }
 

@@ -1,0 +1,51 @@
+// TraceLog: the entries of one thread that were not collected yet. The thread writes, without a
+// lock; one collector at a time reads.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "core/trace_entry.h"
+
+namespace pynccl {
+
+class TraceLog {
+ public:
+  static constexpr std::uint64_t kEntries = 1024;
+
+  explicit TraceLog(std::uint32_t thread) : thread_(thread) {}
+
+  // False where there is no room.
+  [[gnu::always_inline]] bool append(const TraceEntry& entry) {
+    const std::uint64_t written = written_.load(std::memory_order_relaxed);
+    if (written - read_.load(std::memory_order_acquire) == kEntries) [[unlikely]]
+      return false;
+    TraceEntry& slot = entries_[written % kEntries];
+    slot = entry;
+    slot.thread = thread_;
+    written_.store(written + 1, std::memory_order_release);
+    return true;
+  }
+
+  template <class F>
+  void collect(F&& take) {
+    const std::uint64_t written = written_.load(std::memory_order_acquire);
+    for (std::uint64_t i = read_.load(std::memory_order_relaxed); i != written; ++i) {
+      take(entries_[i % kEntries]);
+      read_.store(i + 1, std::memory_order_release);
+    }
+  }
+
+  void end() { ended_.store(true, std::memory_order_release); }  // the thread appends no more
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+
+ private:
+  const std::uint32_t thread_;
+  std::atomic<bool> ended_ = false;
+  alignas(64) std::atomic<std::uint64_t> written_ = 0;
+  alignas(64) std::atomic<std::uint64_t> read_ = 0;
+  std::array<TraceEntry, kEntries> entries_;
+};
+
+}  // namespace pynccl
