@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pynccl.flight import dump as flight
-from pynccl.flight.analysis import Finding, Report, analyse
+from pynccl.flight.analysis import Finding, analyse
 from pynccl.replay.recorded import Process, Recorded, counterpart
 from pynccl.trace.model import Operation
 
-__all__ = ["check", "described"]
+__all__ = ["check", "described", "located"]
 
 
 def described(operation: Operation) -> str:
@@ -21,12 +22,22 @@ def described(operation: Operation) -> str:
     return f"{operation.kind} {number} {record.arguments}"
 
 
-def check(recorded: Recorded) -> Report:
+def check(recorded: Recorded) -> list[Finding]:
     """Compare the operations of all ranks by communicator and number, then by position."""
     holes = [hole for process in recorded.processes for hole in _holes(recorded, process)]
-    if holes:
-        return Report([], holes)
-    return analyse([_dump(recorded, place) for place in range(len(recorded.processes))])
+    dumps = [_dump(recorded, place) for place in range(len(recorded.processes))]
+    return located(recorded, holes or analyse(dumps).findings)
+
+
+def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
+    """The same, with the communicator and its processes in the text; the causes first."""
+    found = []
+    for finding in findings:
+        comm = recorded.comms.get(finding.communicator)
+        if comm is not None:
+            text = f"communicator {comm.label}{recorded.places(comm)}: {finding.text}"
+            found.append(dataclasses.replace(finding, text=text))
+    return sorted(found, key=lambda finding: finding.kind in ("stuck", "call"))
 
 
 def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
@@ -35,9 +46,9 @@ def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
     for operation in process.operations:
         kind = counterpart(operation)
         if kind is not None and operation.number is not None and operation.graph is None:
-            numbers[operation.communicator, *kind].append(operation)
+            numbers[(operation.communicator, *kind)].append(operation)
     for operations in numbers.values():
-        for before, after in zip(operations, operations[1:], strict=False):
+        for before, after in itertools.pairwise(operations):
             number = before.number or 0
             if after.number == number + 1:
                 continue
@@ -134,4 +145,3 @@ def _dump(recorded: Recorded, place: int) -> flight.Dump:
     return flight.Dump(
         f"recording {place}", "", trace.host, trace.pid, process.rank, trace.ended, communicators
     )
-

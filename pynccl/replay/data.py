@@ -120,7 +120,8 @@ class Sequences:
             bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
             return (bits >> 16).astype(np.uint16)
         with np.errstate(over="ignore"):
-            return numbers.astype(self.storage(dtype))
+            plain: NDArray[Any] = numbers.astype(self.storage(dtype))
+        return plain
 
     def reduced(self, op: Op, sources: Sequence[Source], count: int) -> NDArray[Any]:
         """The result of a reduction, encoded."""
@@ -154,7 +155,8 @@ class Sequences:
 def inexact(op: Op) -> bool:
     """Whether NCCL may multiply by a rounded 1/n."""
     nranks = len(op.expected or ())
-    return op.op == "avg" and op.reduced and op.dtype.startswith("float") and nranks & nranks - 1 != 0
+    power_of_two = nranks & (nranks - 1) == 0
+    return op.reduced and op.op == "avg" and op.dtype.startswith("float") and not power_of_two
 
 
 class HostData:

@@ -1,4 +1,4 @@
-"""What each rank of a replay does: its operations with places in memory, and what they must give."""
+"""What each rank of a replay does: operations with places in memory, and what they must give."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class Step:
 
 
 class Member(NamedTuple):
-    """A communicator of a program; index is equal on all ranks."""
+    """A communicator of a program; its number is equal on all ranks."""
 
-    index: int
+    number: int
     label: str
     nranks: int
     rank: int
@@ -124,7 +124,7 @@ class Program:
         members: its communicators, in the order of creation.
         streams: how many there are besides the default one.
         nbytes: of its memory.
-        windows: by the index of the communicator.
+        windows: by the number of the communicator.
     """
 
     rank: int
@@ -200,14 +200,14 @@ class _Compiler:
         program.streams = len(self._streams)
         if self._data:
             for step in program.steps:
-                _choose_sources(step, self._members_by_index)
+                _choose_sources(step, self._members_by_number)
         if len({op.stream for op in program.operations}) > 1:
             _order(program.steps, data=self._data)
         return program
 
     @property
-    def _members_by_index(self) -> dict[int, Member]:
-        return {member.index: member for member in self._members.values()}
+    def _members_by_number(self) -> dict[int, Member]:
+        return {member.number: member for member in self._members.values()}
 
     def _stream(self, handle: int, thread: int) -> int:
         if handle == 0 and not self._by_thread:
@@ -266,7 +266,7 @@ class _Compiler:
             operator = "user-defined"
         return Op(
             operation.kind,
-            member.index,
+            member.number,
             position,
             operation,
             operation.dtype,
@@ -281,7 +281,7 @@ class _Compiler:
 
     def _place_buffers(self, program: Program) -> None:
         """Choose where every buffer is in the arena."""
-        members = self._members_by_index
+        members = self._members_by_number
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
             if op.kind in ("put_signal", "signal", "wait_signal"):
@@ -420,7 +420,7 @@ def _match(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> Non
     collectives: dict[tuple[int, int], dict[int, Op]] = defaultdict(dict)
     messages: dict[tuple[int, int, int, int], dict[str, Op]] = defaultdict(dict)
     for program in programs:
-        ranks = {member.index: member.rank for member in program.members}
+        ranks = {member.number: member.rank for member in program.members}
         for op in program.operations:
             if op.kind == "send" and op.peer is not None:
                 messages[op.comm, ranks[op.comm], op.peer, op.position]["send"] = op
@@ -471,9 +471,7 @@ def _order(steps: Sequence[Step], *, data: bool) -> None:
 
     With data, inputs are filled before each operation: what reads writes as well.
     """
-    bounds = [
-        bound for step in steps for one in _accesses(step) for bound in (one.begin, one.end)
-    ]
+    bounds = [bound for step in steps for one in _accesses(step) for bound in (one.begin, one.end)]
     table = Accesses(bounds)
     known: dict[tuple[int, int], int] = {}
     for number, step in enumerate(steps):
@@ -504,7 +502,7 @@ def _open_windows(programs: Sequence[Program], comms: Sequence[tuple[int, ...]])
     puts: dict[tuple[int, int, int], list[Op]] = defaultdict(list)
     streams = max((program.streams for program in programs), default=0) + 1
     for program in programs:
-        ranks = {member.index: member.rank for member in program.members}
+        ranks = {member.number: member.rank for member in program.members}
         for op in program.operations:
             if op.kind not in ("put_signal", "signal") or op.peer is None:
                 continue
@@ -532,5 +530,3 @@ def _open_windows(programs: Sequence[Program], comms: Sequence[tuple[int, ...]])
                     last, source=None, sent=0, received=last.count, expected=[last.source]
                 )
             )
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import time
 from collections import deque
@@ -34,13 +35,13 @@ class Options:
 
 
 class Timing(NamedTuple):
-    """An operation: its kind, ranks, dtype and recorded count, and its nanoseconds."""
+    """An operation: its kind, ranks, dtype and counts, and its nanoseconds."""
 
     kind: str
     nranks: int
     dtype: str
     recorded_count: int
-    count: int
+    replayed_count: int
     recorded: int | None
     replayed: int
 
@@ -96,7 +97,7 @@ def _interface(address: int, count: int, itemsize: int) -> dict[str, object]:
     return {"version": 3, "typestr": typestr, "shape": (count,), "data": (address, False)}
 
 
-class _Failed(Exception):
+class _FailedError(Exception):
     """A function on a stream has raised, or communicators have not become ready."""
 
 
@@ -112,7 +113,7 @@ def run_rank(rank: Rank, options: Options) -> None:
         player.play()
     except Exception as error:
         name = type(error).__name__
-        outcome.failure = str(error) if isinstance(error, _Failed) else f"{name}: {error}"
+        outcome.failure = str(error) if isinstance(error, _FailedError) else f"{name}: {error}"
     if outcome.failure is not None:
         from pynccl import _C
 
@@ -136,9 +137,7 @@ def _wait_for(options: Options, name: str, rank: Rank) -> None:
 
 
 class _Player:
-    def __init__(
-        self, rank: Rank, options: Options, program: Program, outcome: Outcome
-    ) -> None:
+    def __init__(self, rank: Rank, options: Options, program: Program, outcome: Outcome) -> None:
         from pynccl import nccl
 
         self._nccl = nccl
@@ -148,7 +147,7 @@ class _Player:
         self._outcome = outcome
         self._host = rank.provider != "cuda"
         self._comms: dict[int, nccl.Communicator] = {}
-        self._ranks = {member.index: member for member in program.members}
+        self._ranks = {member.number: member for member in program.members}
         self._streams: list[nccl.Stream | None] = [None]
         self._events: dict[tuple[int, int], nccl.Event] = {}
         self._marks: deque[list[nccl.Event]] = deque()
@@ -164,21 +163,19 @@ class _Player:
 
     def prepare(self) -> None:
         nccl = self._nccl
-        config = nccl.Config(
-            timeout=self._options.timeout, init_timeout=60 + self._options.timeout
-        )
+        config = nccl.Config(timeout=self._options.timeout, init_timeout=60 + self._options.timeout)
         device = self._rank.device
         for member in self._program.members:
             comm = nccl.Communicator(
                 member.nranks,
-                self._rank.unique_ids[member.index],
+                self._rank.unique_ids[member.number],
                 member.rank,
                 provider=self._rank.provider,
                 device=device,
                 config=config,
             )
             comm._set_name(member.label)
-            self._comms[member.index] = comm
+            self._comms[member.number] = comm
         for _ in range(self._program.streams):
             self._streams.append(nccl.Stream(self._rank.provider, device=device))
         for index, window in sorted(self._program.windows.items()):
@@ -219,7 +216,7 @@ class _Player:
             except Exception as error:
                 if step.ops and not _names_it(error, step.ops[0]):
                     what = ", ".join(self._named(op) for op in step.ops[:3])
-                    raise _Failed(f"{type(error).__name__} in {what}: {error}") from error
+                    raise _FailedError(f"{type(error).__name__} in {what}: {error}") from error
                 raise
             if number % _STRIDE == _STRIDE - 1:
                 self._throttle()
@@ -228,7 +225,7 @@ class _Player:
         self._synchronize()
         self._finish_windows()
         if self._failures:
-            raise _Failed(f"{type(self._failures[0]).__name__}: {self._failures[0]}")
+            raise _FailedError(f"{type(self._failures[0]).__name__}: {self._failures[0]}")
         self._outcome.seconds = (time.monotonic_ns() - began) / 1e9
         self._summarize()
 
@@ -321,38 +318,26 @@ class _Player:
     def _issue(self, op: Op) -> None:
         comm, stream = self._comms[op.comm], self._streams[op.stream]
         where: Any = stream if stream is not None or self._host else 0
-        send = self._buffer(op, op.send, op.sent) if op.sent or op.kind != "scatter" else None
+        send = self._buffer(op, op.send, op.sent) if op.sent or op.count == 0 else None
         out = self._buffer(op, op.recv, op.received) if op.received else None
-        root = op.root if op.root is not None else 0
-        peer = op.peer if op.peer is not None else 0
-        match op.kind:
-            case "all_reduce":
-                comm.all_reduce(send, self._operator(op), out=out, stream=where)
-            case "broadcast" if op.sent:
-                comm.broadcast(send, root, out=out, stream=where)
-            case "broadcast":
-                comm.broadcast(out, root, stream=where)
-            case "reduce":
-                comm.reduce(send, root, self._operator(op), out=out, stream=where)
-            case "all_gather":
-                comm.all_gather(send, out=out, stream=where)
-            case "reduce_scatter":
-                comm.reduce_scatter(send, self._operator(op), out=out, stream=where)
-            case "all_to_all":
-                comm.all_to_all(send, out=out, stream=where)
-            case "gather":
-                comm.gather(send, root, out=out, stream=where)
-            case "scatter":
-                comm.scatter(send, root, out=out, stream=where)
-            case "send":
-                comm.send(send, peer, stream=where)
-            case "recv":
-                comm.recv(out, peer, stream=where)
-            case "put_signal":
-                window = self._windows[op.comm][1]
-                comm.put_signal(send, peer, window, op.recv, stream=where)
-            case "signal":
-                comm.signal(peer, stream=where)
+        if op.kind in ("all_reduce", "reduce_scatter"):
+            getattr(comm, op.kind)(send, self._operator(op), out=out, stream=where)
+        elif op.kind in ("all_gather", "all_to_all"):
+            getattr(comm, op.kind)(send, out=out, stream=where)
+        elif op.kind == "broadcast":  # on the other ranks the tensor is what is written
+            tensor, result = (send, out) if op.sent else (out, None)
+            comm.broadcast(tensor, op.root or 0, out=result, stream=where)
+        elif op.kind == "reduce":
+            comm.reduce(send, op.root or 0, self._operator(op), out=out, stream=where)
+        elif op.kind in ("gather", "scatter"):
+            getattr(comm, op.kind)(send, op.root or 0, out=out, stream=where)
+        elif op.kind in ("send", "recv"):
+            getattr(comm, op.kind)(send if op.sent else out, op.peer or 0, stream=where)
+        elif op.kind == "put_signal":
+            window = self._windows[op.comm][1]
+            comm.put_signal(send, op.peer or 0, window, op.recv, stream=where)
+        elif op.kind == "signal":
+            comm.signal(op.peer or 0, stream=where)
 
     def _finish_windows(self) -> None:
         """Wait for all signals, which are not waited for before: their peers are not recorded."""
@@ -380,7 +365,7 @@ class _Player:
             f"rank {member.rank} of communicator {member.label}: {described(op.recorded)} with "
             f"sequence {op.recorded.sequence}: element {element} of the result is wrong"
         )
-        if got == got:  # not NaN, which stands for a value that was not read
+        if not math.isnan(got):  # which stands for a value that was not read
             text += f": its code is {got}, must be {expected}"
         self._outcome.differences.append(Difference(member.label, op.recorded.sequence, text))
 
@@ -393,9 +378,7 @@ class _Player:
                 time_then = recorded.ended - recorded.began
             nranks = self._ranks[op.comm].nranks
             outcome.timings.append(
-                Timing(
-                    *(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration)
-                )
+                Timing(*(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration))
             )
         operations = self._program.operations
         outcome.operations = len(operations)
@@ -418,5 +401,3 @@ class _HostMemory:
 def _names_it(error: Exception, op: Op) -> bool:
     """Whether the text of an error says which operation it is about."""
     return op.kind in str(error)
-
-

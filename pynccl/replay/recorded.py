@@ -13,8 +13,10 @@ from pynccl.trace.model import Operation, ProcessTrace
 __all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "ReplayError", "Sync", "gather"]
 
 COLLECTIVES = frozenset(
-    ("all_reduce", "broadcast", "reduce", "all_gather")
-    + ("reduce_scatter", "all_to_all", "gather", "scatter")
+    [
+        *("all_reduce", "broadcast", "reduce", "all_gather"),
+        *("reduce_scatter", "all_to_all", "gather", "scatter"),
+    ]
 )
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 
@@ -88,6 +90,13 @@ class Recorded:
     processes: list[Process]
     comms: dict[str, Comm]
     notes: list[str]
+
+    def places(self, comm: Comm) -> str:
+        """Which processes the ranks of a communicator are, where they have other numbers."""
+        ranks = [self.processes[place].rank for place in comm.ranks]
+        if ranks == list(range(len(ranks))):
+            return ""
+        return f", whose ranks are the processes {', '.join(map(str, ranks))}"
 
 
 def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded:
@@ -205,13 +214,11 @@ def _fill(
 ) -> None:
     """The items of a process, with the communicators and ranks of the replay."""
     trace = process.trace
-    gone: dict[str, int] = defaultdict(int)
+    left_out = failed = 0
     captured: dict[int, list[Operation]] = defaultdict(list)
     timed: list[tuple[int, Operation | Sync]] = []
     for operation in trace.operations:
-        if operation.failed:
-            gone["that failed"] += 1
-            continue
+        failed += operation.failed
         id = joined.get(operation.communicator, operation.communicator)
         if id not in recorded.comms:
             raise ReplayError(
@@ -220,7 +227,7 @@ def _fill(
             )
         kept = _placed(dataclasses.replace(operation, communicator=id), places[id])
         if kept is None:
-            gone["of peers that are left out"] += 1
+            left_out += 1
         elif operation.graph is not None:
             captured[operation.graph].append(kept)
         else:
@@ -240,8 +247,15 @@ def _fill(
             f"rank {process.rank}: waits of its {len(threads)} threads are not replayed"
         )
     process.items = [item for _, item in timed]
-    for what, count in gone.items():
-        recorded.notes.append(f"rank {process.rank}: {count} operations {what} are dropped")
+    if left_out:
+        recorded.notes.append(
+            f"rank {process.rank}: {left_out} operations to or from ranks that are left out are "
+            "dropped"
+        )
+    if failed:
+        recorded.notes.append(
+            f"rank {process.rank}: {failed} operations that had failed are replayed as well"
+        )
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
@@ -314,23 +328,22 @@ def _trim(recorded: Recorded) -> None:
         early = late = 0
         for item in process.items:
             key = _key(recorded, place, item) if isinstance(item, Operation) else None
-            number = item.number if isinstance(item, Operation) else None
-            if isinstance(item, Operation) and key is not None and number is not None:
-                if item.graph is None and number < firsts[key]:
+            if isinstance(item, Operation) and key and item.number and item.graph is None:
+                absent = any(key not in known[other] for other in _sharers(recorded, key))
+                if item.number < firsts[key]:
                     early += 1
                     continue
-                absent = any(key not in known[other] for other in _sharers(recorded, key))
-                if lossy and item.graph is None and (number > lasts[key] or absent):
+                if lossy and (item.number > lasts[key] or absent):
                     late += 1
                     continue
             kept.append(item)
         process.items = kept
-        for count, when in ((early, "began"), (late, "had reached their limit")):
+        for count, when in (
+            (early, "before others began to record"),
+            (late, "after the recordings of others were full"),
+        ):
             if count:
-                recorded.notes.append(
-                    f"rank {process.rank}: {count} operations are dropped that others have called "
-                    f"{'before' if when == 'began' else 'after'} their recordings {when}"
-                )
+                recorded.notes.append(f"rank {process.rank}: {count} operations {when} are dropped")
 
 
 def _key(recorded: Recorded, place: int, operation: Operation) -> tuple[object, ...] | None:

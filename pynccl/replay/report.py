@@ -45,7 +45,9 @@ def rows_of(timings: Iterable[Timing]) -> list[Row]:
     groups: dict[tuple[str, int, int, int], list[Timing]] = defaultdict(list)
     for one in timings:
         item = ITEMSIZES.get(one.dtype, 0)
-        sizes = [total(one.kind, one.nranks, n, item) for n in (one.recorded_count, one.count)]
+        sizes = [
+            total(one.kind, one.nranks, n, item) for n in (one.recorded_count, one.replayed_count)
+        ]
         if one.kind in ("signal", "wait_signal"):
             sizes = [0, 0]
         groups[one.kind, sizes[0], sizes[1], one.nranks].append(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import Literal
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.replay.check import check as compare
+from pynccl.replay.check import located
 from pynccl.replay.program import Program, compile_programs
 from pynccl.replay.rank import Difference, Options, Outcome, run_rank
 from pynccl.replay.recorded import Recorded, ReplayError, gather
@@ -95,7 +97,7 @@ def replay(
         raise ReplayError(f"timeout: {timeout} seconds, must be greater than 0")
     recorded = gather(traces, ranks)
     if check:
-        findings = compare(recorded).findings
+        findings = compare(recorded)
         if findings:
             return Result([], recorded.notes, findings, {}, {})
     programs = compile_programs(recorded, provider=provider, scale=scale, data=data)
@@ -131,9 +133,7 @@ def run_programs(
     return _result(recorded, dict(zip(ranks, outcomes, strict=True)))
 
 
-def _run(
-    nranks: int, comms: int, options: Options, provider: str, first: int
-) -> list[Outcome]:
+def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     ready = 0
     with (
@@ -177,9 +177,7 @@ def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
         recorded.notes,
         findings,
         failures,
-        {
-            rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences
-        },
+        {rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences},
         sum(outcome.operations for outcome in outcomes.values()),
         sum(outcome.checked for outcome in outcomes.values()),
         sum(outcome.outputs for outcome in outcomes.values()),
@@ -194,4 +192,17 @@ def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]
         for rank, outcome in outcomes.items()
         if outcome.dump
     ]
-    return analyse(dumps).findings if len(dumps) == len(outcomes) else []
+    if len(dumps) < len(outcomes):
+        return []
+    # The communicators of the replay are named by the recorded ones.
+    ids = {comm.label: id for id, comm in recorded.comms.items()}
+    recorded_ids = {
+        comm.id: ids.get(comm.name or "", comm.id) for dump in dumps for comm in dump.communicators
+    }
+    return located(
+        recorded,
+        [
+            dataclasses.replace(one, communicator=recorded_ids.get(one.communicator, ""))
+            for one in analyse(dumps).findings
+        ],
+    )

@@ -40,37 +40,41 @@ class Blocks(NamedTuple):
     own_received: int = 0
 
 
+# Of each operation what it reads and writes: blocks, as many as there are ranks ("n"), and at the
+# root only ("root").
+_SHAPES = {
+    "all_reduce": ("1", "1"),
+    "broadcast": ("1 root", "1"),
+    "reduce": ("1", "1 root"),
+    "all_gather": ("1", "n"),
+    "reduce_scatter": ("n", "1"),
+    "all_to_all": ("n", "n"),
+    "gather": ("1", "n root"),
+    "scatter": ("n root", "1"),
+    "send": ("1", "0"),
+    "recv": ("0", "1"),
+    "put_signal": ("1", "0"),
+    "signal": ("0", "0"),
+    "wait_signal": ("0", "0"),
+}
+
+
 def blocks(kind: str, nranks: int, rank: int, root: int | None) -> Blocks:
     """The blocks of an operation.
 
     Raises:
         ReplayError: there is no such operation.
     """
-    at_root = rank == root
-    match kind:
-        case "all_reduce":
-            return Blocks(1, 1)
-        case "broadcast":
-            return Blocks(int(at_root), 1)
-        case "reduce":
-            return Blocks(1, int(at_root))
-        case "all_gather":
-            return Blocks(1, nranks, own_received=rank)
-        case "reduce_scatter":
-            return Blocks(nranks, 1, own_sent=rank)
-        case "all_to_all":
-            return Blocks(nranks, nranks)
-        case "gather":
-            return Blocks(1, nranks if at_root else 0, own_received=rank)
-        case "scatter":
-            return Blocks(nranks if at_root else 0, 1, own_sent=rank)
-        case "send" | "put_signal":
-            return Blocks(1, 0)
-        case "recv":
-            return Blocks(0, 1)
-        case "signal" | "wait_signal":
-            return Blocks(0, 0)
-    raise ReplayError(f"there is no operation {kind!r} in this pynccl")
+    if kind not in _SHAPES:
+        raise ReplayError(f"there is no operation {kind!r} in this pynccl")
+    sizes = []
+    for text in _SHAPES[kind]:
+        many, _, at = text.partition(" ")
+        size = nranks if many == "n" else int(many)
+        sizes.append(size if not at or rank == root else 0)
+    gathers = kind in ("all_gather", "gather")
+    scatters = kind in ("reduce_scatter", "scatter")
+    return Blocks(sizes[0], sizes[1], rank if scatters else 0, rank if gathers else 0)
 
 
 def total(kind: str, nranks: int, count: int, itemsize: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["MODES", "SCALAR", "Source", "demand", "phase_of"]
+__all__ = ["SCALAR", "Source", "demand", "phase_of"]
 
 _PRIMES = (2, 3, 5, 7, 13, 31, 61, 127, 251, 509, 1021, 2039, 4093, 8191)
 # The largest number up to which a dtype has all integers.
@@ -23,8 +23,8 @@ _EXACT = {
     "float32": 1 << 24,
 }
 _INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+_SHORT = ("bfloat16", "float8_e4m3", "float8_e5m2")
 SCALAR = 2  # of user-defined operators, which are replayed as pre_mul_sum(2)
-MODES = ("plain", "power", "sign", "multiple")
 
 
 class Source(NamedTuple):
@@ -51,23 +51,20 @@ class Source(NamedTuple):
 def demand(kind: str, op: str | None, dtype: str, nranks: int) -> Source | None:
     """The values with which an operation's result is exact, phase 0; None where there are none."""
     limit = _EXACT.get(dtype, 1 << 24)
-    if op is None or kind not in ("all_reduce", "reduce", "reduce_scatter"):
+    integer = dtype in _INTEGERS
+    if kind not in ("all_reduce", "reduce", "reduce_scatter") or op in ("min", "max", None):
         return _plain(limit)
-    if op in ("min", "max"):
+    if integer and op in ("sum", "prod"):  # they wrap, in any order to the same
         return _plain(limit)
     if op == "prod":
-        if dtype in _INTEGERS:  # they wrap, in any order to the same
-            return _plain(limit)
         return Source("power" if nranks <= 6 else "sign", 8191 if limit > 8191 else 7, 0)
-    if op == "avg":
-        if dtype in _INTEGERS:
-            return _plain(limit // nranks)
-        power = nranks & (nranks - 1) == 0
-        largest = limit // nranks if power else limit // (nranks * nranks)
-        found = _plain(largest)
-        return found._replace(mode="multiple", factor=nranks) if found is not None else None
-    scale = 1 if op == "sum" else SCALAR
-    return _plain(limit if dtype in _INTEGERS and scale == 1 else limit // (nranks * scale))
+    if op == "avg" and not integer:
+        # Multiples of the number of ranks: the average is an integer. NCCL may multiply by 1/n.
+        power_of_two = nranks & (nranks - 1) == 0
+        found = _plain(limit // nranks if power_of_two else limit // (nranks * nranks))
+        short = dtype in _SHORT and not power_of_two
+        return found._replace(mode="multiple", factor=nranks) if found and not short else None
+    return _plain(limit // (nranks if op in ("sum", "avg") else nranks * SCALAR))
 
 
 def _plain(largest: int) -> Source | None:

@@ -40,7 +40,7 @@ class World:
         self._buffers = 16
         self.communicator("0", list(range(self.nranks)))
 
-    def communicator(self, id: str, processes: list[int], **fields: Any) -> str:
+    def communicator(self, id: str, processes: list[int], **fields: Any) -> str:  # noqa: ANN401
         """Make a communicator of some processes, and return its id of 16 digits."""
         id = id.rjust(16, "0")
         self.members[id] = processes
@@ -67,7 +67,7 @@ class World:
         self._buffers += 1
         return self._buffers * _BUFFER
 
-    def call(self, process: int, kind: str, comm: str = "0", **fields: Any) -> Operation:
+    def call(self, process: int, kind: str, comm: str = "0", **fields: Any) -> Operation:  # noqa: ANN401
         """Record an operation of one process."""
         comm = comm.rjust(16, "0")
         members = self.members[comm]
@@ -114,7 +114,7 @@ class World:
         self.traces[process].operations.append(operation)
         return operation
 
-    def all(self, kind: str, comm: str = "0", **fields: Any) -> None:
+    def all(self, kind: str, comm: str = "0", **fields: Any) -> None:  # noqa: ANN401
         """Record a collective of all ranks of a communicator."""
         for process in self.members[comm.rjust(16, "0")]:
             self.call(process, kind, comm, **fields)
@@ -171,9 +171,9 @@ def generated(
             case 1:
                 number = world.group()
                 for _ in range(rng.randrange(2, 5)):
-                    _collective(world, rng, comm, stream, count, None, group=number)
+                    _collective(world, rng, comm, count, None, group=number, stream=stream)
             case _:
-                _collective(world, rng, comm, stream, count, buffers[stream])
+                _collective(world, rng, comm, count, buffers[stream], stream=stream)
     return world
 
 
@@ -181,10 +181,9 @@ def _collective(
     world: World,
     rng: random.Random,
     comm: str,
-    stream: int,
     count: int,
     buffers: list[int] | None,
-    **fields: Any,
+    **fields: Any,  # noqa: ANN401 - those of an operation
 ) -> None:
     kind = rng.choice(_COLLECTIVES)
     nranks = len(world.members[comm])
@@ -193,7 +192,6 @@ def _collective(
     values: dict[str, Any] = {
         "dtype": dtype,
         "count": rng.randrange(1, count),
-        "stream": stream,
         **fields,
     }
     if "reduce" in kind:
