@@ -106,7 +106,8 @@ class Sequences:
         key = (source.mode, source.modulus, source.factor, dtype)
         if key not in self._codes:
             self._codes[key] = self.encode(self._tile(source), dtype)
-        return self._codes[key][source.phase : source.phase + count]
+        codes: NDArray[Any] = self._codes[key][source.phase : source.phase + count]
+        return codes
 
     def encode(self, numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
         np = self._np

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pynccl.replay import chakra
 from pynccl.replay.recorded import ReplayError
 from pynccl.trace.model import ProcessTrace
 
@@ -29,8 +30,6 @@ def load(path: str) -> list[ProcessTrace]:
     except ValueError as error:
         raise ReplayError(f"{path}: it is truncated, or not JSON: {error}") from None
     if isinstance(value, dict) and "chakra" in str(value.get("schema", "")):
-        from pynccl.replay import chakra
-
         return [chakra.parse(value, path)]
     return _with("pynccl.trace.chrome", path)
 

@@ -17,7 +17,7 @@ from pynccl.replay.program import Op, Program, Step
 from pynccl.replay.values import SCALAR
 from pynccl.testing import Rank
 
-__all__ = ["Difference", "Options", "Outcome", "Timing", "run_rank"]
+__all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
 
 _STRIDE = 128  # steps between two marks, of which at most three are not reached
 _MOST = 8  # differences that a rank keeps
@@ -51,6 +51,12 @@ class Difference(NamedTuple):
 
     communicator: str
     sequence: int
+    text: str
+
+
+class Dump(NamedTuple):
+    """The flight record of a rank that has not failed, where another one has."""
+
     text: str
 
 
@@ -103,6 +109,8 @@ class _FailedError(Exception):
 
 def run_rank(rank: Rank, options: Options) -> None:
     """Replay the program of a rank, and report an :class:`Outcome`."""
+    from pynccl import _C
+
     program: Program = pickle.loads(Path(options.folder, f"program-{rank.rank}").read_bytes())
     outcome = Outcome()
     player = _Player(rank, options, program, outcome)
@@ -115,18 +123,17 @@ def run_rank(rank: Rank, options: Options) -> None:
         name = type(error).__name__
         outcome.failure = str(error) if isinstance(error, _FailedError) else f"{name}: {error}"
     if outcome.failure is not None:
-        from pynccl import _C
-
         outcome.dump = _C.flight_dump_json("replay")
         outcome.differences.clear()  # of operations that have not ended
     rank.report(outcome)
     # Communicators stay open until all have ended: others wait for this rank, or ask what it did.
-    _wait_for(options, "end", rank)
+    if _wait_for(options, "end", rank) == "failed" and not outcome.dump:
+        rank.report(Dump(_C.flight_dump_json("replay")))
     player.close(abort=outcome.failure is not None)
 
 
-def _wait_for(options: Options, name: str, rank: Rank) -> None:
-    """Wait until the launching process has made a file."""
+def _wait_for(options: Options, name: str, rank: Rank) -> str:
+    """Wait until the launching process has made a file; returns its text."""
     path = Path(options.folder, name)
     reported = time.monotonic()
     while not path.exists():
@@ -134,6 +141,7 @@ def _wait_for(options: Options, name: str, rank: Rank) -> None:
         if time.monotonic() - reported > 1:
             rank.report("waits")
             reported = time.monotonic()
+    return path.read_text()
 
 
 class _Player:

@@ -16,7 +16,7 @@ from pynccl.flight.analysis import Finding, analyse
 from pynccl.replay.check import check as compare
 from pynccl.replay.check import located
 from pynccl.replay.program import Program, compile_programs
-from pynccl.replay.rank import Difference, Options, Outcome, run_rank
+from pynccl.replay.rank import Difference, Dump, Options, Outcome, run_rank
 from pynccl.replay.recorded import Recorded, ReplayError, gather
 from pynccl.replay.report import Row, rows_of
 from pynccl.testing import Launcher, LaunchError
@@ -152,10 +152,13 @@ def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -
             elif isinstance(value, Outcome):
                 outcomes[rank] = value
                 ready += 1
+            elif isinstance(value, Dump):
+                outcomes[rank].dump = value.text
             if ready >= nranks and not Path(options.folder, "start").exists():
                 _publish(options.folder, "start", str(first))
-            if len(outcomes) == nranks:
-                _publish(options.folder, "end", "")
+            if len(outcomes) == nranks and not Path(options.folder, "end").exists():
+                failed = any(outcome.failure is not None for outcome in outcomes.values())
+                _publish(options.folder, "end", "failed" if failed else "")
     if len(outcomes) < nranks:
         raise LaunchError("a rank has ended without a report")
     return [outcomes[rank] for rank in range(nranks)]
