@@ -119,7 +119,8 @@ class Sequences:
             return table
         if dtype == "bfloat16":
             bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
-            return (bits >> 16).astype(np.uint16)
+            halves: NDArray[Any] = (bits >> 16).astype(np.uint16)
+            return halves
         with np.errstate(over="ignore"):
             plain: NDArray[Any] = numbers.astype(self.storage(dtype))
         return plain

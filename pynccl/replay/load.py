@@ -9,40 +9,40 @@ from typing import Any
 
 from pynccl.replay import chakra
 from pynccl.replay.recorded import ReplayError
+from pynccl.trace import recording
 from pynccl.trace.model import ProcessTrace
 
 __all__ = ["load"]
 
+_FORMATS = "a recording of pynccl, a trace (Chrome's JSON), or an execution trace of PyTorch"
+
 
 def load(path: str) -> list[ProcessTrace]:
-    """Read a file: a recording, a trace (Chrome's JSON), or an execution trace of PyTorch.
+    """Read a file, one or more processes of it: the format is that of its content.
 
     Raises:
-        ReplayError: it is none of these, or not complete.
+        ReplayError: it is none that is known, or not complete.
         OSError: it cannot be read.
     """
     content = Path(path).read_bytes()
-    head = content.lstrip()[:1]
-    if head not in (b"{", b"["):
-        return _with("pynccl.trace.recording", path)
     try:
+        if not content.lstrip().startswith((b"{", b"[")):
+            return [recording.load(path)]
         value = json.loads(content)
-    except ValueError as error:
+        if isinstance(value, dict) and "chakra" in str(value.get("schema", "")):
+            return [chakra.parse(value, path)]
+        if isinstance(value, list) or "traceEvents" in value:
+            chrome: Any = importlib.import_module("pynccl.trace.chrome")
+            traces: list[ProcessTrace] = chrome.load(path)
+            return traces
+    except ReplayError:
+        raise
+    except recording.RecordingError:
+        raise ReplayError(f"{path}: this is not {_FORMATS}") from None
+    except json.JSONDecodeError as error:
         raise ReplayError(f"{path}: it is truncated, or not JSON: {error}") from None
-    if isinstance(value, dict) and "chakra" in str(value.get("schema", "")):
-        return [chakra.parse(value, path)]
-    return _with("pynccl.trace.chrome", path)
-
-
-def _with(module: str, path: str) -> list[ProcessTrace]:
-    try:
-        reader: Any = importlib.import_module(module)
-    except ImportError:
-        raise ReplayError(
-            f"{path}: this is no recording, trace or execution trace that this pynccl reads"
-        ) from None
-    try:
-        found = reader.load(path)
+    except UnicodeDecodeError:
+        raise ReplayError(f"{path}: this is not {_FORMATS}") from None
     except ValueError as error:
         raise ReplayError(str(error)) from None
-    return found if isinstance(found, list) else [found]
+    raise ReplayError(f"{path}: this is not {_FORMATS}")

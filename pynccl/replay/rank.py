@@ -390,10 +390,10 @@ class _Player:
             )
         operations = self._program.operations
         outcome.operations = len(operations)
-        outcome.outputs = sum(op.received > 0 for op in operations)
+        puts = sum(len(window.puts) for window in self._program.windows.values())
+        outcome.outputs = sum(op.received > 0 for op in operations) + puts
         if self._options.data:
-            outcome.checked = sum(op.expected is not None for op in operations)
-            outcome.checked += sum(len(window.puts) for window in self._program.windows.values())
+            outcome.checked = sum(op.expected is not None for op in operations) + puts
 
 
 class _HostMemory:
