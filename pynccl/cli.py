@@ -1,4 +1,4 @@
-"""The command ``pynccl``: the NCCL libraries of this machine, hostnccl for other clients, dumps."""
+"""The command ``pynccl``: libraries of this machine, hostnccl for other clients, dumps, traces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pynccl.flight import command as flight
 from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
 from pynccl.parameters import params
 from pynccl.replay import command as replay
+from pynccl.trace import command as trace
 
 __all__ = ["main"]
 
@@ -76,6 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     replay.add_arguments(
         commands.add_parser("replay", help="issue recorded communication again, at other sizes")
     )
+    trace.add_arguments(
+        commands.add_parser("trace", help="summaries, merged files, pictures and checks of traces")
+    )
     commands.add_parser(
         "build-backend", help="build the backend of torch.distributed for the installed torch"
     )
@@ -84,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         return flight.run(arguments)
     if arguments.command == "replay":
         return replay.run(arguments)
+    if arguments.command == "trace":
+        return trace.run(arguments)
     if arguments.command == "build-backend":
         from pynccl.c10d import build  # torch is not needed for the others
 

@@ -326,7 +326,7 @@ void Communicator::issue_watched(OperationKind kind, const Operation& o) {
   const std::int64_t now = precise_time();
   TraceCall trace(*this, kind, o, now);
   const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
-  trace.number(deadlines.recorder());
+  trace.called(deadlines.recorder());
   call_nccl(kind, comm, o);
   trace.succeeded();
   deadlines.enqueued(o.stream, now);

@@ -14,17 +14,28 @@
 namespace pynccl {
 namespace {
 
-struct OwnLog {
-  ~OwnLog() {
-    if (log) log->end();
-  }
+// What a call reads of its thread.
+struct OfThread {
   TraceLog* log = nullptr;
-  std::uint32_t generation = 0;
+  std::uint32_t generation = 0;  // of the log
+  TraceGroup* group = nullptr;
+};
+constinit thread_local OfThread of_thread;
+
+// Ends the log with the thread.
+struct LogEnd {
+  ~LogEnd() {
+    if (of_thread.generation == TraceState::generation()) of_thread.log->end();
+    of_thread.log = nullptr;
+  }
 };
 
-thread_local OwnLog own_log;
-constinit thread_local TraceLog* current_log = nullptr;
-constinit thread_local TraceGroup* current_group = nullptr;
+[[gnu::noinline]] void make_log() {
+  static thread_local LogEnd end;
+  static_cast<void>(end);
+  of_thread.generation = TraceState::generation();
+  of_thread.log = &TraceState::get().make_log();
+}
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
@@ -72,7 +83,10 @@ std::uint32_t number_of(Communicator& communicator) {
   return number;
 }
 
-void describe(TraceEntry& entry, OperationKind kind, const Operation& o) {
+// All members but the times.
+[[gnu::always_inline]] inline void describe(TraceEntry& entry, OperationKind kind,
+                                            const Operation& o) {
+  entry.type = TraceEntry::Type::kOperation;
   entry.kind = static_cast<std::uint8_t>(plain(kind));
   entry.dtype = static_cast<std::uint8_t>(o.dtype);
   entry.op = static_cast<std::uint32_t>(o.op);
@@ -88,13 +102,19 @@ void describe(TraceEntry& entry, OperationKind kind, const Operation& o) {
 
 }  // namespace
 
-void Trace::append(const TraceEntry& entry) {
-  if (!current_log || own_log.generation != TraceState::generation()) [[unlikely]] {
-    current_log = own_log.log = &TraceState::get().make_log();
-    own_log.generation = TraceState::generation();
-  }
-  while (!current_log->append(entry)) [[unlikely]]
+template <class Fill>
+[[gnu::always_inline]] inline void Trace::append_filled(Fill&& fill) {
+  OfThread& own = of_thread;
+  if (!own.log || own.generation != TraceState::generation()) [[unlikely]]
+    make_log();
+  while (!own.log->append(fill)) [[unlikely]]
     TraceState::get().collect();
+  if (own.log->half_full()) [[unlikely]]
+    TraceState::get().wake();
+}
+
+void Trace::append(const TraceEntry& entry) {
+  append_filled([&](TraceEntry& slot) { slot = entry; });
 }
 
 void Trace::start(std::uint64_t operations) { TraceState::get().start(operations); }
@@ -168,43 +188,66 @@ void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
 
 TraceCall::TraceCall(Communicator& communicator, OperationKind kind, const Operation& o,
                      std::int64_t now)
-    : on_(Trace::on()) {
-  if (!on_) return;
-  describe(entry_, kind, o);
-  entry_.flags = TraceEntry::kFailed;
-  entry_.communicator = number_of(communicator);
-  entry_.called = now;
-  if (plain(kind) == OperationKind::kWaitSignal) [[unlikely]]
-    Trace::append_signals(entry_, o);
-  if (!Trace::timed()) return;
-  name_ = kind_name(kind);
-  Trace::mark(name_, true);
+    : communicator_(communicator),
+      operation_(o),
+      now_(now),
+      recorded_(Trace::recorded()),
+      timed_(Trace::timed()),
+      kind_(kind) {
+  if (!timed_) return;
+  Trace::mark(kind_name(kind), true);
   if (blocks(communicator.library(), o.stream)) return;
-  stream_ = o.stream;
-  entry_.flags |= TraceEntry::kOnDevice;
-  entry_.graph = capture_of(communicator.library(), o.stream);
-  if (entry_.graph == 0)
+  flags_ |= TraceEntry::kOnDevice;
+  graph_ = capture_of(communicator.library(), o.stream);
+  if (graph_ == 0)
     times_ = times_of(communicator.shared_library(), communicator.device(), o.stream);
 }
 
-void TraceCall::number(const FlightRecorder& recorder) {
-  if (!on_) return;
-  entry_.sequence = recorder.last();
-  entry_.number = recorder.number_of_last();
+void TraceCall::fill(TraceEntry& entry) const {
+  describe(entry, kind_, operation_);
+  entry.flags = flags_;
+  entry.communicator = number_of(communicator_);
+  entry.group = 0;
+  entry.called = now_;
+  entry.returned = entry.began = entry.ended = 0;
+  entry.sequence = sequence_;
+  entry.number = number_;
+  entry.graph = graph_;
 }
 
-void TraceCall::succeeded() {
-  entry_.flags &= static_cast<std::uint8_t>(~TraceEntry::kFailed);
-  give_times(entry_, times_, stream_);
+void TraceCall::called(const FlightRecorder& recorder) {
+  if (!recorded_ && !timed_) return;
+  sequence_ = recorder.last();
+  number_ = recorder.number_of_last();
+  if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
+    TraceEntry entry;
+    fill(entry);
+    Trace::append_signals(entry, operation_);
+  }
+  if (!recorded_) return;
+  Trace::append_filled([this](TraceEntry& entry) {
+    fill(entry);
+    entry.flags = TraceEntry::kCalled;
+  });
 }
+
+void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
 
 TraceCall::~TraceCall() {
-  if (!on_) return;
-  if (name_) {
-    entry_.returned = precise_time();
-    Trace::mark(name_, false);
+  const bool failed = (flags_ & TraceEntry::kFailed) != 0;
+  if (!timed_ && !(recorded_ && failed)) return;
+  TraceEntry entry;
+  fill(entry);
+  if (recorded_ && failed) {
+    TraceEntry failure = entry;
+    failure.type = TraceEntry::Type::kFailure;
+    Trace::append(failure);
   }
-  Trace::append(entry_);
+  if (!timed_) return;
+  if (!failed) give_times(entry, times_, operation_.stream);
+  entry.returned = precise_time();
+  Trace::mark(kind_name(kind_), false);
+  Trace::append(entry);
 }
 
 TraceGroup::TraceGroup()
@@ -213,7 +256,7 @@ TraceGroup::TraceGroup()
         return ++groups;
       }()),
       called_(precise_time()),
-      outer_(std::exchange(current_group, this)) {
+      outer_(std::exchange(of_thread.group, this)) {
   if (Trace::timed()) Trace::mark("group", true);
 }
 
@@ -230,12 +273,13 @@ void TraceGroup::use(Communicator& communicator, CUstream stream) {
 }
 
 void TraceGroup::add(Communicator& communicator, const Operation& o) {
-  if (!current_group) return;
+  const TraceGroup* const group = of_thread.group;
+  if (!group) return;
   TraceEntry entry;
   describe(entry, o.kind, o);
   entry.communicator = number_of(communicator);
-  entry.called = current_group->called_;
-  entry.group = current_group->number_;
+  entry.called = group->called_;
+  entry.group = group->number_;
   entry.sequence = communicator.deadlines().recorder().last();
   entry.number = communicator.deadlines().recorder().number_of_last();
   if (Trace::timed() && !blocks(communicator.library(), o.stream)) {
@@ -247,7 +291,7 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
 }
 
 TraceGroup::~TraceGroup() {
-  current_group = outer_;
+  of_thread.group = outer_;
   TraceEntry entry;
   entry.type = TraceEntry::Type::kGroupEnd;
   entry.flags = flags_;

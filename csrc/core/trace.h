@@ -60,6 +60,9 @@ class Trace {
 
   enum Mode : unsigned { kTimed = 1, kRecorded = 2 };
 
+  static bool recorded() { return (modes_.load(std::memory_order_relaxed) & kRecorded) != 0; }
+  template <class Fill>
+  static void append_filled(Fill&& fill);
   static void append(const TraceEntry& entry);
   static void append_signals(const TraceEntry& wait, const Operation& o);
   static void mark(const char* operation, bool begins) {
@@ -78,15 +81,20 @@ class TraceCall {
   TraceCall(const TraceCall&) = delete;
   TraceCall& operator=(const TraceCall&) = delete;
 
-  void number(const FlightRecorder& recorder);  // once the recorder has the operation
+  void called(const FlightRecorder& recorder);  // now; the recorder has the operation
   void succeeded();
 
  private:
-  const bool on_;
-  const char* name_ = nullptr;
-  CUstream stream_ = nullptr;
+  void fill(TraceEntry& entry) const;
+
+  Communicator& communicator_;
+  const Operation& operation_;
+  const std::int64_t now_;
+  const bool recorded_, timed_;
+  const OperationKind kind_;
+  std::uint8_t flags_ = TraceEntry::kFailed;
+  std::uint64_t sequence_ = 0, number_ = 0, graph_ = 0;
   std::unique_ptr<TraceTimes> times_;
-  TraceEntry entry_;
 };
 
 // The operations that this thread issues as a group, from before ncclGroupStart to after

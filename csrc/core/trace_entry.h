@@ -16,8 +16,11 @@ struct TraceEntry {
     kWait,        // of a thread or stream; kind is a TraceWait::What
     kRangeBegin,  // of the user; sequence numbers the range, count its name
     kRangeEnd,
+    kFailure,  // of the call of an operation of a recording, whose entry was made before the call
   };
-  static constexpr std::uint8_t kFailed = 1, kCaptured = 2, kOnDevice = 4, kCompute = 8;
+  // kCalled: made before the call, for the recording. kOnDevice: the call does not return when the
+  // work is done.
+  static constexpr std::uint8_t kFailed = 1, kCalled = 2, kOnDevice = 4, kCompute = 8;
 
   Type type = Type::kOperation;
   std::uint8_t kind = 0;   // OperationKind, without the flag

@@ -22,6 +22,20 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval(50);  // between two collections
 
+// Whether an entry is of interest for a recording.
+bool is_recorded(const TraceEntry& entry) {
+  switch (entry.type) {
+    case TraceEntry::Type::kOperation:
+      return (entry.flags & TraceEntry::kCalled) != 0 || entry.group != 0;
+    case TraceEntry::Type::kGroupEnd:
+    case TraceEntry::Type::kSignal:
+    case TraceEntry::Type::kFailure:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream)
@@ -149,11 +163,10 @@ void TraceState::take(const TraceEntry& from) {
   TraceEntry entry = from;
   std::unique_ptr<TraceTimes> times(
       reinterpret_cast<TraceTimes*>(static_cast<std::uintptr_t>(std::exchange(entry.began, 0))));
-  const bool calls_only = entry.type == TraceEntry::Type::kOperation ||
-                          entry.type == TraceEntry::Type::kGroupEnd ||
-                          entry.type == TraceEntry::Type::kSignal;
-  if (file_ && calls_only) file_->write(entry);
-  if (memory_ && memory_->reserve()) pending_.push_back({entry, std::move(times)});
+  const bool called = (entry.flags & TraceEntry::kCalled) != 0;
+  if (file_ && is_recorded(entry)) file_->write(entry);
+  if (memory_ && !called && entry.type != TraceEntry::Type::kFailure && memory_->reserve())
+    pending_.push_back({entry, std::move(times)});
 }
 
 void TraceState::resolve(bool last) {

@@ -48,6 +48,7 @@ class TraceState {
   void start_recording(const std::string& path, std::uint64_t bytes);
   std::string stop_recording();
   void collect();  // moves what the logs have on
+  void wake() { changed_.notify_all(); }
 
  private:
   void collect_locked();

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 from pynccl.replay import chakra
 from pynccl.replay.recorded import ReplayError
-from pynccl.trace import recording
+from pynccl.trace import chrome, recording
 from pynccl.trace.model import ProcessTrace
 
 __all__ = ["load"]
 
 _FORMATS = "a recording of pynccl, a trace (Chrome's JSON), or an execution trace of PyTorch"
+_GZIP = b"\x1f\x8b"
 
 
 def load(path: str) -> list[ProcessTrace]:
@@ -26,15 +25,15 @@ def load(path: str) -> list[ProcessTrace]:
     """
     content = Path(path).read_bytes()
     try:
+        if content.startswith(_GZIP):
+            return chrome.load(path)
         if not content.lstrip().startswith((b"{", b"[")):
             return [recording.load(path)]
         value = json.loads(content)
         if isinstance(value, dict) and "chakra" in str(value.get("schema", "")):
             return [chakra.parse(value, path)]
         if isinstance(value, list) or "traceEvents" in value:
-            chrome: Any = importlib.import_module("pynccl.trace.chrome")
-            traces: list[ProcessTrace] = chrome.load(path)
-            return traces
+            return chrome.load(path)
     except ReplayError:
         raise
     except recording.RecordingError:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pynccl.replay.rank import Timing
-from pynccl.replay.shape import ITEMSIZES, bus_factor, total
+from pynccl.replay.shape import ITEMSIZES, total
+from pynccl.trace.bandwidth import bandwidth
 
 __all__ = ["Row", "rows_of", "table"]
 
@@ -26,7 +27,7 @@ class Row:
         recorded: the median on the recorded device, in seconds; None: it was not timed.
         replayed: the median of the replay, in seconds.
         ratio: of the two.
-        bus_bandwidth: of the replay, in bytes per second.
+        busbw: the bus bandwidth of the replay in GB/s; None where the kind has none.
     """
 
     kind: str
@@ -37,7 +38,7 @@ class Row:
     recorded: float | None
     replayed: float
     ratio: float | None
-    bus_bandwidth: float | None
+    busbw: float | None
 
 
 def rows_of(timings: Iterable[Timing]) -> list[Row]:
@@ -66,10 +67,16 @@ def rows_of(timings: Iterable[Timing]) -> list[Row]:
                 recorded,
                 replayed,
                 replayed / recorded if recorded else None,
-                replayed_nbytes / replayed * bus_factor(kind, nranks) if replayed else None,
+                _bus_bandwidth(kind, replayed_nbytes, replayed, nranks),
             )
         )
     return rows
+
+
+def _bus_bandwidth(kind: str, nbytes: int, seconds: float, nranks: int) -> float | None:
+    if not nbytes or not seconds:
+        return None
+    return bandwidth(kind, nbytes, seconds, nranks).busbw
 
 
 _HEADER = (
@@ -92,7 +99,7 @@ def table(rows: Iterable[Row]) -> str:
                 "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
                 f"{row.replayed * 1e6:.1f}",
                 "-" if row.ratio is None else f"{row.ratio:.2f}",
-                "-" if row.bus_bandwidth is None else f"{row.bus_bandwidth / 1e9:.3f}",
+                "-" if row.busbw is None else f"{row.busbw:.3f}",
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pynccl.replay.recorded import ReplayError
 
-__all__ = ["ITEMSIZES", "Blocks", "blocks", "bus_factor", "total"]
+__all__ = ["ITEMSIZES", "Blocks", "blocks", "total"]
 
 ITEMSIZES = {
     "int8": 1,
@@ -81,12 +81,3 @@ def total(kind: str, nranks: int, count: int, itemsize: int) -> int:
     """The bytes of an operation as bandwidths count them: the larger of input and output."""
     spread = kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
     return count * itemsize * (nranks if spread else 1)
-
-
-def bus_factor(kind: str, nranks: int) -> float:
-    """What turns an algorithm bandwidth into that of the links."""
-    if kind == "all_reduce":
-        return 2 * (nranks - 1) / nranks
-    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (nranks - 1) / nranks
-    return 1.0

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import threading
-from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pynccl import _C
 from pynccl.libraries import load
-from pynccl.trace import recording
-from pynccl.trace.model import ProcessTrace
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pynccl.trace.model import ProcessTrace
 
 __all__ = ["Trace", "range", "start_from_environment", "trace"]
 
@@ -60,6 +60,8 @@ class Trace:
         traceback: TracebackType | None,
     ) -> None:
         global _open
+        from pynccl.trace import recording  # it makes the import of pynccl slower
+
         _open = None
         _C.set_trace_mark(None)
         self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
@@ -93,6 +95,8 @@ class _Marks:
     """Ranges of NVTX and of torch's profiler around the operations of a trace."""
 
     def __init__(self) -> None:
+        import threading
+
         self._nvtx = _nvtx()
         self._local = threading.local()
 
@@ -221,6 +225,8 @@ def _stream_of(stream: object) -> tuple[_C.Library | None, int]:
 
 def start_from_environment() -> None:
     """Start what PYNCCL_TRACE and PYNCCL_RECORD ask for, until the end of the process."""
+    import atexit
+
     if path := os.environ.get("PYNCCL_TRACE"):
         whole = trace(path)
         whole.__enter__()

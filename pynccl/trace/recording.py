@@ -75,7 +75,7 @@ class _Entry(NamedTuple):
         return bool(self.flags & 8)
 
 
-_OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT, _RANGE_BEGIN, _RANGE_END = range(7)
+_OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT, _RANGE_BEGIN, _RANGE_END, _FAILURE = range(8)
 
 
 @dataclass
@@ -196,9 +196,12 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
     timed = contents.header["timed"]
     ends = {(e.group, e.stream): e for e in contents.entries if e.type == _GROUP_END}
     any_end = {e.group: e for e in contents.entries if e.type == _GROUP_END}
+    failures = {(e.communicator, e.sequence) for e in contents.entries if e.type == _FAILURE}
     operations = []
     for entry in entries:
         times = entry
+        if (entry.communicator, entry.sequence) in failures:
+            times = entry._replace(flags=entry.flags | 1)
         if entry.group:
             end = ends.get((entry.group, entry.stream)) or any_end.get(entry.group)
             times = end or entry._replace(flags=entry.flags | 1)

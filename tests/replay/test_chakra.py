@@ -111,6 +111,8 @@ def _node(name: str, rank: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN40
         "dtype": "Float",
         **fields,
     }
+    if name == "barrier":
+        values |= {"inputs": None, "outputs": None}
     tensors = {key: [values[key]] if values[key] else [] for key in ("inputs", "outputs")}
     attributes = {
         "collective_name": name,

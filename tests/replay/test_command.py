@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,45 +15,60 @@ from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
 
-def _program(rank: Rank, prefix: str, skips: bool) -> None:
-    """Collectives, groups, splits, plans and puts, recorded; one rank may skip an operation."""
+def _record(rank: Rank, prefix: str, skips: bool) -> None:
+    """Run the program below with a recording, as PYNCCL_RECORD makes one."""
+    from pynccl import _C
+
+    core: Any = _C
+    core.start_recording(f"{prefix}-{rank.rank}", 1 << 26)
+    try:
+        _program(rank, skips)
+    finally:
+        core.stop_recording()
+    if skips:
+        rank.comm.abort()  # the all-gather would not end
+
+
+def _trace(rank: Rank, prefix: str) -> None:
+    from pynccl import nccl
+
+    with nccl.trace(f"{prefix}-{rank.rank}.json.gz"):
+        _program(rank, skips=False)
+
+
+def _program(rank: Rank, skips: bool) -> None:
+    """Collectives, groups, splits, plans and puts; rank 1 may skip an operation."""
     import numpy as np
 
-    from pynccl import _C, nccl
+    from pynccl import nccl
 
-    _C.start_recording(f"{prefix}-{rank.rank}", 1 << 26)
-    try:
-        comm, nranks = rank.comm, rank.world_size
-        stream = nccl.Stream(rank.provider)
-        x, y = np.ones(600, np.float32), np.zeros(600 * nranks, np.float32)
-        half = comm.split(rank.rank % 2, rank.rank)
-        assert half is not None
-        for step in range(4):
-            comm.all_reduce(x, stream=stream)
-            half.reduce_scatter(y[: 100 * half.nranks], out=x[:100])
-            with nccl.group():
-                comm.send(x, (rank.rank + 1) % nranks, stream=stream)
-                comm.recv(y[:600], (rank.rank - 1) % nranks, stream=stream)
-            if not (skips and rank.rank == 1 and step == 3):
-                comm.all_gather(x[:10], out=y[: 10 * nranks], stream=stream)
-        if not skips:
-            with nccl.plan() as planned:
-                comm.all_reduce(x[:100])
-                comm.broadcast(x[100:200], 1)
-            for _ in range(3):
-                planned(stream=stream)
-            memory = comm.mem_alloc(4096)
-            window = comm.register_window(memory)
-            put = np.from_dlpack(memory)[:64]
-            comm.put_signal(put, (rank.rank + 1) % nranks, window, 1024, stream=stream)
-            comm.wait_signal((rank.rank - 1) % nranks, stream=stream)
-            comm.barrier(stream=stream)
-            stream.synchronize()
-        half.close()
-    finally:
-        _C.stop_recording()
-    if skips:
-        comm.abort()  # the all-gather would not end
+    comm, nranks = rank.comm, rank.world_size
+    stream = nccl.Stream(rank.provider)
+    x, y = np.ones(600, np.float32), np.zeros(600 * nranks, np.float32)
+    half = comm.split(rank.rank % 2, rank.rank)
+    assert half is not None
+    for step in range(4):
+        comm.all_reduce(x, stream=stream)
+        half.reduce_scatter(y[: 100 * half.nranks], out=x[:100])
+        with nccl.group():
+            comm.send(x, (rank.rank + 1) % nranks, stream=stream)
+            comm.recv(y[:600], (rank.rank - 1) % nranks, stream=stream)
+        if not (skips and rank.rank == 1 and step == 3):
+            comm.all_gather(x[:10], out=y[: 10 * nranks], stream=stream)
+    if not skips:
+        with nccl.plan() as planned:
+            comm.all_reduce(x[:100])
+            comm.broadcast(x[100:200], 1)
+        for _ in range(3):
+            planned(stream=stream)
+        memory = comm.mem_alloc(4096)
+        window = comm.register_window(memory)
+        put = np.from_dlpack(memory)[:64]
+        comm.put_signal(put, (rank.rank + 1) % nranks, window, 1024, stream=stream)
+        comm.wait_signal((rank.rank - 1) % nranks, stream=stream)
+        comm.barrier(stream=stream)
+        stream.synchronize()
+    half.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +80,14 @@ def launched() -> Iterator[Launcher]:
 @pytest.fixture(scope="module")
 def files(launched: Launcher, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("recordings")
-    launched(4, _program, str(folder / "file"), False)
+    launched(4, _record, str(folder / "file"), False)
     return sorted(map(str, folder.iterdir()))
 
 
 @pytest.fixture(scope="module")
 def skipping(launched: Launcher, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("skipping")
-    launched.outcomes(3, _program, str(folder / "file"), True)
+    launched.outcomes(3, _record, str(folder / "file"), True)
     return sorted(map(str, folder.iterdir()))
 
 
@@ -89,11 +105,23 @@ def test_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", "--json", "--scale", "0.5", *files]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"]
-    assert printed["checked"] == printed["outputs"] > 100
+    assert printed["checked"] == printed["outputs"] == 100
     rows = {(row["kind"], row["nbytes"]): row for row in printed["rows"]}
     row = rows["all_reduce", 2400]
     assert (row["replayed_nbytes"], row["calls"], row["nranks"]) == (1200, 16, 4)
     assert rows["reduce_scatter", 800]["calls"] == 16
+
+
+def test_a_trace_has_the_recorded_times(
+    launched: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(4, _trace, str(tmp_path / "trace"))
+    assert cli.main(["replay", "--json", *sorted(map(str, tmp_path.iterdir()))]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    row = next(row for row in rows if (row["kind"], row["nbytes"]) == ("all_reduce", 2400))
+    assert row["recorded"] > 0
+    assert row["ratio"] == pytest.approx(row["replayed"] / row["recorded"])
+    assert row["busbw"] == pytest.approx(2400 * 1.5 / row["replayed"] / 1e9)
 
 
 def test_fewer_ranks(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,4 +193,4 @@ def test_rows_have_both_times() -> None:
     assert row.calls == 6
     assert row.recorded == pytest.approx(2e-6)
     assert row.ratio == pytest.approx(row.replayed / row.recorded)
-    assert row.bus_bandwidth == pytest.approx(2000 / row.replayed)
+    assert row.busbw == pytest.approx(2000 / row.replayed / 1e9)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -43,12 +46,8 @@ def test_reductions_agree_with_the_definition(dtype: str, op: str, nranks: int) 
     inputs = [_array(one, dtype, 500) for one in sources]
     expected = reference.reduce(inputs, op.upper())
 
-    class Operation:
-        pass
-
-    operation = Operation()
-    operation.op, operation.dtype = op, dtype
-    got = Sequences().reduced(operation, sources, 500)  # type: ignore[arg-type]
+    operation: Any = SimpleNamespace(op=op, dtype=dtype)
+    got = Sequences().reduced(operation, sources, 500)
     assert len(set(inputs[0].tobytes())) > 1
     if op == "avg" and nranks & (nranks - 1) and dtype.startswith("float"):
         assert np.allclose(got.astype(float), expected.astype(float), rtol=2e-3)
