@@ -70,13 +70,14 @@ class Op:
 
 @dataclass
 class Step:
-    """Operations that are issued together, or a wait of the thread.
+    """Operations that are issued together, or a wait.
 
     Attributes:
         at: when, in nanoseconds since 1970 by the clock of the recorded machine.
         grouped: within a group.
-        sync: the thread waits for this stream, -1 for all; None: it is no wait.
-        waits: (stream, earlier step, other stream): the stream waits for that step on the other.
+        sync: the thread waits for this stream.
+        waits: (stream, earlier step, other stream): the stream, or the thread where it is None,
+            waits for that step on the other.
         marks: the streams for which the end of this step is waited for later.
     """
 
@@ -84,7 +85,7 @@ class Step:
     ops: list[Op] = field(default_factory=list)
     grouped: bool = False
     sync: int | None = None
-    waits: list[tuple[int, int, int]] = field(default_factory=list)
+    waits: list[tuple[int | None, int, int]] = field(default_factory=list)
     marks: set[int] = field(default_factory=set)
 
 
@@ -224,22 +225,47 @@ class _Compiler:
         epoch = self._process.trace.epoch
         steps: list[Step] = []
         groups: dict[tuple[int, int], Step] = {}
+        issued: dict[tuple[str, int], tuple[int, int]] = {}  # the step and stream of operations
         for index, item in enumerate(items):
             if isinstance(item, Sync):
-                stream = -1 if item.stream is None else self._known_stream(item.stream)
-                if stream is not None:
-                    steps.append(Step(item.called + epoch, sync=stream))
+                self._add_wait(steps, item, epoch, issued)
                 continue
             op = self._op(item)
             if item.group is None:
+                issued[item.communicator, item.sequence] = len(steps), op.stream
                 steps.append(Step(item.called + epoch, [op]))
                 continue
             key = _group_key(item)
             step = groups.setdefault(key, Step(item.called + epoch, grouped=True))
             step.ops.append(op)
             if last[key] == index:
+                for one in step.ops:
+                    place = one.recorded.communicator, one.recorded.sequence
+                    issued[place] = len(steps), one.stream
                 steps.append(groups.pop(key))
         return steps
+
+    def _add_wait(
+        self,
+        steps: list[Step],
+        wait: Sync,
+        epoch: int,
+        issued: dict[tuple[str, int], tuple[int, int]],
+    ) -> None:
+        """Add a wait of the recording, where the replay has what it waits for."""
+        if isinstance(wait.target, int):
+            stream = self._known_stream(wait.target)
+            if stream is not None:
+                steps.append(Step(wait.called + epoch, sync=stream))
+            return
+        waiting = None if wait.stream is None else self._known_stream(wait.stream)
+        if wait.target not in issued or (waiting is None and wait.stream is not None):
+            return
+        earlier, other = issued[wait.target]
+        if other == waiting:
+            return
+        steps[earlier].marks.add(other)
+        steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
 
     def _known_stream(self, handle: int) -> int | None:
         """A stream that operations are on; None: nothing to wait for."""

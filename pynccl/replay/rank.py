@@ -171,7 +171,7 @@ class _Player:
 
     def prepare(self) -> None:
         nccl = self._nccl
-        config = nccl.Config(timeout=self._options.timeout, init_timeout=60 + self._options.timeout)
+        config = nccl.Config(timeout=self._options.timeout, init_timeout=30 + self._options.timeout)
         device = self._rank.device
         for member in self._program.members:
             comm = nccl.Communicator(
@@ -194,7 +194,7 @@ class _Player:
     def _open_memory(self) -> None:
         check, differ = self._options.data, self._differ
         nbytes = max(self._program.nbytes, 1)
-        if self._host:
+        if self._host or not self._comms:
             self._arena = _HostMemory(nbytes)
             fail = self._failures.append
             self._data = HostData(self._memory, check=check, differ=differ, fail=fail)
@@ -250,10 +250,12 @@ class _Player:
 
     def _step(self, number: int, step: Step) -> None:
         if step.sync is not None:
-            self._synchronize(None if step.sync < 0 else step.sync)
+            self._synchronize(step.sync)
             return
         for stream, earlier, other in step.waits:
             self._wait(stream, self._events.get((earlier, other)))
+        if not step.ops:
+            return
         by_stream: dict[int, list[Op]] = {}
         for op in step.ops:
             by_stream.setdefault(op.stream, []).append(op)
@@ -280,10 +282,10 @@ class _Player:
         event.record(target if target is not None else 0)
         return event
 
-    def _wait(self, stream: int, event: Any) -> None:  # noqa: ANN401
+    def _wait(self, stream: int | None, event: Any) -> None:  # noqa: ANN401
         if event is None:
             return
-        target = self._streams[stream]
+        target = None if stream is None else self._streams[stream]
         if target is None:
             event.synchronize()  # the default stream is the thread, or has no Stream
         else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pynccl.flight.merged import ranks_text
-from pynccl.trace.model import Operation, ProcessTrace
+from pynccl.trace.model import Operation, ProcessTrace, Wait
 
 __all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "ReplayError", "Sync", "gather"]
 
@@ -50,9 +50,17 @@ class Comm:
 
 @dataclass(frozen=True)
 class Sync:
-    """The thread waits for a stream; without one for all."""
+    """A wait of the recording.
+
+    Attributes:
+        stream: that waits; None: the thread does.
+        target: the stream that is waited for, or the id of the communicator and the sequence number
+            of an operation.
+        called: when.
+    """
 
     stream: int | None
+    target: int | tuple[str, int]
     called: int
 
 
@@ -236,11 +244,8 @@ def _fill(
     threads = {item.thread for _, item in timed if isinstance(item, Operation)}
     process.several_threads = len(threads) > 1
     if not process.several_threads:
-        timed += [
-            (wait.began, Sync(wait.stream, wait.began))
-            for wait in trace.waits
-            if not wait.on_device and wait.what != "stream_event"
-        ]
+        waits = [sync for wait in trace.waits if (sync := _sync(wait, joined)) is not None]
+        timed += [(sync.called, sync) for sync in waits]
         timed.sort(key=lambda one: one[0])  # stable: operations of one time keep their order
     elif trace.waits:
         recorded.notes.append(
@@ -256,6 +261,19 @@ def _fill(
         recorded.notes.append(
             f"rank {process.rank}: {failed} operations that had failed are replayed as well"
         )
+
+
+def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
+    """A wait that can be replayed: its stream or operation is known."""
+    operation = None
+    if wait.communicator is not None and wait.sequence is not None:
+        operation = joined.get(wait.communicator, wait.communicator), wait.sequence
+    if wait.what == "stream_event":
+        known = operation is not None and wait.stream is not None
+        return Sync(wait.stream, operation, wait.began) if operation and known else None
+    if wait.what == "stream" and wait.stream is not None:
+        return Sync(None, wait.stream, wait.began)
+    return Sync(None, operation, wait.began) if operation else None
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:

@@ -8,6 +8,7 @@ import pytest
 
 from pynccl.replay import ReplayError, replay
 from pynccl.replay.check import check
+from pynccl.replay.program import compile_programs
 from pynccl.replay.recorded import Sync, gather
 from pynccl.trace.model import ProcessTrace, Wait
 from tests.support.recordings import World
@@ -73,13 +74,28 @@ def test_failed_operations_count() -> None:
 
 def test_waits_of_one_thread_are_kept() -> None:
     world = World(2)
-    world.all("all_reduce", stream=16)
-    world.all("all_reduce", stream=16)
+    other = world.communicator("b", [0, 1])
+    for _ in range(2):
+        world.all("all_reduce", stream=16)
+        world.all("all_reduce", other, stream=32)
     for trace in world.traces:
-        then = trace.operations[0].called + 1
-        trace.waits = [Wait("stream", None, None, 16, 1, False, then, then + 1)]
-    items = gather(world.traces).processes[0].items
-    assert [isinstance(item, Sync) for item in items] == [False, True, False]
+        then = [operation.called + 1 for operation in trace.operations]
+        trace.waits = [
+            Wait("stream", None, None, 16, 1, False, then[0], then[0] + 1),
+            Wait("work", other, 1, None, 1, False, then[1], then[1] + 1),
+            Wait("stream_event", other, 1, 16, 1, True, then[1], then[1] + 1),
+            Wait("event", None, None, None, 1, False, then[2], then[2] + 1),  # of what is not known
+        ]
+    recorded = gather(world.traces)
+    assert [item for item in recorded.processes[0].items if isinstance(item, Sync)] == [
+        Sync(None, 16, then[0] - 1000),
+        Sync(None, (other, 1), then[1] - 1000),
+        Sync(16, (other, 1), then[1] - 1000),
+    ]
+    steps = compile_programs(recorded)[0].steps
+    waits = [(step.sync, step.waits) for step in steps if not step.ops]
+    assert waits == [(1, []), (None, [(None, 2, 2)]), (None, [(1, 2, 2)])]
+    assert steps[2].marks == {2}
     assert replay(world.traces).ok
     operations = world.traces[0].operations
     operations[1] = dataclasses.replace(operations[1], thread=2)
