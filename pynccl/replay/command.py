@@ -121,6 +121,8 @@ def _text(result: Result) -> Iterator[str]:
             f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
             f"{result.outputs} results compared"
         )
+        if result.checked and any(row.recorded is not None for row in result.rows):
+            yield "operations wait for ranks that fill and compare; --no-data is for timings"
     if result.findings:
         yield "the ranks differ:" if not result.failures else "the ranks:"
         yield from (f"  {finding.text}" for finding in result.findings)

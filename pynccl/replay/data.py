@@ -185,23 +185,57 @@ class HostData:
         self._differ = differ
         self._fail = fail
         self._sequences = Sequences()
-        self._began: dict[int, int] = {}
+        self._times: dict[int, int] = {}  # of operations on the thread
+        self._began: dict[int, nccl.Event] = {}
+        self._events: list[tuple[Sequence[Op], nccl.Event, nccl.Event]] = []
         self._durations: list[tuple[Op, int]] = []
 
     def before(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
-        self._run(stream, functools.partial(self._fill, ops))
+        filled = [op for op in ops if self._check and op.source is not None]
+        if filled:
+            self._run(stream, functools.partial(self._each, self.fill, filled))
+        if stream is None:
+            self._times[id(ops[0])] = time.perf_counter_ns()
+        else:
+            self._began[id(ops[0])] = self._event(stream)
 
     def after(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
-        self._run(stream, functools.partial(self._compare, ops))
+        if stream is None:
+            duration = time.perf_counter_ns() - self._times.pop(id(ops[0]))
+            self._durations += [(op, duration) for op in ops]
+        else:
+            self._events.append((ops, self._began.pop(id(ops[0])), self._event(stream)))
+        compared = [op for op in ops if self._check and op.expected is not None]
+        if compared:
+            self._run(stream, functools.partial(self._each, self.compare, compared))
 
     def durations(self) -> Iterator[tuple[Op, int]]:
-        return iter(self._durations)
+        yield from self._durations
+        for ops, began, ended in self._events:
+            duration = round(began.elapsed_time(ended) * 1e9)
+            for op in ops:
+                yield op, duration
+
+    def _event(self, stream: nccl.Stream) -> nccl.Event:
+        # Functions on the stream would need the GIL, for which they wait while the thread issues.
+        from pynccl import nccl
+
+        event = nccl.Event("host", timing=True)
+        event.record(stream)
+        return event
 
     def _run(self, stream: nccl.Stream | None, function: Callable[[], None]) -> None:
         if stream is None:
             function()
         else:
             stream.launch(function)
+
+    def _each(self, function: Callable[[Op], None], ops: Sequence[Op]) -> None:
+        try:
+            for op in ops:
+                function(op)
+        except BaseException as error:  # a stream's worker has no one to raise it for
+            self._fail(error)
 
     def _array(self, op: Op, offset: int, count: int) -> NDArray[Any]:
         import ctypes
@@ -211,16 +245,6 @@ class HostData:
         array: NDArray[Any] = self._np.frombuffer(memory, self._sequences.storage(op.dtype))
         return array
 
-    def _fill(self, ops: Sequence[Op]) -> None:
-        try:
-            if self._check:
-                for op in ops:
-                    if op.source is not None:
-                        self.fill(op)
-        except BaseException as error:  # a stream's worker has no one to raise it for
-            self._fail(error)
-        self._began[id(ops[0])] = time.perf_counter_ns()
-
     def fill(self, op: Op) -> None:
         """Fill the input of an operation now."""
         assert op.source is not None
@@ -229,17 +253,6 @@ class HostData:
             some = min(CHUNK, op.sent - first)
             codes = self._sequences.codes(op.source.at(first), op.dtype, some)
             array[first : first + some] = codes
-
-    def _compare(self, ops: Sequence[Op]) -> None:
-        duration = time.perf_counter_ns() - self._began.pop(id(ops[0]))
-        self._durations += [(op, duration) for op in ops]
-        try:
-            if self._check:
-                for op in ops:
-                    if op.expected is not None:
-                        self.compare(op)
-        except BaseException as error:
-            self._fail(error)
 
     def compare(self, op: Op) -> None:
         """Compare the output of an operation now."""

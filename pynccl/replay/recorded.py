@@ -146,15 +146,18 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
 
 
 def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
-    """The rank of each process: the recorded one; all by position where one has none."""
-    ranks = [trace.rank for trace in traces]
-    known = [rank for rank in ranks if rank is not None]
-    if len(known) < len(traces):
-        return list(range(len(traces)))
-    for rank in known:
-        if known.count(rank) > 1:
-            raise ReplayError(f"two recordings are of rank {rank}; give one of each process")
-    return known
+    """The rank of each process: the recorded one, which is that in a communicator where the process
+    had no RANK. Where these are not all different: that in one that all have, else the place.
+    """
+    ranks = [trace.rank for trace in traces if trace.rank is not None]
+    if len(set(ranks)) == len(traces):
+        return ranks
+    shared = set.intersection(*(set(trace.communicators) for trace in traces))
+    for id in sorted(shared):
+        ranks = [trace.communicators[id].rank for trace in traces]
+        if len(set(ranks)) == len(traces):
+            return ranks
+    return list(range(len(traces)))
 
 
 @dataclass
@@ -181,10 +184,9 @@ def _members(processes: Sequence[Process], joined: dict[str, str]) -> dict[str, 
                     "together"
                 )
             if comm.rank in one.processes:
-                other = processes[one.processes[comm.rank]].rank
                 raise ReplayError(
-                    f"ranks {other} and {process.rank} are both rank {comm.rank} of communicator "
-                    f"{id}; the recordings do not belong together"
+                    f"two recordings are of rank {comm.rank} of communicator {id}; give one of "
+                    "each process"
                 )
             one.processes[comm.rank] = place
     return members

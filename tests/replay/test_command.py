@@ -206,5 +206,5 @@ def test_files_that_do_not_belong_together(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["replay", files[0], files[0]]) == 2
-    assert "two recordings are of rank 0" in capsys.readouterr().err
+    assert "two recordings are of rank 0 of communicator" in capsys.readouterr().err
     assert cli.main(["replay", files[0] + "none"]) == 2

@@ -119,16 +119,29 @@ def test_communicators_that_were_grown_have_one_id() -> None:
     assert replay(world.traces).ok
 
 
+def test_processes_without_ranks_of_their_own() -> None:
+    """Such a trace has the rank of the first communicator that was used."""
+    world = World(4)
+    for processes in ([0, 1], [2, 3]):
+        world.all("all_reduce", world.communicator(f"b{processes[0]}", processes))
+    world.all("all_reduce")
+    for place, trace in enumerate(world.traces):
+        trace.rank = place % 2
+    recorded = gather(world.traces[::-1])
+    assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
+    assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
+
+
 def test_recordings_that_do_not_belong_together() -> None:
     with pytest.raises(ReplayError, match="there are no recordings"):
         gather([])
-    with pytest.raises(ReplayError, match="two recordings are of rank 0"):
+    with pytest.raises(ReplayError, match="two recordings are of rank 0 of communicator 0000"):
         gather(World(1).traces * 2)
     first, second = World(2).traces[0], World(3).traces[1]
     with pytest.raises(ReplayError, match="which has 2 ranks in other recordings"):
         gather([first, second])
     clash = dataclasses.replace(World(2).traces[0], rank=7)
-    with pytest.raises(ReplayError, match="ranks 0 and 7 are both rank 0"):
+    with pytest.raises(ReplayError, match="two recordings are of rank 0 of communicator 0000"):
         gather([first, clash])
 
 
