@@ -62,7 +62,7 @@ from pynccl.errors import (
 )
 from pynccl.libraries import load, resolve
 from pynccl.parameters import Param, Params, params
-from pynccl.trace.recorder import Trace, range, start_from_environment, trace  # noqa: A004
+from pynccl.trace.recorder import Trace, range, start_from_environment, trace
 
 __all__ = [
     "AVG",

@@ -11,34 +11,48 @@ namespace pynccl {
 namespace {
 
 constexpr std::int64_t kBaseInterval = 1'000'000'000;  // a float has 60 ns then
-constexpr double kBaseSeconds = 10;                    // for a base, which waits for nothing
+constexpr double kBaseSeconds = 1;                     // for a base, which waits for nothing
+constexpr int kTries = 5;                              // for a base: the time of the best is taken
 
 }  // namespace
 
 TraceClock::TraceClock(std::shared_ptr<Library> library, int device)
     : library_(std::move(library)),
       device_(device),
-      events_(std::make_shared<EventPool>(library_, device, EventPool::Timing::kOn)),
-      stream_(library_, device, 0) {
+      events_(std::make_shared<EventPool>(library_, device, EventPool::Timing::kOn)) {
+  if (library_->memory() == Memory::kDevice) stream_.emplace(library_, device, 0);
   add_base();
+}
+
+// An event that was reached between two times.
+std::optional<TraceClock::Base> TraceClock::take_base() const {
+  Base base{events_->take(), precise_time(), 0};
+  base.event->record(stream_ ? stream_->handle() : nullptr);
+  if (!poll_until(kBaseSeconds, [&] { return base.event->query(); })) return std::nullopt;
+  base.complete = precise_time();
+  return base;
 }
 
 // The chain of bases is smooth, and the clock of the process keeps it from drifting away.
 void TraceClock::add_base() {
-  PooledEvent event = events_->take();
-  const std::int64_t began = precise_time();
-  event->record(stream_.handle());
-  const bool done = poll_until(kBaseSeconds, [&] { return event->query(); });
-  const std::int64_t complete = precise_time();
-  if (!done) return;
-  std::int64_t time = (began + complete) / 2;
+  std::optional<Base> best;
+  for (int i = 0; i < kTries; ++i) {
+    std::optional<Base> base = take_base();
+    if (!base) break;
+    if (!best || base->complete - base->time < best->complete - best->time)
+      best.emplace(std::move(*base));
+  }
+  if (!best) return;
+  const std::int64_t began = best->time;
   const std::lock_guard lock(mutex_);
+  best->time += (best->complete - began) / 2;
   if (!bases_.empty()) {
     const Base& last = bases_.back();
-    const double since = last.event->elapsed_seconds(*event);
-    time = std::clamp<std::int64_t>(last.time + std::llround(since * 1e9), began, complete);
+    const double since = last.event->elapsed_seconds(*best->event);
+    best->time =
+        std::clamp<std::int64_t>(last.time + std::llround(since * 1e9), began, best->complete);
   }
-  bases_.push_back({std::move(event), time, complete});
+  bases_.push_back(std::move(*best));
 }
 
 void TraceClock::update() {

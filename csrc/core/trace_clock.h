@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "core/event_pool.h"
 #include "core/stream.h"
@@ -36,14 +37,15 @@ class TraceClock {
     std::int64_t complete;  // it was done at this time
   };
 
+  std::optional<Base> take_base() const;
   void add_base();
 
   const std::shared_ptr<Library> library_;
   const int device_;
   const std::shared_ptr<EventPool> events_;
-  const Stream stream_;
-  mutable std::mutex mutex_;  // of bases_
-  std::deque<Base> bases_;    // oldest first
+  std::optional<Stream> stream_;  // none where events on the null stream are done at once
+  mutable std::mutex mutex_;      // of bases_
+  std::deque<Base> bases_;        // oldest first
 };
 
 }  // namespace pynccl

@@ -22,7 +22,7 @@ namespace {
 constexpr int kFormatVersion = 1;
 constexpr char kMagic[] = "pynccl trace 1\n";
 constexpr char kHeader = 'H', kEntries = 'E', kCommunicator = 'C', kName = 'N', kEnd = 'Z';
-constexpr std::size_t kBlockHead = 8;  // the type in 4 bytes, the size in 4 bytes
+constexpr std::size_t kMostInBlock = sizeof(TraceEntry) << 20;  // bytes
 
 std::string names(auto&& name_of, int count) {
   std::vector<std::string> names;
@@ -88,7 +88,6 @@ void TraceTables::update() {
 TraceWriter::TraceWriter(bool timed) : bytes_(kMagic) { write_block(kHeader, header(timed)); }
 
 void TraceWriter::write_block(char type, std::string_view text) {
-  close_entries();
   const std::array<char, 4> word = {type, 0, 0, 0};
   const auto size = static_cast<std::uint32_t>(text.size());
   bytes_.append(word.data(), word.size());
@@ -96,23 +95,7 @@ void TraceWriter::write_block(char type, std::string_view text) {
   bytes_.append(text);
 }
 
-void TraceWriter::write(const TraceEntry& entry) {
-  if (entries_ == std::string::npos) {
-    write_block(kEntries, {});
-    entries_ = bytes_.size();
-  }
-  bytes_.append(reinterpret_cast<const char*>(&entry), sizeof entry);
-  if (bytes_.size() - entries_ >= std::size_t{1} << 20) close_entries();
-}
-
-void TraceWriter::close_entries() {
-  if (entries_ == std::string::npos) return;
-  const auto size = static_cast<std::uint32_t>(bytes_.size() - entries_);
-  std::memcpy(bytes_.data() + entries_ - sizeof size, &size, sizeof size);
-  entries_ = std::string::npos;
-}
-
-void TraceWriter::write(const TraceTables& tables) {
+std::string TraceWriter::take(const TraceTables& tables) {
   communicators_.resize(tables.communicators().size());
   for (std::size_t i = 0; i < communicators_.size(); ++i) {
     if (communicators_[i] == tables.communicators()[i]) continue;
@@ -121,17 +104,18 @@ void TraceWriter::write(const TraceTables& tables) {
                 "{\"number\": " + std::to_string(i + 1) + ", " + communicators_[i].substr(1));
   }
   for (; names_ < tables.names().size(); ++names_) write_block(kName, tables.names()[names_]);
+  for (std::size_t done = 0; done < entries_.size(); done += kMostInBlock)
+    write_block(kEntries, std::string_view(entries_).substr(done, kMostInBlock));
+  entries_.clear();
+  return std::exchange(bytes_, {});
 }
 
-void TraceWriter::end() {
+std::string TraceWriter::take_last(const TraceTables& tables) {
+  bytes_ = take(tables);
   const int rank = process_rank();
   write_block(kEnd, json::object({{"rank", json::or_null(rank >= 0, rank)},
                                   {"ended", json::of(precise_time())},
                                   {"dropped", json::of(dropped_)}}));
-}
-
-std::string TraceWriter::take() {
-  close_entries();
   return std::exchange(bytes_, {});
 }
 
@@ -149,8 +133,7 @@ void TraceFile::write(const TraceEntry& entry) {
 void TraceFile::flush(const TraceTables& tables) noexcept {
   if (!used_ || error_ != 0) return;
   try {
-    writer_.write(tables);
-    write_all(writer_.take());
+    write_all(writer_.take(tables));
   } catch (const std::system_error& error) {
     error_ = error.code().value();
     std::fprintf(stderr, "pynccl: the recording has ended: %s\n", error.what());
@@ -159,9 +142,7 @@ void TraceFile::flush(const TraceTables& tables) noexcept {
 
 std::string TraceFile::finish(const TraceTables& tables) {
   if (used_ && error_ == 0) {
-    writer_.write(tables);
-    writer_.end();
-    write_all(writer_.take());
+    write_all(writer_.take_last(tables));
   }
   if (error_ != 0) throw std::system_error(error_, std::generic_category(), name_);
   return name_;

@@ -36,20 +36,22 @@ class TraceTables {
 // Makes the bytes.
 class TraceWriter {
  public:
-  TraceWriter(bool timed);
+  explicit TraceWriter(bool timed);
 
-  void write(const TraceEntry& entry);
-  void write(const TraceTables& tables);  // what is new
+  void write(const TraceEntry& entry) {
+    entries_.append(reinterpret_cast<const char*>(&entry), sizeof entry);
+  }
   void drop() { ++dropped_; }
-  void end();
-  std::string take();  // what was written since
+  // What was written since: first what the numbers in it stand for, so that a part of a file is
+  // complete.
+  std::string take(const TraceTables& tables);
+  std::string take_last(const TraceTables& tables);
 
  private:
-  void close_entries();
   void write_block(char type, std::string_view text);
 
   std::string bytes_;
-  std::size_t entries_ = std::string::npos;  // where the open block of entries begins
+  std::string entries_;
   std::uint64_t dropped_ = 0;
   std::vector<std::string> communicators_;
   std::size_t names_ = 0;

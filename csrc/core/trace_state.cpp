@@ -103,14 +103,9 @@ std::string TraceState::stop(double seconds) {
   });
   const std::lock_guard lock(mutex_);
   resolve(true);
-  TraceWriter& writer = memory_->writer();
-  {
-    const std::lock_guard tables_lock(tables_mutex_);
-    tables_.update();
-    writer.write(tables_);
-  }
-  writer.end();
-  std::string bytes = writer.take();
+  const std::lock_guard tables_lock(tables_mutex_);
+  tables_.update();
+  std::string bytes = memory_->writer().take_last(tables_);
   memory_.reset();
   return bytes;
 }

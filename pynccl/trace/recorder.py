@@ -1,4 +1,4 @@
-"""Traces and recordings of this process: nccl.trace(), nccl.range(), PYNCCL_TRACE, PYNCCL_RECORD."""
+"""Traces and recordings of this process: nccl.trace(), nccl.range(), and the environment's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 _TRACE_OPERATIONS = 1_000_000
 _RECORD_BYTES = 1 << 30
 _STOP_SECONDS = 10.0
-_open: Trace | None = None  # the trace of this process
 
 
 class Trace:
@@ -43,14 +42,12 @@ class Trace:
         self.path: str | None = None
 
     def __enter__(self) -> Trace:
-        global _open
         if self._began:
             raise ValueError("trace: it was used before; make another one")
         marks = _Marks() if self._annotate else None
         _C.start_trace(self._limit)
         _C.set_trace_mark(marks)
         self._began = True
-        _open = self
         return self
 
     def __exit__(
@@ -59,10 +56,8 @@ class Trace:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        global _open
         from pynccl.trace import recording  # it makes the import of pynccl slower
 
-        _open = None
         _C.set_trace_mark(None)
         self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
         if self._pattern is not None:
@@ -111,7 +106,7 @@ class _Marks:
 
 def _nvtx() -> Any:  # noqa: ANN401 - a module, where it is there
     try:
-        import nvtx
+        import nvtx  # type: ignore[import-not-found]
     except ImportError:
         return None
     return nvtx
@@ -135,7 +130,9 @@ def _exit_ranges(nvtx: Any, function: Any) -> None:  # noqa: ANN401 - the same
         nvtx.pop_range()
 
 
-def trace(path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate: bool = False) -> Trace:
+def trace(
+    path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate: bool = False
+) -> Trace:
     """Trace the operations of this process in a with block.
 
         with nccl.trace("step.json") as trace:
@@ -144,8 +141,9 @@ def trace(path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate
     Each operation of nccl.Communicator, of the mirror and of the backend of torch.distributed is
     recorded, with both providers: its arguments, the time of its call, and the times at which its
     stream reached it and had done it, by a pair of events. The end of the block waits for the
-    operations, 10 seconds at most. A capture is recorded without times; the launches of a Graph have
-    theirs. Waits, launches and the ranges of range() are recorded too. Calls of pynccl.raw are not.
+    operations, 10 seconds at most. A capture is recorded without times; the launches of a Graph
+    have theirs. Waits, launches and the ranges of range() are recorded too. Calls of pynccl.raw are
+    not.
 
     Args:
         path: a file for the trace, as Chrome trace JSON: Perfetto opens it, and ``pynccl trace``
@@ -165,7 +163,7 @@ def trace(path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate
     return Trace(path, limit=limit, annotate=annotate)
 
 
-class range:  # noqa: A001, N801 - used as nccl.range()
+class range:  # noqa: N801 - used as nccl.range()
     """A range of the user's in traces, NVTX and torch's profiler, for a with block.
 
         with nccl.range("forward", compute=True):
@@ -230,15 +228,20 @@ def start_from_environment() -> None:
     if path := os.environ.get("PYNCCL_TRACE"):
         whole = trace(path)
         whole.__enter__()
-        atexit.register(_end, whole)
+        atexit.register(_end, whole, os.getpid())
     if path := os.environ.get("PYNCCL_RECORD"):
         text = os.environ.get("PYNCCL_RECORD_LIMIT", "")
         if text and not text.isdigit():
             raise ValueError(f"PYNCCL_RECORD_LIMIT: {text!r} is not a number of bytes")
         _C.start_recording(path, int(text) if text else _RECORD_BYTES)
-        atexit.register(_C.stop_recording)
+        atexit.register(_end_recording, os.getpid())
 
 
-def _end(whole: Trace) -> None:
-    if _open is whole:
+def _end(whole: Trace, pid: int) -> None:
+    if pid == os.getpid():  # the child of a fork has no trace
         whole.__exit__(None, None, None)
+
+
+def _end_recording(pid: int) -> None:
+    if pid == os.getpid():
+        _C.stop_recording()

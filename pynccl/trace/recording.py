@@ -1,9 +1,10 @@
 """Reads recordings: the files of PYNCCL_RECORD, and what the library has of a trace.
 
-A recording is the line ``pynccl trace 1`` and blocks. A block is a letter in four bytes, its size in
-bytes as a 32-bit number, and its contents: ``H``: what the process is, as JSON; ``E``: entries of
-128 bytes; ``C``: a communicator, as JSON; ``N``: a name, numbered from 0; ``Z``: the end, as JSON.
-Numbers are little-endian. The last block may be missing or incomplete where the process was killed.
+A recording is the line ``pynccl trace 1`` and blocks. A block is a letter in four bytes, its size
+in bytes as a 32-bit number, and its contents: ``H``: what the process is, as JSON; ``C``: a
+communicator, as JSON; ``N``: a name, numbered from 0; ``E``: entries of 128 bytes; ``Z``: the end,
+as JSON. Numbers are little-endian. The last block may be missing or incomplete where the process
+was killed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Entry(NamedTuple):
     ended: int
     sequence: int
     number: int
-    count: int
+    elements: int
     sendbuff: int
     recvbuff: int
     stream: int
@@ -119,7 +120,9 @@ def parse(data: bytes) -> ProcessTrace:
         RecordingError: they are no recording, or not one of this version.
     """
     if not data.startswith(_MAGIC):
-        raise RecordingError(f"this is not a recording of pynccl: it has no {_MAGIC[:-1].decode()!r}")
+        raise RecordingError(
+            f"this is not a recording of pynccl: it has no {_MAGIC[:-1].decode()!r}"
+        )
     try:
         return _process_trace(_contents(data))
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -228,7 +231,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         sequence=entry.sequence,
         number=entry.number or None,
         dtype=dtype,
-        count=entry.count,
+        count=entry.elements,
         op=(ops[entry.op] if entry.op < len(ops) else "user-defined") if reduces else None,
         root=entry.root_or_peer if kind in ("broadcast", "reduce", "gather", "scatter") else None,
         peer=entry.root_or_peer if kind in ("send", "recv", "put_signal", "signal") else None,
@@ -259,31 +262,22 @@ def _width(dtype: str) -> int:
 
 def _sizes(o: Operation, communicator: Communicator) -> tuple[int, int]:
     """Elements that an operation reads from sendbuff, and that it writes to recvbuff."""
-    n, rank = communicator.nranks, communicator.rank
-    at_root = o.root == rank
-    match o.kind:
-        case "all_reduce":
-            return o.count, o.count
-        case "broadcast":
-            return (o.count if at_root else 0), o.count
-        case "reduce":
-            return o.count, (o.count if at_root else 0)
-        case "all_gather":
-            return o.count, o.count * n
-        case "reduce_scatter":
-            return o.count * n, o.count
-        case "all_to_all":
-            return o.count * n, o.count * n
-        case "gather":
-            return o.count, (o.count * n if at_root else 0)
-        case "scatter":
-            return (o.count * n if at_root else 0), o.count
-        case "send" | "put_signal":
-            return o.count, 0
-        case "recv":
-            return 0, o.count
-        case _:
-            return 0, 0
+    one, all_blocks = o.count, o.count * communicator.nranks
+    at_root = o.root == communicator.rank
+    sizes = {
+        "all_reduce": (one, one),
+        "broadcast": (one if at_root else 0, one),
+        "reduce": (one, one if at_root else 0),
+        "all_gather": (one, all_blocks),
+        "reduce_scatter": (all_blocks, one),
+        "all_to_all": (all_blocks, all_blocks),
+        "gather": (one, all_blocks if at_root else 0),
+        "scatter": (all_blocks if at_root else 0, one),
+        "send": (one, 0),
+        "recv": (0, one),
+        "put_signal": (one, 0),
+    }
+    return sizes.get(o.kind, (0, 0))
 
 
 def _wait(entry: _Entry, contents: _Contents) -> Wait:
@@ -309,7 +303,7 @@ def _ranges(contents: _Contents) -> list[Range]:
         end = ends.get(entry.sequence)
         ranges.append(
             Range(
-                name=contents.names[entry.count],
+                name=contents.names[entry.elements],
                 compute=entry.compute,
                 stream=entry.stream if entry.on_device else None,
                 thread=entry.thread,
