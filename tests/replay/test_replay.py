@@ -41,6 +41,20 @@ def test_generated_programs(seed: int, nranks: int, streams: int, scale: float) 
     assert result.checked > 0.8 * result.outputs
 
 
+def test_providers(provider: str) -> None:
+    nranks, without = 2, frozenset[str]()
+    if provider == "cuda":
+        from tests.support import gpu
+
+        nranks = min(nranks, gpu.count())
+        without = frozenset(name.removesuffix("fn") for name in gpu.without(provider))
+    world = generated(random.Random(5), nranks, 60, without=without)
+    result = replay(world.traces, provider=provider, timeout=30)
+    _is_good(result)
+    assert result.checked == result.outputs > 0
+    assert all(row.replayed > 0 for row in result.rows)
+
+
 def test_ten_thousand_operations() -> None:
     world = generated(random.Random(1), 4, 10_000)
     kinds = Counter(operation.kind for trace in world.traces for operation in trace.operations)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,9 +151,25 @@ _COLLECTIVES = (
 
 
 def generated(
-    rng: random.Random, nranks: int, operations: int, *, streams: int = 3, count: int = 64
+    rng: random.Random,
+    nranks: int,
+    operations: int,
+    *,
+    streams: int = 3,
+    count: int = 64,
+    without: Collection[str] = (),
 ) -> World:
-    """A program of about so many operations per rank: collectives, groups, messages, splits."""
+    """A program of about so many operations per rank: collectives, groups, messages, splits.
+
+    Args:
+        rng: chooses.
+        nranks: of the first communicator, processes.
+        operations: of rank 0, at least.
+        streams: how many at most, the default one included.
+        count: of elements, less than this.
+        without: dtypes that are not used.
+    """
+    dtypes = [dtype for dtype in ITEMSIZES if dtype not in without]
     world = World(nranks)
     comms = [world.communicator("0", list(range(nranks)))]
     if nranks > 2:
@@ -167,13 +184,16 @@ def generated(
         stream = stream_of[comm]
         match rng.randrange(6):
             case 0:
-                _messages(world, rng, comm, stream, count)
+                values = {"dtype": rng.choice(dtypes), "count": rng.randrange(1, count)}
+                _messages(world, rng, comm, stream=stream, **values)
             case 1:
                 number = world.group()
                 for _ in range(rng.randrange(2, 5)):
-                    _collective(world, rng, comm, count, None, group=number, stream=stream)
+                    values = {"dtype": rng.choice(dtypes), "count": rng.randrange(1, count)}
+                    _collective(world, rng, comm, None, group=number, stream=stream, **values)
             case _:
-                _collective(world, rng, comm, count, buffers[stream], stream=stream)
+                values = {"dtype": rng.choice(dtypes), "count": rng.randrange(1, count)}
+                _collective(world, rng, comm, buffers[stream], stream=stream, **values)
     return world
 
 
@@ -181,26 +201,20 @@ def _collective(
     world: World,
     rng: random.Random,
     comm: str,
-    count: int,
     buffers: list[int] | None,
     **fields: Any,  # noqa: ANN401 - those of an operation
 ) -> None:
     kind = rng.choice(_COLLECTIVES)
     nranks = len(world.members[comm])
-    dtype = rng.choice([*ITEMSIZES])
     op = rng.choice(["sum", "min", "max", "prod", "avg", "user-defined"])
-    values: dict[str, Any] = {
-        "dtype": dtype,
-        "count": rng.randrange(1, count),
-        **fields,
-    }
+    values: dict[str, Any] = {**fields}
     if "reduce" in kind:
         values["op"] = op
     if kind in ("broadcast", "reduce", "gather", "scatter"):
         values["root"] = rng.randrange(nranks)
     if buffers is not None:
         send, receive = rng.sample(buffers, 2)
-        block = values["count"] * ITEMSIZES[dtype]
+        block = values["count"] * ITEMSIZES[values["dtype"]]
         if rng.random() < 0.5 and kind != "all_to_all":
             receive = send
         values |= {"sendbuff": send, "recvbuff": receive}
@@ -213,18 +227,18 @@ def _collective(
     world.all(kind, comm, **values)
 
 
-def _messages(world: World, rng: random.Random, comm: str, stream: int, count: int) -> None:
+def _messages(
+    world: World,
+    rng: random.Random,
+    comm: str,
+    **fields: Any,  # noqa: ANN401 - those of an operation
+) -> None:
     """A ring: in a group, all send to the next rank and receive from the one before."""
     members = world.members[comm]
     if len(members) < 2:
         return
     step = rng.randrange(1, len(members))
-    values = {
-        "dtype": rng.choice([*ITEMSIZES]),
-        "count": rng.randrange(1, count),
-        "stream": stream,
-        "group": world.group(),
-    }
+    values = {**fields, "group": world.group()}
     for rank, process in enumerate(members):
         world.call(process, "send", comm, peer=(rank + step) % len(members), **values)
         world.call(process, "recv", comm, peer=(rank - step) % len(members), **values)
