@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from pynccl import nccl
 
-__all__ = ["CHUNK", "Data", "Differ", "HostData", "Memory", "inexact"]
+__all__ = ["CHUNK", "STORAGE", "Data", "Differ", "HostData", "Memory", "inexact"]
 
 CHUNK = 1 << 18  # elements that are filled or compared at once
-_STORAGE = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
+STORAGE = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
 _EIGHT_BITS = {"float8_e4m3": (4, 3), "float8_e5m2": (5, 2)}  # of exponent and mantissa
 
 # Reports a difference: the operation, the element, what it is and what it must be.
@@ -81,7 +81,7 @@ class Sequences:
         self._tables: dict[str, NDArray[np.uint8]] = {}
 
     def storage(self, dtype: str) -> Any:  # noqa: ANN401 - a NumPy dtype
-        return self._np.dtype(_STORAGE.get(dtype, dtype))
+        return self._np.dtype(STORAGE.get(dtype, dtype))
 
     def _tile(self, source: Source) -> NDArray[np.int64]:
         """Of a source's sequence as much as a chunk needs from any phase on."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pynccl.replay.check import described
-from pynccl.replay.data import Data, HostData, Memory
+from pynccl.replay.data import STORAGE, Data, HostData, Memory
 from pynccl.replay.program import Op, Program, Step
 from pynccl.replay.values import SCALAR
 from pynccl.testing import Rank
@@ -376,7 +376,8 @@ class _Player:
             f"sequence {op.recorded.sequence}: element {element} of the result is wrong"
         )
         if not math.isnan(got):  # which stands for a value that was not read
-            text += f": its code is {got}, must be {expected}"
+            bits = " as bits" if op.dtype in STORAGE else ""
+            text += f": it is {got}, must be {expected}{bits}"
         self._outcome.differences.append(Difference(member.label, op.recorded.sequence, text))
 
     def _summarize(self) -> None:

@@ -110,6 +110,7 @@ def test_wrong_data_is_reported_with_rank_communicator_and_sequence() -> None:
         assert difference.communicator == "0" * 16
         assert difference.sequence == 2
         assert f"rank {rank} of communicator {'0' * 16}: all_reduce #2 " in difference.text
+        assert "element 0 of the result is wrong: it is " in difference.text
 
 
 def test_a_message_with_wrong_data_is_reported() -> None:
@@ -127,6 +128,7 @@ def test_a_message_with_wrong_data_is_reported() -> None:
     ((rank, (difference,)),) = result.differences.items()
     assert rank == 1
     assert "recv #1 (bfloat16, count=8, peer=0)" in difference.text
+    assert difference.text.endswith(" as bits")
 
 
 def test_streams_that_share_a_buffer_are_ordered() -> None:
