@@ -19,7 +19,7 @@ void Communicator::issue_watched(OperationKind kind, const Operation& o) {
   const ncclComm_t comm = handle();
   if (CommunicatorObservers::observed()) before_operation(kind, o);
   Deadlines& deadlines = *deadlines_;
-  const std::int64_t now = precise_time();
+  const std::int64_t now = Trace::timed() ? precise_time() : coarse_time();
   TraceCall trace(*this, kind, o, now);
   const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
   trace.called(deadlines.recorder());

@@ -9,6 +9,7 @@
 #include "core/communicator.h"
 #include "core/observer.h"
 #include "core/process_identity.h"
+#include "core/tick_clock.h"
 #include "core/trace_state.h"
 
 namespace pynccl {
@@ -228,6 +229,7 @@ void TraceCall::called(const FlightRecorder& recorder) {
   Trace::append_filled([this](TraceEntry& entry) {
     fill(entry);
     entry.flags = TraceEntry::kCalled;
+    entry.called = TickClock::ticks();
   });
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/tick_clock.h"
 #include "core/trace.h"
 #include "core/trace_clock.h"
 #include "core/trace_log.h"
@@ -78,6 +79,7 @@ class TraceState {
   std::optional<TraceMemory> memory_;
   std::deque<Pending> pending_;  // of the trace, in the order of the calls of a thread
   std::optional<TraceFile> file_;
+  TickClock ticks_;
 };
 
 }  // namespace pynccl

@@ -4,8 +4,8 @@
 nccl.trace(), and execution traces of PyTorch. See docs/replay.md.
 """
 
+from pynccl.replay.errors import ReplayError
 from pynccl.replay.load import load
-from pynccl.replay.recorded import ReplayError
 from pynccl.replay.report import Row
 from pynccl.replay.run import Result, replay
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pynccl.replay.recorded import ReplayError
+from pynccl.replay.errors import ReplayError
 from pynccl.replay.shape import ITEMSIZES
 from pynccl.trace.model import Communicator, Operation, ProcessTrace
 

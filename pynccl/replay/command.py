@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from pynccl.errors import LibraryNotFoundError
+from pynccl.replay.errors import ReplayError
 from pynccl.replay.load import load
-from pynccl.replay.recorded import ReplayError
 from pynccl.replay.report import table
 from pynccl.replay.run import Result, replay
 from pynccl.testing import LaunchError

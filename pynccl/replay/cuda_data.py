@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pynccl.replay.data import CHUNK, Differ, inexact
+from pynccl.replay.errors import ReplayError
 from pynccl.replay.program import Op
-from pynccl.replay.recorded import ReplayError
 from pynccl.replay.values import SCALAR, Source
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pynccl.replay.errors import ReplayError
 from pynccl.replay.program import Op
-from pynccl.replay.recorded import ReplayError
 from pynccl.replay.values import SCALAR, Source
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pynccl.replay import chakra
-from pynccl.replay.recorded import ReplayError
+from pynccl.replay.errors import ReplayError
 from pynccl.trace import chrome, recording
 from pynccl.trace.model import ProcessTrace
 

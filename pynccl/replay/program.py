@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pynccl.replay.errors import ReplayError
 from pynccl.replay.layout import ALIGNMENT, Accesses, Layout
-from pynccl.replay.recorded import Process, Recorded, ReplayError, Sync, counterpart
+from pynccl.replay.recorded import Process, Recorded, Sync, counterpart
 from pynccl.replay.shape import ITEMSIZES, blocks
 from pynccl.replay.values import Source, demand, phase_of
 from pynccl.trace.model import Operation

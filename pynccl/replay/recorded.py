@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pynccl.flight.merged import ranks_text
+from pynccl.replay.errors import ReplayError
+from pynccl.replay.several import split
 from pynccl.trace.model import Operation, ProcessTrace, Wait
 
-__all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "ReplayError", "Sync", "gather"]
+__all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "Sync", "gather"]
 
 COLLECTIVES = frozenset(
     [
@@ -19,10 +21,6 @@ COLLECTIVES = frozenset(
     ]
 )
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
-
-
-class ReplayError(ValueError):
-    """Recordings that cannot be replayed: they do not belong together, or an argument is wrong."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,7 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     """
     if not traces:
         raise ReplayError("there are no recordings")
+    traces = [part for trace in traces for part in split(trace)]
     if ranks is not None and not 1 <= ranks <= len(traces):
         raise ReplayError(f"ranks: {ranks}, there are {len(traces)} recordings")
     numbers = _process_ranks(traces)

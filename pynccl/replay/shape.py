@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pynccl.replay.recorded import ReplayError
+from pynccl.replay.errors import ReplayError
 
 __all__ = ["ITEMSIZES", "Blocks", "blocks", "total"]
 

@@ -130,7 +130,7 @@ def operation_bandwidths(trace: ProcessTrace) -> list[Bandwidth | None]:
         nranks = 1 if communicator is None else communicator.nranks
         sizes.append((operation_bytes(operation, nranks), nranks))
         place = index if operation.group is None else (operation.group, operation.stream)
-        keys.append((place, operation.kind, operation.communicator))
+        keys.append((place, operation.kind, operation.communicator, operation.rank))
         together[keys[-1]] += sizes[-1][0]
     result: list[Bandwidth | None] = []
     for operation, key, (_, nranks) in zip(trace.operations, keys, sizes, strict=True):

@@ -262,8 +262,14 @@ class _Writer:
             thread = Lane(None, operation.thread)
             name = f"call {operation.kind}" + (" (captured)" if operation.graph is not None else "")
             name += " (failed)" if operation.failed else ""
-            yield thread, _Span(name, "call", operation.called, operation.returned, args)
-            if operation.graph is None and not operation.failed and trace.timed:
+            ran = operation.graph is None and not operation.failed and trace.timed
+            # All fields once: the call of an operation that has run says which one it is.
+            brief = {key: args[key] for key in ("communicator", "sequence", "number")}
+            yield (
+                thread,
+                _Span(name, "call", operation.called, operation.returned, brief if ran else args),
+            )
+            if ran:
                 lane = lanes.of_operation(operation)
                 span = self._ran(operation, operation.kind, args)
                 span.flow = self._flow(position, index)
@@ -304,7 +310,8 @@ class _Writer:
         communicator = self._merged.traces[position].communicators.get(operation.communicator)
         if communicator is not None:
             args["name"] = communicator.name
-            args["rank"], args["nranks"] = communicator.rank, communicator.nranks
+            args["rank"] = communicator.rank if operation.rank is None else operation.rank
+            args["nranks"] = communicator.nranks
             args["bytes"] = operation_bytes(operation, communicator.nranks)
             if (found := self._bandwidths[position][index]) is not None:
                 args |= {k: v for k, v in found._asdict().items() if v is not None}
@@ -324,7 +331,7 @@ def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
     """All fields for a viewer: addresses in hexadecimal, as text, because viewers read numbers as
     doubles.
     """
-    args = asdict(one)
+    args = dict(vars(one))
     for name in _HEX:
         if isinstance(args.get(name), int):
             args[name] = f"0x{args[name]:x}"

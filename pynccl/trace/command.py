@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from pynccl.trace import chrome
+from pynccl.trace import chrome, recording
 from pynccl.trace.errors import TraceError
 from pynccl.trace.merge import merge
 from pynccl.trace.model import ProcessTrace
@@ -55,16 +55,18 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         result: int = arguments.run_trace(arguments)
-    except (TraceError, OSError, ImportError) as error:
+    except (TraceError, recording.RecordingError, OSError, ImportError) as error:
         print(f"pynccl trace {arguments.trace_command}: {error}", file=sys.stderr)
         return 2
     return result
 
 
 def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessTrace]:
+    """The traces of all files; timed: recordings, which have no times, are of no use."""
     traces = []
     for path in arguments.files:
-        for trace in chrome.load(path):
+        recorded = recording.is_recording(path)
+        for trace in [recording.load(path)] if recorded else chrome.load(path):
             if timed and not trace.timed:
                 raise TraceError(f"{path}: it is a recording, without the times of a trace")
             traces.append(trace)
@@ -72,7 +74,7 @@ def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessT
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    summary = summarise(merge(_load(arguments)))
+    summary = summarise(merge(_load(arguments, timed=False)))
     print(json.dumps(summary.json(), indent=2) if arguments.json else summary.text())
     return 0
 
@@ -82,6 +84,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     chrome.save(traces, arguments.output)
     for note in clock_notes(merge(traces)):
         print(note)
+    print(arguments.output)
     return 0
 
 

@@ -49,8 +49,8 @@ def exposed(trace: ProcessTrace) -> Exposed:
     Without, it is the time in which threads or streams of compute waited: operations on the default
     stream of a thread on CPUs, which the thread itself runs, and waits. A wait for a known
     operation is its exposed time; of a wait for a stream, the time in it in which operations ran
-    there. Not counted: waits for streams without operations, and the waits of streams that have
-    operations for unknown ones.
+    there. Not counted: operations on a thread that runs them for others, which wait for them; waits
+    for streams without operations; and the waits of streams that have operations for unknown ones.
 
     Args:
         trace: of one process, with times.
@@ -100,6 +100,7 @@ def _outside(one: Interval | None, computing: list[Interval]) -> int | None:
 
 
 _Parts = list[list[Interval]]
+_Name = tuple[str, int | None, int]  # communicator, rank and sequence of an operation
 
 
 def _lengths(running: list[Interval | None], parts: _Parts) -> list[int | None]:
@@ -127,12 +128,16 @@ def _waited(
     graphs: _Parts = [[] for _ in launched]
     others: list[Interval] = []
     by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
-    by_sequence: dict[tuple[str, int], int] = {}
+    by_sequence: dict[_Name, int] = {
+        (one.communicator, one.rank, one.sequence): index
+        for index, one in enumerate(trace.operations)
+    }
+    workers = _workers(trace, by_sequence)
     for index, (operation, ran) in enumerate(zip(trace.operations, running, strict=True)):
-        by_sequence[operation.communicator, operation.sequence] = index
         if ran is not None:
             lane = lanes.of_operation(operation)
-            parts[index] += [ran] if lane.blocks_thread else []
+            waits = lane.blocks_thread and operation.thread not in workers
+            parts[index] += [ran] if waits else []
             by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
     for launch, ran, own in zip(trace.launches, launched, graphs, strict=True):
         if ran is not None:
@@ -155,6 +160,16 @@ def _waited(
     return parts, graphs, others
 
 
+def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:
+    """The threads that run operations for others, such as those of the backend of torch."""
+    workers = set()
+    for wait in trace.waits:
+        index = _operation(wait, by_sequence)
+        if index is not None and trace.operations[index].thread != wait.thread:
+            workers.add(trace.operations[index].thread)
+    return workers
+
+
 def _share(span: Interval, ordered: list[_OnLane]) -> None:
     """Give a wait for a stream to what ran there at the time."""
     for one in ordered[bisect(ordered, span[0], key=lambda one: one.ended) :]:
@@ -163,7 +178,7 @@ def _share(span: Interval, ordered: list[_OnLane]) -> None:
         one.waited.append((max(one.began, span[0]), min(one.ended, span[1])))
 
 
-def _operation(wait: Wait, by_sequence: dict[tuple[str, int], int]) -> int | None:
+def _operation(wait: Wait, by_sequence: dict[_Name, int]) -> int | None:
     if wait.communicator is None or wait.sequence is None:
         return None
-    return by_sequence.get((wait.communicator, wait.sequence))
+    return by_sequence.get((wait.communicator, wait.rank, wait.sequence))

@@ -176,14 +176,15 @@ def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[M
             communicator = trace.communicators.get(operation.communicator)
             if operation.number is None or operation.graph is not None or communicator is None:
                 continue
+            rank = communicator.rank if operation.rank is None else operation.rank
             if operation.kind in _COLLECTIVES:
                 route: object = None
             elif operation.kind in _MESSAGES:
-                ends = (communicator.rank, operation.peer)
+                ends = (rank, operation.peer)
                 route = ends if operation.kind == "send" else ends[::-1]
             else:
                 continue
-            member = Member(position, index, communicator.rank, operation)
+            member = Member(position, index, rank, operation)
             name = joined.get(communicator.id, communicator.id)
             found[name, route, operation.number].append(member)
     for (name, route, number), members in found.items():
@@ -200,12 +201,14 @@ def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[M
 def _check_ranks(traces: Sequence[ProcessTrace], joined: Mapping[str, str]) -> None:
     seen: dict[tuple[str, int], ProcessTrace] = {}
     for trace in traces:
-        for one in trace.communicators.values():
-            name = joined.get(one.id, one.id)
-            other = seen.setdefault((name, one.rank), trace)
+        ranks = {(one.id, one.rank) for one in trace.communicators.values()}
+        ranks |= {(one.communicator, one.rank) for one in trace.operations if one.rank is not None}
+        for own, rank in sorted(ranks):
+            name = joined.get(own, own)
+            other = seen.setdefault((name, rank), trace)
             if other is not trace:
                 raise TraceError(
-                    f"rank {one.rank} of communicator {name} is in two traces, of pid {other.pid} "
+                    f"rank {rank} of communicator {name} is in two traces, of pid {other.pid} "
                     f"on {other.host} and of pid {trace.pid} on {trace.host}"
                 )
 

@@ -68,6 +68,8 @@ class Operation:
         failed: the call has thrown.
         sendbytes: bytes that it reads from sendbuff.
         recvbytes: bytes that it writes to recvbuff.
+        rank: in the communicator, of which a process may have several ranks. None: the rank of
+            ProcessTrace.communicators.
     """
 
     kind: str
@@ -92,6 +94,7 @@ class Operation:
     failed: bool
     sendbytes: int
     recvbytes: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class Wait:
         on_device: a stream waits; otherwise the thread.
         began: when the wait began.
         ended: when it was over. None: it was not over when the trace ended.
+        rank: in the communicator, as that of an operation.
     """
 
     what: str
@@ -118,6 +122,7 @@ class Wait:
     on_device: bool
     began: int
     ended: int | None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,8 @@ class ProcessTrace:
         began: of the trace.
         ended: of the trace.
         dropped: how many operations came after the limit, and are missing.
-        communicators: those that were used, by id.
+        communicators: those that were used, by id. Of several ranks of one, as init_all() makes
+            them, it is any one.
     """
 
     rank: int | None

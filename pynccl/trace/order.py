@@ -15,7 +15,7 @@ of pynccl, such as locks between threads, is not in a trace.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -164,16 +164,17 @@ class _Order:
         self._streams: dict[Lane, _Clock] = defaultdict(dict)
         self._threads: dict[int, _Clock] = defaultdict(dict)
         self._on_lane: dict[Lane, list[_Node]] = defaultdict(list)
-        self._by_sequence: dict[tuple[str, int], _Node] = {}
+        self._by_sequence: dict[tuple[str, int | None, int], _Node] = {}
         # What threads know from a time on: a wait stands for all that had ended when it was over.
         self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
-        self._thread_waits: list[Wait] = []
-        self._stream_waits: dict[Lane, list[Wait]] = defaultdict(list)
-        for wait in sorted(trace.waits, key=lambda one: one.began):
+        # Those that were over. Others order nothing that was issued later, or were captured.
+        over = [(wait.ended, wait) for wait in trace.waits if wait.ended is not None]
+        waits = [wait for _, wait in over if not wait.on_device]
+        self._thread_waits = deque(sorted(waits, key=lambda one: one.began))
+        self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
+        for ended, wait in sorted(over, key=lambda pair: pair[0]):
             if wait.on_device:
-                self._stream_waits[self._lanes.of_wait(wait)].append(wait)
-            else:
-                self._thread_waits.append(wait)
+                self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
 
     def run(self) -> list[_Node]:
         """All operations that ran, in the order of their calls, with what comes before each."""
@@ -182,7 +183,7 @@ class _Order:
         for batch in self._batches():
             called = batch[0].one.called
             while waits and waits[0].began <= called:
-                self._begin_wait(waits.pop(0))
+                self._begin_wait(waits.popleft())
             self._issue(batch)
             nodes += batch
         return nodes
@@ -195,7 +196,7 @@ class _Order:
             if one.graph is not None:
                 captured[one.graph] += _accesses(one)
             elif not one.failed:
-                key = index if one.group is None else (one.group, one.communicator)
+                key = index if one.group is None else (one.group, one.communicator, one.rank)
                 node = _Node(one, self._lanes.of_operation(one), _accesses(one))
                 batches.setdefault(key, []).append(node)
         for index, launch in enumerate(self._trace.launches):
@@ -231,7 +232,8 @@ class _Order:
             node.place = after[node.lane] = len(self._on_lane[node.lane])
             node.before, node.after = before, after
             if isinstance(node.one, Operation):
-                self._by_sequence[node.one.communicator, node.one.sequence] = node
+                key = node.one.communicator, node.one.rank, node.one.sequence
+                self._by_sequence[key] = node
             if node.lane.blocks_thread and node.one.returned is not None:
                 self._learned[node.one.thread].append((node.one.returned, after))
         for lane in firsts:
@@ -251,8 +253,8 @@ class _Order:
     def _pass_waits(self, lane: Lane, time: int) -> None:
         """The waits of a stream that were over at a time come before what follows on it."""
         waits = self._stream_waits[lane]
-        while waits and waits[0].ended is not None and waits[0].ended <= time:
-            wait = waits.pop(0)
+        while waits and waits[0][0] <= time:
+            _, wait = waits.popleft()
             known = self._awaited(wait)
             _join(self._streams[lane], self._ended(wait) if known is None else known)
 
@@ -260,7 +262,7 @@ class _Order:
         """What is done once the operation of a wait is; None where it is not known."""
         if wait.communicator is None or wait.sequence is None:
             return None
-        node = self._by_sequence.get((wait.communicator, wait.sequence))
+        node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))
         return None if node is None else node.after
 
     def _ended(self, wait: Wait) -> _Clock:

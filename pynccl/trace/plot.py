@@ -34,6 +34,7 @@ _KINDS = {
 _OTHER = 12
 _COMPUTE, _RANGE, _WAIT = "#d8d8d8", "#f3f3f3", "#555555"
 _LANE_INCHES, _WIDTH_INCHES, _MOST_INCHES = 0.32, 12.0, 60.0
+_DOTS = 120  # in an inch
 _HEIGHT = 0.8
 
 
@@ -72,14 +73,14 @@ def plot(
     figure = Figure(figsize=(_WIDTH_INCHES, inches), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _draw(axes, bars, rows, first)
-    _describe(axes, merged, rows)
     low = min(bar.began for bar in bars) if low is None else low
     high = max(bar.ended for bar in bars) if high is None else high
+    _draw(axes, bars, rows, first, (high - low) / 1e6 / (_WIDTH_INCHES * _DOTS))
+    _describe(axes, merged, rows)
     margin = 0 if begin is not None or end is not None else (high - low) / 200
     axes.set_xlim((low - margin - first) / 1e6, (high + margin - first) / 1e6)
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=_DOTS)
     except ValueError as error:  # a format that matplotlib does not have
         raise TraceError(f"{path}: {error}") from None
 
@@ -148,7 +149,14 @@ def _colour(name: str) -> Any:  # noqa: ANN401 - a colour of matplotlib
     return colormaps["tab20"](_KINDS.get(name, _OTHER))
 
 
-def _draw(axes: Axes, bars: Sequence[_Bar], rows: dict[tuple[int, Lane], int], first: int) -> None:
+def _draw(
+    axes: Axes,
+    bars: Sequence[_Bar],
+    rows: dict[tuple[int, Lane], int],
+    first: int,
+    pixel: float,
+) -> None:
+    """Draw the bars and a legend; pixel is the width of one in milliseconds."""
     from matplotlib.patches import Patch
 
     styles: dict[tuple[str, str], dict[str, Any]] = {}
@@ -169,7 +177,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar], rows: dict[tuple[int, Lane], int], f
         spans.setdefault((bar.kind, name, bottom, height), []).append((began, ended - began))
         styles.setdefault((bar.kind, name), _style(bar.kind, name))
     for (kind, name, bottom, height), times in spans.items():
-        axes.broken_barh(times, (bottom, height), **styles[kind, name])
+        axes.broken_barh(_joined(times, pixel), (bottom, height), **styles[kind, name])
     order = {"compute": 0, "operation": 1, "wait": 2, "range": 3}
     shown = sorted(styles, key=lambda key: (order[key[0]], key[1]))
     names = {"range": "range of the user", "wait": "wait"}
@@ -182,6 +190,19 @@ def _draw(axes: Axes, bars: Sequence[_Bar], rows: dict[tuple[int, Lane], int], f
         fontsize="small",
         frameon=False,
     )
+
+
+def _joined(times: list[tuple[float, float]], pixel: float) -> list[tuple[float, float]]:
+    """Begins and widths, with those as one that nobody could tell apart."""
+    result: list[tuple[float, float]] = []
+    for began, width in sorted(times):
+        if result:
+            last, own = result[-1]
+            if began - (last + own) < pixel / 2 and min(width, own) < pixel:
+                result[-1] = (last, max(own, began + width - last))
+                continue
+        result.append((began, width))
+    return result
 
 
 def _style(kind: str, name: str) -> dict[str, Any]:

@@ -248,6 +248,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         failed=times.failed,
         sendbytes=0,
         recvbytes=0,
+        rank=communicator.rank,
     )
     sends, receives = _sizes(operation, communicator)
     width = _width(dtype)
@@ -286,6 +287,7 @@ def _wait(entry: _Entry, contents: _Contents) -> Wait:
         what=_WAITS[entry.kind],
         communicator=communicator.id if communicator else None,
         sequence=entry.sequence or None,
+        rank=communicator.rank if communicator else None,
         stream=entry.stream,
         thread=entry.thread,
         on_device=entry.on_device,

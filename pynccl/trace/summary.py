@@ -39,7 +39,7 @@ class Row:
     Attributes:
         kind: of the operation, or "graph 1".
         bytes: as nccl-tests counts them; of a graph of all of its operations together.
-        calls: that were timed.
+        calls: that have ended; in a recording, which has no times, all of them.
         total: the sum of their times; that of a group counts once.
         median: of their times, None where there is none.
         minimum: of their times.
@@ -121,7 +121,7 @@ class Summary:
             left=(0, 10),
         )
         if not self.rows:
-            lines = ["no operation was timed"]
+            lines = ["no operation has ended"]
         lines.append("")
         lines += _table(
             _RANK_HEADER,
@@ -211,6 +211,8 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
             nbytes = operation_bytes(operation, 1 if communicator is None else communicator.nranks)
             if operation.graph is not None:
                 graphs[operation.graph] += nbytes
+            if not trace.timed and operation.graph is None and not operation.failed:
+                at(operation.kind, nbytes).row.calls += 1
             hidden = open_.operations[index]
             if hidden is None or operation.began is None or operation.ended is None:
                 continue
@@ -230,7 +232,9 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
 
 
 def _finish(one: _Collected) -> Row:
-    one.row.calls = len(one.times)
+    one.row.calls += len(one.times)
+    if not one.times:
+        return one.row
     one.row.median = round(statistics.median(one.times))
     one.row.minimum, one.row.maximum = min(one.times), max(one.times)
     one.row.busbw = statistics.median(one.speeds) if one.speeds else None

@@ -132,6 +132,36 @@ def test_processes_without_ranks_of_their_own() -> None:
     assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
 
 
+@pytest.mark.parametrize("threads", [True, False])
+def test_processes_with_several_ranks(threads: bool) -> None:
+    """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
+    world = World(4)
+    other = world.communicator("b", [2, 3])
+    for comm in ("0" * 16, other, "0" * 16):
+        number = None if threads else world.group()
+        world.all("all_reduce", comm, group=number)
+    merged = []
+    for first, second in (world.traces[:2], world.traces[2:]):
+        for trace in (first, second):
+            trace.operations = [
+                dataclasses.replace(
+                    operation,
+                    rank=trace.communicators[operation.communicator].rank,
+                    thread=trace.pid if threads else 1,
+                )
+                for operation in trace.operations
+            ]
+        operations = sorted(first.operations + second.operations, key=lambda one: one.called)
+        merged.append(dataclasses.replace(first, rank=None, operations=operations))
+    recorded = gather(merged)
+    assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
+    assert [len(process.items) for process in recorded.processes] == [2, 2, 3, 3]
+    assert recorded.comms[other].ranks == (2, 3)
+    result = replay(merged)
+    assert result.ok
+    assert result.checked == 10
+
+
 def test_recordings_that_do_not_belong_together() -> None:
     with pytest.raises(ReplayError, match="there are no recordings"):
         gather([])

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["TraceProcessor", "why_not"]
+__all__ = ["TraceProcessor", "problems", "why_not"]
 
 _SECONDS = 120
+_CHUNK = 1 << 22  # bytes of the file in a message
 
 
 def _folder() -> Path | None:
@@ -65,18 +66,22 @@ class TraceProcessor:
 
     def _load(self, data: bytes) -> None:
         methods = self._protos.TraceProcessorRpc
-        for method in (methods.TPM_APPEND_TRACE_DATA, methods.TPM_FINALIZE_TRACE_DATA):
+        for at in range(0, len(data), _CHUNK):
             stream = self._protos.TraceProcessorRpcStream()
-            request = stream.msg.add()
-            request.request = method
-            if method == methods.TPM_APPEND_TRACE_DATA:
-                request.append_trace_data = data
-            self.send(stream.SerializeToString())
-            reply = methods()
-            reply.MergeFromString(self._rpc._read_payload())
-            error = reply.append_result.error or reply.finalize_data_result.error
-            if error:
-                raise ValueError(error)
+            request = stream.msg.add(request=methods.TPM_APPEND_TRACE_DATA)
+            request.append_trace_data = data[at : at + _CHUNK]
+            self._ask(stream)
+        stream = self._protos.TraceProcessorRpcStream()
+        stream.msg.add(request=methods.TPM_FINALIZE_TRACE_DATA)
+        self._ask(stream)
+
+    def _ask(self, stream: Any) -> None:  # noqa: ANN401 - a message of perfetto's package
+        self.send(stream.SerializeToString())
+        reply = self._protos.TraceProcessorRpc()
+        reply.MergeFromString(self._rpc._read_payload())
+        error = reply.append_result.error or reply.finalize_data_result.error
+        if error:
+            raise ValueError(error)
 
     def query(self, sql: str) -> list[dict[str, Any]]:
         """The rows of a query, by the names of their columns."""
@@ -123,3 +128,10 @@ class TraceProcessor:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def problems(processor: TraceProcessor) -> list[dict[str, Any]]:
+    """What the trace processor could not use of a file."""
+    return processor.query(
+        "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
+    )

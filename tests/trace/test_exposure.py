@@ -84,6 +84,17 @@ def test_operations_on_the_threads_own_stream_are_exposed() -> None:
     assert exposed(cuda.trace).total == 0
 
 
+def test_a_thread_that_runs_operations_for_others_does_not_wait() -> None:
+    """As torch's backend runs asynchronous operations on CPUs."""
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 5, stream=0, thread=7)
+    builder.operation("all_reduce", 6, 9, stream=0, thread=7)
+    builder.operation("all_reduce", 12, 14, stream=0)
+    builder.wait("work", 4, 5, **_FIRST)
+    result = exposed(builder.trace)
+    assert _ms(result.operations) == [1.0, 0.0, 2.0]
+
+
 def test_waits_for_an_operation_are_its_exposed_time() -> None:
     builder = TraceBuilder()
     builder.operation("all_reduce", 1, 10)
@@ -216,10 +227,19 @@ def test_a_table_of_nothing_and_of_a_recording(
     path = str(tmp_path / "empty.json")
     chrome.save(TraceBuilder().trace, path)
     assert cli.main(["trace", "show", path]) == 0
-    assert "no operation was timed" in capsys.readouterr().out
-    chrome.save(TraceBuilder(timed=False).trace, path)
-    assert cli.main(["trace", "show", path]) == 2
-    assert "it is a recording" in capsys.readouterr().err
+    assert "no operation has ended" in capsys.readouterr().out
+    builder = TraceBuilder(timed=False)
+    for _ in range(3):
+        builder.operation("all_reduce", nbytes=4)
+    chrome.save(builder.trace, path)
+    assert cli.main(["trace", "show", path]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split()[:4] == ["all_reduce", "4", "B", "3"]
+    assert cli.main(["trace", "check", path]) == 2
+    assert "it is a recording, without the times of a trace" in capsys.readouterr().err
+    (tmp_path / "recording").write_bytes(b"pynccl trace 1\nH")
+    assert cli.main(["trace", "show", str(tmp_path / "recording")]) == 2
+    assert "recording: " in capsys.readouterr().err
 
 
 def test_merged_files_say_how_their_clocks_were_set(
@@ -235,6 +255,7 @@ def test_merged_files_say_how_their_clocks_were_set(
     assert cli.main(["trace", "merge", "-o", merged, *paths]) == 0
     assert capsys.readouterr().out == (
         "rank 1: its clock is -7.000000 ms, from 1 matched operations, exact to 2.00 ms\n"
+        f"{merged}\n"
     )
     assert [trace.rank for trace in chrome.load(merged)] == [0, 1]
     events = json.loads(Path(merged).read_text())["traceEvents"]

@@ -70,6 +70,7 @@ def _operations(ids: list[str]) -> st.SearchStrategy[Operation]:
         failed=st.booleans(),
         sendbytes=_TIMES,
         recvbytes=_TIMES,
+        rank=_MAYBE,
     )
 
 
@@ -99,6 +100,7 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
                     stream=st.none() | _HANDLES,
                     thread=st.integers(1, 3),
                     on_device=st.booleans(),
+                    rank=_MAYBE,
                     began=_TIMES,
                     ended=st.none() | _TIMES,
                 ),

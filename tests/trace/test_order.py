@@ -116,6 +116,16 @@ def test_waits_order(wait: tuple[str, float, float | None, dict[str, Any]], orde
     assert len(_check(build)) == (0 if ordered else 1)
 
 
+def test_a_wait_that_a_graph_has_captured_does_not_hide_those_behind_it() -> None:
+    def build(builder: TraceBuilder) -> None:
+        builder.wait("stream_event", 0, None, stream=_B)
+        _first(builder)
+        builder.wait("stream_event", 5, 5.5, stream=_B)
+        _second(builder)
+
+    assert _check(build) == []
+
+
 def test_order_is_passed_on() -> None:
     """From A to C by an event, from C to the thread by a wait, from the thread to B."""
 
@@ -212,15 +222,15 @@ def test_a_correct_loop_of_two_streams_is_in_order() -> None:
 
 
 def test_many_operations_are_checked_in_time() -> None:
-    """Time grows with the operations, not with their square: 40,000 in some seconds."""
+    """Time grows with the operations, not with their square: 10,000 in a second."""
     builder = TraceBuilder()
-    for index in range(20_000):
+    for index in range(5_000):
         buffers = {"sendbuff": (index % 50 + 1) << 16, "recvbuff": (index % 50 + 101) << 16}
         builder.operation("all_reduce", index, index + 0.5, stream=_A, **buffers)
         builder.operation("all_reduce", index + 0.5, index + 1, stream=_B, **buffers)
     found = check(builder.trace)
     # Both streams write each of 50 buffers in turn, and the first time is before all others.
-    assert (sum(one.times for one in found), len(found)) == (39_950, 100)
+    assert (sum(one.times for one in found), len(found)) == (9_950, 100)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,175 @@
+"""Proves on traces of real programs: randomized right ones have no conflict, a dropped wait is
+found, and the merged trace of 4 ranks passes the schema, Perfetto, and the definitions.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from pynccl.trace import chrome
+from pynccl.trace.exposure import RANGES, exposed
+from pynccl.trace.merge import merge
+from pynccl.trace.order import Conflict, check
+from tests.nccl import test_delays
+from tests.support import perfetto
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.trace.test_chrome_events import check_schema
+
+_SEEDS = 20
+
+
+def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
+    """The conflicts that the check finds, by seed."""
+    comms = [rank.communicator(i) for i in range(test_delays.COMMUNICATORS)]
+    found = {}
+    for seed in range(1, _SEEDS + 1):
+        with test_delays.delays(rank, seed):
+            program = test_delays.Program(rank, comms, seed)
+            with nccl.trace() as trace:
+                program.run()
+        assert trace.process is not None
+        assert trace.process.operations
+        found[seed] = check(trace.process)
+    for comm in comms:
+        comm.close()
+    return {seed: conflicts for seed, conflicts in found.items() if conflicts}
+
+
+def test_right_programs_have_no_conflict(launch: Launcher) -> None:
+    assert launch(2, _right_programs, ids=test_delays.COMMUNICATORS) == [{}, {}]
+
+
+def _race(rank: Rank, waits: bool) -> list[tuple[int, int]]:
+    """How many races and possible races the check finds with each seed."""
+    first, second = (rank.communicator(i) for i in range(2))
+    found = []
+    for seed in range(1, _SEEDS + 1):
+        with test_delays.delays(rank, seed):
+            a, b, event = rank.stream(), rank.stream(), rank.event()
+            x, y = (rank.memory.put(np.ones(1000)) for _ in range(2))
+            with nccl.trace() as trace:
+                for _ in range(5):
+                    first.all_reduce(x, stream=a)
+                if waits:
+                    event.record(a)
+                    b.wait(event)
+                second.all_reduce(x, out=y, stream=b)
+                a.synchronize()
+                b.synchronize()
+        assert trace.process is not None
+        conflicts = check(trace.process)
+        errors = sum(one.times for one in conflicts if one.error)
+        found.append((errors, sum(one.times for one in conflicts) - errors))
+    first.close()
+    second.close()
+    return found
+
+
+def test_a_dropped_wait_is_found(launch: Launcher) -> None:
+    for result in launch(2, _race, True, ids=2):
+        assert result == [(0, 0)] * _SEEDS
+    for result in launch(2, _race, False, ids=2):
+        assert all(errors + possible > 0 for errors, possible in result)
+        assert sum(errors > 0 for errors, _ in result) > _SEEDS // 2
+
+
+def _step(rank: Rank, folder: str) -> None:
+    """Steps of data parallel training: ranges, works, messages, and one slow rank."""
+    comm, memory = rank.comm, rank.memory
+    stream = rank.stream()
+    buckets = [memory.put(np.ones(1 << 16, np.float32)) for _ in range(3)]
+    loss = memory.put(np.ones(1, np.float32))
+    with nccl.trace(f"{folder}/step.json"):
+        for _ in range(3):
+            with nccl.range("backward", compute=True):
+                for bucket in buckets:
+                    comm.all_reduce(bucket, nccl.MAX, stream=stream)
+                    time.sleep(0.002)
+            stream.synchronize()
+            time.sleep(0.02 if rank.rank == 2 else 0)
+            comm.all_reduce(loss, nccl.MAX)
+            with nccl.group():
+                comm.send(buckets[0], (rank.rank + 1) % rank.nranks, stream=stream)
+                comm.recv(buckets[1], (rank.rank - 1) % rank.nranks, stream=stream)
+            stream.synchronize()
+
+
+def test_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
+    launch(4, _step, str(tmp_path))
+    traces = [trace for path in tmp_path.iterdir() for trace in chrome.load(path)]
+    check_schema(chrome.document(traces))
+    merged = merge(traces)
+    assert [trace.rank for trace in merged.traces] == [0, 1, 2, 3]
+    assert {clock.method for clock in merged.clocks} == {"same"}
+    # 4 collectives and 4 messages in each of 3 steps.
+    assert sorted(len(match.members) for match in merged.matches) == [2] * 12 + [4] * 12
+    for match in merged.matches:
+        if not match.is_message:
+            last = max(merged.began(member) or 0 for member in match.members)
+            assert min(merged.ended(member) or 0 for member in match.members) >= last - 1000
+    for position, trace in enumerate(merged.traces):
+        assert check(trace) == []
+        result = exposed(trace)
+        assert result.definition == RANGES
+        for operation, nanoseconds in zip(trace.operations, result.operations, strict=True):
+            assert nanoseconds is not None
+            if operation.count == 1 and position != 2:
+                assert nanoseconds == operation.ended - operation.began
+                assert merged.waited[position, trace.operations.index(operation)].rank == 2
+
+
+def _two_ranks(_rank: Rank) -> list[tuple[str, int, list[tuple[int, str]]]]:
+    comms = nccl.Communicator.init_all(2, provider="host")
+    sources, targets = ([np.ones(4) for _ in comms] for _ in range(2))
+    with nccl.trace() as trace:
+        for _ in range(2):
+            with nccl.group():
+                for comm, array in zip(comms, sources, strict=True):
+                    comm.all_reduce(array)
+            with nccl.group():
+                for own, comm in enumerate(comms):
+                    comm.send(sources[own], 1 - own)
+                    comm.recv(targets[own], 1 - own)
+    for comm in comms:
+        comm.close()
+    assert trace.process is not None
+    assert check(trace.process) == []
+    merged = merge([trace.process])
+    check_schema(chrome.document(trace.process))
+    return [
+        (one.kind, one.number, [(member.rank, member.operation.kind) for member in one.members])
+        for one in merged.matches
+    ]
+
+
+def test_two_ranks_of_one_process(launch: Launcher) -> None:
+    (matches,) = launch(1, _two_ranks)
+    reduces = [(0, "all_reduce"), (1, "all_reduce")]
+    assert sorted(matches) == [
+        ("all_reduce", 1, reduces),
+        ("all_reduce", 2, reduces),
+        ("send", 1, [(0, "send"), (1, "recv")]),
+        ("send", 1, [(1, "send"), (0, "recv")]),
+        ("send", 2, [(0, "send"), (1, "recv")]),
+        ("send", 2, [(1, "send"), (0, "recv")]),
+    ]
+
+
+@pytest.mark.skipif(perfetto.why_not() is not None, reason=perfetto.why_not() or "")
+def test_perfetto_reads_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
+    launch(4, _step, str(tmp_path))
+    traces = [trace for path in tmp_path.iterdir() for trace in chrome.load(path)]
+    path = tmp_path / "merged.json"
+    chrome.save(traces, path)
+    with perfetto.TraceProcessor(str(path)) as processor:
+        assert perfetto.problems(processor) == []
+        (row,) = processor.query("select count(*) as n from slice where category = 'operation'")
+        assert row["n"] == 4 * 3 * 6
+        (row,) = processor.query("select count(*) as n from flow")
+        assert row["n"] == 12 * 3 + 12
