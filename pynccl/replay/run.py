@@ -15,8 +15,9 @@ from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.replay.check import check as compare
 from pynccl.replay.check import located
+from pynccl.replay.compiler import compile_programs
 from pynccl.replay.errors import ReplayError
-from pynccl.replay.program import Program, compile_programs
+from pynccl.replay.program import Program
 from pynccl.replay.rank import Difference, Dump, Options, Outcome, run_rank
 from pynccl.replay.recorded import Recorded, gather
 from pynccl.replay.report import Row, rows_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,8 @@ def test_a_rank_that_skips_without_the_check(
     assert cli.main(["replay", "--no-check", "--timeout", "2", *skipping]) == 1
     printed = capsys.readouterr().out
     assert "rank 1 has not issued #8 all_gather(float32, count=10)" in printed
-    assert "process 0 has failed: NcclTimeoutError: " in printed
-    assert "all_gather" in printed
+    # The rank whose limit is over first tells the other one.
+    assert re.search(r"process [02] has failed: NcclTimeoutError: all_gather #", printed), printed
 
 
 def test_a_missing_file(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

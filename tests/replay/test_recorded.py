@@ -8,7 +8,7 @@ import pytest
 
 from pynccl.replay import ReplayError, replay
 from pynccl.replay.check import check
-from pynccl.replay.program import compile_programs
+from pynccl.replay.compiler import compile_programs
 from pynccl.replay.recorded import Sync, gather
 from pynccl.trace.model import ProcessTrace, Wait
 from tests.support.recordings import World

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pynccl.replay import Result, replay
-from pynccl.replay.program import compile_programs
+from pynccl.replay.compiler import compile_programs
 from pynccl.replay.recorded import gather
 from pynccl.replay.run import run_programs
 from pynccl.replay.shape import ITEMSIZES
