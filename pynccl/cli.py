@@ -13,6 +13,7 @@ from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
 from pynccl.flight import command as flight
 from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
 from pynccl.parameters import params
+from pynccl.replay import command as replay
 from pynccl.trace import command as trace
 
 __all__ = ["main"]
@@ -73,6 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     flight.add_arguments(
         commands.add_parser("flight", help="say from the dumps of all ranks who waits for whom")
     )
+    replay.add_arguments(
+        commands.add_parser("replay", help="issue recorded communication again, at other sizes")
+    )
     trace.add_arguments(
         commands.add_parser("trace", help="summaries, merged files, pictures and checks of traces")
     )
@@ -82,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.command == "flight":
         return flight.run(arguments)
+    if arguments.command == "replay":
+        return replay.run(arguments)
     if arguments.command == "trace":
         return trace.run(arguments)
     if arguments.command == "build-backend":

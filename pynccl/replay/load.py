@@ -1,0 +1,47 @@
+"""Reads recordings, whatever their format is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pynccl.replay import chakra
+from pynccl.replay.errors import ReplayError
+from pynccl.trace import chrome, recording
+from pynccl.trace.model import ProcessTrace
+
+__all__ = ["load"]
+
+_FORMATS = "a recording of pynccl, a trace (Chrome's JSON), or an execution trace of PyTorch"
+_GZIP = b"\x1f\x8b"
+
+
+def load(path: str) -> list[ProcessTrace]:
+    """Read a file, one or more processes of it: the format is that of its content.
+
+    Raises:
+        ReplayError: it is none that is known, or not complete.
+        OSError: it cannot be read.
+    """
+    content = Path(path).read_bytes()
+    try:
+        if content.startswith(_GZIP):
+            return chrome.load(path)
+        if not content.lstrip().startswith((b"{", b"[")):
+            return [recording.load(path)]
+        value = json.loads(content)
+        if isinstance(value, dict) and "chakra" in str(value.get("schema", "")):
+            return [chakra.parse(value, path)]
+        if isinstance(value, list) or "traceEvents" in value:
+            return chrome.load(path)
+    except ReplayError:
+        raise
+    except recording.RecordingError:
+        raise ReplayError(f"{path}: this is not {_FORMATS}") from None
+    except json.JSONDecodeError as error:
+        raise ReplayError(f"{path}: it is truncated, or not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise ReplayError(f"{path}: this is not {_FORMATS}") from None
+    except ValueError as error:
+        raise ReplayError(str(error)) from None
+    raise ReplayError(f"{path}: this is not {_FORMATS}")

@@ -1,0 +1,133 @@
+"""What each rank of a replay does: operations with places in memory, and what they must give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pynccl.replay.shape import ITEMSIZES
+from pynccl.replay.values import Source
+from pynccl.trace.model import Operation
+
+__all__ = ["Member", "Op", "Program", "Step", "Window"]
+
+
+@dataclass
+class Op:
+    """An operation of a replay.
+
+    Attributes:
+        comm: which of the program's communicators.
+        position: from 1, among the counterparts of the replay; 0 where it has none.
+        recorded: the operation in the recording.
+        op: the operator; "user-defined" is replayed as pre_mul_sum.
+        send: where it reads in the arena, in bytes; of a put in the window.
+        recv: where it writes in the arena.
+        sent: elements that it reads.
+        received: elements that it writes.
+        source: what its input contains; None: it is not filled.
+        expected: what its output must contain: a source for each block, or with ``reduced`` those
+            that are reduced to the one block. None: it is not checked.
+        settled: no other operation of the group writes what it writes.
+        tainted: another operation of the group may change its input.
+    """
+
+    kind: str
+    comm: int
+    position: int
+    recorded: Operation
+    dtype: str
+    count: int
+    op: str | None
+    root: int | None
+    peer: int | None
+    stream: int
+    send: int = 0
+    recv: int = 0
+    sent: int = 0
+    received: int = 0
+    source: Source | None = None
+    expected: list[Source] | None = None
+    reduced: bool = False
+    settled: bool = True
+    tainted: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZES[self.dtype]
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return self.kind, self.dtype, self.count, self.op, self.root
+
+
+@dataclass
+class Step:
+    """Operations that are issued together, or a wait.
+
+    Attributes:
+        at: when, in nanoseconds since 1970 by the clock of the recorded machine.
+        grouped: within a group.
+        sync: the thread waits for this stream.
+        waits: (stream, earlier step, other stream): the stream, or the thread where it is None,
+            waits for that step on the other.
+        marks: the streams for which the end of this step is waited for later.
+    """
+
+    at: int
+    ops: list[Op] = field(default_factory=list)
+    grouped: bool = False
+    sync: int | None = None
+    waits: list[tuple[int | None, int, int]] = field(default_factory=list)
+    marks: set[int] = field(default_factory=set)
+
+
+class Member(NamedTuple):
+    """A communicator of a program; its number is equal on all ranks."""
+
+    number: int
+    label: str
+    nranks: int
+    rank: int
+
+
+@dataclass
+class Window:
+    """Memory for the puts of a communicator, of equal layout on all ranks.
+
+    Attributes:
+        slot: bytes of each place.
+        staging: places that puts read, one for each stream; those of the ranks come after them.
+        signals: how many come from each rank.
+        puts: the last put of each rank, as an operation that receives it.
+    """
+
+    slot: int
+    staging: int
+    nbytes: int
+    signals: dict[int, int] = field(default_factory=dict)
+    puts: list[Op] = field(default_factory=list)
+
+
+@dataclass
+class Program:
+    """What one rank does.
+
+    Attributes:
+        rank: of the process in the recording.
+        members: its communicators, in the order of creation.
+        streams: how many there are besides the default one.
+        nbytes: of its memory.
+        windows: by the number of the communicator.
+    """
+
+    rank: int
+    members: list[Member] = field(default_factory=list)
+    streams: int = 0
+    nbytes: int = 0
+    steps: list[Step] = field(default_factory=list)
+    windows: dict[int, Window] = field(default_factory=dict)
+
+    @property
+    def operations(self) -> list[Op]:
+        return [op for step in self.steps for op in step.ops]

@@ -1,0 +1,109 @@
+"""Proves that recordings of ranks that differ are reported with rank and number, and never hang."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from typing import Any
+
+import pytest
+
+from pynccl.flight.analysis import Finding
+from pynccl.replay import replay
+from pynccl.replay.check import check
+from pynccl.replay.recorded import gather
+from tests.support.recordings import World, generated
+
+
+def _findings(world: World, ranks: int | None = None) -> list[Finding]:
+    return check(gather(world.traces, ranks))
+
+
+@pytest.mark.parametrize("renumber", [True, False], ids=["never called", "lost"])
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "all_to_all", "send", "recv"])
+def test_an_operation_that_one_rank_has_not(kind: str, renumber: bool) -> None:
+    world = generated(random.Random(5), 4, 300)
+    operations = world.traces[2].operations
+    index = next(n for n in range(150, 300) if operations[n].kind == kind)
+    gone = world.remove(2, index, renumber=renumber)
+    findings = _findings(world)
+    assert findings
+    rank = world.members[gone.communicator].index(2)
+    ours = [one for one in findings if one.communicator == gone.communicator]
+    assert any(rank in one.ranks and one.number == gone.number for one in ours), findings
+    assert f"communicator {gone.communicator}" in ours[0].text
+    assert f"#{gone.number}" in ours[0].text
+    began = time.monotonic()
+    result = replay(world.traces)
+    assert (result.findings, result.rows, result.ok) == (findings, [], False)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("all_reduce", "dtype", "int32"),
+        ("all_reduce", "count", 9),
+        ("all_reduce", "op", "max"),
+        ("broadcast", "root", 2),
+        ("all_gather", "count", 7),
+    ],
+)
+def test_an_operation_that_differs(kind: str, field: str, value: object) -> None:
+    world = World(3)
+    for _ in range(4):
+        world.all(kind)
+    operations = world.traces[1].operations
+    changed: dict[str, Any] = {field: value}
+    operations[2] = dataclasses.replace(operations[2], **changed)
+    (finding,) = _findings(world)
+    assert (finding.ranks, finding.number) == ([1], 3)
+    assert "rank 1 called" in finding.text
+
+
+def test_a_message_of_another_size() -> None:
+    world = World(2)
+    for count in (4, 5):
+        world.call(0, "send", peer=1, count=4)
+        world.call(1, "recv", peer=0, count=count)
+    (finding,) = _findings(world)
+    assert finding.number == 2
+    assert "its receive (float32, count=5)" in finding.text
+
+
+def test_processes_are_named_where_the_ranks_of_a_communicator_are_others() -> None:
+    world = World(3)
+    world.all("all_reduce", world.communicator("b", [2, 0]))
+    world.traces[0].operations.pop()
+    (finding,) = _findings(world)
+    assert "whose ranks are the processes 2, 0: rank 1 has not issued #1 all_reduce" in finding.text
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "send"])
+def test_a_hang_is_replayed_on_purpose(kind: str) -> None:
+    world = generated(random.Random(3), 3, 60, streams=2)
+    operations = world.traces[1].operations
+    index = next(n for n in range(20, 60) if operations[n].kind == kind)
+    gone = world.remove(1, index, renumber=True)
+    began = time.monotonic()
+    result = replay(world.traces, check=False, timeout=3)
+    assert time.monotonic() - began < 25
+    assert not result.ok
+    assert result.failures
+    assert result.findings
+    rank = world.members[gone.communicator].index(1)
+    assert any(
+        one.communicator == gone.communicator and rank in one.ranks and one.number == gone.number
+        for one in result.findings
+    ), result.findings
+
+
+def test_a_rank_that_ends_early_is_waited_for_until_the_time_limit() -> None:
+    world = World(2)
+    world.all("all_reduce")
+    world.call(0, "all_reduce", stream=16)
+    result = replay(world.traces, check=False, timeout=2)
+    assert list(result.failures) == [0]
+    (finding,) = [one for one in result.findings if one.kind == "behind"]
+    assert (finding.ranks, finding.number) == ([1], 2)

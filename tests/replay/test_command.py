@@ -1,0 +1,211 @@
+"""Proves what ``pynccl replay`` prints and returns, for recordings of a program that has run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pynccl import cli
+from pynccl.replay import load
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+def _record(rank: Rank, prefix: str, skips: bool) -> None:
+    """Run the program below with a recording, as PYNCCL_RECORD makes one."""
+    from pynccl import _C
+
+    core: Any = _C
+    core.start_recording(f"{prefix}-{rank.rank}", 1 << 26)
+    try:
+        _program(rank, skips)
+    finally:
+        core.stop_recording()
+    if skips:
+        rank.comm.abort()  # the all-gather would not end
+
+
+def _trace(rank: Rank, prefix: str) -> None:
+    from pynccl import nccl
+
+    with nccl.trace(f"{prefix}-{rank.rank}.json.gz"):
+        _program(rank, skips=False)
+
+
+def _program(rank: Rank, skips: bool) -> None:
+    """Collectives, groups, splits, plans and puts; rank 1 may skip an operation."""
+    import numpy as np
+
+    from pynccl import nccl
+
+    comm, nranks = rank.comm, rank.world_size
+    stream = nccl.Stream(rank.provider)
+    x, y = np.ones(600, np.float32), np.zeros(600 * nranks, np.float32)
+    half = comm.split(rank.rank % 2, rank.rank)
+    assert half is not None
+    for step in range(4):
+        comm.all_reduce(x, stream=stream)
+        half.reduce_scatter(y[: 100 * half.nranks], out=x[:100])
+        with nccl.group():
+            comm.send(x, (rank.rank + 1) % nranks, stream=stream)
+            comm.recv(y[:600], (rank.rank - 1) % nranks, stream=stream)
+        if not (skips and rank.rank == 1 and step == 3):
+            comm.all_gather(x[:10], out=y[: 10 * nranks], stream=stream)
+    if not skips:
+        with nccl.plan() as planned:
+            comm.all_reduce(x[:100])
+            comm.broadcast(x[100:200], 1)
+        for _ in range(3):
+            planned(stream=stream)
+        memory = comm.mem_alloc(4096)
+        window = comm.register_window(memory)
+        put = np.from_dlpack(memory)[:64]
+        comm.put_signal(put, (rank.rank + 1) % nranks, window, 1024, stream=stream)
+        comm.wait_signal((rank.rank - 1) % nranks, stream=stream)
+        comm.barrier(stream=stream)
+        stream.synchronize()
+    half.close()
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[Launcher]:
+    with Launcher() as launcher:
+        yield launcher
+
+
+@pytest.fixture(scope="module")
+def files(launched: Launcher, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("recordings")
+    launched(4, _record, str(folder / "file"), False)
+    return sorted(map(str, folder.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def skipping(launched: Launcher, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("skipping")
+    launched.outcomes(3, _record, str(folder / "file"), True)
+    return sorted(map(str, folder.iterdir()))
+
+
+def test_a_recorded_program(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", *files]) == 0
+    printed = capsys.readouterr().out
+    operations = sum(len(load(path)[0].operations) for path in files)
+    assert f"{operations} operations in " in printed
+    assert "busbw GB/s" in printed
+    for kind in ("all_reduce", "reduce_scatter", "send", "recv", "broadcast", "put_signal"):
+        assert f"\n{kind} " in printed
+
+
+def test_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", "--json", "--scale", "0.5", *files]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"]
+    assert printed["checked"] == printed["outputs"] == 100
+    rows = {(row["kind"], row["nbytes"]): row for row in printed["rows"]}
+    row = rows["all_reduce", 2400]
+    assert (row["replayed_nbytes"], row["calls"], row["nranks"]) == (1200, 16, 4)
+    assert rows["reduce_scatter", 800]["calls"] == 16
+
+
+def test_a_trace_has_the_recorded_times(
+    launched: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(4, _trace, str(tmp_path / "trace"))
+    assert cli.main(["replay", "--json", *sorted(map(str, tmp_path.iterdir()))]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    row = next(row for row in rows if (row["kind"], row["nbytes"]) == ("all_reduce", 2400))
+    assert row["recorded"] > 0
+    assert row["ratio"] == pytest.approx(row["replayed"] / row["recorded"])
+    assert row["busbw"] == pytest.approx(2400 * 1.5 / row["replayed"] / 1e9)
+
+
+def test_fewer_ranks(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", "--ranks", "3", *files]) == 0
+    printed = capsys.readouterr().out
+    assert "note: rank 3 left out, as asked" in printed
+    assert "has 3 of its 4 ranks" in printed
+    assert "has 1 of its 2 ranks" in printed
+    assert "operations to or from ranks that are left out are dropped" in printed
+
+
+def test_a_rank_that_skips(skipping: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", *skipping]) == 1
+    printed = capsys.readouterr().out
+    assert "the ranks differ:" in printed
+    assert "rank 1 has not issued #8 all_gather(float32, count=10)" in printed
+    assert cli.main(["replay", "--json", *skipping]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["kind"], finding["ranks"], finding["number"]) == ("behind", [1], 8)
+
+
+def test_a_rank_that_skips_without_the_check(
+    skipping: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["replay", "--no-check", "--timeout", "2", *skipping]) == 1
+    printed = capsys.readouterr().out
+    assert "rank 1 has not issued #8 all_gather(float32, count=10)" in printed
+    # The rank whose limit is over first tells the other one.
+    assert re.search(r"process [02] has failed: NcclTimeoutError: all_gather #", printed), printed
+
+
+def test_a_missing_file(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", *files[:2]]) == 1
+    assert "there is no file of ranks 2, 3" in capsys.readouterr().out
+    assert cli.main(["replay", "--no-check", *files[:2]]) == 2
+    assert "there is no recording of its ranks [2, 3]" in capsys.readouterr().err
+    assert cli.main(["replay", "--ranks", "2", *files[:2]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ranks", "some"], "--ranks: 'some' is neither 'all' nor a number"),
+        (["--ranks", "5"], "ranks: 5, there are 4 recordings"),
+        (["--ranks", "0"], "ranks: 0, there are 4 recordings"),
+        (["--scale", "0"], "scale: 0.0, must be greater than 0"),
+        (["--scale", "nan"], "scale: nan, must be greater than 0"),
+        (["--timeout", "-1"], "timeout: -1.0 seconds, must be greater than 0"),
+    ],
+)
+def test_wrong_arguments(
+    files: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert cli.main(["replay", *arguments, *files]) == 2
+    assert capsys.readouterr().err == f"pynccl replay: {says}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "this is not a recording of pynccl"),
+        (b"text", "this is not a recording of pynccl"),
+        (b"{", "it is truncated, or not JSON"),
+        (b"{}", "this is not a recording of pynccl"),
+        (b"[]", "file: "),
+        (b'{"schema": "1.1.1-chakra.0.0.4"}', "this is not an execution trace: KeyError('nodes')"),
+        (b"{\xff", "this is not a recording of pynccl"),
+    ],
+)
+def test_files_that_are_no_recordings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert cli.main(["replay", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("pynccl replay: ")
+    assert says in printed
+
+
+def test_files_that_do_not_belong_together(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["replay", files[0], files[0]]) == 2
+    assert "two recordings are of rank 0 of communicator" in capsys.readouterr().err
+    assert cli.main(["replay", files[0] + "none"]) == 2

@@ -1,0 +1,195 @@
+"""Proves how recordings are put together: cut to fewer ranks, begun late, full, or of threads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pynccl.replay import ReplayError, replay
+from pynccl.replay.check import check
+from pynccl.replay.compiler import compile_programs
+from pynccl.replay.recorded import Sync, gather
+from pynccl.trace.model import ProcessTrace, Wait
+from tests.support.recordings import World
+
+
+def test_communicators_are_cut_to_the_ranks_that_are_left() -> None:
+    world = World(4)
+    other = world.communicator("b", [3, 1, 0])
+    world.all("broadcast", other, root=0)  # process 3
+    world.all("broadcast", other, root=2)  # process 0
+    world.call(0, "send", peer=3)
+    world.call(3, "recv", peer=0)
+    world.call(1, "send", other, peer=2)
+    world.call(0, "recv", other, peer=1)
+    recorded = gather(world.traces, 2)
+    assert recorded.comms[other].ranks == (1, 0)
+    assert other in recorded.comms
+    assert "0" * 16 not in recorded.comms  # nothing is left on it
+    roots = [operation.root for operation in recorded.processes[0].operations[:2]]
+    assert roots == [0, 1]  # the first rank that is left, and process 0
+    assert [one.peer for one in recorded.processes[1].operations[2:]] == [1]
+    assert "rank 0: 1 operations to or from ranks that are left out are dropped" in recorded.notes
+    assert f"communicator {other} has 2 of its 3 ranks" in recorded.notes
+    assert replay(world.traces, ranks=2).ok
+
+
+def test_what_others_called_before_a_recording_began_is_dropped() -> None:
+    world = World(2)
+    for _ in range(5):
+        world.all("all_reduce")
+        world.call(0, "send", peer=1, stream=16)
+        world.call(1, "recv", peer=0, stream=16)
+    world.traces[1].operations = world.traces[1].operations[3:]
+    recorded = gather(world.traces)
+    assert check(recorded) == []
+    # Rank 1 begins with its receive #2; the all-reduce #2 is not in its recording.
+    assert [one.number for one in recorded.processes[0].operations] == [2, 3, 3, 4, 4, 5, 5]
+    assert "rank 0: 3 operations before others began to record are dropped" in recorded.notes
+    assert replay(world.traces).ok
+
+
+def test_what_a_full_recording_has_not_is_dropped() -> None:
+    world = World(2)
+    for _ in range(5):
+        world.all("all_reduce")
+    world.traces[1].operations = world.traces[1].operations[:3]
+    assert check(gather(world.traces))
+    world.traces[1].dropped = 2
+    recorded = gather(world.traces)
+    assert check(recorded) == []
+    assert len(recorded.processes[0].operations) == 3
+    assert replay(world.traces).operations == 6
+
+
+def test_failed_operations_count() -> None:
+    """A rank that waited in vain has a failed call, which the others do not have."""
+    world = World(2)
+    world.all("all_reduce")
+    world.call(0, "all_reduce", failed=True)
+    (finding,) = check(gather(world.traces))
+    assert (finding.kind, finding.ranks, finding.number) == ("behind", [1], 2)
+
+
+def test_waits_of_one_thread_are_kept() -> None:
+    world = World(2)
+    other = world.communicator("b", [0, 1])
+    for _ in range(2):
+        world.all("all_reduce", stream=16)
+        world.all("all_reduce", other, stream=32)
+    for trace in world.traces:
+        then = [operation.called + 1 for operation in trace.operations]
+        trace.waits = [
+            Wait("stream", None, None, 16, 1, False, then[0], then[0] + 1),
+            Wait("work", other, 1, None, 1, False, then[1], then[1] + 1),
+            Wait("stream_event", other, 1, 16, 1, True, then[1], then[1] + 1),
+            Wait("event", None, None, None, 1, False, then[2], then[2] + 1),  # of what is not known
+        ]
+    recorded = gather(world.traces)
+    assert [item for item in recorded.processes[0].items if isinstance(item, Sync)] == [
+        Sync(None, 16, then[0] - 1000),
+        Sync(None, (other, 1), then[1] - 1000),
+        Sync(16, (other, 1), then[1] - 1000),
+    ]
+    steps = compile_programs(recorded)[0].steps
+    waits = [(step.sync, step.waits) for step in steps if not step.ops]
+    assert waits == [(1, []), (None, [(None, 2, 2)]), (None, [(1, 2, 2)])]
+    assert steps[2].marks == {2}
+    assert replay(world.traces).ok
+    operations = world.traces[0].operations
+    operations[1] = dataclasses.replace(operations[1], thread=2)
+    recorded = gather(world.traces)
+    assert not any(isinstance(item, Sync) for item in recorded.processes[0].items)
+    assert "rank 0: waits of its 2 threads are not replayed" in recorded.notes
+
+
+def test_communicators_that_were_grown_have_one_id() -> None:
+    world = World(2)
+    old, new = world.communicator("c", []), "d" * 16
+    for rank, (id, joined) in enumerate(((old, new), (new, None))):
+        comm = next(iter(world.traces[rank].communicators.values()))
+        world.traces[rank].communicators[id] = dataclasses.replace(comm, id=id, joined=joined)
+    world.members[old] = [0, 1]
+    world.all("all_reduce", old)
+    operations = world.traces[1].operations
+    operations[0] = dataclasses.replace(operations[0], communicator=new)
+    recorded = gather(world.traces)
+    assert recorded.comms[old].ranks == (0, 1)
+    assert replay(world.traces).ok
+
+
+def test_processes_without_ranks_of_their_own() -> None:
+    """Such a trace has the rank of the first communicator that was used."""
+    world = World(4)
+    for processes in ([0, 1], [2, 3]):
+        world.all("all_reduce", world.communicator(f"b{processes[0]}", processes))
+    world.all("all_reduce")
+    for place, trace in enumerate(world.traces):
+        trace.rank = place % 2
+    recorded = gather(world.traces[::-1])
+    assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
+    assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_processes_with_several_ranks(threads: bool) -> None:
+    """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
+    world = World(4)
+    other = world.communicator("b", [2, 3])
+    for comm in ("0" * 16, other, "0" * 16):
+        number = None if threads else world.group()
+        world.all("all_reduce", comm, group=number)
+    merged = []
+    for first, second in (world.traces[:2], world.traces[2:]):
+        for trace in (first, second):
+            trace.operations = [
+                dataclasses.replace(
+                    operation,
+                    rank=trace.communicators[operation.communicator].rank,
+                    thread=trace.pid if threads else 1,
+                )
+                for operation in trace.operations
+            ]
+        operations = sorted(first.operations + second.operations, key=lambda one: one.called)
+        merged.append(dataclasses.replace(first, rank=None, operations=operations))
+    recorded = gather(merged)
+    assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
+    assert [len(process.items) for process in recorded.processes] == [2, 2, 3, 3]
+    assert recorded.comms[other].ranks == (2, 3)
+    result = replay(merged)
+    assert result.ok
+    assert result.checked == 10
+
+
+def test_recordings_that_do_not_belong_together() -> None:
+    with pytest.raises(ReplayError, match="there are no recordings"):
+        gather([])
+    with pytest.raises(ReplayError, match="two recordings are of rank 0 of communicator 0000"):
+        gather(World(1).traces * 2)
+    first, second = World(2).traces[0], World(3).traces[1]
+    with pytest.raises(ReplayError, match="which has 2 ranks in other recordings"):
+        gather([first, second])
+    clash = dataclasses.replace(World(2).traces[0], rank=7)
+    with pytest.raises(ReplayError, match="two recordings are of rank 0 of communicator 0000"):
+        gather([first, clash])
+
+
+def test_operations_that_cannot_be_replayed() -> None:
+    world = World(1)
+    world.all("all_reduce")
+    operations = world.traces[0].operations
+    good = operations[0]
+    for change, says in (
+        ({"kind": "new"}, "there is no operation 'new'"),
+        ({"dtype": "float4"}, "has the dtype 'float4', which is not known"),
+        ({"communicator": "f" * 16}, "which the recording does not describe"),
+    ):
+        operations[0] = dataclasses.replace(good, **change)  # type: ignore[arg-type]
+        with pytest.raises(ReplayError, match=says):
+            replay(world.traces)
+
+
+def test_a_recording_without_operations() -> None:
+    empty = ProcessTrace(0, 1, "", "", 0, False, 0, 0)
+    assert replay([empty]).ok
