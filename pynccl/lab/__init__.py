@@ -1,0 +1,33 @@
+"""The overlap lab: how much of a communication hides behind compute, and why not all of it.
+
+    from pynccl import lab, nccl
+
+    row = lab.overlap(compute, communicate, comm=comm)
+    print(f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed; {row.verdict}")
+
+``compute`` and ``communicate`` are called with a stream and enqueue their work there. ``python -m
+pynccl.lab overlap`` sweeps sizes, settings and loads; ``python -m pynccl.lab sweep`` compares the
+algorithms of a collective. See docs/lab.md.
+"""
+
+from pynccl.lab.loads import Gemm, Load, MemoryBound, Sleep, Spin, fit, make_load
+from pynccl.lab.measure import overlap
+from pynccl.lab.row import Row, Span, Timing
+from pynccl.lab.verdict import Evidence, Verdict, classify
+
+__all__ = [
+    "Evidence",
+    "Gemm",
+    "Load",
+    "MemoryBound",
+    "Row",
+    "Sleep",
+    "Span",
+    "Spin",
+    "Timing",
+    "Verdict",
+    "classify",
+    "fit",
+    "make_load",
+    "overlap",
+]

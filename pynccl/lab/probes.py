@@ -1,0 +1,215 @@
+"""Further runs that find out why a communication is not hidden.
+
+A gate is a host function that keeps a stream waiting for a known time and occupies nothing else.
+What begins before the gate of a stream opens does not wait for that stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pynccl import nccl
+from pynccl.lab.agreement import align, maximum, new_event
+from pynccl.lab.arrays import arrays_of
+from pynccl.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
+from pynccl.lab.steps import Enqueue, Step, Steps
+from pynccl.lab.verdict import Evidence
+
+__all__ = ["Probes"]
+
+_GATE = 3.0  # times the longer of the two functions
+_SHORTEST_GATE = 5e-3
+_LONG = 0.2  # seconds; runs of that length are repeated less
+_RESOLVED = 2e-4  # work must take that many seconds to be found on a stream
+_COVER = 3.0  # a load is that many times as long as the communication beside it
+_CACHED_SIDE = 256
+_BEYOND_CACHES = 2**26
+
+
+class _Gated(NamedTuple):
+    """Medians, in seconds, of a run behind a gate; agreed by the ranks.
+
+    Attributes:
+        gate: when the gate opened, from the beginning on.
+        compute: when the stream of the compute was done.
+        communication: when the stream of the communication was done.
+        called: how long all the calls took.
+    """
+
+    gate: float
+    compute: float
+    communication: float
+    called: float
+
+
+class Probes:
+    """Looks for reasons; all ranks call each method.
+
+    Args:
+        steps: runs steps.
+        longest: the seconds of the longer function.
+        first: which function is called first in a step.
+    """
+
+    def __init__(self, steps: Steps, longest: float, *, first: str) -> None:
+        self._steps = steps
+        self._first = first
+        self._gate = max(_GATE * longest, _SHORTEST_GATE)
+        self._events = [new_event(steps.comm) for _ in range(4)]
+
+    def structure(
+        self,
+        compute: Enqueue,
+        communicate: Enqueue,
+        compute_seconds: float,
+        communication_seconds: float,
+        *,
+        together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+    ) -> Evidence:
+        """Whether streams, the host or events make one function wait for the other.
+
+        Args:
+            compute: the function.
+            communicate: the function.
+            compute_seconds: T_compute.
+            communication_seconds: T_comm.
+            together: the function that enqueues both, if there is one.
+        """
+        streams = self._steps.compute, self._steps.communication
+        if streams[0].handle == streams[1].handle:
+            return Evidence(first=self._first, same_stream=True)
+        names = ("compute", "communication")
+        functions = dict(zip(names, (compute, communicate), strict=True))
+        seconds = dict(zip(names, (compute_seconds, communication_seconds), strict=True))
+        same, waiting = False, set[str]()
+        synchronising, on_default = set[str](), set[str]()
+        for name, function in functions.items():
+            own = streams[names.index(name)]
+            other_name = names[1 - names.index(name)]
+            other = streams[1 - names.index(name)]
+            behind_own = self._behind(own, lambda f=function, s=own: f(s))
+            behind_other = self._behind(other, lambda f=function, s=own: f(s))
+            if max(behind_own.called, behind_other.called) >= 0.9 * self._gate:
+                synchronising.add(name)
+                continue
+            half = 0.5 * seconds[name]
+            resolved = seconds[name] >= _RESOLVED
+            runs_on_own = getattr(behind_own, name) - behind_own.gate >= half
+            runs_on_other = getattr(behind_other, other_name) - behind_other.gate >= half
+            if resolved and runs_on_other:
+                same = True
+            elif resolved and not runs_on_own:
+                on_default.add(name)
+            elif getattr(behind_other, name) >= behind_other.gate:
+                waiting.add(name)
+        if not (same or synchronising or on_default):
+            waiting |= self._waits_for_events(functions, together)
+        return Evidence(
+            same_stream=same,
+            default_stream=_who(on_default),
+            synchronises=_who(synchronising),
+            waits=_who(waiting),
+            first=self._first,
+        )
+
+    def _waits_for_events(
+        self,
+        functions: dict[str, Enqueue],
+        together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+    ) -> set[str]:
+        """Which function's work waits for the other's while that one is behind a gate."""
+        streams = {"compute": self._steps.compute, "communication": self._steps.communication}
+        found = set()
+        for gated, waits in (("compute", "communication"), ("communication", "compute")):
+            if together is not None:
+
+                def enqueue() -> None:
+                    assert together is not None
+                    together(*streams.values())
+
+            elif gated == self._first:
+
+                def enqueue(gated: str = gated, waits: str = waits) -> None:
+                    functions[gated](streams[gated])
+                    functions[waits](streams[waits])
+
+            else:
+                continue
+            ran = self._behind(streams[gated], enqueue)
+            if getattr(ran, waits) >= ran.gate:
+                found.add(waits)
+        return found
+
+    def _behind(self, stream: nccl.Stream, enqueue: Callable[[], object]) -> _Gated:
+        """Run something while a stream is kept waiting."""
+        runs = []
+        for _ in range(3 if self._gate < _LONG else 1):
+            align(self._steps.comm, self._steps.own)
+            origin, opened, *ends = self._events
+            origin.record(self._steps.own)
+            began = time.perf_counter()
+            Sleep(self._gate)(stream)
+            opened.record(stream)
+            enqueue()
+            called = time.perf_counter() - began
+            streams = self._steps.compute, self._steps.communication
+            for end, of in zip(ends, streams, strict=True):
+                end.record(of)
+            for of in (*streams, self._steps.own):
+                of.synchronize()
+            runs.append((*(origin.elapsed_time(event) for event in (opened, *ends)), called))
+        medians = [statistics.median(column) for column in zip(*runs, strict=True)]
+        return _Gated(*maximum(self._steps.comm, self._steps.own, medians))
+
+    def contention(
+        self,
+        evidence: Evidence,
+        communicate: Enqueue,
+        seconds: float,
+        loads: tuple[Enqueue, Enqueue] | None,
+    ) -> Evidence:
+        """Measure the communication beside a memory-bound and a compute-bound load.
+
+        Args:
+            evidence: what was found so far.
+            communicate: the function.
+            seconds: of the communication alone, between its events.
+            loads: the two; None makes them.
+
+        Returns:
+            The evidence with the slowdowns; without them where no library of arrays is installed.
+        """
+        if loads is None:
+            try:
+                arrays = arrays_of(self._steps.comm)
+            except ModuleNotFoundError:
+                return evidence
+            made: list[Load] = [MemoryBound(arrays, _BEYOND_CACHES), Gemm(arrays, _CACHED_SIDE)]
+            for load in made:
+                load(self._steps.compute)  # the first one is slower
+                fit(load, _COVER * seconds, self._steps.comm, self._steps.compute)
+            loads = made[0], made[1]
+        each = (
+            Step(None, communicate),
+            *(Step(load, communicate) for load in loads),
+        )
+        rounds = [self._lengths(each) for _ in range(7 if seconds < _LONG else 3)]
+        alone, *beside = (statistics.median(column) for column in zip(*rounds, strict=True))
+        memory, arithmetic = (length / max(alone, 1e-9) for length in beside)
+        return dataclasses.replace(evidence, beside_memory=memory, beside_arithmetic=arithmetic)
+
+    def _lengths(self, steps: Sequence[Step]) -> list[float]:
+        lengths = []
+        for step in steps:
+            align(self._steps.comm, self._steps.own)
+            span = self._steps.run(step).communication
+            lengths.append(span.ended - span.began)
+        return maximum(self._steps.comm, self._steps.own, lengths)
+
+
+def _who(names: set[str]) -> str | None:
+    return "both" if len(names) == 2 else next(iter(names), None)
