@@ -15,6 +15,7 @@ from typing import Protocol
 from pynccl import nccl
 from pynccl.lab.agreement import align, maximum
 from pynccl.lab.arrays import Arrays, arrays_of
+from pynccl.lab.sizes import parse_size
 
 __all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "make_load"]
 
@@ -159,6 +160,9 @@ def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream
         The seconds of one call then, as far as one repetition tells.
     """
     load.times = 1
+    if isinstance(load, (Sleep, Spin)):
+        load.seconds = seconds
+        return seconds
     once = float("inf")
     for _ in range(_PROBES):
         align(comm, stream)
@@ -175,7 +179,7 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
     """A load from its name.
 
     Args:
-        text: ``"sleep:SECONDS"``, ``"spin:SECONDS"``, ``"gemm:SIDE"``, ``"memory:BYTES"``, or
+        text: ``"sleep:SECONDS"``, ``"spin:SECONDS"``, ``"gemm:SIDE"``, ``"memory:64M"``, or
             ``"module:function"``: a function that is called with the communicator and returns a
             function of a stream.
         comm: whose memory the load uses.
@@ -195,7 +199,7 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
         if name == "gemm":
             return Gemm(arrays or arrays_of(comm), int(value or 512))
         if name == "memory":
-            return MemoryBound(arrays or arrays_of(comm), int(value or 2**26))
+            return MemoryBound(arrays or arrays_of(comm), parse_size(value or "64M"))
     except ValueError as error:
         raise ValueError(f"load: {text!r}: {error}") from error
     if not value:
@@ -207,8 +211,9 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
         factory = getattr(importlib.import_module(name), value)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"load: {text!r}: {error}") from error
-    made: Load | Callable[[nccl.Stream], None] = factory(comm)
-    return made if hasattr(made, "times") else _Users(made)
+    made = factory(comm)
+    load: Load = made if hasattr(made, "times") else _Users(made)
+    return load
 
 
 class _Users:

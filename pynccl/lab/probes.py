@@ -7,6 +7,7 @@ What begins before the gate of a stream opens does not wait for that stream.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -91,8 +92,8 @@ class Probes:
             own = streams[names.index(name)]
             other_name = names[1 - names.index(name)]
             other = streams[1 - names.index(name)]
-            behind_own = self._behind(own, lambda f=function, s=own: f(s))
-            behind_other = self._behind(other, lambda f=function, s=own: f(s))
+            behind_own = self._behind(own, functools.partial(function, own))
+            behind_other = self._behind(other, functools.partial(function, own))
             if max(behind_own.called, behind_other.called) >= 0.9 * self._gate:
                 synchronising.add(name)
                 continue
@@ -126,25 +127,19 @@ class Probes:
         found = set()
         for gated, waits in (("compute", "communication"), ("communication", "compute")):
             if together is not None:
-
-                def enqueue() -> None:
-                    assert together is not None
-                    together(*streams.values())
-
+                calls = [functools.partial(together, *streams.values())]
             elif gated == self._first:
-
-                def enqueue(gated: str = gated, waits: str = waits) -> None:
-                    functions[gated](streams[gated])
-                    functions[waits](streams[waits])
-
+                calls = [
+                    functools.partial(functions[name], streams[name]) for name in (gated, waits)
+                ]
             else:
                 continue
-            ran = self._behind(streams[gated], enqueue)
+            ran = self._behind(streams[gated], *calls)
             if getattr(ran, waits) >= ran.gate:
                 found.add(waits)
         return found
 
-    def _behind(self, stream: nccl.Stream, enqueue: Callable[[], object]) -> _Gated:
+    def _behind(self, stream: nccl.Stream, *calls: Callable[[], object]) -> _Gated:
         """Run something while a stream is kept waiting."""
         runs = []
         for _ in range(3 if self._gate < _LONG else 1):
@@ -154,7 +149,8 @@ class Probes:
             began = time.perf_counter()
             Sleep(self._gate)(stream)
             opened.record(stream)
-            enqueue()
+            for call in calls:
+                call()
             called = time.perf_counter() - began
             streams = self._steps.compute, self._steps.communication
             for end, of in zip(ends, streams, strict=True):

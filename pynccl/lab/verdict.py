@@ -100,14 +100,14 @@ def _structure(evidence: Evidence) -> tuple[Reason, str]:
     return "", ""
 
 
-def _contention(evidence: Evidence, provider: str) -> tuple[Reason, str] | None:
+def _contention(evidence: Evidence, provider: str, slowdown: float) -> tuple[Reason, str] | None:
     """What is contended for, by the slowdowns beside the two loads; None where neither slows."""
     memory, arithmetic = evidence.beside_memory, evidence.beside_arithmetic
     if memory is None or arithmetic is None or max(memory, arithmetic) < _SLOWED:
         return None
     # A memory-bound load occupies SMs or cores too: they are the reason where arithmetic, which
-    # needs no bandwidth, slows the communication at least half as much.
-    if arithmetic - 1 >= 0.5 * (memory - 1):
+    # needs no bandwidth, slows the communication at least half as much as the compute does.
+    if arithmetic - 1 >= 0.5 * (min(memory, max(slowdown, _SLOWED)) - 1):
         reason: Reason = "SMs" if provider == "cuda" else "cores"
     else:
         reason = "memory bandwidth"
@@ -178,7 +178,7 @@ def classify(
         return Verdict("partly hidden", *why)
     if structure[0]:
         return Verdict("partly hidden", *structure)
-    return _slowed(evidence, provider, min(compute_slowdown, communication_slowdown))
+    return _slowed(evidence, provider, compute_slowdown, communication_slowdown)
 
 
 _EXCLUSIVE: dict[str, tuple[Reason, str]] = {
@@ -193,12 +193,14 @@ _EXCLUSIVE: dict[str, tuple[Reason, str]] = {
 }
 
 
-def _slowed(evidence: Evidence, provider: str, slowdown: float) -> Verdict:
+def _slowed(
+    evidence: Evidence, provider: str, compute_slowdown: float, communication_slowdown: float
+) -> Verdict:
     """The verdict where part of it overlaps and nothing in the program makes one wait."""
-    contended = _contention(evidence, provider)
+    contended = _contention(evidence, provider, communication_slowdown)
     if contended is not None:
         return Verdict("slowed by contention", *contended)
-    if slowdown >= _SLOWED:
+    if min(compute_slowdown, communication_slowdown) >= _SLOWED:
         why = "both are slowed, by something that the two loads do not show"
         return Verdict("slowed by contention", "unknown", why)
     return Verdict("partly hidden", "unknown", "neither a wait nor contention was found")

@@ -131,7 +131,7 @@ def contended(rank: Rank, memory: float, arithmetic: float) -> Planted:
     bus = Bus()
     factors = {"memory": memory, "arithmetic": arithmetic}
     return Planted(
-        bus.load("memory" if memory > arithmetic else "arithmetic", 2 * SECONDS),
+        bus.load("memory" if memory > arithmetic else "arithmetic", SECONDS),
         functools.partial(bus.communicate, factors),
         {"loads": tuple(bus.load(kind, 4 * SECONDS) for kind in factors)},
     )
