@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pynccl import nccl
-from pynccl.lab import algorithms, output, sweep, variants, world
+from pynccl.lab import algorithms, output, settings, variants, world
 from pynccl.lab.operations import BUFFERS, COLLECTIVES
 from pynccl.lab.progress import Progress
 from pynccl.lab.row import Row
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     overlap.add_argument("--ctas", type=strings, default=["default"], help="4 or 1:16")
     overlap.add_argument(
-        "--policy", type=_list_of(_one_of(list(sweep.POLICIES))), default=["default"]
+        "--policy", type=_list_of(_one_of(list(settings.POLICIES))), default=["default"]
     )
     overlap.add_argument("--priority", type=_list_of(int), default=[0])
     overlap.add_argument("--buffer", type=_list_of(_one_of(BUFFERS)), default=["plain"])
@@ -73,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     overlap.add_argument("--form", type=_list_of(_one_of(["eager", "graph"])), default=["eager"])
     overlap.add_argument("--library", choices=["torch", "numpy", "cupy"])
-    overlap.add_argument("--threads", type=int, help="of torch's operations on CPUs")
     overlap.add_argument("--first", choices=["compute", "communication"], default="compute")
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
@@ -96,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", type=Path)
         command.add_argument("--plot", type=Path, help="a PNG file; needs matplotlib")
         command.add_argument("--title", default="")
+    overlap.add_argument(
+        "--threads",
+        type=int,
+        help="of torch's or NumPy's operations on CPUs (OMP_NUM_THREADS); default: that "
+        "variable, else the CPUs divided by the ranks",
+    )
     return parser
 
 
@@ -133,7 +138,7 @@ def _warn(collectives: list[str], provider: str) -> None:
 def _overlap(arguments: argparse.Namespace) -> None:
     # all_reduce is also what the lab itself calls, to agree on times.
     _warn([*arguments.collective, "all_reduce"], arguments.provider)
-    settings = sweep.combinations(
+    chosen = settings.combinations(
         {
             "nranks": arguments.ranks,
             "collective": arguments.collective,
@@ -147,17 +152,17 @@ def _overlap(arguments: argparse.Namespace) -> None:
             "nbytes": arguments.sizes,
         }
     )
-    for setting in settings:
+    for setting in chosen:
         setting.config()  # its errors are better here than in a rank
     options = {
         "load_seconds": arguments.load_seconds,
         "library": arguments.library,
-        "threads": arguments.threads,
         "repeats": arguments.repeats,
         "first": arguments.first,
     }
-    args = (settings, options)
-    rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider)
+    args = (chosen, options)
+    env = {"OMP_NUM_THREADS": str(arguments.threads)} if arguments.threads else None
+    rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider, env)
     if not rows:
         return  # a rank of torchrun other than the first
     print(output.write_table(rows))
@@ -171,14 +176,14 @@ def _overlap(arguments: argparse.Namespace) -> None:
         if arguments.plot:
             plots.draw_exposed(arguments.plot, rows, arguments.title)
         if arguments.lanes:
-            plots.draw_lanes(arguments.lanes, rows[-1], arguments.title)
+            plots.draw_lanes(arguments.lanes, rows[-1:], arguments.title)
 
 
 def _sweep_in_world(
-    comm: nccl.Communicator, settings: list[sweep.Setting], options: dict[str, Any]
+    comm: nccl.Communicator, chosen: list[settings.Setting], options: dict[str, Any]
 ) -> list[Row]:
     progress = Progress() if comm.rank == 0 else None
-    return sweep.sweep(comm, settings, progress=progress, **options)
+    return settings.sweep_overlaps(comm, chosen, progress=progress, **options)
 
 
 def _sweep(arguments: argparse.Namespace) -> None:

@@ -117,8 +117,9 @@ def overlap(
         probes = Probes(steps, max(times[:2]), first=first)
         found = probes.structure(compute, communicate, *times[:2], together=together)
         slowed = max(row.communication_slowdown, row.compute_slowdown) > _SLOWED
-        if slowed and not found.is_structural:
-            found = probes.contention(found, communicate, row.communication_lane.median, loads)
+        if slowed and not found.is_ordered:
+            seconds = row.communication_lane.median
+            found = probes.contention(found, (compute, communicate), seconds, loads)
         return _row(samples, comm, found, setting)
 
 

@@ -88,41 +88,52 @@ def draw_exposed(path: Path, rows: Sequence[Row], title: str = "") -> None:
     save(drawn, path)
 
 
-def draw_lanes(path: Path, row: Row, title: str = "") -> None:
-    """Draw compute and communication alone and in one step, as lanes, into an image file.
+def draw_lanes(path: Path, rows: Sequence[Row], title: str = "") -> None:
+    """Draw compute and communication of each row, alone and in one step, into an image file.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
+        ValueError: there are no rows.
     """
-    drawn, axes = figure(7.0, 2.8)
-    compute, communication = row.spans["compute"], row.spans["communication"]
-    bars = [
-        ("compute alone", Span(0.0, row.compute.median), _COMPUTE, 0.45),
-        ("communication alone", Span(0.0, row.communication.median), _COMMUNICATION, 0.45),
-        ("compute", compute, _COMPUTE, 1.0),
-        ("communication", communication, _COMMUNICATION, 1.0),
-    ]
-    for index, (_, span, color, alpha) in enumerate(bars):
-        width = (span.ended - span.began) * 1e3
-        axes.barh(index, width, left=span.began * 1e3, color=color, alpha=alpha, height=0.7)
-    axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
-    axes.invert_yaxis()
-    axes.axvline(row.both.median * 1e3, color="black", linewidth=0.8)
-    axes.axvline(row.bound * 1e3, color="black", linewidth=0.8, linestyle="--")
-    axes.set_xlabel("milliseconds; the line is T_both, dashed is max(T_compute, T_comm)")
-    numbers = f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed. {row.verdict}"
-    text = textwrap.fill(numbers, 100)
-    axes.set_title(f"{title}\n{text}" if title else text, fontsize=9)
+    if not rows:
+        raise ValueError("rows: there are none")
+    names = varying(rows)
+    drawn, axes = panels(1, len(rows))
+    for row, panel in zip(rows, axes, strict=True):
+        _draw_lanes_of(panel, row, ", ".join(f"{name}: {row.setting[name]}" for name in names))
+    axes[-1].set_xlabel("milliseconds; the line is T_both, dashed is max(T_compute, T_comm)")
+    drawn.suptitle(title, fontsize=10)
     save(drawn, path)
 
 
-def panels(count: int) -> tuple[Any, Any]:
-    """A figure with panels side by side that share their axes.
+def _draw_lanes_of(panel: Any, row: Row, name: str) -> None:  # noqa: ANN401
+    bars = [
+        ("compute alone", Span(0.0, row.compute.median), _COMPUTE, 0.4),
+        ("communication alone", Span(0.0, row.communication.median), _COMMUNICATION, 0.4),
+        ("compute", row.spans["compute"], _COMPUTE, 1.0),
+        ("communication", row.spans["communication"], _COMMUNICATION, 1.0),
+    ]
+    for index, (_, span, color, alpha) in enumerate(bars):
+        width = (span.ended - span.began) * 1e3
+        panel.barh(index, width, left=span.began * 1e3, color=color, alpha=alpha, height=0.7)
+    panel.set_yticks(range(len(bars)), [name for name, *_ in bars], fontsize=8)
+    panel.invert_yaxis()
+    panel.axvline(row.both.median * 1e3, color="black", linewidth=0.8)
+    panel.axvline(row.bound * 1e3, color="black", linewidth=0.8, linestyle="--")
+    numbers = f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed. {row.verdict}"
+    text = textwrap.fill(f"{name}. {numbers}" if name else numbers, 95)
+    panel.set_title(text, fontsize=8, loc="left")
+
+
+def panels(columns: int, lines: int = 1) -> tuple[Any, Any]:
+    """A figure with panels that share their axes.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
     drawn, _ = figure(1, 1)
     drawn.clear()
-    drawn.set_size_inches(1.5 + 4.2 * count, 3.8)
-    return drawn, drawn.subplots(1, count, sharex=True, sharey=True, squeeze=False)[0]
+    drawn.set_size_inches(2.8 + 4.2 * columns, 2.0 * lines + 0.5 if lines > 1 else 3.8)
+    share = lines == 1
+    made = drawn.subplots(lines, columns, sharex=True, sharey=share, squeeze=False)
+    return drawn, made.flatten()

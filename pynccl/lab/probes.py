@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pynccl import nccl
@@ -32,19 +32,22 @@ _BEYOND_CACHES = 2**26
 
 
 class _Gated(NamedTuple):
-    """Medians, in seconds, of a run behind a gate; agreed by the ranks.
+    """The seconds of runs behind a gate, agreed by the ranks.
+
+    The least of the runs counts: what waits for the gate is never done before it; what does not, is
+    so in some run, on a busy machine too.
 
     Attributes:
-        gate: when the gate opened, from the beginning on.
-        compute: when the stream of the compute was done.
-        communication: when the stream of the communication was done.
-        called: how long all the calls took.
+        compute: the least time from when the gate opened until the stream of the compute was done.
+        communication: the same for the stream of the communication.
+        called: the least time that all the calls took.
+        most: of "compute" and "communication", the most time instead of the least.
     """
 
-    gate: float
     compute: float
     communication: float
     called: float
+    most: Mapping[str, float]
 
 
 class Probes:
@@ -97,15 +100,14 @@ class Probes:
             if max(behind_own.called, behind_other.called) >= 0.9 * self._gate:
                 synchronising.add(name)
                 continue
-            half = 0.5 * seconds[name]
             resolved = seconds[name] >= _RESOLVED
-            runs_on_own = getattr(behind_own, name) - behind_own.gate >= half
-            runs_on_other = getattr(behind_other, other_name) - behind_other.gate >= half
+            runs_on_own = behind_own.most[name] >= 0.5 * seconds[name]
+            runs_on_other = getattr(behind_other, other_name) >= 0.25 * seconds[name]
             if resolved and runs_on_other:
                 same = True
             elif resolved and not runs_on_own:
                 on_default.add(name)
-            elif getattr(behind_other, name) >= behind_other.gate:
+            elif getattr(behind_other, name) >= 0:
                 waiting.add(name)
         if not (same or synchronising or on_default):
             waiting |= self._waits_for_events(functions, together)
@@ -135,14 +137,14 @@ class Probes:
             else:
                 continue
             ran = self._behind(streams[gated], *calls)
-            if getattr(ran, waits) >= ran.gate:
+            if getattr(ran, waits) >= 0:
                 found.add(waits)
         return found
 
     def _behind(self, stream: nccl.Stream, *calls: Callable[[], object]) -> _Gated:
         """Run something while a stream is kept waiting."""
         runs = []
-        for _ in range(3 if self._gate < _LONG else 1):
+        for _ in range(5 if self._gate < _LONG else 2):
             align(self._steps.comm, self._steps.own)
             origin, opened, *ends = self._events
             origin.record(self._steps.own)
@@ -157,22 +159,31 @@ class Probes:
                 end.record(of)
             for of in (*streams, self._steps.own):
                 of.synchronize()
-            runs.append((*(origin.elapsed_time(event) for event in (opened, *ends)), called))
-        medians = [statistics.median(column) for column in zip(*runs, strict=True)]
-        return _Gated(*maximum(self._steps.comm, self._steps.own, medians))
+            gate, *done = (origin.elapsed_time(event) for event in (opened, *ends))
+            runs.append((*(end - gate for end in done), called))
+        columns = list(zip(*runs, strict=True))
+        extremes = [*map(min, columns), *map(max, columns[:2])]
+        agreed = maximum(self._steps.comm, self._steps.own, extremes)
+        compute, communication, least_called, *most = agreed
+        return _Gated(
+            *(compute, communication, least_called),
+            most=dict(zip(("compute", "communication"), most, strict=True)),
+        )
 
     def contention(
         self,
         evidence: Evidence,
-        communicate: Enqueue,
+        functions: tuple[Enqueue, Enqueue],
         seconds: float,
         loads: tuple[Enqueue, Enqueue] | None,
     ) -> Evidence:
-        """Measure the communication beside a memory-bound and a compute-bound load.
+        """Measure the communication beside the compute and a memory- and a compute-bound load.
+
+        Beside the compute it is called first, so that it does not wait for the compute's events.
 
         Args:
             evidence: what was found so far.
-            communicate: the function.
+            functions: the two that enqueue the compute and the communication.
             seconds: of the communication alone, between its events.
             loads: the two; None makes them.
 
@@ -189,14 +200,21 @@ class Probes:
                 load(self._steps.compute)  # the first one is slower
                 fit(load, _COVER * seconds, self._steps.comm, self._steps.compute)
             loads = made[0], made[1]
+        compute, communicate = functions
         each = (
             Step(None, communicate),
+            Step(compute, communicate, first="communication"),
             *(Step(load, communicate) for load in loads),
         )
         rounds = [self._lengths(each) for _ in range(7 if seconds < _LONG else 3)]
         alone, *beside = (statistics.median(column) for column in zip(*rounds, strict=True))
-        memory, arithmetic = (length / max(alone, 1e-9) for length in beside)
-        return dataclasses.replace(evidence, beside_memory=memory, beside_arithmetic=arithmetic)
+        slowdowns = [length / max(alone, 1e-9) for length in beside]
+        return dataclasses.replace(
+            evidence,
+            beside_compute=slowdowns[0],
+            beside_memory=slowdowns[1],
+            beside_arithmetic=slowdowns[2],
+        )
 
     def _lengths(self, steps: Sequence[Step]) -> list[float]:
         lengths = []

@@ -46,6 +46,8 @@ class Evidence:
             "communication" or "both".
         waits: which function's work waits for an event of the other one, also while nothing of
             the other one runs: "compute", "communication" or "both".
+        beside_compute: the slowdown of the communication beside the compute, where it is called
+            first and so waits for none of its events.
         beside_memory: the slowdown of the communication beside a memory-bound load.
         beside_arithmetic: the slowdown of the communication beside a compute-bound load.
         first: which function is called first in a step: "compute" or "communication".
@@ -55,14 +57,15 @@ class Evidence:
     default_stream: str | None = None
     synchronises: str | None = None
     waits: str | None = None
+    beside_compute: float | None = None
     beside_memory: float | None = None
     beside_arithmetic: float | None = None
     first: str = "compute"
 
     @property
-    def is_structural(self) -> bool:
-        """Whether a reason was found that lies in the program."""
-        return bool(_structure(self)[0])
+    def is_ordered(self) -> bool:
+        """Whether streams or the host, and not only events, make one wait for all of the other."""
+        return _structure(self)[0] not in ("", "event")
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,15 @@ def _contention(evidence: Evidence, provider: str, slowdown: float) -> tuple[Rea
     return reason, f"{reason} ({beside})"
 
 
+def _besides(evidence: Evidence, provider: str) -> str:
+    """What to add where an event is the reason, and contention may be one too."""
+    slowdown = evidence.beside_compute or 0.0
+    contended = _contention(evidence, provider, slowdown) if slowdown >= _SLOWED else None
+    if contended is None:
+        return ""
+    return f"; besides, {slowdown:.2f} times slower by contention: {contended[1]}"
+
+
 def _overlapped(compute: float, communication: float, both: float) -> float:
     """The share of the shorter one that overlaps: 1 at the bound, 0 one after the other."""
     return (compute + communication - both) / max(min(compute, communication), 1e-9)
@@ -165,6 +177,8 @@ def classify(
     if 1 - (both - compute) / max(communication, 1e-9) >= _HIDDEN:
         return Verdict("hidden")
     structure = _structure(evidence)
+    if structure[0] == "event":
+        structure = "event", structure[1] + _besides(evidence, provider)
     if _overlapped(compute, communication, both) <= _SERIAL:
         if structure[0]:
             return Verdict("serialised", *structure)

@@ -28,6 +28,9 @@ def run(
 ) -> T | None:
     """Call ``function(comm, *args)`` on all ranks.
 
+    Without OMP_NUM_THREADS in the environment the ranks that are launched share the CPUs: that many
+    threads divided by the ranks, for the operations of torch and NumPy. torchrun makes it 1.
+
     Args:
         nranks: how many to launch; under torchrun its own number counts.
         function: at the top level of a module.
@@ -49,7 +52,7 @@ def run(
                 provider=provider,
                 timeout=None,
                 fresh=True,
-                env=env,
+                env={**_threads(nranks), **(env or {})},
             )
         first: T = results[0]
         return first
@@ -66,6 +69,12 @@ def run(
     with nccl.Communicator(world_size, unique_id, rank, provider=provider, device=device) as comm:
         result = function(comm, *args)
     return result if rank == 0 else None
+
+
+def _threads(nranks: int) -> dict[str, str]:
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // nranks))}
 
 
 def _call(rank: Rank, function: Callable[..., T], *args: object) -> T:

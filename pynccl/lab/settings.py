@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from pynccl.lab.measure import overlap
 from pynccl.lab.operations import BufferKind, Communication
 from pynccl.lab.row import Row
 
-__all__ = ["POLICIES", "Setting", "combinations", "sweep"]
+__all__ = ["POLICIES", "Setting", "combinations", "sweep_overlaps"]
 
 POLICIES = {
     "default": None,
@@ -92,13 +90,12 @@ def combinations(choices: Mapping[str, Sequence[Any]]) -> list[Setting]:
     ]
 
 
-def sweep(
+def sweep_overlaps(
     world: nccl.Communicator,
     settings: Iterable[Setting],
     *,
     load_seconds: float | None = None,
     library: Library | None = None,
-    threads: int | None = None,
     progress: Callable[[int, int, str], object] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> list[Row]:
@@ -111,7 +108,6 @@ def sweep(
         settings: equal on all ranks.
         load_seconds: how long a load takes; None makes it as long as the communication alone.
         library: for arrays: "torch", "numpy" or "cupy"; None is the first that is installed.
-        threads: of torch's operations on CPUs; None is the CPUs divided by the ranks, at least 1.
         progress: called with the number of settings done, of all, and the one that begins.
         **options: of overlap().
 
@@ -128,7 +124,6 @@ def sweep(
     for setting in listed:
         if not 1 <= setting.nranks <= world.nranks:
             raise ValueError(f"nranks: {setting.nranks} of {world.nranks} ranks")
-    _set_threads(threads, world)
     comms = _communicators(world, listed)
     rows = []
     for index, setting in enumerate(listed):
@@ -156,14 +151,6 @@ def describe(setting: Setting) -> str:
         if (value := getattr(setting, field.name)) != field.default
     ]
     return " ".join([setting.collective, f"{setting.nbytes} B", *changed])
-
-
-def _set_threads(threads: int | None, world: nccl.Communicator) -> None:
-    if world.library.memory == "host" and ("torch" in sys.modules or threads is not None):
-        import torch
-
-        cpus = len(os.sched_getaffinity(0))
-        torch.set_num_threads(threads or max(1, cpus // world.nranks))
 
 
 def _key(setting: Setting) -> tuple[int, str, str]:
