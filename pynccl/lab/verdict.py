@@ -135,7 +135,12 @@ def _overlapped(compute: float, communication: float, both: float) -> float:
 def needs_evidence(compute: float, communication: float, both: float) -> bool:
     """Whether the reason of a row is not clear from its times, in seconds."""
     hidden = 1 - (both - compute) / max(communication, 1e-9)
-    return hidden < _HIDDEN and both > _AT_BOUND * max(compute, communication)
+    return hidden < _HIDDEN and not _is_at_bound(compute, communication, both)
+
+
+def _is_at_bound(compute: float, communication: float, both: float) -> bool:
+    """Whether nothing but the length of the communication is exposed."""
+    return communication > compute and both <= _AT_BOUND * communication
 
 
 def classify(
@@ -184,7 +189,7 @@ def classify(
             return Verdict("serialised", *structure)
         if min(compute_slowdown, communication_slowdown) <= _UNSLOWED:
             return Verdict("serialised", *_EXCLUSIVE[provider])
-    if both <= _AT_BOUND * max(compute, communication):
+    if _is_at_bound(compute, communication, both):
         why: tuple[Reason, str] = (
             "longer than the compute",
             "the communication takes longer than the compute",

@@ -24,6 +24,12 @@ _CASES = [
     (10, 10, 15, 1, 1.5, Evidence(waits="communication"), "cuda", "partly hidden", "event"),
     (10, 30, 30, 1, 1, _NONE, "cuda", "partly hidden", "longer than the compute"),
     (10, 10, 15, 1, 1.5, _NONE, "cuda", "partly hidden", "unknown"),
+    (100, 10, 104, 1, 1.5, _NONE, "cuda", "partly hidden", "unknown"),
+    (
+        *(10, 10, 15, 1, 1.5),
+        Evidence(waits="both", beside_compute=1.5, beside_memory=2, beside_arithmetic=1),
+        *("cuda", "partly hidden", "event"),
+    ),
     (10, 10, 15, 1.5, 1.5, _NONE, "cuda", "slowed by contention", "unknown"),
     (
         *(10, 10, 15, 1.1, 1.5, Evidence(beside_memory=1.6, beside_arithmetic=1.05)),
@@ -66,6 +72,21 @@ def test_evidence_is_needed_only_where_the_times_do_not_say_why() -> None:
     assert not needs_evidence(10, 4, 10.1)  # hidden
     assert not needs_evidence(10, 30, 30)  # at the bound
     assert needs_evidence(10, 10, 15)
+    assert needs_evidence(100, 10, 104)
+
+
+def test_contention_is_named_besides_an_event_only_where_the_compute_contends() -> None:
+    numbers = {"compute": 10, "communication": 10, "both": 15}
+    slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1.5}
+    for beside_compute, named in ((1.0, False), (1.5, True)):
+        evidence = Evidence(
+            waits="communication",
+            beside_compute=beside_compute,
+            beside_memory=2,
+            beside_arithmetic=1,
+        )
+        verdict = classify(**numbers, **slowdowns, evidence=evidence, provider="cuda")
+        assert ("memory bandwidth" in verdict.explanation) == named
 
 
 def _row(compute: float, communication: float, both: float) -> Row:
