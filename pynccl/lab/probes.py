@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pynccl import nccl
-from pynccl.lab.agreement import align, maximum, new_event
+from pynccl.lab.agreement import align, maximum, new_event, provider_of
 from pynccl.lab.arrays import arrays_of
 from pynccl.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
 from pynccl.lab.steps import Enqueue, Step, Steps
@@ -87,6 +87,7 @@ class Probes:
         if streams[0].handle == streams[1].handle:
             return Evidence(first=self._first, same_stream=True)
         names = ("compute", "communication")
+        on_host = provider_of(self._steps.comm) == "host"
         functions = dict(zip(names, (compute, communicate), strict=True))
         seconds = dict(zip(names, (compute_seconds, communication_seconds), strict=True))
         same, waiting = False, set[str]()
@@ -101,11 +102,13 @@ class Probes:
                 synchronising.add(name)
                 continue
             resolved = seconds[name] >= _RESOLVED
-            runs_on_own = behind_own.most[name] >= 0.5 * seconds[name]
+            runs_on_own = behind_own.most[name] >= 0.1 * seconds[name]
+            # CPUs' default stream is the thread: the call takes as long as the work.
+            in_call = behind_own.called >= 0.25 * seconds[name]
             runs_on_other = getattr(behind_other, other_name) >= 0.25 * seconds[name]
             if resolved and runs_on_other:
                 same = True
-            elif resolved and not runs_on_own:
+            elif resolved and not runs_on_own and (in_call or not on_host):
                 on_default.add(name)
             elif getattr(behind_other, name) >= 0:
                 waiting.add(name)
@@ -144,7 +147,7 @@ class Probes:
     def _behind(self, stream: nccl.Stream, *calls: Callable[[], object]) -> _Gated:
         """Run something while a stream is kept waiting."""
         runs = []
-        for _ in range(5 if self._gate < _LONG else 2):
+        for _ in range(3 if self._gate < _LONG else 2):
             align(self._steps.comm, self._steps.own)
             origin, opened, *ends = self._events
             origin.record(self._steps.own)
@@ -206,7 +209,7 @@ class Probes:
             Step(compute, communicate, first="communication"),
             *(Step(load, communicate) for load in loads),
         )
-        rounds = [self._lengths(each) for _ in range(7 if seconds < _LONG else 3)]
+        rounds = [self._lengths(each) for _ in range(5 if seconds < _LONG else 3)]
         alone, *beside = (statistics.median(column) for column in zip(*rounds, strict=True))
         slowdowns = [length / max(alone, 1e-9) for length in beside]
         return dataclasses.replace(

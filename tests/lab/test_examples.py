@@ -1,5 +1,5 @@
-"""Proves that the examples of the lab run as their heads say, also with three ranks, check their
-results, and print a row for each setting.
+"""Proves that the examples of the lab run as their heads say, one of them also with three ranks,
+check their results, and print a row for each setting.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def _run(example: Path, *options: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("example", "ranks"),
+    [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)],
+    ids=lambda value: value.stem if isinstance(value, Path) else str(value),
+)
 def test_it_runs_as_its_head_says(example: Path, ranks: int, tmp_path: Path) -> None:
     data, plot = tmp_path / "rows.json", tmp_path / "lanes.png"
     options = () if ranks == 2 else ("--ranks", ranks)
