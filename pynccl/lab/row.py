@@ -134,6 +134,7 @@ class Row:
             communication_slowdown=self.communication_slowdown,
             evidence=self.evidence,
             provider=self.provider,
+            spread=self.exposed_spread,
         )
 
     def as_dict(self) -> dict[str, Any]:

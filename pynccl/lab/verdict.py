@@ -18,6 +18,7 @@ Reason = Literal[
     "synchronisation",
     "event",
     "no free SMs",
+    "no free cores",
     "shared resource",
     "memory bandwidth",
     "SMs",
@@ -30,6 +31,7 @@ _HIDDEN = 0.95  # this share of the communication, and more
 _SERIAL = 0.10  # of the shorter one overlaps at most
 _UNSLOWED = 1.15  # the slowdown, by noise, of what has the device for itself
 _SLOWED = 1.10  # the least slowdown that is one
+_NO_CORE = 1.5  # the slowdown beside a compute-bound load where there is no core for both
 _AT_BOUND = 1.05  # times the bound is as good as the bound
 
 
@@ -152,6 +154,7 @@ def classify(
     communication_slowdown: float,
     evidence: Evidence,
     provider: str,
+    spread: float = 0.0,
 ) -> Verdict:
     """The verdict of a row.
 
@@ -159,8 +162,9 @@ def classify(
     * serialised: at most 10 % of the shorter one overlap, and one of the two is not slowed: it has
       the device for itself. Reasons, in this order: same stream, default stream, synchronisation,
       event; where none of them was seen, no free SMs on GPUs (the second begins when the first
-      ends, though nothing in the program makes it wait), on CPUs a shared resource such as a lock
-      or the GIL.
+      ends, though nothing in the program makes it wait), on CPUs no free cores where a
+      compute-bound load slows the communication too, else a shared resource such as a lock or the
+      GIL.
     * partly hidden: the rest, where nothing is slowed. The reason is that the communication takes
       longer than the compute where T_both is the bound, or one of those above.
     * slowed by contention: one of the two is slowed by the other. Memory bandwidth, or SMs (on
@@ -175,6 +179,7 @@ def classify(
         communication_slowdown: of the communication beside the compute.
         evidence: what else was measured.
         provider: "host" or "cuda".
+        spread: of the exposed time, in seconds: the interquartile range over the rounds.
 
     Returns:
         The verdict.
@@ -188,7 +193,7 @@ def classify(
         if structure[0]:
             return Verdict("serialised", *structure)
         if min(compute_slowdown, communication_slowdown) <= _UNSLOWED:
-            return Verdict("serialised", *_EXCLUSIVE[provider])
+            return Verdict("serialised", *_exclusive(evidence, provider))
     if _is_at_bound(compute, communication, both):
         why: tuple[Reason, str] = (
             "longer than the compute",
@@ -197,29 +202,36 @@ def classify(
         return Verdict("partly hidden", *why)
     if structure[0]:
         return Verdict("partly hidden", *structure)
-    return _slowed(evidence, provider, compute_slowdown, communication_slowdown)
+    slowdowns = compute_slowdown, communication_slowdown
+    return _slowed(evidence, provider, slowdowns, both - compute <= spread)
 
 
-_EXCLUSIVE: dict[str, tuple[Reason, str]] = {
-    "cuda": (
-        "no free SMs",
-        "no free SMs: the second begins when the first ends, and no wait was found",
-    ),
-    "host": (
-        "shared resource",
-        "a shared resource, as a lock or the GIL: no wait on a stream was found",
-    ),
-}
+def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str]:
+    """What both need and only one can have, where no wait was found."""
+    found = "the second begins when the first ends, and no wait was found"
+    if provider == "cuda":
+        return "no free SMs", f"no free SMs: {found}"
+    if (evidence.beside_arithmetic or 1.0) >= _NO_CORE:
+        return "no free cores", f"no free cores: {found}, but any compute has that effect"
+    return "shared resource", f"a shared resource, as a lock or the GIL: {found}"
 
 
 def _slowed(
-    evidence: Evidence, provider: str, compute_slowdown: float, communication_slowdown: float
+    evidence: Evidence, provider: str, slowdowns: tuple[float, float], is_noise: bool
 ) -> Verdict:
-    """The verdict where part of it overlaps and nothing in the program makes one wait."""
-    contended = _contention(evidence, provider, communication_slowdown)
-    if contended is not None:
+    """The verdict where part of it overlaps and nothing in the program makes one wait.
+
+    Args:
+        evidence: what else was measured.
+        provider: "host" or "cuda".
+        slowdowns: of the compute and of the communication.
+        is_noise: the exposed time is no longer than its spread.
+    """
+    contended = _contention(evidence, provider, slowdowns[1])
+    if contended is not None and max(slowdowns) >= _SLOWED:
         return Verdict("slowed by contention", *contended)
-    if min(compute_slowdown, communication_slowdown) >= _SLOWED:
+    if min(slowdowns) >= _SLOWED:
         why = "both are slowed, by something that the two loads do not show"
         return Verdict("slowed by contention", "unknown", why)
-    return Verdict("partly hidden", "unknown", "neither a wait nor contention was found")
+    why = "the rest is within the noise" if is_noise else "neither a wait nor contention was found"
+    return Verdict("partly hidden", "unknown", why)

@@ -16,6 +16,15 @@ _CASES = [
     (10, 4, 14, 1, 3.5, _NONE, "cuda", "serialised", "no free SMs"),
     (10, 10, 20, 1, 2, _NONE, "cuda", "serialised", "no free SMs"),
     (10, 10, 20, 1, 2, _NONE, "host", "serialised", "shared resource"),
+    (
+        *(10, 10, 20, 1, 2, Evidence(beside_memory=3, beside_arithmetic=2)),
+        *("host", "serialised", "no free cores"),
+    ),
+    # The loads would slow it, the compute does not.
+    (
+        *(10, 10, 11, 1, 1, Evidence(beside_memory=3, beside_arithmetic=2)),
+        *("host", "partly hidden", "unknown"),
+    ),
     (10, 10, 20, 1, 2, Evidence(same_stream=True), "cuda", "serialised", "same stream"),
     (10, 10, 20, 1, 1, Evidence(default_stream="both"), "cuda", "serialised", "default stream"),
     (10, 10, 20, 1, 1, Evidence(synchronises="compute"), "cuda", "serialised", "synchronisation"),
@@ -73,6 +82,15 @@ def test_evidence_is_needed_only_where_the_times_do_not_say_why() -> None:
     assert not needs_evidence(10, 30, 30)  # at the bound
     assert needs_evidence(10, 10, 15)
     assert needs_evidence(100, 10, 104)
+
+
+def test_noise_is_called_noise() -> None:
+    numbers = {"compute": 10, "communication": 10, "both": 11}
+    slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1}
+    for spread, noise in ((0.5, False), (2, True)):
+        verdict = classify(**numbers, **slowdowns, evidence=_NONE, provider="cuda", spread=spread)
+        assert (verdict.kind, verdict.reason) == ("partly hidden", "unknown")
+        assert ("noise" in verdict.explanation) == noise
 
 
 def test_contention_is_named_besides_an_event_only_where_the_compute_contends() -> None:
