@@ -118,11 +118,13 @@ def _measure(rows: list[Row], repeats: int, budget: float) -> list[list[float]]:
     numbers = []
     for row in rows:
         row.timer.timeit(100)
-        numbers.append(max(1, int(budget / (row.timer.timeit(100) / 100))))
+        number = max(1, int(budget / (row.timer.timeit(100) / 100)))
+        numbers.append(min(number, row.most))
     samples: list[list[float]] = [[] for _ in rows]
     for _ in range(repeats):
         for row, number, times in zip(rows, numbers, samples, strict=True):
-            times.append(row.timer.timeit(number) / number)
+            with row.around():
+                times.append(row.timer.timeit(number) / number)
     return samples
 
 

@@ -11,11 +11,13 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import sys
 import sysconfig
 import tempfile
 import timeit
 import types
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +30,7 @@ from torch.distributed.distributed_c10d import Store
 
 from benchmarks import compiler
 from benchmarks.engines import engine
-from pynccl import nccl, raw
+from pynccl import _C, nccl, raw
 from tools import noop
 
 __all__ = [
@@ -94,15 +96,33 @@ class Row:
         name: the library and its call.
         operation: ALL_REDUCE, ASYNC, EXCHANGE or LOOP.
         timer: runs it.
+        around: what is on during a sample.
+        most: calls of a sample.
     """
 
     name: str
     operation: str
     timer: timeit.Timer
+    around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    most: int = sys.maxsize
 
 
 def _row(name: str, operation: str, statement: str, **names: object) -> Row:
     return Row(name, operation, timeit.Timer(statement, globals=names))
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        _C.start_recording(f"{folder}/calls", 1 << 30)
+        try:
+            yield
+        finally:
+            _C.stop_recording()
+
+
+# As many calls as a thread makes before those of a recording or trace have to be taken from it.
+_UNTIL_TAKEN = 1000
 
 
 def _pynccl() -> Iterator[Row]:
@@ -126,6 +146,9 @@ def _pynccl() -> Iterator[Row]:
         all_reduce=comm.all_reduce,
         tensor=tensor,
     )
+    for name, around in (("a recording is on", _recording), ("a trace is on", nccl.trace)):
+        timer = timeit.Timer("f(x)", globals={"f": comm.all_reduce, "x": tensor})
+        yield Row(f"pynccl Communicator, tensor, {name}", ALL_REDUCE, timer, around, _UNTIL_TAKEN)
     sends = [(torch.zeros(8), peer) for peer in _OTHERS]
     receives = [(torch.zeros(8), peer) for peer in _OTHERS]
     exchange = """\

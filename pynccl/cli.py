@@ -1,4 +1,4 @@
-"""The command ``pynccl``: the NCCL libraries of this machine, hostnccl for other clients, dumps."""
+"""The command ``pynccl``: libraries of this machine, hostnccl for other clients, dumps, traces."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
 from pynccl.flight import command as flight
 from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
 from pynccl.parameters import params
+from pynccl.trace import command as trace
 
 __all__ = ["main"]
 
@@ -72,12 +73,17 @@ def main(argv: list[str] | None = None) -> int:
     flight.add_arguments(
         commands.add_parser("flight", help="say from the dumps of all ranks who waits for whom")
     )
+    trace.add_arguments(
+        commands.add_parser("trace", help="summaries, merged files, pictures and checks of traces")
+    )
     commands.add_parser(
         "build-backend", help="build the backend of torch.distributed for the installed torch"
     )
     arguments = parser.parse_args(argv)
     if arguments.command == "flight":
         return flight.run(arguments)
+    if arguments.command == "trace":
+        return trace.run(arguments)
     if arguments.command == "build-backend":
         from pynccl.c10d import build  # torch is not needed for the others
 

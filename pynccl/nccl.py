@@ -62,6 +62,7 @@ from pynccl.errors import (
 )
 from pynccl.libraries import load, resolve
 from pynccl.parameters import Param, Params, params
+from pynccl.trace.recorder import Trace, range, start_from_environment, trace
 
 __all__ = [
     "AVG",
@@ -101,6 +102,7 @@ __all__ = [
     "Stream",
     "SymmetricBuffer",
     "Team",
+    "Trace",
     "UniqueId",
     "Window",
     "capture",
@@ -112,9 +114,11 @@ __all__ = [
     "group",
     "params",
     "plan",
+    "range",
     "reset_debug",
     "set_encryption",
     "simulate",
+    "trace",
 ]
 
 SUM = RedOp.SUM
@@ -304,3 +308,6 @@ class Event(_C.Event):
     ) -> None:
         library, ordinal = resolve(provider, device)
         super().__init__(library, ordinal, timing)
+
+
+start_from_environment()

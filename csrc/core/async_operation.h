@@ -28,6 +28,11 @@ class AsyncOperation {
   void wait(CUstream stream) const;
   // Blocks the caller; false where it takes longer.
   bool wait_for(double seconds) const;
+  // The number that the flight recorder has for it, or for the last one of several; 0: unknown.
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  void set_sequence(std::uint64_t sequence) {
+    sequence_.store(sequence, std::memory_order_relaxed);
+  }
   // Instead of AsyncQueue::end(): the group has failed.
   void drop();
   // Releases the held objects. Only after a wait: until then the operation may use them.
@@ -44,6 +49,7 @@ class AsyncOperation {
   int device_;
   bool captured_;
   std::atomic<State> state_ = State::kDeferred;
+  std::atomic<std::uint64_t> sequence_ = 0;
 };
 
 // The operations on the communication stream of a communicator. One thread at a time calls it.

@@ -4,11 +4,10 @@
 #include <cstdlib>
 
 #include "abi/constants.h"
-#include "core/comparison.h"
 #include "core/device.h"
 #include "core/flight_dump.h"
-#include "core/issue.h"
 #include "core/monitor.h"
+#include "core/observer.h"
 #include "core/poll.h"
 #include "core/window.h"
 
@@ -306,69 +305,6 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_pt
     rank->finish();
   }
   return ranks;
-}
-
-void Communicator::before_operation(OperationKind kind, const Operation& operation) {
-  CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
-  if (check() == 0) return;
-  Operation compared = operation;
-  compared.kind = kind;
-  Comparison::run({{this, &compared}});
-}
-
-void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
-
-void Communicator::issue_in_group(const Operation& operation) {
-  const ncclComm_t comm = handle();
-  if (CommunicatorObservers::watched())
-    CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
-  const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation,
-                                  deadlines_->group_began(), deadlines_->group_limit());
-  call_nccl(operation.kind, comm, operation);
-}
-
-void Communicator::simulate_in_group(const Operation& operation) {
-  call_nccl(operation.kind, handle(), operation);
-}
-
-// all_to_all, gather and scatter on a library before 2.28: a group of sends and receives.
-void Communicator::issue_as_messages(const Operation& o, int nranks) {
-  const std::size_t block = o.count * element_size(o.dtype);
-  const auto* sends = static_cast<const char*>(o.sendbuff);
-  auto* receives = static_cast<char*>(o.recvbuff);
-  const bool root = rank_ == o.root_or_peer;
-  const Use comm(*this);
-  const auto transfer = [&](OperationKind kind, int peer, const void* send, void* receive) {
-    Operation message = o;
-    message.kind = kind;
-    message.root_or_peer = peer;
-    message.sendbuff = send;
-    message.recvbuff = receive;
-    call_nccl(kind, comm, message);
-  };
-  GroupScope group(*library_);
-  switch (o.kind) {
-    case OperationKind::kAllToAll:
-      for (int peer = 0; peer < nranks; ++peer) {
-        const std::size_t offset = static_cast<std::size_t>(peer) * block;
-        transfer(OperationKind::kSend, peer, sends + offset, nullptr);
-        transfer(OperationKind::kRecv, peer, nullptr, receives + offset);
-      }
-      break;
-    case OperationKind::kGather:
-      transfer(OperationKind::kSend, o.root_or_peer, sends, nullptr);
-      for (int peer = 0; root && peer < nranks; ++peer)
-        transfer(OperationKind::kRecv, peer, nullptr,
-                 receives + static_cast<std::size_t>(peer) * block);
-      break;
-    default:  // kScatter
-      for (int peer = 0; root && peer < nranks; ++peer)
-        transfer(OperationKind::kSend, peer, sends + static_cast<std::size_t>(peer) * block,
-                 nullptr);
-      transfer(OperationKind::kRecv, o.root_or_peer, nullptr, receives);
-      break;
-  }
-  group.end();
 }
 
 std::uint64_t Communicator::identity_of_windows() const {

@@ -259,6 +259,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
   int nranks() { return nranks_ < 1 ? identified().nranks_ : nranks_; }
   int device() { return identified().device_; }
+  std::shared_ptr<Deadlines> shared_deadlines() const { return deadlines_; }
+  std::atomic<std::uint64_t>& trace_number() { return trace_number_; }  // of core/trace
   int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
@@ -375,6 +377,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void end_interrupted() noexcept;
   bool finalize_within_limit();
   void before_operation(OperationKind kind, const Operation& operation);
+  [[gnu::noinline]] void issue_watched(OperationKind kind, const Operation& operation);
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);
@@ -385,6 +388,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<ncclComm_t> comm_ = nullptr;
   std::atomic<bool> issuing_ = false;
   int device_ = -1;
+  std::atomic<std::uint64_t> trace_number_ = 0;
   const std::shared_ptr<Deadlines> deadlines_ = std::make_shared<Deadlines>();
   Options options_;  // on_timeout is set, and under mutex_
   std::atomic<int> uses_ = 0;

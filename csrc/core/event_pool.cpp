@@ -4,8 +4,8 @@
 
 namespace pynccl {
 
-EventPool::EventPool(std::shared_ptr<Library> library, int device)
-    : library_(std::move(library)), device_(device) {}
+EventPool::EventPool(std::shared_ptr<Library> library, int device, Timing timing)
+    : library_(std::move(library)), device_(device), timing_(timing) {}
 
 PooledEvent::~PooledEvent() {
   if (event_) pool_->give_back(std::move(event_));
@@ -20,7 +20,7 @@ PooledEvent EventPool::take() {
       free_.pop_back();
     }
   }
-  if (!event) event = std::make_unique<Event>(library_, device_, false);
+  if (!event) event = std::make_unique<Event>(library_, device_, timing_ == Timing::kOn);
   return {shared_from_this(), std::move(event)};
 }
 

@@ -30,7 +30,9 @@ class PooledEvent {
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  EventPool(std::shared_ptr<Library> library, int device);
+  enum class Timing { kOff, kOn };
+
+  EventPool(std::shared_ptr<Library> library, int device, Timing timing = Timing::kOff);
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
@@ -41,6 +43,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
  private:
   std::shared_ptr<Library> library_;
   int device_;
+  Timing timing_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Event>> free_;
 };

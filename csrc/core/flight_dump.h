@@ -17,8 +17,6 @@ class FlightDump {
   // The file of this process: PYNCCL_FLIGHT_FILE followed by its rank, or by "pid" and its process
   // id. None where the variable is not set.
   static std::optional<std::string> default_path();
-  // The rank of this process, in place of RANK from the environment. None: RANK again.
-  static void set_rank(std::optional<int> rank);
 
   // Writes the file of this process where it has one; what fails is a line on stderr.
   static void write_default(const std::string& reason) noexcept;

@@ -115,6 +115,10 @@ class FlightRecorder {
   std::string failure() const;
 
   std::uint64_t last() const { return last_.load(std::memory_order_acquire); }  // 0 for none
+  // As FlightRecord::number, of the last operation, for the thread that writes.
+  std::uint64_t number_of_last() const {
+    return slots_[last() % kRecords].get(kState) >> kStateBits;
+  }
   std::uint64_t fingerprint() const { return fingerprint_.load(std::memory_order_relaxed); }
   // None where the record was overwritten, or is being written.
   std::optional<FlightRecord> read(std::uint64_t sequence) const;

@@ -9,6 +9,7 @@
 #include "core/device.h"
 #include "core/observer.h"
 #include "core/poll.h"
+#include "core/trace.h"
 
 namespace pynccl {
 namespace {
@@ -240,6 +241,8 @@ void Graph::launch(CUstream stream) const {
   if (!captured)
     for (const Used& used : used_)
       calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
+  std::optional<TraceLaunch> trace;
+  if (Trace::timed() && !captured) trace.emplace(library_, device_, id_, stream);
   try {
     DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
   } catch (const DriverFailure& failure) {
@@ -247,6 +250,7 @@ void Graph::launch(CUstream stream) const {
     check_expired(failure.what());
     throw;
   }
+  trace.reset();
   if (!captured) watch_launch(stream);
 }
 

@@ -8,10 +8,10 @@
 namespace pynccl {
 
 [[gnu::always_inline]] inline void Communicator::issue(OperationKind kind, const Operation& o) {
+  if (CommunicatorObservers::watched()) [[unlikely]]
+    return issue_watched(kind, o);
   const Issuing issuing(*this);
   const ncclComm_t comm = handle();
-  if (CommunicatorObservers::watched()) [[unlikely]]
-    before_operation(kind, o);
   Deadlines& deadlines = *deadlines_;
   const std::int64_t now = coarse_time();
   const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());

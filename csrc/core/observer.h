@@ -34,8 +34,13 @@ class CommunicatorObservers {
   // Switches before_operation() on; each call is undone by one stop_watching().
   static void watch_operations() { watchers_.fetch_add(1, std::memory_order_relaxed); }
   static void stop_watching() { watchers_.fetch_sub(1, std::memory_order_relaxed); }
+  // The same for core/trace, for which before_operation() is not called.
+  static void trace_operations() { watchers_.fetch_add(kTrace, std::memory_order_relaxed); }
+  static void stop_tracing() { watchers_.fetch_sub(kTrace, std::memory_order_relaxed); }
   // One load in every call of an operation.
   static bool watched() { return watchers_.load(std::memory_order_relaxed) != 0; }
+  // Whether before_operation() is to be called.
+  static bool observed() { return watchers_.load(std::memory_order_relaxed) % kTrace != 0; }
 
   static void before_operation(const std::shared_ptr<Communicator>& communicator, CUstream stream);
   static void before_close(const Communicator& communicator, bool aborted);
@@ -43,7 +48,9 @@ class CommunicatorObservers {
  private:
   static std::vector<CommunicatorObserver*> all();
 
-  inline static std::atomic<int> watchers_ = 0;
+  static constexpr unsigned kTrace = 1u << 24;
+
+  inline static std::atomic<unsigned> watchers_ = 0;  // those of core/trace count kTrace each
 };
 
 }  // namespace pynccl

@@ -9,6 +9,7 @@
 #include "core/communicator.h"
 #include "core/device.h"
 #include "core/interrupt.h"
+#include "core/trace.h"
 
 namespace pynccl {
 namespace {
@@ -136,6 +137,7 @@ CUstreamCaptureStatus Stream::capture_status() const {
 
 void Stream::synchronize() const {
   const CUstream stream = handle();
+  const TraceWait trace(TraceWait::What::kStream, stream);
   waiting(stream, [&] {
     if (waits_with_handlers(*library_))
       wait_with_handlers("cuStreamSynchronize", [&] { return is_done(stream); });
@@ -157,6 +159,7 @@ bool Stream::query() const {
 }
 
 void Stream::wait(const Event& event) const {
+  const TraceWait trace(TraceWait::What::kStreamEvent, library_, device_, handle());
   CHECK_IN_CONTEXT(StreamWaitEvent, (handle(), event.handle(), 0));
 }
 
@@ -210,7 +213,9 @@ void Event::record(CUstream stream) const {
 
 void Event::synchronize() const {
   const CUevent event = handle();
-  waiting(recorded_on_.load(std::memory_order_relaxed), [&] {
+  const CUstream stream = recorded_on_.load(std::memory_order_relaxed);
+  const TraceWait trace(TraceWait::What::kEvent, stream);
+  waiting(stream, [&] {
     if (waits_with_handlers(*library_))
       wait_with_handlers("cuEventSynchronize", [&] { return is_done(event); });
     else

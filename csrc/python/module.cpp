@@ -43,6 +43,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_plan(m);
   bind_simulation(m);
   bind_graph(m);
+  bind_trace(m);
   bind_collectives(m);
   bind_barrier(m);
   bind_one_sided(m);

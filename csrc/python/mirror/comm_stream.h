@@ -9,6 +9,7 @@
 
 #include "core/async_operation.h"
 #include "core/communicator.h"
+#include "core/trace.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/mirror/hooks.h"
@@ -38,6 +39,8 @@ class CommStream {
       end_with(*group, work);
     else
       queue.end(work.operation);
+    if (Trace::timed()) [[unlikely]]
+      work.operation->set_sequence(communicator_->deadlines().recorder().last());
     order.unlock();
     return make_work(std::move(work));
   }

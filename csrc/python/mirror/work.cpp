@@ -1,5 +1,6 @@
 #include "python/mirror/work.h"
 
+#include "core/trace.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
@@ -72,6 +73,10 @@ PyObject* wait_without_limit(Work& work) {
   const std::shared_ptr<AsyncOperation> operation = work.operation;
   {
     const GilReleased released;
+    Communicator& communicator = work.comm_stream->communicator();
+    TraceWait trace(TraceWait::What::kWork, communicator.shared_library(), communicator.device(),
+                    current);
+    trace.of(communicator, operation->sequence());
     operation->wait(current);
   }
   return finish_wait(work);
@@ -101,6 +106,8 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
       const std::shared_ptr<AsyncOperation> operation = work.operation;
       {
         const GilReleased released;
+        TraceWait trace(TraceWait::What::kWork);
+        trace.of(work.comm_stream->communicator(), operation->sequence());
         if (!operation->wait_for(limit)) return Py_NewRef(Py_False);
       }
       return finish_wait(work);

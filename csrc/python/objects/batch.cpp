@@ -7,6 +7,7 @@
 #include "core/comparison.h"
 #include "core/graph.h"
 #include "core/observer.h"
+#include "core/trace.h"
 #include "core/window.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
@@ -149,7 +150,7 @@ void Batch::issue_groups(Issue&& issue_one, End&& end) const {
 
 // Where their configuration says so, the ranks compare the collectives first.
 void Batch::compare() const {
-  if (!CommunicatorObservers::watched()) return;
+  if (!CommunicatorObservers::observed()) return;
   check_open();  // no rank waits for one that cannot issue
   std::vector<std::pair<Communicator*, const Operation*>> operations;
   for (const Entry& entry : entries_) operations.emplace_back(entry.communicator, &entry.operation);
@@ -158,9 +159,15 @@ void Batch::compare() const {
 
 void Batch::issue() const {
   compare();
+  std::optional<TraceGroup> trace;
+  if (Trace::on()) [[unlikely]] {
+    trace.emplace();
+    for (const Entry& entry : entries_) trace->use(*entry.communicator, entry.operation.stream);
+  }
   issue_groups([](Communicator& communicator,
                   const Operation& operation) { communicator.issue_in_group(operation); },
                [](GroupScope& group) { group.end(); });
+  if (trace) trace->succeeded();
 }
 
 // NCCL would run these: it has no simulation of messages, which remain in its queue, nor for

@@ -36,5 +36,6 @@ void bind_group(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_simulation(py::module_& m);
 void bind_graph(py::module_& m);
+void bind_trace(py::module_& m);
 
 }  // namespace pynccl::python

@@ -5,6 +5,7 @@
 #include "core/deadlines.h"
 #include "core/flight_dump.h"
 #include "core/monitor.h"
+#include "core/process_identity.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
@@ -118,9 +119,8 @@ Returns:
       py::arg("path"), py::arg("reason"), "Write that JSON to a file.");
   m.def("flight_dump_path", &FlightDump::default_path,
         "The file of this process by PYNCCL_FLIGHT_FILE, or None.");
-  m.def("set_process_rank", &FlightDump::set_rank, py::arg("rank").none(true),
-        "Set the rank of this process in dumps of the flight record, in place of RANK. None: RANK "
-        "again.");
+  m.def("set_process_rank", &set_process_rank, py::arg("rank").none(true),
+        "Set the rank of this process in dumps and traces, in place of RANK. None: RANK again.");
   FlightDump::listen();
 }
 

@@ -1,0 +1,18 @@
+// What a process is, for those who compare the files of several: its rank, its machine.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace pynccl {
+
+// The rank of this process: set by set_process_rank(), else RANK from the environment; -1 without.
+int process_rank();
+// In place of RANK from the environment. None: RANK again.
+void set_process_rank(std::optional<int> rank);
+
+std::string host_name();
+// Of the machine since its start: processes with the same one have the same clocks.
+std::string boot_id();
+
+}  // namespace pynccl

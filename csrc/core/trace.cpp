@@ -1,0 +1,368 @@
+#include "core/trace.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "core/communicator.h"
+#include "core/observer.h"
+#include "core/process_identity.h"
+#include "core/trace_state.h"
+
+namespace pynccl {
+namespace {
+
+// What a call reads of its thread.
+struct OfThread {
+  TraceLog* log = nullptr;
+  std::uint32_t generation = 0;  // of the log
+  TraceGroup* group = nullptr;
+};
+constinit thread_local OfThread of_thread;
+
+// Ends the log with the thread.
+struct LogEnd {
+  ~LogEnd() {
+    if (of_thread.generation == TraceState::generation()) of_thread.log->end();
+    of_thread.log = nullptr;
+  }
+};
+
+[[gnu::noinline]] void make_log() {
+  static thread_local LogEnd end;
+  static_cast<void>(end);
+  of_thread.generation = TraceState::generation();
+  of_thread.log = &TraceState::get().make_log();
+}
+
+std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+// Whether a call on the stream returns when its work is done.
+bool blocks(const Library& library, CUstream stream) {
+  return library.memory() == Memory::kHost && stream == nullptr;
+}
+
+// The events before and after; none where the driver refuses them, which fails no call.
+std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, int device,
+                                     CUstream stream) noexcept {
+  try {
+    return std::make_unique<TraceTimes>(TraceState::get().clock(library, device), stream);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void give_times(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream stream) noexcept {
+  if (!times) return;
+  try {
+    times->end(stream);
+    entry.began = static_cast<std::int64_t>(address(times.release()));
+  } catch (const std::exception&) {
+    times.reset();
+  }
+}
+
+// The capture that the stream takes part in, or 0.
+std::uint64_t capture_of(const Library& library, CUstream stream) {
+  if (stream == nullptr && library.memory() == Memory::kHost) return 0;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  library.driver().StreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr);
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : std::uint64_t{id};
+}
+
+std::uint32_t number_of(Communicator& communicator) {
+  const std::uint64_t known = communicator.trace_number().load(std::memory_order_relaxed);
+  const std::uint32_t here = TraceState::generation();
+  if (known >> 32 == here) [[likely]]
+    return static_cast<std::uint32_t>(known);
+  const std::uint32_t number = TraceState::get().number_of(communicator);
+  communicator.trace_number().store(std::uint64_t{here} << 32 | number, std::memory_order_relaxed);
+  return number;
+}
+
+// All members but the times.
+[[gnu::always_inline]] inline void describe(TraceEntry& entry, OperationKind kind,
+                                            const Operation& o) {
+  entry.type = TraceEntry::Type::kOperation;
+  entry.kind = static_cast<std::uint8_t>(plain(kind));
+  entry.dtype = static_cast<std::uint8_t>(o.dtype);
+  entry.op = static_cast<std::uint32_t>(o.op);
+  entry.root_or_peer = o.root_or_peer;
+  entry.count = o.count;
+  entry.sendbuff = address(o.sendbuff);
+  entry.recvbuff = address(o.window ? static_cast<const void*>(o.window) : o.recvbuff);
+  entry.stream = address(o.stream);
+  entry.offset = o.offset;
+  entry.signal = o.signal;
+  entry.context = o.context;
+}
+
+}  // namespace
+
+template <class Fill>
+[[gnu::always_inline]] inline void Trace::append_filled(Fill&& fill) {
+  OfThread& own = of_thread;
+  if (!own.log || own.generation != TraceState::generation()) [[unlikely]]
+    make_log();
+  while (!own.log->append(fill)) [[unlikely]]
+    TraceState::get().collect();
+  if (own.log->half_full()) [[unlikely]]
+    TraceState::get().wake();
+}
+
+void Trace::append(const TraceEntry& entry) {
+  append_filled([&](TraceEntry& slot) { slot = entry; });
+}
+
+void Trace::start(std::uint64_t operations) { TraceState::get().start(operations); }
+
+std::string Trace::stop(double seconds) { return TraceState::get().stop(seconds); }
+
+void Trace::start_recording(const std::string& path, std::uint64_t bytes) {
+  TraceState::get().start_recording(path, bytes);
+}
+
+std::string Trace::stop_recording() { return TraceState::get().stop_recording(); }
+
+std::string Trace::path_of_process(const std::string& path) {
+  const int rank = process_rank();
+  const std::string own =
+      "." + (rank >= 0 ? std::to_string(rank) : "pid" + std::to_string(getpid()));
+  const std::size_t name = path.find_last_of('/') + 1;  // 0 where there is none
+  const std::size_t suffix = path.find_last_of('.');
+  if (suffix == std::string::npos || suffix <= name) return path + own;
+  return path.substr(0, suffix) + own + path.substr(suffix);
+}
+
+std::uint64_t Trace::begin_range(const std::string& name, bool compute,
+                                 const std::shared_ptr<Library>& library, CUstream stream) {
+  if (!timed()) return 0;
+  static std::atomic<std::uint64_t> ranges = 0;
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kRangeBegin;
+  entry.sequence = ++ranges;
+  entry.count = TraceState::get().name(name);
+  if (compute) entry.flags |= TraceEntry::kCompute;
+  const std::uint64_t number = entry.sequence;
+  entry.stream = address(stream);
+  entry.called = precise_time();
+  if (library && !blocks(*library, stream)) {
+    entry.flags |= TraceEntry::kOnDevice;
+    if (auto times = times_of(library, -1, stream))
+      entry.began = static_cast<std::int64_t>(address(times.release()));
+  }
+  append(entry);
+  return number;
+}
+
+void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& library,
+                      CUstream stream) {
+  if (number == 0 || !timed()) return;
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kRangeEnd;
+  entry.sequence = number;
+  entry.stream = address(stream);
+  entry.called = precise_time();
+  if (library && !blocks(*library, stream))
+    if (auto times = times_of(library, -1, stream))
+      entry.began = static_cast<std::int64_t>(address(times.release()));
+  append(entry);
+}
+
+// The signals that a wait is for: a wait_signal has no other arguments.
+void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
+  const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
+  for (std::size_t i = 0; i < o.count; ++i) {
+    TraceEntry entry = wait;
+    entry.type = TraceEntry::Type::kSignal;
+    entry.count = static_cast<std::uint64_t>(signals[i].opCnt);
+    entry.root_or_peer = signals[i].peer;
+    entry.signal = signals[i].sigIdx;
+    entry.context = signals[i].ctx;
+    append(entry);
+  }
+}
+
+TraceCall::TraceCall(Communicator& communicator, OperationKind kind, const Operation& o,
+                     std::int64_t now)
+    : communicator_(communicator),
+      operation_(o),
+      now_(now),
+      recorded_(Trace::recorded()),
+      timed_(Trace::timed()),
+      kind_(kind) {
+  if (!timed_) return;
+  Trace::mark(kind_name(kind), true);
+  if (blocks(communicator.library(), o.stream)) return;
+  flags_ |= TraceEntry::kOnDevice;
+  graph_ = capture_of(communicator.library(), o.stream);
+  if (graph_ == 0)
+    times_ = times_of(communicator.shared_library(), communicator.device(), o.stream);
+}
+
+void TraceCall::fill(TraceEntry& entry) const {
+  describe(entry, kind_, operation_);
+  entry.flags = flags_;
+  entry.communicator = number_of(communicator_);
+  entry.group = 0;
+  entry.called = now_;
+  entry.returned = entry.began = entry.ended = 0;
+  entry.sequence = sequence_;
+  entry.number = number_;
+  entry.graph = graph_;
+}
+
+void TraceCall::called(const FlightRecorder& recorder) {
+  if (!recorded_ && !timed_) return;
+  sequence_ = recorder.last();
+  number_ = recorder.number_of_last();
+  if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
+    TraceEntry entry;
+    fill(entry);
+    Trace::append_signals(entry, operation_);
+  }
+  if (!recorded_) return;
+  Trace::append_filled([this](TraceEntry& entry) {
+    fill(entry);
+    entry.flags = TraceEntry::kCalled;
+  });
+}
+
+void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
+
+TraceCall::~TraceCall() {
+  const bool failed = (flags_ & TraceEntry::kFailed) != 0;
+  if (!timed_ && !(recorded_ && failed)) return;
+  TraceEntry entry;
+  fill(entry);
+  if (recorded_ && failed) {
+    TraceEntry failure = entry;
+    failure.type = TraceEntry::Type::kFailure;
+    Trace::append(failure);
+  }
+  if (!timed_) return;
+  if (!failed) give_times(entry, times_, operation_.stream);
+  entry.returned = precise_time();
+  Trace::mark(kind_name(kind_), false);
+  Trace::append(entry);
+}
+
+TraceGroup::TraceGroup()
+    : number_([] {
+        static std::atomic<std::uint32_t> groups = 0;
+        return ++groups;
+      }()),
+      called_(precise_time()),
+      outer_(std::exchange(of_thread.group, this)) {
+  if (Trace::timed()) Trace::mark("group", true);
+}
+
+void TraceGroup::use(Communicator& communicator, CUstream stream) {
+  if (!Trace::timed()) return;
+  if (std::any_of(used_.begin(), used_.end(),
+                  [&](const Used& one) { return one.stream == stream; }))
+    return;
+  const Library& library = communicator.library();
+  Used used{stream, blocks(library, stream), nullptr};
+  if (!used.blocks && capture_of(library, stream) == 0)
+    used.times = times_of(communicator.shared_library(), communicator.device(), stream);
+  used_.push_back(std::move(used));
+}
+
+void TraceGroup::add(Communicator& communicator, const Operation& o) {
+  const TraceGroup* const group = of_thread.group;
+  if (!group) return;
+  TraceEntry entry;
+  describe(entry, o.kind, o);
+  entry.communicator = number_of(communicator);
+  entry.called = group->called_;
+  entry.group = group->number_;
+  entry.sequence = communicator.deadlines().recorder().last();
+  entry.number = communicator.deadlines().recorder().number_of_last();
+  if (Trace::timed() && !blocks(communicator.library(), o.stream)) {
+    entry.flags |= TraceEntry::kOnDevice;
+    entry.graph = capture_of(communicator.library(), o.stream);
+  }
+  if (plain(o.kind) == OperationKind::kWaitSignal) Trace::append_signals(entry, o);
+  Trace::append(entry);
+}
+
+TraceGroup::~TraceGroup() {
+  of_thread.group = outer_;
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kGroupEnd;
+  entry.flags = flags_;
+  entry.group = number_;
+  entry.called = called_;
+  if (Trace::timed()) {
+    entry.returned = precise_time();
+    Trace::mark("group", false);
+  }
+  for (Used& used : used_) {
+    TraceEntry of_stream = entry;
+    of_stream.stream = address(used.stream);
+    if (!used.blocks) of_stream.flags |= TraceEntry::kOnDevice;
+    give_times(of_stream, used.times, used.stream);
+    Trace::append(of_stream);
+  }
+  if (used_.empty()) Trace::append(entry);
+}
+
+TraceLaunch::TraceLaunch(const std::shared_ptr<Library>& library, int device, std::uint64_t graph,
+                         CUstream stream)
+    : stream_(stream) {
+  if (!Trace::timed()) return;
+  entry_.type = TraceEntry::Type::kLaunch;
+  entry_.graph = graph;
+  entry_.stream = address(stream);
+  entry_.called = precise_time();
+  if (blocks(*library, stream)) return;
+  entry_.flags |= TraceEntry::kOnDevice;
+  times_ = times_of(library, device, stream);
+}
+
+TraceLaunch::~TraceLaunch() {
+  if (entry_.called == 0) return;
+  give_times(entry_, times_, stream_);
+  entry_.returned = precise_time();
+  Trace::append(entry_);
+}
+
+TraceWait::TraceWait(What what, CUstream waited_for) : on_(Trace::timed()) {
+  if (!on_) return;
+  entry_.type = TraceEntry::Type::kWait;
+  entry_.kind = static_cast<std::uint8_t>(what);
+  entry_.stream = address(waited_for);
+  entry_.called = precise_time();
+}
+
+TraceWait::TraceWait(What what, const std::shared_ptr<Library>& library, int device,
+                     CUstream stream)
+    : TraceWait(what, stream) {
+  if (!on_ || blocks(*library, stream)) return;
+  stream_ = stream;
+  if (capture_of(*library, stream) != 0) {
+    entry_.called = 0;  // it waits with each launch of the graph
+    return;
+  }
+  entry_.flags |= TraceEntry::kOnDevice;
+  times_ = times_of(library, device, stream);
+}
+
+void TraceWait::of(Communicator& communicator, std::uint64_t sequence) {
+  if (!on_) return;
+  entry_.communicator = number_of(communicator);
+  entry_.sequence = sequence;
+}
+
+TraceWait::~TraceWait() {
+  if (!on_ || entry_.called == 0) return;
+  give_times(entry_, times_, stream_);
+  entry_.returned = precise_time();
+  Trace::append(entry_);
+}
+
+}  // namespace pynccl

@@ -1,0 +1,165 @@
+// Tracing: while a trace or a recording is on, each operation of this process leaves an entry, and
+// so do waits, launches of graphs and ranges of the user. A trace has the times of the devices and
+// is kept in memory; a recording has none and is a file: docs/trace.md.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/operation.h"
+#include "core/trace_entry.h"
+
+namespace pynccl {
+
+class Library;
+class FlightRecorder;
+struct TraceTimes;  // the events of an entry
+
+class Trace {
+ public:
+  // Whether there is a trace or a recording: one load. timed(): a trace.
+  static bool on() { return modes_.load(std::memory_order_relaxed) != 0; }
+  static bool timed() { return (modes_.load(std::memory_order_relaxed) & kTimed) != 0; }
+
+  // A trace in memory with at most so many operations; what comes later is counted only. Throws
+  // std::invalid_argument where there is one.
+  static void start(std::uint64_t operations);
+  // Waits until what was traced is done, at most so long, and returns the trace in the form of a
+  // recording.
+  static std::string stop(double seconds);
+
+  // A recording of at most so many bytes: the file is made at the first operation. Its name is the
+  // path, with the rank of the process, or "pid" and its process id, before the suffix.
+  static void start_recording(const std::string& path, std::uint64_t bytes);
+  // The name of the file; empty where nothing was recorded. Throws std::system_error where writing
+  // has failed.
+  static std::string stop_recording();
+  // The name that a file of this process gets.
+  static std::string path_of_process(const std::string& path);
+
+  // Called before and after each operation of a trace with marks.
+  using Mark = void (*)(const char* operation, bool begins);
+  static void set_mark(Mark mark) { mark_.store(mark); }
+
+  // A range of the user. Where library is given, its times are those of the stream. Returns its
+  // number, 0 where there is no trace.
+  static std::uint64_t begin_range(const std::string& name, bool compute,
+                                   const std::shared_ptr<Library>& library, CUstream stream);
+  static void end_range(std::uint64_t number, const std::shared_ptr<Library>& library,
+                        CUstream stream);
+
+ private:
+  friend class TraceCall;
+  friend class TraceGroup;
+  friend class TraceLaunch;
+  friend class TraceWait;
+  friend class TraceState;
+
+  enum Mode : unsigned { kTimed = 1, kRecorded = 2 };
+
+  static bool recorded() { return (modes_.load(std::memory_order_relaxed) & kRecorded) != 0; }
+  template <class Fill>
+  static void append_filled(Fill&& fill);
+  static void append(const TraceEntry& entry);
+  static void append_signals(const TraceEntry& wait, const Operation& o);
+  static void mark(const char* operation, bool begins) {
+    if (const Mark mark = mark_.load(std::memory_order_relaxed)) mark(operation, begins);
+  }
+
+  inline static std::atomic<unsigned> modes_ = 0;
+  inline static std::atomic<Mark> mark_ = nullptr;
+};
+
+// An operation outside of a group, from before its call to after it.
+class TraceCall {
+ public:
+  TraceCall(Communicator& communicator, OperationKind kind, const Operation& o, std::int64_t now);
+  ~TraceCall();  // it has failed, unless succeeded() was called
+  TraceCall(const TraceCall&) = delete;
+  TraceCall& operator=(const TraceCall&) = delete;
+
+  void called(const FlightRecorder& recorder);  // now; the recorder has the operation
+  void succeeded();
+
+ private:
+  void fill(TraceEntry& entry) const;
+
+  Communicator& communicator_;
+  const Operation& operation_;
+  const std::int64_t now_;
+  const bool recorded_, timed_;
+  const OperationKind kind_;
+  std::uint8_t flags_ = TraceEntry::kFailed;
+  std::uint64_t sequence_ = 0, number_ = 0, graph_ = 0;
+  std::unique_ptr<TraceTimes> times_;
+};
+
+// The operations that this thread issues as a group, from before ncclGroupStart to after
+// ncclGroupEnd.
+class TraceGroup {
+ public:
+  TraceGroup();
+  ~TraceGroup();
+  TraceGroup(const TraceGroup&) = delete;
+  TraceGroup& operator=(const TraceGroup&) = delete;
+
+  void use(Communicator& communicator, CUstream stream);  // that an operation will have
+  // In place of a TraceCall, after the recorder has the operation.
+  static void add(Communicator& communicator, const Operation& o);
+  void succeeded() { flags_ = 0; }
+
+ private:
+  struct Used {
+    CUstream stream;
+    bool blocks;
+    std::unique_ptr<TraceTimes> times;
+  };
+
+  const std::uint32_t number_;
+  std::int64_t called_;
+  std::uint8_t flags_ = TraceEntry::kFailed;
+  std::vector<Used> used_;
+  TraceGroup* const outer_;
+};
+
+// A launch of a graph that no capture records.
+class TraceLaunch {
+ public:
+  TraceLaunch(const std::shared_ptr<Library>& library, int device, std::uint64_t graph,
+              CUstream stream);
+  ~TraceLaunch();
+  TraceLaunch(const TraceLaunch&) = delete;
+  TraceLaunch& operator=(const TraceLaunch&) = delete;
+
+ private:
+  CUstream stream_ = nullptr;
+  std::unique_ptr<TraceTimes> times_;
+  TraceEntry entry_;
+};
+
+// A wait, from before its call to after it.
+class TraceWait {
+ public:
+  enum class What : std::uint8_t { kWork, kStream, kEvent, kStreamEvent };
+
+  // Of the calling thread, for a stream or an event.
+  explicit TraceWait(What what, CUstream waited_for = nullptr);
+  // Of a stream; of the calling thread where that is the stream.
+  TraceWait(What what, const std::shared_ptr<Library>& library, int device, CUstream stream);
+  ~TraceWait();
+  TraceWait(const TraceWait&) = delete;
+  TraceWait& operator=(const TraceWait&) = delete;
+
+  void of(Communicator& communicator, std::uint64_t sequence);  // what is waited for
+
+ private:
+  const bool on_;
+  CUstream stream_ = nullptr;
+  std::unique_ptr<TraceTimes> times_;
+  TraceEntry entry_;
+};
+
+}  // namespace pynccl

@@ -1,0 +1,51 @@
+// TraceEntry: what a trace or a recording has of one call. Its bytes are the contents of a
+// recording: docs/trace.md.
+#pragma once
+
+#include <cstdint>
+
+namespace pynccl {
+
+// Times are in nanoseconds of precise_time(); 0: unknown.
+struct TraceEntry {
+  enum class Type : std::uint8_t {
+    kOperation,
+    kGroupEnd,    // one for each stream of a group: the times of its operations
+    kSignal,      // one that a kWaitSignal waits for; before it
+    kLaunch,      // of a graph
+    kWait,        // of a thread or stream; kind is a TraceWait::What
+    kRangeBegin,  // of the user; sequence numbers the range, count its name
+    kRangeEnd,
+    kFailure,  // of the call of an operation of a recording, whose entry was made before the call
+  };
+  // kCalled: made before the call, for the recording. kOnDevice: the call does not return when the
+  // work is done.
+  static constexpr std::uint8_t kFailed = 1, kCalled = 2, kOnDevice = 4, kCompute = 8;
+
+  Type type = Type::kOperation;
+  std::uint8_t kind = 0;   // OperationKind, without the flag
+  std::uint8_t dtype = 0;  // ncclDataType_t
+  std::uint8_t flags = 0;
+  std::uint32_t communicator = 0;  // from 1, in the order of the blocks of communicators
+  std::int32_t root_or_peer = 0;
+  std::uint32_t op = 0;      // ncclRedOp_t
+  std::uint32_t thread = 0;  // the system's id
+  std::uint32_t group = 0;   // from 1; 0: none
+  std::int64_t called = 0;
+  std::int64_t returned = 0;
+  std::int64_t began = 0;  // when the stream had reached it
+  std::int64_t ended = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t number = 0;
+  std::uint64_t count = 0;
+  std::uint64_t sendbuff = 0;
+  std::uint64_t recvbuff = 0;  // of kPutSignal: the window
+  std::uint64_t stream = 0;
+  std::uint64_t graph = 0;  // the number of its capture
+  std::uint64_t offset = 0;
+  std::int32_t signal = 0;
+  std::int32_t context = 0;
+};
+static_assert(sizeof(TraceEntry) == 128);
+
+}  // namespace pynccl

@@ -1,0 +1,66 @@
+// TraceLog: the entries of one thread that were not collected yet. The thread writes, without a
+// lock; one collector at a time reads.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/trace_entry.h"
+
+namespace pynccl {
+
+class TraceLog {
+ public:
+  static constexpr std::uint64_t kEntries = 2048;
+
+  explicit TraceLog(std::uint32_t thread) : thread_(thread) {}
+
+  // Calls fill(entry) on the next one, which has the values of an older one. False where there is
+  // no room.
+  template <class Fill>
+  [[gnu::always_inline]] bool append(Fill&& fill) {
+    const std::uint64_t written = written_.load(std::memory_order_relaxed);
+    if (written - read_.load(std::memory_order_acquire) == kEntries) [[unlikely]]
+      return false;
+    TraceEntry& entry = entries_[written % kEntries];
+    prefetch(entries_[(written + 1) % kEntries]);  // the collector had read it on another core
+    fill(entry);
+    entry.thread = thread_;
+    written_.store(written + 1, std::memory_order_release);
+    return true;
+  }
+
+  // After an append: the log has just become half full.
+  bool half_full() const {
+    return written_.load(std::memory_order_relaxed) - read_.load(std::memory_order_relaxed) ==
+           kEntries / 2;
+  }
+
+  template <class F>
+  void collect(F&& take) {
+    const std::uint64_t written = written_.load(std::memory_order_acquire);
+    for (std::uint64_t i = read_.load(std::memory_order_relaxed); i != written; ++i) {
+      take(entries_[i % kEntries]);
+      read_.store(i + 1, std::memory_order_release);
+    }
+  }
+
+  void end() { ended_.store(true, std::memory_order_release); }  // the thread appends no more
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+
+ private:
+  static void prefetch(const TraceEntry& entry) {
+    for (std::size_t offset = 0; offset < sizeof entry; offset += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(&entry) + offset, 1);
+  }
+
+  const std::uint32_t thread_;
+  std::atomic<bool> ended_ = false;
+  alignas(64) std::atomic<std::uint64_t> written_ = 0;
+  alignas(64) std::atomic<std::uint64_t> read_ = 0;
+  alignas(64) std::array<TraceEntry, kEntries> entries_;
+};
+
+}  // namespace pynccl

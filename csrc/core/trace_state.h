@@ -1,0 +1,83 @@
+// TraceState: what the traces and recordings of a process have: the logs of the threads, the
+// communicators, the clocks of the devices, and where entries go.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/trace.h"
+#include "core/trace_clock.h"
+#include "core/trace_log.h"
+#include "core/trace_output.h"
+
+namespace pynccl {
+
+class Deadlines;
+
+// The events of an entry, until their times are known.
+struct TraceTimes {
+  TraceTimes(const TraceClock& clock_of_device, CUstream stream);
+  void end(CUstream stream);
+  bool done() const;
+  void read(TraceEntry& entry) const;
+
+  const TraceClock& clock;
+  PooledEvent began;
+  std::optional<PooledEvent> ended;
+};
+
+class TraceState {
+ public:
+  static TraceState& get();  // the child of a fork has a new one, and no trace
+  // Another number in the child of a fork.
+  static std::uint32_t generation() { return generation_.load(std::memory_order_relaxed); }
+
+  TraceLog& make_log();
+  std::uint32_t number_of(Communicator& communicator);
+  std::uint64_t name(const std::string& text);  // its number, for entries
+  // Throws DriverFailure where the device has no events.
+  const TraceClock& clock(const std::shared_ptr<Library>& library, int device);
+
+  void start(std::uint64_t operations);
+  std::string stop(double seconds);
+  void start_recording(const std::string& path, std::uint64_t bytes);
+  std::string stop_recording();
+  void collect();  // moves what the logs have on
+  void wake() { changed_.notify_all(); }
+
+ private:
+  void collect_locked();
+  void take(const TraceEntry& entry);
+  void resolve(bool last);
+  void switch_on(unsigned mode);
+  void switch_off(unsigned mode);
+  void run();
+  static void reset_child() noexcept;
+
+  struct Pending {
+    TraceEntry entry;
+    std::unique_ptr<TraceTimes> times;
+  };
+
+  inline static std::atomic<std::uint32_t> generation_ = 1;
+
+  std::mutex logs_mutex_;
+  std::vector<std::unique_ptr<TraceLog>> logs_;
+  std::mutex clocks_mutex_;
+  std::vector<std::unique_ptr<TraceClock>> clocks_;
+  std::mutex tables_mutex_;
+  TraceTables tables_;
+  std::mutex mutex_;  // of the following
+  std::condition_variable changed_;
+  bool running_ = false;
+  std::optional<TraceMemory> memory_;
+  std::deque<Pending> pending_;  // of the trace, in the order of the calls of a thread
+  std::optional<TraceFile> file_;
+};
+
+}  // namespace pynccl

@@ -1,0 +1,94 @@
+// Traces and recordings: what pynccl.trace is built on.
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "core/library.h"
+#include "core/trace.h"
+#include "python/call/gil.h"
+#include "python/objects/bind.h"
+
+namespace pynccl::python {
+namespace {
+
+using Release = py::call_guard<GilReleased>;
+
+PyObject* marks = nullptr;  // Python's function, or null
+
+// Called by a thread without the GIL. What fails there cannot fail the operation.
+void mark(const char* operation, bool begins) {
+  if (!Py_IsInitialized()) return;
+  const GilAcquired gil;
+  const py::object function = py::reinterpret_borrow<py::object>(marks);
+  if (!function) return;
+  try {
+    function(operation, begins);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the mark of an operation of a trace");
+  }
+}
+
+void set_mark(const py::object& function) {
+  Trace::set_mark(nullptr);
+  Py_XDECREF(std::exchange(marks, function.is_none() ? nullptr : function.inc_ref().ptr()));
+  if (marks) Trace::set_mark(&mark);
+}
+
+CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
+
+}  // namespace
+
+void bind_trace(py::module_& m) {
+  m.def("start_trace", &Trace::start, py::arg("operations"), Release(),
+        "Start a trace of at most so many operations. Raises ValueError where there is one.");
+  m.def(
+      "stop_trace",
+      [](double seconds) {
+        std::string bytes;
+        {
+          const GilReleased released;
+          bytes = Trace::stop(seconds);
+        }
+        return py::bytes(bytes);
+      },
+      py::arg("seconds"),
+      "End the trace: wait for its operations, at most so long, and return it in the form of a "
+      "recording.");
+  m.def("start_recording", &Trace::start_recording, py::arg("path"), py::arg("bytes"), Release(),
+        "Start a recording of at most so many bytes. Raises ValueError where there is one.");
+  m.def(
+      "stop_recording",
+      [] {
+        try {
+          const GilReleased released;
+          return Trace::stop_recording();
+        } catch (const std::system_error& error) {
+          errno = error.code().value();
+          PyErr_SetFromErrnoWithFilename(PyExc_OSError, error.what());
+          throw py::error_already_set();
+        }
+      },
+      "End the recording. Returns the name of its file; empty where nothing was recorded.");
+  m.def(
+      "path_of_process", &Trace::path_of_process, py::arg("path"),
+      "The path with the rank of this process, or \"pid\" and its process id, before its suffix.");
+  m.def("is_traced", &Trace::timed, "Whether there is a trace.");
+  m.def("set_trace_mark", &set_mark, py::arg("function").none(true),
+        "Set the function(operation, begins) that is called around each operation of a trace.");
+  m.def(
+      "begin_range",
+      [](const std::string& name, bool compute, const std::shared_ptr<Library>& library,
+         std::uintptr_t stream) {
+        return Trace::begin_range(name, compute, library, stream_of(stream));
+      },
+      py::arg("name"), py::arg("compute"), py::arg("library").none(true), py::arg("stream"),
+      "Begin a range of a trace, of the thread or of a stream of the library. Returns its number.");
+  m.def(
+      "end_range",
+      [](std::uint64_t number, const std::shared_ptr<Library>& library, std::uintptr_t stream) {
+        Trace::end_range(number, library, stream_of(stream));
+      },
+      py::arg("number"), py::arg("library").none(true), py::arg("stream"), "End a range.");
+}
+
+}  // namespace pynccl::python

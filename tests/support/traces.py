@@ -1,0 +1,173 @@
+"""Traces of processes, constructed for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from pynccl.trace.model import (
+    Communicator,
+    GraphLaunch,
+    Operation,
+    ProcessTrace,
+    Range,
+    Wait,
+)
+
+__all__ = ["MS", "STREAM", "TraceBuilder"]
+
+MS = 1_000_000  # nanoseconds
+STREAM = 0x7F00_0000_1000
+_START = 10**13
+
+
+class TraceBuilder:
+    """The trace of one rank. Times are in milliseconds from its begin."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        nranks: int = 2,
+        *,
+        provider: str = "host",
+        boot: str = "boot",
+        shift: int = 0,
+        **fields: Any,  # noqa: ANN401
+    ) -> None:
+        self.start = _START + shift
+        self.nranks = nranks
+        self.rank = rank
+        pid = 1000 + rank
+        self.trace = ProcessTrace(
+            **{
+                "rank": rank,
+                "pid": pid,
+                "host": "host",
+                "boot": boot,
+                "epoch": 1_700_000_000_000_000_000 - shift,
+                "timed": True,
+                "began": self.start,
+                "ended": self.start + 1000 * MS,
+            }
+            | fields
+        )
+        self.communicator("a" * 16, provider=provider)
+        self._sequences: Counter[str] = Counter()
+        self._numbers: Counter[tuple[object, ...]] = Counter()
+
+    def communicator(self, id_: str, **fields: Any) -> None:  # noqa: ANN401
+        self.trace.communicators[id_] = Communicator(
+            **{
+                "id": id_,
+                "joined": None,
+                "parent": None,
+                "name": None,
+                "creator": "ncclCommInitRankConfig",
+                "provider": "host",
+                "rank": self.rank,
+                "nranks": self.nranks,
+                "device": 0,
+            }
+            | fields
+        )
+
+    def time(self, ms: float | None) -> int | None:
+        return None if ms is None else self.start + round(ms * MS)
+
+    def operation(
+        self,
+        kind: str,
+        began: float | None = None,
+        ended: float | None = None,
+        *,
+        nbytes: int = 4096,
+        called: float | None = None,
+        returned: float | None = None,
+        **fields: Any,  # noqa: ANN401
+    ) -> Operation:
+        """One operation that reads and writes nbytes; it is called when it begins."""
+        id_ = fields.get("communicator", "a" * 16)
+        self._sequences[id_] += 1
+        message = kind in ("send", "recv")
+        key = (id_, kind, fields.get("peer")) if message else (id_,)
+        self._numbers[key] += 1
+        called = called if called is not None else began if began is not None else 0
+        nowhere = (kind == "send", kind == "recv")  # what it does not have
+        operation = Operation(
+            **{
+                "kind": kind,
+                "communicator": id_,
+                "sequence": self._sequences[id_],
+                "number": self._numbers[key],
+                "dtype": "float32",
+                "count": nbytes // 4,
+                "op": "sum" if "reduce" in kind else None,
+                "root": 0 if kind in ("broadcast", "reduce", "gather", "scatter") else None,
+                "peer": None,
+                "sendbuff": 0 if nowhere[1] else 0x10000,
+                "recvbuff": 0 if nowhere[0] else 0x20000,
+                "stream": STREAM,
+                "thread": 1000 + self.rank,
+                "group": None,
+                "graph": None,
+                "called": self.time(called),
+                "returned": self.time(called + 0.001 if returned is None else returned),
+                "began": self.time(began),
+                "ended": self.time(ended),
+                "failed": False,
+                "sendbytes": 0 if nowhere[1] else nbytes,
+                "recvbytes": 0 if nowhere[0] else nbytes,
+            }
+            | fields
+        )
+        self.trace.operations.append(operation)
+        return operation
+
+    def wait(self, what: str, began: float, ended: float | None, **fields: Any) -> None:  # noqa: ANN401
+        self.trace.waits.append(
+            Wait(
+                **{
+                    "what": what,
+                    "communicator": None,
+                    "sequence": None,
+                    "stream": None,
+                    "thread": 1000 + self.rank,
+                    "on_device": what == "stream_event",
+                    "began": self.time(began),
+                    "ended": self.time(ended),
+                }
+                | fields
+            )
+        )
+
+    def range(self, name: str, began: float, ended: float | None, **fields: Any) -> None:  # noqa: ANN401
+        self.trace.ranges.append(
+            Range(
+                **{
+                    "name": name,
+                    "compute": False,
+                    "stream": None,
+                    "thread": 1000 + self.rank,
+                    "began": self.time(began),
+                    "ended": self.time(ended),
+                }
+                | fields
+            )
+        )
+
+    def launch(self, graph: int, began: float | None, ended: float | None, **fields: Any) -> None:  # noqa: ANN401
+        at = self.time(began if began is not None else 0)
+        self.trace.launches.append(
+            GraphLaunch(
+                **{
+                    "graph": graph,
+                    "stream": STREAM,
+                    "thread": 1000 + self.rank,
+                    "called": at,
+                    "returned": at + 1000,
+                    "began": self.time(began),
+                    "ended": self.time(ended),
+                }
+                | fields
+            )
+        )

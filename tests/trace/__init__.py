@@ -1,0 +1,1 @@
+"""Tests of pynccl.trace: files, merging, summaries, the order check, and recording."""

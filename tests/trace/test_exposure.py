@@ -1,0 +1,274 @@
+"""Proves exposed times and the tables, by cases that are computed by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pynccl import cli
+from pynccl.trace import chrome
+from pynccl.trace.bandwidth import operation_bandwidths, operation_bytes
+from pynccl.trace.exposure import RANGES, WAITS, exposed
+from pynccl.trace.merge import merge
+from pynccl.trace.summary import summarise
+from tests.support.traces import MS, STREAM, TraceBuilder
+
+_OTHER = STREAM + 0x100
+_FIRST = {"communicator": "a" * 16, "sequence": 1}
+
+
+def _ms(values: list[int | None]) -> list[float | None]:
+    return [None if value is None else value / MS for value in values]
+
+
+# --- with ranges of compute
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([(0, 20)], 0),  # hidden
+        ([(0, 5)], 10),  # not at all: it runs from 5 to 15
+        ([(0, 10)], 5),  # half of it
+        ([(6, 8), (7, 9), (9, 10), (14, 99)], 5),
+        ([(15, 20)], 10),
+        ([(12, None)], 7),  # a range that was open at the end
+    ],
+)
+def test_what_no_range_of_compute_covers_is_exposed(
+    ranges: list[tuple[float, float | None]], expected: float
+) -> None:
+    builder = TraceBuilder()
+    for began, ended in ranges:
+        builder.range("compute", began, ended, compute=True)
+    builder.range("no compute", 0, 100)
+    builder.operation("all_reduce", 5, 15)
+    builder.wait("work", 14, 15, **_FIRST)  # does not count here
+    result = exposed(builder.trace)
+    assert result.definition == RANGES
+    assert _ms(result.operations) == [expected]
+    assert result.total == expected * MS
+    assert result.communication == 10 * MS
+
+
+def test_ranges_of_all_threads_and_streams_count_together() -> None:
+    builder = TraceBuilder()
+    builder.range("forward", 0, 4, compute=True)
+    builder.range("kernels", 6, 8, compute=True, stream=_OTHER)
+    builder.range("backward", 7, 9, compute=True, thread=7)
+    builder.operation("all_reduce", 2, 12)
+    builder.operation("all_gather", 8, 12, stream=_OTHER)
+    result = exposed(builder.trace)
+    assert _ms(result.operations) == [5.0, 3.0]
+    assert result.total == 5 * MS  # both were exposed from 9 to 12
+    assert result.communication == 10 * MS
+    assert result.compute == 7 * MS
+
+
+# --- without
+
+
+def test_operations_on_the_threads_own_stream_are_exposed() -> None:
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 3, stream=0)
+    builder.operation("all_reduce", 4, 9)  # nobody waits for it
+    result = exposed(builder.trace)
+    assert result.definition == WAITS
+    assert _ms(result.operations) == [2.0, 0.0]
+    assert result.total == 2 * MS
+    cuda = TraceBuilder(provider="cuda")
+    cuda.operation("all_reduce", 1, 3, stream=0)
+    assert exposed(cuda.trace).total == 0
+
+
+def test_waits_for_an_operation_are_its_exposed_time() -> None:
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 10)
+    builder.operation("all_reduce", 10, 12)
+    builder.wait("work", 7, 10, **_FIRST)
+    builder.wait("work", 9, 10, thread=7, **_FIRST)  # two threads wait at the same time
+    result = exposed(builder.trace)
+    assert _ms(result.operations) == [3.0, 0.0]
+    assert result.total == 3 * MS
+
+
+def test_a_wait_for_a_stream_is_for_what_runs_there() -> None:
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 5)
+    builder.operation("all_reduce", 5, 9)
+    builder.operation("all_gather", 1, 9, stream=_OTHER)
+    builder.wait("stream", 3, 9.5, stream=STREAM)
+    builder.wait("stream", 20, 25, stream=0x1234)  # of compute
+    result = exposed(builder.trace)
+    assert _ms(result.operations) == [2.0, 4.0, 0.0]
+    assert result.total == 6 * MS
+
+
+def test_streams_of_compute_wait_and_those_of_communication_do_not_count() -> None:
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 5)
+    builder.wait("stream_event", 3, 5, stream=_OTHER)
+    builder.wait("stream_event", 0, 1, stream=STREAM)
+    builder.wait("stream_event", 4, 6, stream=STREAM, **_FIRST)
+    result = exposed(builder.trace)
+    assert _ms(result.operations) == [2.0]
+    assert result.total == 3 * MS
+
+
+def test_a_wait_for_nothing_known_counts_in_the_total() -> None:
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 5)
+    builder.wait("event", 2, 4)
+    result = exposed(builder.trace)
+    assert (_ms(result.operations), result.total) == ([0.0], 2 * MS)
+
+
+def test_what_has_not_ended_lasts_until_the_end_of_the_trace() -> None:
+    builder = TraceBuilder(ended=10**13 + 30 * MS)
+    builder.operation("all_reduce", 10, None, stream=0)
+    builder.operation("all_reduce", None, None)
+    builder.operation("all_reduce", 1, 2, graph=1)
+    assert _ms(exposed(builder.trace).operations) == [20.0, None, None]
+
+
+# --- bandwidths and tables
+
+
+def test_sizes_are_those_of_nccl_tests() -> None:
+    builder = TraceBuilder(1, 4)
+    for kind, sendbytes, recvbytes in (
+        ("all_reduce", 8, 8),
+        ("all_gather", 8, 32),
+        ("reduce_scatter", 32, 8),
+        ("gather", 8, 0),
+        ("scatter", 0, 8),
+        ("reduce", 8, 0),
+    ):
+        builder.operation(kind, sendbytes=sendbytes, recvbytes=recvbytes)
+    sizes = [operation_bytes(one, 4) for one in builder.trace.operations]
+    assert sizes == [8, 32, 32, 32, 32, 8]
+
+
+def test_the_operations_of_a_group_share_its_time() -> None:
+    builder = TraceBuilder(0, 4)
+    for peer in (1, 2, 3):
+        builder.operation("send", 1, 2, nbytes=1_000_000, peer=peer, group=1)
+        builder.operation("recv", 1, 2, nbytes=1_000_000, peer=peer, group=1)
+    builder.operation("all_reduce", 3, 4, nbytes=1_000_000)
+    builder.operation("barrier", 5, 6, nbytes=0)
+    speeds = operation_bandwidths(builder.trace)
+    assert [speed and (speed.algbw, speed.busbw) for speed in speeds] == [
+        *[(pytest.approx(3), pytest.approx(3))] * 6,
+        (pytest.approx(1), pytest.approx(1.5)),
+        None,
+    ]
+    rows = {row.kind: row for row in summarise(merge([builder.trace])).rows}
+    assert (rows["send"].calls, rows["send"].total) == (3, MS)  # the group once
+    assert rows["send"].busbw == pytest.approx(3)
+
+
+def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2, ended=10**13 + 100 * MS)
+        builder.range("forward", 0, 3, compute=True)
+        builder.operation("all_reduce", 1 + rank, 5, nbytes=1 << 20)
+        builder.operation("all_reduce", 6, 7, nbytes=1 << 20)
+        builder.operation("all_reduce", 8, 9, nbytes=4)
+        builder.operation("all_gather", 10, None)
+        builder.trace.dropped = 3 * rank
+        paths.append(str(tmp_path / f"{rank}.json"))
+        chrome.save(builder.trace, paths[-1])
+    assert cli.main(["trace", "show", *reversed(paths)]) == 0
+    text = capsys.readouterr().out
+    lines = [re.split(r"\s{2,}", line) for line in text.splitlines()]
+    assert lines[1][:4] == ["all_reduce", "4 B", "2", "2.00 ms"]
+    assert lines[2] == [
+        *["all_reduce", "1 MiB", "4", "9.00 ms", "2.00 ms", "1.00 ms", "4.00 ms", "0.699"],
+        *["6.00 ms", "66.7", "rank 1 1.00 ms"],
+    ]
+    # Until 100, for the operation that did not end.
+    assert lines[5] == [
+        *["rank 0", "100.00 ms", "4", "96.00 ms", "94.00 ms", "97.9"],
+        *["3.00 ms", "1.00 ms", "0 ns"],
+    ]
+    assert lines[6][-2:] == ["0 ns", "1.00 ms"]
+    assert "exposed: the time on its stream in which no range of compute was open" in text
+    assert f"rank 0: not ended: all_gather #4 of {'a' * 16}\n" in text
+    assert "rank 1: 3 operations after these are not there" in text
+
+    assert cli.main(["trace", "show", "--json", *paths]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [(row["kind"], row["bytes"], row["exposed"]) for row in value["rows"]] == [
+        ("all_reduce", 4, 2 * MS),
+        ("all_reduce", 1 << 20, 6 * MS),
+    ]
+    assert value["rows"][1]["waited_for"] == {"rank 1": MS}
+    assert [rank["definition"] for rank in value["ranks"]] == [RANGES] * 2
+
+
+def test_a_table_of_nothing_and_of_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "empty.json")
+    chrome.save(TraceBuilder().trace, path)
+    assert cli.main(["trace", "show", path]) == 0
+    assert "no operation was timed" in capsys.readouterr().out
+    chrome.save(TraceBuilder(timed=False).trace, path)
+    assert cli.main(["trace", "show", path]) == 2
+    assert "it is a recording" in capsys.readouterr().err
+
+
+def test_merged_files_say_how_their_clocks_were_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2, boot=f"{rank}", shift=rank * 7 * MS)
+        builder.operation("all_reduce", 1, 2)
+        paths.append(str(tmp_path / f"{rank}.json"))
+        chrome.save(builder.trace, paths[-1])
+    merged = str(tmp_path / "merged.json")
+    assert cli.main(["trace", "merge", "-o", merged, *paths]) == 0
+    assert capsys.readouterr().out == (
+        "rank 1: its clock is -7.000000 ms, from 1 matched operations, exact to 2.00 ms\n"
+    )
+    assert [trace.rank for trace in chrome.load(merged)] == [0, 1]
+    events = json.loads(Path(merged).read_text())["traceEvents"]
+    assert [e["ts"] for e in events if e.get("cat") == "operation"] == [1000, 1000]
+
+
+def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    builder = TraceBuilder()
+    builder.range("forward", 0, 3, compute=True)
+    builder.operation("all_reduce", 1, 5)
+    builder.operation("all_reduce", 6, None)
+    builder.wait("work", 3, 5)
+    builder.launch(1, 8, 9)
+    path, picture = str(tmp_path / "0.json"), tmp_path / "0.png"
+    chrome.save(builder.trace, path)
+    plot = ["trace", "plot", path, "-o", str(picture)]
+    assert cli.main(plot) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*plot, "--from", "0.001", "--to", "0.004"]) == 0
+    assert cli.main([*plot, "--from", "5", "--to", "6"]) == 2
+    assert "there is nothing to plot in this time" in capsys.readouterr().err
+    assert cli.main([*plot, "--from", "2", "--to", "1"]) == 2
+    assert "--from 2.0 is not before --to 1.0" in capsys.readouterr().err
+    assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.none")]) == 2
+    assert "0.none: " in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "0.json")
+    chrome.save(TraceBuilder().trace, path)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
+    assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.png")]) == 2
+    assert "a plot needs matplotlib (pip install 'pynccl[plot]')" in capsys.readouterr().err

@@ -1,0 +1,242 @@
+"""Proves that trace files lose nothing, and that what is no trace is an error of one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pynccl import cli
+from pynccl.trace import chrome
+from pynccl.trace.errors import TraceError
+from pynccl.trace.model import (
+    Communicator,
+    GraphLaunch,
+    Operation,
+    ProcessTrace,
+    Range,
+    Wait,
+)
+from tests.support.traces import STREAM, TraceBuilder
+
+_TIMES = st.integers(0, 2**62)
+_TEXTS = st.text(max_size=8)
+_IDS = st.text("0123456789abcdef", min_size=16, max_size=16)
+_HANDLES = st.integers(0, 2**64 - 1)
+_MAYBE = st.none() | st.integers(0, 2**40)
+
+_COMMUNICATORS = st.builds(
+    Communicator,
+    id=_IDS,
+    joined=st.none() | _IDS,
+    parent=st.none() | _IDS,
+    name=st.none() | _TEXTS,
+    creator=_TEXTS,
+    provider=st.sampled_from(["host", "cuda"]),
+    rank=st.integers(0, 7),
+    nranks=st.integers(8, 9),
+    device=st.integers(0, 7),
+)
+_KINDS = ["all_reduce", "gather", "send", "recv", "put_signal", "signal", "barrier"]
+
+
+def _operations(ids: list[str]) -> st.SearchStrategy[Operation]:
+    return st.builds(
+        Operation,
+        kind=st.sampled_from(_KINDS),
+        communicator=st.sampled_from(ids),
+        sequence=st.integers(1, 9),
+        number=st.none() | st.integers(1, 9),
+        dtype=_TEXTS,
+        count=_TIMES,
+        op=st.none() | _TEXTS,
+        root=_MAYBE,
+        peer=_MAYBE,
+        sendbuff=_HANDLES,
+        recvbuff=_HANDLES,
+        stream=st.sampled_from([0, 1, 2, STREAM, 2**64 - 1]),
+        thread=st.integers(1, 3),
+        group=st.none() | st.integers(1, 2),
+        graph=st.none() | st.integers(1, 2),
+        called=_TIMES,
+        returned=st.none() | _TIMES,
+        began=st.none() | _TIMES,
+        ended=st.none() | _TIMES,
+        failed=st.booleans(),
+        sendbytes=_TIMES,
+        recvbytes=_TIMES,
+    )
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> ProcessTrace:
+    communicators = draw(st.lists(_COMMUNICATORS, min_size=1, max_size=2))
+    ids = [one.id for one in communicators]
+    return ProcessTrace(
+        rank=draw(_MAYBE),
+        pid=draw(st.integers(1, 2**22)),
+        host=draw(_TEXTS),
+        boot=draw(_TEXTS),
+        epoch=draw(_TIMES),
+        timed=draw(st.booleans()),
+        began=draw(_TIMES),
+        ended=draw(_TIMES),
+        dropped=draw(st.integers(0, 9)),
+        communicators={one.id: one for one in communicators},
+        operations=draw(st.lists(_operations([*ids, "missing"]), max_size=6)),
+        waits=draw(
+            st.lists(
+                st.builds(
+                    Wait,
+                    what=st.sampled_from(["work", "stream", "event", "stream_event"]),
+                    communicator=st.none() | st.sampled_from(ids),
+                    sequence=st.none() | st.integers(1, 9),
+                    stream=st.none() | _HANDLES,
+                    thread=st.integers(1, 3),
+                    on_device=st.booleans(),
+                    began=_TIMES,
+                    ended=st.none() | _TIMES,
+                ),
+                max_size=3,
+            )
+        ),
+        ranges=draw(
+            st.lists(
+                st.builds(
+                    Range,
+                    name=_TEXTS,
+                    compute=st.booleans(),
+                    stream=st.none() | _HANDLES,
+                    thread=st.integers(1, 3),
+                    began=_TIMES,
+                    ended=st.none() | _TIMES,
+                ),
+                max_size=3,
+            )
+        ),
+        launches=draw(
+            st.lists(
+                st.builds(
+                    GraphLaunch,
+                    graph=st.integers(1, 2),
+                    stream=_HANDLES,
+                    thread=st.integers(1, 3),
+                    called=_TIMES,
+                    returned=_TIMES,
+                    began=st.none() | _TIMES,
+                    ended=st.none() | _TIMES,
+                ),
+                max_size=2,
+            )
+        ),
+    )
+
+
+@given(_traces())
+@settings(max_examples=200, deadline=None)
+def test_what_is_written_is_read_again(trace: ProcessTrace) -> None:
+    assert chrome.parse(json.dumps(chrome.document(trace))) == [trace]
+
+
+def test_several_processes_and_compression(tmp_path: Path) -> None:
+    traces = [TraceBuilder(rank, 2, shift=rank * 777).trace for rank in range(2)]
+    for name in ("merged.json", "merged.json.gz"):
+        chrome.save(traces, tmp_path / name)
+        assert chrome.load(str(tmp_path / name)) == traces
+    assert (tmp_path / "merged.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def _document(change: Any = None) -> str:  # noqa: ANN401
+    """A file with one operation, changed."""
+    builder = TraceBuilder()
+    builder.operation("all_reduce", 1, 2)
+    document = chrome.document(builder.trace)
+    if change is not None:
+        change(document["pynccl"])
+    return json.dumps(document)
+
+
+def _set(name: str, value: object) -> Any:  # noqa: ANN401
+    return lambda own: own["processes"][0].__setitem__(name, value)
+
+
+def _set_operation(column: str, value: object) -> Any:  # noqa: ANN401
+    def change(own: dict[str, Any]) -> None:
+        table = own["processes"][0]["operations"]
+        table["rows"][0][table["columns"].index(column)] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ("garbage", "it is truncated, or not JSON"),
+        (_document()[:-200], "it is truncated, or not JSON"),
+        ("[" * 100_000, "it is truncated, or not JSON"),
+        ("[]", "it has no 'pynccl trace'"),
+        ('{"traceEvents": []}', "it has no 'pynccl trace'"),
+        ('{"pynccl": {"format": "pynccl flight record"}}', "it has no 'pynccl trace'"),
+        (_document(lambda own: own.update(version=2)), "its version is 2; this pynccl reads 1"),
+        (_document(lambda own: own.update(processes=[])), "it has no process"),
+        (_document(lambda own: own.update(processes=[7])), "process 0: 7 is not an object"),
+        (_document(lambda own: own["processes"][0].pop("pid")), "process 0: pid is missing"),
+        (_document(_set("pid", "7")), "process 0: pid: '7' is not of type int"),
+        (_document(_set("pid", True)), "pid: True is not of type int"),
+        (_document(_set("timed", 1)), "timed: 1 is not of type bool"),
+        (_document(_set("operations", [])), "operations is not a table"),
+        (_document(_set("waits", {"columns": [], "rows": []})), "waits: the column what is"),
+        (_document(_set_operation("kind", None)), "operations: row 0: kind: None is not of"),
+        (_document(_set_operation("began", 1.5)), "row 0: began: 1.5 is not of type int"),
+        (
+            _document(lambda own: own["processes"][0]["operations"]["rows"][0].pop()),
+            "operations: row 0 does not have",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=r"trace.json: this is not a trace of pynccl: ") as raised:
+        chrome.load(path)
+    assert says in str(raised.value)
+    for command in (["show"], ["check"], ["merge", "-o", str(tmp_path / "out.json")]):
+        assert cli.main(["trace", *command, str(path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"pynccl trace {command[0]}: ")
+        assert says in line
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trace", "show", str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    for data in (b"\x80\x04\x95", gzip.compress(_document().encode())[:-9], b"\x1f\x8b\x08"):
+        path = tmp_path / "binary"
+        path.write_bytes(data)
+        assert cli.main(["trace", "show", str(path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "this is not a trace of pynccl" in line
+
+
+def test_columns_that_this_version_does_not_know_are_ignored() -> None:
+    def change(own: dict[str, Any]) -> None:
+        own["processes"][0]["later"] = 1
+        table = own["processes"][0]["operations"]
+        table["columns"].insert(0, "later")
+        table["rows"][0].insert(0, {})
+
+    assert chrome.parse(_document(change)) == chrome.parse(_document())
+
+
+def test_without_traces_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="there is no trace"):
+        chrome.save([], tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists()

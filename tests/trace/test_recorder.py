@@ -1,0 +1,552 @@
+"""Proves that a trace has every operation of the process, with its arguments and true times, in
+groups, plans, graphs, threads and asynchronous works, and that a recording survives a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pynccl
+from pynccl import _C, nccl
+from pynccl.trace import recording
+from pynccl.trace.model import Operation, ProcessTrace
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+COUNT = 1000
+
+
+def _traced(function: Callable[[], object], **options: int) -> ProcessTrace:
+    with nccl.trace(**options) as trace:
+        function()
+    assert trace.process is not None
+    return trace.process
+
+
+def _every_operation(rank: Rank, comm: nccl.Communicator) -> None:
+    last, nranks = rank.nranks - 1, rank.nranks
+    one = rank.memory.put(np.ones(COUNT, np.float32))
+    out = rank.memory.put(np.zeros(COUNT, np.float32))
+    blocks = rank.memory.put(np.ones(COUNT * nranks, np.float64))
+    results = rank.memory.put(np.zeros(COUNT * nranks, np.float64))
+    block = rank.memory.put(np.zeros(COUNT, np.float64))
+    comm.all_reduce(one, nccl.MAX, out=out)
+    comm.broadcast(one, last)
+    comm.reduce(one, last, out=out)
+    comm.all_gather(block, out=results)
+    comm.reduce_scatter(blocks, out=block)
+    comm.all_to_all(blocks, out=results)
+    comm.gather(block, last, out=results if rank.rank == last else None)
+    comm.scatter(blocks if rank.rank == last else block, last, out=block)
+    with nccl.group():
+        comm.send(one, (rank.rank + 1) % nranks)
+        comm.recv(out, (rank.rank - 1) % nranks)
+
+
+def _arguments(rank: Rank) -> None:
+    comm = rank.comm
+    trace = _traced(lambda: _every_operation(rank, comm))
+    n, last = rank.nranks, rank.nranks - 1
+    at_last = rank.rank == last
+    (communicator,) = trace.communicators.values()
+    assert (communicator.rank, communicator.nranks) == (rank.rank, n)
+    assert communicator.provider == rank.provider
+    assert trace.timed
+    assert trace.rank == rank.rank
+    assert trace.pid == os.getpid()
+    operations = trace.operations
+    assert [o.kind for o in operations] == [
+        "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
+        "scatter", "send", "recv",
+    ]  # fmt: skip
+    assert [o.number for o in operations] == [1, 2, 3, 4, 5, 6, 7, 8, 1, 1]
+    first = operations[0].sequence
+    assert [o.sequence for o in operations] == list(range(first, first + 10))
+    assert [o.op for o in operations] == ["max", None, "sum", None, "sum"] + [None] * 5
+    assert [o.root for o in operations] == [None, last, last, None, None, None, last, last] + [
+        None
+    ] * 2
+    assert [o.peer for o in operations[-2:]] == [(rank.rank + 1) % n, (rank.rank - 1) % n]
+    assert [o.count for o in operations] == [COUNT] * 10
+    small, large = 4 * COUNT, 8 * COUNT
+    assert [o.sendbytes for o in operations] == [
+        small, small * at_last, small, large, large * n, large * n, large, large * n * at_last,
+        small, 0,
+    ]  # fmt: skip
+    assert [o.recvbytes for o in operations] == [
+        small, small, small * at_last, large * n, large, large * n, large * n * at_last, large,
+        0, small,
+    ]  # fmt: skip
+    assert operations[-1].group == operations[-2].group is not None
+    assert not any(o.group for o in operations[:-2])
+    assert not any(o.failed for o in operations)
+    _check_times(trace)
+
+
+def _check_times(trace: ProcessTrace) -> None:
+    for o in trace.operations:
+        assert o.returned is not None
+        assert o.began is not None
+        assert o.ended is not None
+        assert trace.began <= o.called <= o.returned <= trace.ended, o
+        assert o.called - 50_000 <= o.began <= o.ended <= trace.ended, o
+
+
+def test_every_operation_with_its_arguments(launch: Launcher, provider: str) -> None:
+    launch(3, _arguments, provider=provider)
+
+
+def _times(rank: Rank) -> None:
+    """What a stream does late is late in the trace, on that stream only."""
+    comm = rank.comm
+    stream, other = rank.stream(), rank.stream()
+    a, b = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
+    pause = 0.05
+
+    def run() -> None:
+        stream.launch(lambda: time.sleep(pause))
+        comm.all_reduce(a, stream=stream)
+        stream.synchronize()
+        comm.all_reduce(b, stream=other)
+        other.synchronize()
+
+    run()
+    trace = _traced(run)
+    late, early = trace.operations
+    assert late.stream == stream.handle
+    assert early.stream == other.handle
+    assert late.began is not None
+    assert early.began is not None
+    assert late.began - late.called > 0.9 * pause * 1e9
+    assert early.began - early.called < 0.5 * pause * 1e9
+    _check_times(trace)
+    wait, _ = [w for w in trace.waits if w.what == "stream"]
+    assert wait.stream == stream.handle
+    assert not wait.on_device
+    assert wait.ended is not None
+    assert wait.ended - wait.began > 0.8 * pause * 1e9
+    assert late.ended is not None
+    assert wait.ended >= late.ended - 50_000
+
+
+def test_the_times_of_streams(launch: Launcher, provider: str) -> None:
+    launch(2, _times, provider=provider)
+
+
+def _device_waits(rank: Rank) -> None:
+    """A stream that waits for an event of another one waits in the trace."""
+    comm = rank.comm
+    stream, other = rank.stream(), rank.stream()
+    event = rank.event()
+    x = rank.memory.put(np.ones(COUNT, np.float32))
+    pause = 0.05
+
+    def run() -> None:
+        stream.launch(lambda: time.sleep(pause))
+        event.record(stream)
+        other.wait(event)
+        with nccl.range("rest", compute=True, stream=other):
+            comm.all_reduce(x, stream=other)
+        event.record(other)
+        event.synchronize()
+
+    run()
+    trace = _traced(run)
+    (wait,) = [w for w in trace.waits if w.what == "stream_event"]
+    assert (wait.stream, wait.on_device) == (other.handle, True)
+    assert wait.ended is not None
+    assert wait.ended - wait.began > 0.8 * pause * 1e9
+    (operation,) = trace.operations
+    (span,) = trace.ranges
+    assert (span.name, span.compute, span.stream) == ("rest", True, other.handle)
+    assert operation.began is not None
+    assert operation.ended is not None
+    assert span.ended is not None
+    margin = 50_000
+    assert wait.ended - margin <= span.began <= operation.began + margin
+    assert operation.ended - margin <= span.ended
+
+
+def test_waits_and_ranges_of_streams(launch: Launcher, provider: str) -> None:
+    launch(2, _device_waits, provider=provider)
+
+
+def _groups(rank: Rank) -> None:
+    comm = rank.comm
+    other = comm.split(0)
+    assert other is not None
+    x, y = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
+    stream = rank.stream()
+    with nccl.plan() as plan:
+        comm.all_reduce(x, stream=stream)
+        other.all_reduce(y)
+
+    def run() -> None:
+        plan()
+        with nccl.group():
+            plan()
+        stream.synchronize()
+
+    trace = _traced(run)
+    assert len(trace.communicators) == 2
+    first, second = trace.operations[:2], trace.operations[2:]
+    assert len({o.group for o in first}) == len({o.group for o in second}) == 1
+    assert first[0].group != second[0].group
+    assert {o.stream for o in first} == {stream.handle, second[1].stream}
+    _check_times(trace)
+
+
+def test_groups_and_plans(launch: Launcher, provider: str) -> None:
+    launch(2, _groups, provider=provider)
+
+
+def _graphs(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.zeros(COUNT, np.float32))
+
+    def run() -> None:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(x)
+            with nccl.group():
+                comm.all_reduce(x)
+        graph.launch(stream)
+        graph.launch(stream)
+        stream.synchronize()
+
+    trace = _traced(run)
+    assert len(trace.operations) == 2
+    for operation in trace.operations:
+        assert operation.graph is not None
+        assert operation.began is operation.ended is None
+    assert [launch.graph for launch in trace.launches] == [trace.operations[0].graph] * 2
+    one, two = trace.launches
+    assert one.began is not None
+    assert one.ended is not None
+    assert two.began is not None
+    assert two.ended is not None
+    assert one.called <= one.began + 50_000
+    assert one.began <= one.ended <= two.began + 50_000 <= two.ended + 50_000
+
+
+def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: str) -> None:
+    launch(2, _graphs, provider=provider)
+
+
+def _repeat(function: Callable[[], object]) -> None:
+    for _ in range(10):
+        function()
+
+
+def _failures(rank: Rank) -> None:
+    comm = rank.communicator()
+    x = rank.memory.put(np.zeros(COUNT, np.float32))
+    comm.all_reduce(x)
+
+    def run() -> None:
+        comm.all_reduce(x)
+        if rank.rank == 0:
+            comm.abort()
+        else:
+            with pytest.raises((nccl.NcclError, ValueError)):
+                _repeat(lambda: comm.all_reduce(x))
+
+    trace = _traced(run)
+    failed = [o for o in trace.operations if o.failed]
+    if rank.rank != 0 and failed:  # it may also find the communicator aborted before the call
+        assert failed == [trace.operations[-1]]
+    assert not trace.operations[0].failed
+
+
+def test_failed_operations(launch: Launcher) -> None:
+    launch(2, _failures, fresh=True)
+
+
+def _single() -> nccl.Communicator:
+    return nccl.Communicator(1, nccl.get_unique_id("host"), 0)
+
+
+def test_threads_have_their_own_rows() -> None:
+    """More operations than the log of a thread has room for, on threads that end meanwhile."""
+    counts = [3000, 5000, 10]
+
+    def work(count: int) -> None:
+        with _single() as comm:
+            x = np.ones(1, np.float32)
+            for _ in range(count):
+                comm.all_reduce(x)
+
+    def run() -> None:
+        threads = [threading.Thread(target=work, args=(count,)) for count in counts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    trace = _traced(run)
+    by_thread: dict[int, list[Operation]] = {}
+    for operation in trace.operations:
+        by_thread.setdefault(operation.thread, []).append(operation)
+    assert sorted(len(operations) for operations in by_thread.values()) == sorted(counts)
+    for operations in by_thread.values():
+        assert [o.sequence for o in operations] == list(range(1, len(operations) + 1))
+
+
+def test_the_limit_is_kept_and_what_follows_is_counted() -> None:
+    with _single() as comm:
+        x = np.ones(1, np.float32)
+        trace = _traced(lambda: [comm.all_reduce(x) for _ in range(500)], limit=100)
+    assert len(trace.operations) == 100
+    assert trace.dropped == 400
+    assert [o.sequence for o in trace.operations] == list(range(1, 101))
+
+
+def test_one_trace_at_a_time() -> None:
+    with nccl.trace() as outer:
+        with pytest.raises(ValueError, match="trace: there is one already"), nccl.trace():
+            pass
+        with pytest.raises(ValueError, match="trace: it has not ended"):
+            outer.save("never.json")
+    assert outer.process is not None
+    with pytest.raises(ValueError, match="trace: it was used before"), outer:
+        pass
+    with _single() as comm, nccl.trace() as after:
+        comm.all_reduce(np.ones(1, np.float32))
+    assert after.process is not None
+    assert len(after.process.operations) == 1
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
+def test_a_wrong_limit(limit: object) -> None:
+    with pytest.raises(ValueError, match=f"limit: {limit!r}"):
+        nccl.trace(limit=limit)  # type: ignore[arg-type]
+
+
+def test_wrong_ranges() -> None:
+    with pytest.raises(TypeError, match="name: expected a string, got 3"):
+        nccl.range(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="stream: expected a stream"):
+        nccl.range("a", stream="b")
+
+
+def test_ranges_nest_and_an_open_one_has_no_end() -> None:
+    opened = nccl.range("open")
+
+    def run() -> None:
+        with nccl.range("outer"), nccl.range("inner", compute=True):
+            time.sleep(0.002)
+        opened.__enter__()
+
+    trace = _traced(run)
+    opened.__exit__(None, None, None)
+    outer, inner, last = trace.ranges
+    assert (outer.name, inner.name, last.name) == ("outer", "inner", "open")
+    assert (outer.compute, inner.compute) == (False, True)
+    assert outer.ended is not None
+    assert inner.ended is not None
+    assert outer.began <= inner.began < inner.ended - 1_900_000 < outer.ended
+    assert last.ended is None
+
+
+def test_operations_are_ranges_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    with _single() as comm:
+        x = torch.ones(4)
+        with torch.profiler.profile() as profile, nccl.trace(annotate=True), nccl.range("step"):
+            comm.all_reduce(x)
+            with nccl.group():
+                comm.all_reduce(x)
+        names = [event.name for event in profile.events()]
+    assert {"step", "pynccl.all_reduce", "pynccl.group"} <= set(names)
+
+
+def _mirror(rank: Rank, store: str) -> None:
+    torch = pytest.importorskip("torch")
+    pynccl.init_process_group(
+        "host", init_method=f"file://{store}", rank=rank.rank, world_size=rank.nranks
+    )
+    try:
+        x = torch.ones(COUNT)
+
+        def run() -> None:
+            pynccl.all_reduce(x)
+            work = pynccl.all_reduce(x, async_op=True)
+            assert work is not None
+            if rank.rank == 0:
+                time.sleep(0.02)
+            work.wait()
+
+        trace = _traced(run)
+    finally:
+        pynccl.destroy_process_group()
+    assert trace.rank == rank.rank
+    assert [o.kind for o in trace.operations] == ["all_reduce"] * 2
+    assert trace.operations[0].stream != trace.operations[1].stream
+    (wait,) = [w for w in trace.waits if w.what == "work"]
+    assert wait.sequence == trace.operations[1].sequence
+    assert wait.communicator == trace.operations[1].communicator
+
+
+def test_the_mirror_and_its_works(launch: Launcher, tmp_path: Path) -> None:
+    launch(2, _mirror, str(tmp_path / "store"))
+
+
+def test_a_child_of_a_fork_is_not_traced() -> None:
+    with _single() as comm, nccl.trace() as trace:
+        comm.all_reduce(np.ones(1, np.float32))
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                if not _C.is_traced():
+                    inner = _traced(lambda: None)
+                    status = 0 if inner.operations == [] else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        comm.all_reduce(np.ones(1, np.float32))
+    assert trace.process is not None
+    assert len(trace.process.operations) == 2
+
+
+# What the environment starts, in processes of their own.
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+from pynccl import nccl
+comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0)
+x = np.ones(10, np.float32)
+for _ in range({count}):
+    comm.all_reduce(x)
+with nccl.group():
+    comm.broadcast(x, 0)
+{end}
+"""
+
+
+def _run(program: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_traces_by_the_environment(tmp_path: Path) -> None:
+    done = _run(
+        PROGRAM.format(count=3, end=""),
+        {"PYNCCL_TRACE": str(tmp_path / "whole.json"), "RANK": "5"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.5.json"]
+    events = json.loads((tmp_path / "whole.5.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "all_reduce" for event in events) >= 3
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_recordings_by_the_environment(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "program.rec"
+    program = PROGRAM.format(count=4000, end=f"time.sleep(0.5)\n{end}" if end else "")
+    done = _run(program, {"PYNCCL_RECORD": str(path), "RANK": "7"})
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    own = tmp_path / "program.7.rec"
+    assert recording.is_recording(own)
+    trace = recording.load(own)
+    assert (trace.rank, trace.timed, trace.dropped) == (7, False, 0)
+    assert [o.kind for o in trace.operations] == ["all_reduce"] * 4000 + ["broadcast"]
+    assert [o.sequence for o in trace.operations] == list(range(1, 4002))
+    called = [o.called for o in trace.operations]
+    assert called == sorted(called)
+    assert all(o.began is o.ended is o.returned is None for o in trace.operations)
+
+
+def test_a_recording_keeps_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    env = {"PYNCCL_RECORD": str(path), "RANK": "0", "PYNCCL_RECORD_LIMIT": "12800"}
+    done = _run(PROGRAM.format(count=1000, end=""), env)
+    assert done.returncode == 0, done.stderr
+    trace = recording.load(tmp_path / "program.0")
+    assert len(trace.operations) == 100
+    assert trace.dropped >= 900
+    assert (tmp_path / "program.0").stat().st_size < 20_000
+
+
+def test_no_recording_without_operations(tmp_path: Path) -> None:
+    done = _run("from pynccl import nccl", {"PYNCCL_RECORD": str(tmp_path / "none")})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
+    env = {"PYNCCL_RECORD": str(tmp_path / "missing" / "file")}
+    done = _run(PROGRAM.format(count=3, end=""), env)
+    assert "the recording has ended" in done.stderr
+    done = _run("from pynccl import nccl", env | {"PYNCCL_RECORD_LIMIT": "1 GB"})
+    assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
+
+
+def _hangs(rank: Rank, path: str) -> None:
+    """An operation that does not return is in the recording."""
+    comm = rank.communicator()
+    x = np.ones(4, np.float32)
+    comm.all_reduce(x)
+    _C.set_process_rank(rank.rank)
+    _C.start_recording(path, 1 << 20)
+    comm.all_reduce(x)
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclError):
+            comm.broadcast(x, 1)
+    else:
+        deadline = time.monotonic() + 20
+        mine = Path(path.replace(".rec", ".0.rec"))
+        while not mine.exists() or len(recording.load(mine).operations) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert [o.kind for o in recording.load(mine).operations] == ["all_reduce", "broadcast"]
+        comm.abort()
+    name = _C.stop_recording()
+    if rank.rank == 0:
+        assert [o.failed for o in recording.load(name).operations] == [False, True]
+
+
+def test_a_recording_has_the_operation_that_hangs(launch: Launcher, tmp_path: Path) -> None:
+    launch(2, _hangs, str(tmp_path / "hang.rec"), fresh=True)
+
+
+def test_what_is_no_recording() -> None:
+    for data in (b"", b"pynccl", b"pynccl trace 1", b"pynccl trace 2\n"):
+        with pytest.raises(recording.RecordingError, match="not a recording"):
+            recording.parse(data)
+    for data in (b"", b"X\0\0\0\0\0\0\0", b"H\0\0\0\2\0\0\0{}", b"H\0\0\0\1\0\0\0{"):
+        with pytest.raises(recording.RecordingError):
+            recording.parse(b"pynccl trace 1\n" + data)
+
+
+def test_a_recording_may_end_anywhere() -> None:
+    with _single() as comm:
+        _C.start_trace(1000)
+        for _ in range(3):
+            comm.all_reduce(np.ones(1, np.float32))
+        data = _C.stop_trace(1.0)
+    counts = []
+    for size in range(len(data)):
+        try:
+            counts.append(len(recording.parse(data[:size]).operations))
+        except recording.RecordingError:
+            counts.append(-1)
+    assert counts == sorted(counts)
+    assert set(counts) == {-1, 0, 1, 2, 3}
