@@ -17,12 +17,13 @@ from pynccl import nccl
 from pynccl.errors import NcclError
 from pynccl.lab import world
 from pynccl.lab.agreement import align, maximum, new_stream, provider_of
-from pynccl.lab.operations import BufferKind, Communication, bus_factor
+from pynccl.lab.operations import BufferKind, Communication
 from pynccl.lab.output import table
 from pynccl.lab.row import Timing
 from pynccl.lab.sizes import size_text
 from pynccl.lab.variants import Variant, chosen_in_log, chosen_on_host, environment
 from pynccl.testing import LaunchError
+from pynccl.trace.bandwidth import bandwidth
 
 __all__ = [
     "Measured",
@@ -68,7 +69,7 @@ class Measured:
         """nccl-tests' bus bandwidth in GB/s (1e9 bytes); 0.0 where it could not run."""
         if self.timing is None:
             return 0.0
-        return self.nbytes / self.timing.median / 1e9 * bus_factor(self.collective, self.nranks)
+        return bandwidth(self.collective, self.nbytes, self.timing.median, self.nranks).busbw
 
 
 def measure(

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pynccl import nccl
 from pynccl.lab.arrays import Arrays
 
-__all__ = ["BUFFERS", "COLLECTIVES", "BufferKind", "Communication", "bus_factor"]
+__all__ = ["BUFFERS", "COLLECTIVES", "BufferKind", "Communication"]
 
 BufferKind = Literal["plain", "registered", "window"]
 BUFFERS: tuple[BufferKind, ...] = get_args(BufferKind)
@@ -122,10 +122,3 @@ class Communication:
 
 
 _OF_BLOCKS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-
-
-def bus_factor(collective: str, nranks: int) -> float:
-    """What turns the algorithm bandwidth, size over time, into nccl-tests' bus bandwidth."""
-    if collective == "all_reduce":
-        return 2 * (nranks - 1) / nranks
-    return (nranks - 1) / nranks if collective in _OF_BLOCKS else 1.0
