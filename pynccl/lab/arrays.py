@@ -31,8 +31,8 @@ class Arrays(Protocol):
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
         """A float32 array, complete when it returns."""
 
-    def from_buffer(self, buffer: nccl.Buffer) -> Any:  # noqa: ANN401
-        """The same memory as an array."""
+    def random(self, *shape: int) -> Any:  # noqa: ANN401
+        """A float32 array of numbers from 0 to 1, complete when it returns."""
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
         """The matrix product."""
@@ -77,8 +77,9 @@ class _Torch:
         torch = self._torch
         return self._complete(torch.zeros(*shape, dtype=torch.float32, device=self._device))
 
-    def from_buffer(self, buffer: nccl.Buffer) -> Any:  # noqa: ANN401
-        return self._torch.utils.dlpack.from_dlpack(buffer)
+    def random(self, *shape: int) -> Any:  # noqa: ANN401
+        torch = self._torch
+        return self._complete(torch.rand(*shape, dtype=torch.float32, device=self._device))
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
         self._torch.mm(a, b, out=out)
@@ -114,8 +115,8 @@ class _NumPy:
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
         return self._module.zeros(shape, "float32")
 
-    def from_buffer(self, buffer: nccl.Buffer) -> Any:  # noqa: ANN401
-        return self._module.from_dlpack(buffer)
+    def random(self, *shape: int) -> Any:  # noqa: ANN401
+        return self._module.random.random(shape).astype("float32")
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
         self._module.matmul(a, b, out=out)
@@ -145,6 +146,12 @@ class _CuPy(_NumPy):
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
         with self._module.cuda.Device(self._device):
             array = super().zeros(*shape)
+            self._module.cuda.get_current_stream().synchronize()
+        return array
+
+    def random(self, *shape: int) -> Any:  # noqa: ANN401
+        with self._module.cuda.Device(self._device):
+            array = super().random(*shape)
             self._module.cuda.get_current_stream().synchronize()
         return array
 
