@@ -118,8 +118,8 @@ def _lengths(rank: Rank, text: str, library: Library) -> list[float]:
 @pytest.mark.parametrize("text", ["gemm:64", "memory:1M", "sleep:1", "spin:1"])
 def test_a_load_is_as_long_as_asked(launch: Launcher, text: str, library: Library) -> None:
     (lengths,) = launch(1, _lengths, text, library, env={"OMP_NUM_THREADS": "1"})
-    # A busy machine can make some longer.
-    assert any(0.025 < length < 0.1 for length in lengths), lengths
+    # A busy machine makes a longer run slower than the shorter one that it was fitted by.
+    assert 0.025 < min(lengths) < 0.5, lengths
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
