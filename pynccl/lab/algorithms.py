@@ -17,6 +17,7 @@ from pynccl import nccl
 from pynccl.errors import NcclError
 from pynccl.lab import world
 from pynccl.lab.agreement import align, maximum, new_stream, provider_of
+from pynccl.lab.arrays import installed
 from pynccl.lab.operations import BufferKind, Communication
 from pynccl.lab.output import table
 from pynccl.lab.row import Timing
@@ -151,7 +152,9 @@ class _Timer:
             self._own = comm.split(0, comm.rank, config=nccl.Config(min_ctas=ctas, max_ctas=ctas))
         self._stream = stream
         used = self._own or comm
-        self._call = Communication(used, collective, nbytes, buffer=buffer, config=config)
+        self._call = Communication(
+            *(used, collective, nbytes), buffer=buffer, arrays=installed(comm), config=config
+        )
         self._times = 1
 
     def prepare(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from pynccl import nccl
 
-__all__ = ["Arrays", "Library", "arrays_of"]
+__all__ = ["Arrays", "Library", "arrays_of", "installed"]
 
 Library = Literal["torch", "numpy", "cupy"]
 
@@ -186,3 +186,11 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
         where = "CPUs" if host else "GPUs"
         raise ValueError(f"library: {library!r} has no memory of {where}; {other!r} has")
     return _NumPy() if host else _CuPy(comm)
+
+
+def installed(comm: nccl.Communicator) -> Arrays | None:
+    """The arrays for the memory of a communicator; None where no library is installed."""
+    try:
+        return arrays_of(comm)
+    except ModuleNotFoundError:
+        return None

@@ -79,6 +79,7 @@ def draw_exposed(path: Path, rows: Sequence[Row], title: str = "") -> None:
     sizes = sorted({row.setting["nbytes"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [size_text(size) for size in sizes], fontsize=8)
+    axes.set_yscale("symlog", linthresh=0.1)  # an exposed time can be 0, and by noise below
     axes.set_xlabel("size")
     axes.set_ylabel("milliseconds: exposed; dashed, T_comm")
     axes.axhline(0, color="black", linewidth=0.5)
@@ -101,7 +102,9 @@ def draw_lanes(path: Path, rows: Sequence[Row], title: str = "") -> None:
     drawn, axes = panels(1, len(rows))
     for row, panel in zip(rows, axes, strict=True):
         _draw_lanes_of(panel, row, ", ".join(f"{name}: {row.setting[name]}" for name in names))
-    axes[-1].set_xlabel("milliseconds; the line is T_both, dashed is max(T_compute, T_comm)")
+    axes[-1].set_xlabel(
+        "milliseconds, with waits; the line is T_both, dashed max(T_compute, T_comm)"
+    )
     drawn.suptitle(title, fontsize=10)
     save(drawn, path)
 
@@ -121,7 +124,7 @@ def _draw_lanes_of(panel: Any, row: Row, name: str) -> None:  # noqa: ANN401
     panel.axvline(row.both.median * 1e3, color="black", linewidth=0.8)
     panel.axvline(row.bound * 1e3, color="black", linewidth=0.8, linestyle="--")
     numbers = f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed. {row.verdict}"
-    text = textwrap.fill(f"{name}. {numbers}" if name else numbers, 95)
+    text = textwrap.fill(f"{name}. {numbers}" if name else numbers, 90)
     panel.set_title(text, fontsize=8, loc="left")
 
 

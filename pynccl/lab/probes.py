@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pynccl import nccl
 from pynccl.lab.agreement import align, maximum, new_event, provider_of
-from pynccl.lab.arrays import arrays_of
+from pynccl.lab.arrays import installed
 from pynccl.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
 from pynccl.lab.steps import Enqueue, Step, Steps
 from pynccl.lab.verdict import Evidence
@@ -194,9 +194,8 @@ class Probes:
             The evidence with the slowdowns; without them where no library of arrays is installed.
         """
         if loads is None:
-            try:
-                arrays = arrays_of(self._steps.comm)
-            except ModuleNotFoundError:
+            arrays = installed(self._steps.comm)
+            if arrays is None:
                 return evidence
             made: list[Load] = [MemoryBound(arrays, _BEYOND_CACHES), Gemm(arrays, _CACHED_SIDE)]
             for load in made:

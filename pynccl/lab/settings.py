@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pynccl import nccl, raw
 from pynccl.lab.agreement import maximum, new_stream
-from pynccl.lab.arrays import Arrays, Library, arrays_of
+from pynccl.lab.arrays import Library, arrays_of, installed
 from pynccl.lab.loads import Load, fit, make_load
 from pynccl.lab.measure import overlap
 from pynccl.lab.operations import BufferKind, Communication
@@ -181,7 +181,8 @@ def _measure(
     library: Library | None,
     options: Mapping[str, Any],
 ) -> Row:
-    load: Load = make_load(setting.load, comm, arrays := _arrays(comm, setting, library))
+    arrays = installed(comm) if library is None else arrays_of(comm, library)
+    load: Load = make_load(setting.load, comm, arrays)
     communication = Communication(
         *(comm, setting.collective, setting.nbytes),
         buffer=setting.buffer,
@@ -204,16 +205,6 @@ def _measure(
         )
     finally:
         communication.close()
-
-
-def _arrays(comm: nccl.Communicator, setting: Setting, library: Library | None) -> Arrays | None:
-    """The library for the load and plain buffers; None where none is installed nor needed."""
-    try:
-        return arrays_of(comm, library)
-    except ModuleNotFoundError:
-        if library is not None or setting.load.partition(":")[0] in ("gemm", "memory"):
-            raise
-        return None
 
 
 def _seconds_of(
