@@ -16,11 +16,13 @@ _SIZES = (1 << 12, 1 << 16)
 
 
 def test_algorithms(provider: str) -> None:
+    if nccl.get_version(provider) < (2, 19, 0):
+        pytest.skip("a barrier needs ncclMemAlloc, of NCCL 2.19")
     algorithms = ["ring"] if provider == "cuda" else ["staged", "direct", "window"]
     ctas = ["default", "2"] if provider == "cuda" else ["default"]
     ways = variants(provider, "all_reduce", algorithms, ["default"], ctas)
     measured = compare(provider, "all_reduce", _SIZES, ways, [2], repeats=3)
-    assert [(entry.nbytes, entry.variant) for entry in measured if entry.error] == []
+    assert [entry.error for entry in measured if entry.error] == []
     assert {(entry.nbytes, entry.variant) for entry in measured} == {
         (nbytes, way) for nbytes in _SIZES for way in ways
     }
