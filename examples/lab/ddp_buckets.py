@@ -8,12 +8,8 @@ before the last layer is done: nothing is hidden. Of n buckets all but the last 
 Each is measured with products on the cores that the communication needs too, and with a compute
 that takes the same time elsewhere, as that of a GPU does. --plot FILE draws the lanes.
 
-Prints a table, for example:
-buckets    compute  T_compute  T_comm  T_both       exposed  hidden   bound     slower  verdict
-      1  on cores     11.320   6.430  17.551  6.231+-1.085      3%  11.320  1.01/2.75  serialised
-      1  elsewhere    11.560   6.298  17.860  6.300+-0.120      0%  11.560  1.00/2.83  serialised
-      4  on cores     11.237   5.930  15.930  4.693+-0.914     21%  11.237  1.16/2.67  partly hidden
-      4  elsewhere    11.513   5.935  13.065  1.552+-0.101     74%  11.513  1.00/2.19  partly hidden
+Prints a table, with the columns:
+buckets    compute  T_compute  T_comm  T_both  exposed  hidden  bound  slower  verdict
 """
 
 import functools
