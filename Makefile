@@ -34,7 +34,7 @@ endif
 DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
 
 .PHONY: help check test test-all test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi lint \
-  lint-fast format hooks bench bench-calls bench-gpu bench-host bench-train \
+  lint-fast format hooks bench bench-calls bench-gpu bench-host bench-train plots-lab \
   wheels clean
 
 help:
@@ -54,6 +54,13 @@ bench-train: $(TO_BENCH) ## time training steps over the torch.distributed backe
 
 bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl, compared with gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)
+
+plots-lab: $(TO_BENCH) ## measure the pictures of docs/lab.md on this machine
+	$(PY) -m pynccl.lab overlap --sizes 256K,1M,4M,16M --load gemm:256,sleep --plot docs/images/lab/exposed.png \
+	  --lanes docs/images/lab/lanes.png
+	$(PY) -m pynccl.lab sweep --ranks 2,4 --plot docs/images/lab/algorithms.png
+	for example in ddp_buckets fsdp_prefetch tensor_parallel pipeline; do \
+	  $(PY) examples/lab/$$example.py --plot docs/images/lab/$$example.png || exit 1; done
 
 check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt: under a minute
 	$(PY) -m pytest -q -m "not gpu" @tests/quick.txt $(PYTEST_ARGS)

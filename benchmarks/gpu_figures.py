@@ -12,6 +12,7 @@ __all__ = [
     "CallCost",
     "Done",
     "KernelTime",
+    "LabRow",
     "Overlap",
     "Sequence",
     "Start",
@@ -19,7 +20,7 @@ __all__ = [
 
 BARE = "NCCL's C function, from C"
 
-SECTIONS = ("calls", "kernels", "overlap", "collectives", "sequences")
+SECTIONS = ("calls", "kernels", "overlap", "lab", "collectives", "sequences")
 
 
 @dataclass(frozen=True)
@@ -168,3 +169,31 @@ class Overlap:
         return (self.matmul + self.communication - self.together) / min(
             self.matmul, self.communication
         )
+
+
+@dataclass(frozen=True)
+class LabRow:
+    """A row of the overlap lab: a matrix product beside a collective, and why not all is hidden.
+
+    Attributes:
+        nranks: the world's size.
+        ctas: of the collective, "default" or a number.
+        collective: which.
+        nbytes: its size.
+        compute, communication, both: seconds, the medians of maxima over ranks.
+        hidden: the share of the communication that adds nothing.
+        compute_slowdown, communication_slowdown: beside each other.
+        verdict: the verdict, in words.
+    """
+
+    nranks: int
+    ctas: str
+    collective: str
+    nbytes: int
+    compute: float
+    communication: float
+    both: float
+    hidden: float
+    compute_slowdown: float
+    communication_slowdown: float
+    verdict: str

@@ -21,7 +21,7 @@ from benchmarks.peers import all_gather_of
 from benchmarks.world import World
 from pynccl import nccl
 
-__all__ = ["Work", "run"]
+__all__ = ["Work", "ctas_to_try", "run"]
 
 _CTAS = (1, 4, 16)
 _MOST_PRODUCTS = 2000
@@ -52,8 +52,8 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
     if world.torch:
         ways["torch.distributed"] = _asynchronous(dist, send, recv)
     comms = []
-    # The variable, which is set where ranks share a GPU, overrides every configuration.
-    for ctas in (limit,) if (limit := _limit()) else _CTAS:
+    # NCCL_MAX_CTAS, which is set where ranks share a GPU, overrides every configuration.
+    for ctas in ctas_to_try():
         comm = world.communicator(nccl.Config(min_ctas=ctas, max_ctas=ctas))
         comms.append(comm)
         ways[f"pynccl, {ctas} CTA"] = _on_a_stream(world, comm, send, recv)
@@ -64,10 +64,10 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
         comm.close()
 
 
-def _limit() -> int:
-    """The number of CTAs that NCCL's environment sets; 0 where it does not."""
+def ctas_to_try() -> tuple[int, ...]:
+    """The numbers of CTAs to measure with: that of NCCL's environment, else few and more."""
     text = os.environ.get("NCCL_MAX_CTAS", "")
-    return int(text) if text.isdigit() else 0
+    return (int(text),) if text.isdigit() and int(text) else _CTAS
 
 
 class _Product:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_calls, gpu_graphs, gpu_kernels, gpu_overlap, runner
+from benchmarks import gpu_calls, gpu_graphs, gpu_kernels, gpu_lab, gpu_overlap, runner
 from benchmarks.gpu_figures import Agenda, Done, Start
 from benchmarks.ranks import Report
 from benchmarks.results import Absent, Settings
@@ -22,6 +22,7 @@ _CALLS = (20, None)
 _REPLAYS = (2, 10)
 _REPLAYS_SHARED = 1
 _LAUNCHES = (10, 100)
+_LAB_SIZES: tuple[tuple[int, ...], ...] = ((), (1 << 16,))
 _WORK_ON_CPUS = (gpu_overlap.Work(1 << 18, 128), gpu_overlap.Work(16 << 20, 512))
 _WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 4096))
 _WORK_ON_A_SHARED_GPU = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(16 << 20, 4096))
@@ -39,6 +40,8 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
     replays = _REPLAYS_SHARED if world.shares else _REPLAYS[full]
 
+    work = _work(world)[full]
+
     def report_all(figures: Iterator[object]) -> None:
         for figure in figures:
             report(figure)
@@ -48,7 +51,10 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
         "kernels": lambda: report_all(
             gpu_kernels.run(world, repeats, _LAUNCHES[full], Path(settings.folder))
         ),
-        "overlap": lambda: report_all(gpu_overlap.run(world, repeats, _work(world)[full])),
+        "overlap": lambda: report_all(gpu_overlap.run(world, repeats, work)),
+        "lab": lambda: report_all(
+            gpu_lab.run(world, repeats, (*_LAB_SIZES[full], work.nbytes), work.side)
+        ),
         "collectives": lambda: runner.measure(world, settings, report),
         "sequences": lambda: report_all(gpu_graphs.run(world, repeats, replays, without)),
     }

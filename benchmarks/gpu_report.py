@@ -11,7 +11,7 @@ from collections.abc import Sequence as Lines
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.gpu_figures import BARE, CallCost, KernelTime, Overlap, Sequence, Start
+from benchmarks.gpu_figures import BARE, CallCost, KernelTime, LabRow, Overlap, Sequence, Start
 from benchmarks.machine import Machine, rows
 from benchmarks.results import Absent, Note, Plan, Row, Timing
 
@@ -138,6 +138,8 @@ class Findings:
             yield f"### {title}\n{_sequences(sequences, engine)}"
         if overlaps := self._of(nranks, Overlap):
             yield "### A matrix product at the same time\n" + _overlaps(overlaps, engine)
+        if found := self._of(nranks, LabRow):
+            yield "### The overlap lab\n" + _lab_rows(found)
 
     def _of(self, nranks: int, kind: type[_Figure]) -> list[_Figure]:
         return [
@@ -263,6 +265,24 @@ def _overlaps(overlaps: list[Overlap], engine: str) -> str:
             f"{100 * overlap.hidden:.0f} %",
         )
         for overlap in overlaps
+    ]
+    return _table(head, lines)
+
+
+def _lab_rows(found: list[LabRow]) -> str:
+    head = (
+        *("collective", "bytes", "CTAs", "product, us", "collective, us", "both, us"),
+        *("hidden", "slower, product / collective", "verdict"),
+    )
+    lines = [
+        (
+            *(row.collective, _size(row.nbytes), row.ctas),
+            *map(_us, (row.compute, row.communication, row.both)),
+            f"{100 * row.hidden:.0f} %",
+            f"{row.compute_slowdown:.2f} / {row.communication_slowdown:.2f}",
+            row.verdict,
+        )
+        for row in found
     ]
     return _table(head, lines)
 

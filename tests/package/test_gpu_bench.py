@@ -18,7 +18,15 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from benchmarks import gpu
-from benchmarks.gpu_figures import SECTIONS, Agenda, CallCost, Overlap, Sequence, Start
+from benchmarks.gpu_figures import (
+    SECTIONS,
+    Agenda,
+    CallCost,
+    LabRow,
+    Overlap,
+    Sequence,
+    Start,
+)
 from benchmarks.gpu_report import Findings
 from benchmarks.machine import ROOT, Machine
 from benchmarks.ranks import BenchmarkError
@@ -29,6 +37,7 @@ _SECTIONS = (
     "The host's time in one all_reduce",
     "20 all_reduce in sequence",
     "A matrix product at the same time",
+    "The overlap lab",
     "Latency",
     "Bandwidth",
 )
@@ -101,6 +110,7 @@ def test_the_report_of_a_shared_gpu_that_failed_in_part(tmp_path: Path) -> None:
             for library, seconds in (("pynccl", 9e-6), ("pynccl", 3e-6), ("torch", 6e-6))
         ),
         Overlap(4, "pynccl, 1 CTA", "all_reduce", 1 << 24, 2e-3, 1e-3, 2.25e-3),
+        LabRow(4, "16", "all_reduce", 1 << 24, 2e-3, 1e-3, 2.5e-3, 0.5, 1.25, 1.5, "hidden: not"),
         Row("all_reduce", 4096, timing, slower, (backend,)),
         Row("all_reduce", 1 << 20, timing, None),
         Note("a note"),
@@ -131,6 +141,9 @@ def test_the_report_of_a_shared_gpu_that_failed_in_part(tmp_path: Path) -> None:
         [f"torch {engine} / pynccl, a CUDA graph", "2.00"],
     ]
     assert tables["A matrix product at the same time"][0][-1] == "75 %"
+    assert tables["The overlap lab"] == [
+        ["all_reduce", "16 MB", "16", "2000", "1000", "2500", "50 %", "1.25 / 1.50", "hidden: not"]
+    ]
     assert tables["Latency"] == [
         ["all_reduce", "4096", "20.0 (2.00)", "40.0", "25.0 (1.60)"],
     ]
@@ -146,7 +159,7 @@ def test_what_is_done_after_a_failure() -> None:
     agenda = agenda.after({"calls"}, ("a",))
     assert agenda == Agenda(SECTIONS[2:], frozenset(), quick=True)
     assert agenda
-    agenda = agenda.after({"overlap", "collectives"}, ("a",))
+    agenda = agenda.after({"overlap", "lab", "collectives"}, ("a",))
     assert agenda == Agenda(("sequences",), frozenset("a"), quick=True)
     assert agenda
     assert agenda.after(set(), ("a",)) is None

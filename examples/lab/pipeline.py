@@ -1,0 +1,103 @@
+"""Pipeline parallel: a stage receives the next microbatch while it computes this one.
+
+Run: python examples/lab/pipeline.py
+
+Each rank is a stage: it receives activations from the rank before, computes, and sends to the rank
+after. In turn, on events, a stage receives a microbatch only when it has sent the one before.
+Overlapped, it receives the next one while it computes, and a send follows its compute. The last
+stage begins when the first microbatch has come through all others, which no overlap hides: the
+pipeline's bubble. Each is measured with products on the cores that the communication needs too,
+and with a compute that takes the same time elsewhere, as that of a GPU does.
+
+Prints a table, with the columns:
+schedule    compute  T_compute  T_comm  T_both  exposed  hidden  bound  slower  verdict
+"""
+
+import functools
+
+import torch
+
+from pynccl import lab, nccl
+
+MICROBATCHES = 8
+ROWS = COLUMNS = 1024  # of the activations: 4 MiB
+INNER = 64
+SECONDS = 0.003  # of a microbatch, where it is computed elsewhere
+
+
+def measure(comm: nccl.Communicator) -> list[lab.Row]:
+    return [
+        _measure(comm, overlapped, on_cores)
+        for overlapped in (False, True)
+        for on_cores in (True, False)
+    ]
+
+
+def _measure(comm: nccl.Communicator, overlapped: bool, on_cores: bool) -> lab.Row:
+    arrays = lab.arrays_of(comm, "torch")
+    received = arrays.zeros(MICROBATCHES, ROWS, COLUMNS)
+    a, b = arrays.zeros(ROWS, INNER), arrays.zeros(INNER, COLUMNS)
+    a.fill_(1.0)
+    b.fill_(1.0)
+    out = arrays.zeros(MICROBATCHES, ROWS, COLUMNS)
+    provider = "host" if comm.library.memory == "host" else "cuda"
+    arrived, computed = ([nccl.Event(provider) for _ in range(MICROBATCHES)] for _ in range(2))
+    first, last = comm.rank == 0, comm.rank == comm.nranks - 1
+
+    def receive(stream: nccl.Stream, index: int) -> None:
+        if not first:
+            comm.recv(received[index], comm.rank - 1, stream=stream)
+
+    def send(stream: nccl.Stream, index: int) -> None:
+        if not last:
+            comm.send(out[index], comm.rank + 1, stream=stream)
+
+    def forward(stream: nccl.Stream, index: int) -> None:
+        if on_cores:  # what came, and a product
+            product = functools.partial(torch.addmm, received[index], a, b, out=out[index])
+            arrays.enqueue(stream, product)
+        else:
+            lab.Sleep(SECONDS)(stream)
+
+    def compute(stream: nccl.Stream) -> None:
+        for index in range(MICROBATCHES):
+            forward(stream, index)
+
+    def communicate(stream: nccl.Stream) -> None:
+        for index in range(MICROBATCHES):
+            receive(stream, index)
+            send(stream, index)
+
+    def together(on_compute: nccl.Stream, on_communication: nccl.Stream) -> None:
+        receive(on_communication, 0)
+        arrived[0].record(on_communication)
+        for index in range(MICROBATCHES):
+            if overlapped and index + 1 < MICROBATCHES:
+                receive(on_communication, index + 1)
+                arrived[index + 1].record(on_communication)
+            on_compute.wait(arrived[index])
+            forward(on_compute, index)
+            computed[index].record(on_compute)
+            on_communication.wait(computed[index])
+            send(on_communication, index)
+            if not overlapped and index + 1 < MICROBATCHES:
+                receive(on_communication, index + 1)
+                arrived[index + 1].record(on_communication)
+
+    setting = {
+        "schedule": "overlapped" if overlapped else "in turn",
+        "compute": "on cores" if on_cores else "elsewhere",
+    }
+    row = lab.overlap(compute, communicate, comm=comm, together=together, setting=setting)
+    if on_cores:  # one more step, checked
+        streams = nccl.Stream(provider), nccl.Stream(provider)
+        together(*streams)
+        for stream in streams:
+            stream.synchronize()
+        expected = INNER * (comm.rank + 1)
+        assert torch.all(out == expected), (out, expected)
+    return row
+
+
+if __name__ == "__main__":
+    lab.script(measure)

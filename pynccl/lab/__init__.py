@@ -1,0 +1,44 @@
+"""The overlap lab: how much of a communication hides behind compute, and why not all of it.
+
+    from pynccl import lab, nccl
+
+    row = lab.overlap(compute, communicate, comm=comm)
+    print(f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed; {row.verdict}")
+
+``compute`` and ``communicate`` are called with a stream and enqueue their work there. ``python -m
+pynccl.lab overlap`` sweeps sizes, settings and loads; ``python -m pynccl.lab sweep`` compares the
+algorithms of a collective. See docs/lab.md.
+"""
+
+from pynccl.lab.arrays import Arrays, arrays_of
+from pynccl.lab.loads import Gemm, Load, MemoryBound, Sleep, Spin, fit, make_load
+from pynccl.lab.measure import overlap
+from pynccl.lab.operations import Communication
+from pynccl.lab.row import Row, Span, Timing
+from pynccl.lab.script import script
+from pynccl.lab.settings import Setting, combinations, sweep_overlaps
+from pynccl.lab.verdict import Evidence, Verdict, classify
+
+__all__ = [
+    "Arrays",
+    "Communication",
+    "Evidence",
+    "Gemm",
+    "Load",
+    "MemoryBound",
+    "Row",
+    "Setting",
+    "Sleep",
+    "Span",
+    "Spin",
+    "Timing",
+    "Verdict",
+    "arrays_of",
+    "classify",
+    "combinations",
+    "fit",
+    "make_load",
+    "overlap",
+    "script",
+    "sweep_overlaps",
+]

@@ -1,0 +1,29 @@
+"""Sizes in bytes as text."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["parse_size", "size_text"]
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def size_text(nbytes: int) -> str:
+    """A size for people: ``64 KiB``, ``1000 B``."""
+    for name in ("G", "M", "K"):
+        if nbytes and nbytes % _UNITS[name] == 0:
+            return f"{nbytes // _UNITS[name]} {name}iB"
+    return f"{nbytes} B"
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes by powers of 1024: ``4``, ``64K``, ``16MB``, ``1GiB``.
+
+    Raises:
+        ValueError: it is none, or not above 0.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)(I?B)?", text.strip().upper())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is no size in bytes; write 4, 64K, 16MB")
+    return int(match[1]) * _UNITS[match[2]]

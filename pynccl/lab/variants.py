@@ -1,0 +1,189 @@
+"""The ways to run a collective: algorithms, protocols and CTAs, and how NCCL is told.
+
+With libnccl an algorithm and a protocol are chosen by environment variables of new processes. With
+hostnccl an algorithm is a path, which a call chooses by its configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "Variant",
+    "chosen_in_log",
+    "chosen_on_host",
+    "environment",
+    "variants",
+    "warning",
+]
+
+_FUNCTIONS = {  # NCCL's names in its variables, of the collectives that have algorithms
+    "all_reduce": "AllReduce",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+}
+_HOST_PATHS = ("staged", "direct", "window")
+_NAMED_ONLY = (2, 31, 0)  # a collective that NCCL_ALGO does not name is disabled from here on
+_PER_FUNCTION = (2, 24, 0)  # the variables take lists for single functions from here on
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a collective.
+
+    Attributes:
+        algorithm: NCCL's name in lower case, as "ring" or "tree"; of hostnccl "staged", "direct" or
+            "window" (direct, on buffers in windows); "default" is NCCL's choice.
+        protocol: "ll", "ll128", "simple" or "default".
+        ctas: their number, or "default".
+    """
+
+    algorithm: str = _DEFAULT
+    protocol: str = _DEFAULT
+    ctas: str = _DEFAULT
+
+    def __str__(self) -> str:
+        parts = [part for part in (self.algorithm, self.protocol) if part != _DEFAULT]
+        if self.ctas != _DEFAULT:
+            parts.append(f"{self.ctas} CTAs")
+        return " ".join(parts) or _DEFAULT
+
+
+def variants(
+    provider: str,
+    collective: str,
+    algorithms: Sequence[str],
+    protocols: Sequence[str],
+    ctas: Sequence[str],
+) -> list[Variant]:
+    """All combinations, the default first.
+
+    Raises:
+        ValueError: the provider or the collective has no such choice.
+    """
+    for algorithm in algorithms:
+        if algorithm == _DEFAULT:
+            continue
+        if provider == "host" and algorithm not in _HOST_PATHS:
+            raise ValueError(
+                f"algorithms: {algorithm!r} is not a path of hostnccl: {', '.join(_HOST_PATHS)}"
+            )
+        if collective not in _FUNCTIONS and (provider == "cuda" or collective == "send_recv"):
+            raise ValueError(f"algorithms: {collective} has none to choose from")
+    if provider == "host" and (set(protocols) | set(ctas)) - {_DEFAULT}:
+        raise ValueError("protocols, ctas: hostnccl has neither; a rank is one thread")
+    for number in ctas:
+        if number != _DEFAULT and not number.isdigit():
+            raise ValueError(f"ctas: {number!r} is neither default nor a number")
+    found = [Variant(*choice) for choice in itertools.product(algorithms, protocols, ctas)]
+    return list(dict.fromkeys([Variant(), *found]))
+
+
+def environment(variant: Variant, collective: str, version: tuple[int, int, int]) -> dict[str, str]:
+    """The variables for processes that run a variant with libnccl.
+
+    From NCCL 2.24 on only this collective is restricted. Ring is named for all others, since from
+    NCCL 2.31 on those that NCCL_ALGO does not name are disabled.
+
+    Args:
+        variant: the variant; its CTAs are not in the environment.
+        collective: the collective.
+        version: of NCCL.
+    """
+    env = {}
+    function = _FUNCTIONS.get(collective, "")
+    if variant.algorithm != _DEFAULT:
+        named = f"ring;{function}:{variant.algorithm}"
+        env["NCCL_ALGO"] = named if version >= _PER_FUNCTION else variant.algorithm
+    if variant.protocol != _DEFAULT:
+        named = f"{function}:{variant.protocol}"
+        env["NCCL_PROTO"] = named if version >= _PER_FUNCTION else variant.protocol
+    return env
+
+
+def warning(
+    environ: Mapping[str, str], collectives: Iterable[str], version: tuple[int, int, int]
+) -> str | None:
+    """What NCCL_ALGO in the environment disables; None: nothing.
+
+    From NCCL 2.31 on, a collective that NCCL_ALGO does not name has no algorithm left. A list
+    without a name of a function in front names all of them. NCCL 2.24 to 2.30 leave a collective
+    that is not named as it is.
+
+    Args:
+        environ: the environment.
+        collectives: those that will run.
+        version: of NCCL.
+    """
+    text = environ.get("NCCL_ALGO", "")
+    if not text or version < _NAMED_ONLY:
+        return None
+    named = {entry.partition(":")[0].lower() for entry in text.split(";") if ":" in entry}
+    if ":" not in text.split(";")[0]:
+        return None
+    missing = [
+        name
+        for name in dict.fromkeys(collectives)
+        if name in _FUNCTIONS and _FUNCTIONS[name].lower() not in named
+    ]
+    if not missing:
+        return None
+    return (
+        f"NCCL_ALGO={text} does not name {', '.join(missing)}: from NCCL 2.31 on a collective that "
+        'it does not name is disabled; put a list for all others first, as in "ring,tree;'
+        'allreduce:tree"'
+    )
+
+
+_LINE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\S+) proto (\S+)")
+
+
+def chosen_in_log(log: str, collective: str, nbytes: int, nranks: int) -> str | None:
+    """What NCCL 2.24 and newer has logged that it chose (NCCL_DEBUG_SUBSYS=TUNING).
+
+    Args:
+        log: the log of rank 0.
+        collective: the collective.
+        nbytes: its size.
+        nranks: the number of ranks.
+
+    Returns:
+        As "ring simple"; None where there is nothing.
+    """
+    for function, size, algorithm, protocol in _LINE.findall(log):
+        if function == _FUNCTIONS.get(collective) and int(size) in (nbytes, nbytes // nranks):
+            return f"{algorithm.lower()} {protocol.lower()}"
+    return None
+
+
+def chosen_on_host(
+    collective: str, nbytes: int, nranks: int, parameters: Mapping[str, str]
+) -> str | None:
+    """The path that hostnccl takes by itself between processes, on plain memory.
+
+    Args:
+        collective: the collective.
+        nbytes: its size.
+        nranks: the number of ranks.
+        parameters: of hostnccl (nccl.params("host")), with what it has measured.
+
+    Returns:
+        "staged" or "direct"; None for messages, which have other thresholds.
+    """
+    if collective == "send_recv" or nranks == 1:
+        return None
+    if parameters["HOSTNCCL_CMA"] != "TRUE":
+        return "staged"
+    key = "HOSTNCCL_DIRECT_BYTES"
+    if collective in ("all_reduce", "reduce", "reduce_scatter"):
+        key = "HOSTNCCL_DIRECT_REDUCTION_BYTES"
+    elif collective in ("broadcast", "gather", "scatter"):
+        key = "HOSTNCCL_DIRECT_ROOTED_BYTES"
+    contribution = nbytes // nranks if collective in ("all_gather", "gather") else nbytes
+    return "direct" if contribution >= int(parameters[key]) else "staged"

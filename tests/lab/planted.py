@@ -1,0 +1,155 @@
+"""Functions with a planted overlap or a planted fault, for the tests of the overlap lab."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from pynccl import lab, nccl
+from tests.support.rank import Rank
+
+SECONDS = 0.02  # of a planted load: the system's delay of a sleep is below 1 % of it
+
+Enqueue = Callable[[Any], object]
+
+
+class Planted(NamedTuple):
+    """Arguments of lab.overlap()."""
+
+    compute: Enqueue
+    communicate: Enqueue
+    options: dict[str, Any]
+
+
+def independent(rank: Rank, share: float = 1.0, **options: Any) -> Planted:  # noqa: ANN401
+    """A communication of this share of the compute's time, beside it."""
+    return Planted(lab.Sleep(SECONDS), lab.Sleep(SECONDS * share), options)
+
+
+def by_event(rank: Rank, hidden: float, **options: Any) -> Planted:  # noqa: ANN401
+    """A communication as long as the compute, which this share of the compute does not hold back.
+
+    Its end is an all_reduce, so that the ranks wait for each other in it.
+    """
+    ready = rank.event()
+    data = rank.memory.put(_ones())
+
+    def compute(stream: nccl.Stream) -> None:
+        if hidden < 1:
+            lab.Sleep(SECONDS * (1 - hidden))(stream)
+        ready.record(stream)
+        if hidden > 0:
+            lab.Sleep(SECONDS * hidden)(stream)
+
+    def communicate(stream: nccl.Stream) -> None:
+        stream.wait(ready)
+        lab.Sleep(SECONDS * 0.99)(stream)
+        rank.comm.all_reduce(data, nccl.MAX, stream=stream)
+
+    return Planted(compute, communicate, options)
+
+
+def one_stream(rank: Rank) -> Planted:
+    stream = rank.stream()
+    return independent(rank, compute_stream=stream, communication_stream=stream)
+
+
+def stream_of_the_other(rank: Rank) -> Planted:
+    """A communication that ignores the stream that it is called with."""
+    stream = rank.stream()
+    return Planted(
+        lab.Sleep(SECONDS), lambda _: lab.Sleep(SECONDS)(stream), {"compute_stream": stream}
+    )
+
+
+def default_stream(rank: Rank) -> Planted:
+    """A compute on CPUs' default stream, which is the thread."""
+    return Planted(lambda _: time.sleep(SECONDS), lab.Sleep(SECONDS), {})
+
+
+def synchronising(rank: Rank, which: str) -> Planted:
+    """One function waits on the host for its stream; it is called first."""
+
+    def waiting(stream: nccl.Stream) -> None:
+        lab.Sleep(SECONDS)(stream)
+        stream.synchronize()
+
+    functions: list[Enqueue] = [lab.Sleep(SECONDS), lab.Sleep(SECONDS)]
+    functions[which == "communication"] = waiting
+    return Planted(*functions, {"first": which})
+
+
+def locked(rank: Rank) -> Planted:
+    """Both need a lock: as with SMs that one of two kernels occupies, no stream waits for another.
+
+    The functions run on the threads of the streams.
+    """
+    lock = threading.Lock()
+
+    def hold() -> None:
+        with lock:
+            time.sleep(SECONDS)
+
+    def enqueue(stream: nccl.Stream) -> None:
+        stream.launch(hold)
+
+    return Planted(enqueue, enqueue, {"loads": (lab.Sleep(3 * SECONDS), lab.Sleep(3 * SECONDS))})
+
+
+class Bus:
+    """Stands for what communication and loads share: who uses it slows the communication."""
+
+    def __init__(self) -> None:
+        self.users: list[str] = []
+
+    def load(self, kind: str, seconds: float) -> Enqueue:
+        """A load that uses the bus for a time."""
+
+        def run() -> None:
+            self.users.append(kind)
+            time.sleep(seconds)
+            self.users.remove(kind)
+
+        return lambda stream: stream.launch(run)
+
+    def communicate(self, factors: dict[str, float], stream: nccl.Stream) -> None:
+        """A communication whose time is multiplied by the factor of who uses the bus."""
+
+        def run() -> None:
+            time.sleep(0.002)  # the load has begun
+            factor = max((factors[kind] for kind in self.users), default=1.0)
+            time.sleep(SECONDS * factor)
+
+        stream.launch(run)
+
+
+def contended(rank: Rank, memory: float, arithmetic: float) -> Planted:
+    """A communication that a memory-bound and a compute-bound load slow by these factors."""
+    bus = Bus()
+    factors = {"memory": memory, "arithmetic": arithmetic}
+    return Planted(
+        bus.load("memory" if memory > arithmetic else "arithmetic", SECONDS),
+        functools.partial(bus.communicate, factors),
+        {"loads": tuple(bus.load(kind, 4 * SECONDS) for kind in factors)},
+    )
+
+
+def measure(
+    rank: Rank,
+    make: Callable[..., Planted],
+    args: tuple[object, ...] = (),
+    options: Mapping[str, Any] | None = None,
+) -> lab.Row:
+    """The row of planted functions, on a rank."""
+    planted = make(rank, *args)
+    both = {**planted.options, **(options or {})}
+    return lab.overlap(planted.compute, planted.communicate, comm=rank.comm, **both)
+
+
+def _ones() -> Any:  # noqa: ANN401
+    import numpy as np
+
+    return np.ones(16, np.float32)

@@ -1,0 +1,157 @@
+"""Proves that the lab refuses wrong arguments by name before anything is enqueued, that loads have
+the length that is asked for with every library, and that its progress bar needs a terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import lab, nccl
+from pynccl.lab.arrays import Library
+from pynccl.lab.progress import Progress
+from pynccl.lab.sizes import parse_size, size_text
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+
+@pytest.fixture
+def comm() -> Iterator[nccl.Communicator]:
+    unique_id = nccl.get_unique_id("host")
+    with nccl.Communicator(1, unique_id, 0, provider="host") as made:
+        yield made
+
+
+def _never(stream: object) -> None:
+    raise AssertionError("it was called")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"compute": 3}, TypeError, "compute: expected a function of a stream, got 3"),
+        ({"communicate": None}, TypeError, "communicate: expected a function"),
+        ({"together": 1}, TypeError, "together: expected a function of two streams"),
+        ({"first": "both"}, ValueError, "first: 'both' is neither"),
+        ({"form": "lazy"}, ValueError, "form: 'lazy' is neither"),
+        ({"repeats": 2}, ValueError, "repeats: 2 is below 3"),
+        ({"warmup": -1}, ValueError, "warmup: -1 is below 0"),
+        ({"limit": 0}, ValueError, "limit: 0 is not above 0"),
+    ],
+)
+def test_overlap(
+    comm: nccl.Communicator, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    given = {"compute": _never, "communicate": _never, **options}
+    with pytest.raises(error, match=text):
+        lab.overlap(given.pop("compute"), given.pop("communicate"), comm=comm, **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"collective": "gossip"}, "collective: 'gossip' is not one of all_reduce"),
+        ({"buffer": "rented"}, "buffer: 'rented' is not one of plain"),
+        ({"chunks": 0}, "chunks: 0 is below 1"),
+        ({"nbytes": 3}, "nbytes: 3 is less than a float32"),
+    ],
+)
+def test_communication(comm: nccl.Communicator, options: dict[str, Any], text: str) -> None:
+    given = {"collective": "all_reduce", "nbytes": 64, **options}
+    with pytest.raises(ValueError, match=text):
+        lab.Communication(comm, given.pop("collective"), given.pop("nbytes"), **given)
+
+
+def test_more_ranks_than_there_are(comm: nccl.Communicator) -> None:
+    with pytest.raises(ValueError, match="nranks: 2 of 1 ranks"):
+        lab.sweep_overlaps(comm, [lab.Setting(nranks=2)])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: lab.Sleep(0), "seconds: 0 is not above 0"),
+        (lambda: lab.Spin(-1.0), "seconds: -1.0 is not above 0"),
+    ],
+)
+def test_lengths(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+@pytest.mark.parametrize(
+    "text", ["gemm:0", "gemm:x", "memory:2", "sleep:soon", "nap", "os:nothing", "no_module:f"]
+)
+def test_loads_by_name(comm: nccl.Communicator, text: str) -> None:
+    with pytest.raises(ValueError, match=f"load: '{text}'"):
+        lab.make_load(text, comm)
+
+
+def test_libraries_of_arrays(comm: nccl.Communicator) -> None:
+    with pytest.raises(ValueError, match="library: 'cupy' has no memory of CPUs"):
+        lab.arrays_of(comm, "cupy")
+    with pytest.raises(ValueError, match="library: 'jax' is not one of torch, numpy, cupy"):
+        lab.arrays_of(comm, "jax")
+
+
+def _lengths(rank: Rank, text: str, library: Library) -> list[float]:
+    load = lab.make_load(text, rank.comm, lab.arrays_of(rank.comm, library))
+    stream = rank.stream()
+    if text[0] in "gm":
+        load(stream)
+    lengths = []
+    for _ in range(5):
+        lab.fit(load, 0.05, rank.comm, stream)
+        began = time.perf_counter()
+        load(stream)
+        stream.synchronize()
+        lengths.append(time.perf_counter() - began)
+    return lengths
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("text", ["gemm:64", "memory:1M", "sleep:1", "spin:1"])
+def test_a_load_is_as_long_as_asked(launch: Launcher, text: str, library: Library) -> None:
+    (lengths,) = launch(1, _lengths, text, library, env={"OMP_NUM_THREADS": "1"})
+    # A busy machine makes a longer run slower than the shorter one that it was fitted by.
+    assert 0.025 < min(lengths) < 0.5, lengths
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_arrays(comm: nccl.Communicator, library: Library) -> None:
+    arrays = lab.arrays_of(comm, library)
+    assert arrays.name == library
+    assert arrays.values_of(arrays.of_values([1.5, 2.5])) == [1.5, 2.5]
+    a, out = arrays.random(3, 3), arrays.zeros(3, 3)
+    arrays.multiply(a, a, out)
+    np.testing.assert_allclose(np.asarray(out), np.asarray(a) @ np.asarray(a), rtol=1e-6)
+    arrays.copy(out, a)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(a))
+
+
+def test_sizes() -> None:
+    for text, nbytes in (("4", 4), ("64K", 2**16), ("16MB", 2**24), ("1GiB", 2**30)):
+        assert parse_size(text) == nbytes
+        assert parse_size(size_text(nbytes).replace(" ", "")) == nbytes
+    assert size_text(1000) == "1000 B"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress() -> None:
+    terminal, pipe = _Terminal(), io.StringIO()
+    for file in (terminal, pipe):
+        progress = Progress(file)
+        progress(1, 4, "all_reduce 64 KiB")
+        progress(4, 4, "")
+    assert "[######..................] 1/4 all_reduce 64 KiB" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert not pipe.getvalue()

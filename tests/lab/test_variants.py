@@ -1,0 +1,91 @@
+"""Proves what the lab tells NCCL for each algorithm and version, what it reads from NCCL's log, and
+when it warns that NCCL_ALGO disables a collective.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pynccl import nccl
+from pynccl.lab.variants import (
+    Variant,
+    chosen_in_log,
+    chosen_on_host,
+    environment,
+    variants,
+    warning,
+)
+
+_OLD, _LISTS, _NAMED = (2, 21, 5), (2, 30, 7), (2, 31, 2)
+
+
+def test_all_combinations_with_the_default_first() -> None:
+    found = variants("cuda", "all_reduce", ["ring", "tree"], ["ll", "simple"], ["default"])
+    assert list(map(str, found)) == ["default", "ring ll", "ring simple", "tree ll", "tree simple"]
+    found = variants("cuda", "broadcast", ["ring"], ["default"], ["1", "16"])
+    assert list(map(str, found)) == ["default", "ring 1 CTAs", "ring 16 CTAs"]
+
+
+@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter", "send_recv"])
+def test_messages_have_no_algorithms(collective: str) -> None:
+    with pytest.raises(ValueError, match=f"{collective} has none"):
+        variants("cuda", collective, ["ring"], ["default"], ["default"])
+
+
+def test_environment() -> None:
+    way = Variant("tree", "ll128")
+    assert environment(way, "all_reduce", _OLD) == {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll128"}
+    for version in (_LISTS, _NAMED):
+        assert environment(way, "all_reduce", version) == {
+            "NCCL_ALGO": "ring;AllReduce:tree",
+            "NCCL_PROTO": "AllReduce:ll128",
+        }
+    assert environment(Variant(), "all_reduce", _NAMED) == {}
+    assert warning(environment(way, "all_reduce", _NAMED), ["broadcast"], _NAMED) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "missing"),
+    [
+        ("", _NAMED, None),
+        ("allreduce:tree", _LISTS, None),
+        ("allreduce:tree", _NAMED, "broadcast, all_gather"),
+        ("ring,tree", _NAMED, None),
+        ("ring;allreduce:tree", _NAMED, None),
+        ("allreduce:tree;Broadcast:ring", _NAMED, "all_gather"),
+    ],
+)
+def test_warning(text: str, version: tuple[int, int, int], missing: str | None) -> None:
+    collectives = ["all_reduce", "broadcast", "all_gather", "send_recv"]
+    found = warning({"NCCL_ALGO": text}, collectives, version)
+    if missing is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert f"does not name {missing}: from NCCL 2.31" in found
+
+
+def test_what_nccl_logs() -> None:
+    log = (
+        "host:1:1 [0] NCCL INFO AllReduce: 64 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}\n"
+        "host:1:1 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE "
+        "channel{Lo..Hi}={0..23}\n"
+        "host:1:1 [0] NCCL INFO AllGather: 512 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}\n"
+    )
+    assert chosen_in_log(log, "all_reduce", 2**20, 2) == "ring simple"
+    assert chosen_in_log(log, "all_reduce", 64, 2) == "tree ll"
+    assert chosen_in_log(log, "all_gather", 1024, 2) == "ring ll"
+    assert chosen_in_log(log, "all_reduce", 128, 4) is None
+
+
+def test_what_hostnccl_chooses() -> None:
+    parameters = {**nccl.params("host"), "HOSTNCCL_CMA": "TRUE"}
+    parameters["HOSTNCCL_DIRECT_BYTES"] = "1000"
+    parameters["HOSTNCCL_DIRECT_REDUCTION_BYTES"] = "4000"
+    assert chosen_on_host("all_reduce", 3999, 2, parameters) == "staged"
+    assert chosen_on_host("all_reduce", 4000, 2, parameters) == "direct"
+    assert chosen_on_host("all_gather", 1999, 2, parameters) == "staged"
+    assert chosen_on_host("all_gather", 2000, 2, parameters) == "direct"
+    parameters["HOSTNCCL_CMA"] = "FALSE"
+    assert chosen_on_host("all_gather", 2000, 2, parameters) == "staged"
+    assert chosen_on_host("send_recv", 2000, 2, parameters) is None
