@@ -378,6 +378,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool finalize_within_limit();
   void before_operation(OperationKind kind, const Operation& operation);
   [[gnu::noinline]] void issue_watched(OperationKind kind, const Operation& operation);
+  [[gnu::noinline]] void issue_observed(OperationKind kind, const Operation& operation);
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);

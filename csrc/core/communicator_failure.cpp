@@ -7,6 +7,7 @@
 #include "core/interrupt.h"
 #include "core/monitor.h"
 #include "core/run_within.h"
+#include "core/trace.h"
 
 namespace pynccl {
 namespace {
@@ -72,6 +73,7 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
 void Communicator::throw_operation_failed(ncclResult_t result, const char* function,
                                           const char* hint, std::source_location where) {
   deadlines_->recorder().fail();
+  if (Trace::recorded()) Trace::record_failure(*this);
   throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
 }
 

@@ -15,6 +15,18 @@ void Communicator::before_operation(OperationKind kind, const Operation& operati
 
 // issue() while operations are watched.
 void Communicator::issue_watched(OperationKind kind, const Operation& o) {
+  if (Trace::timed() || CommunicatorObservers::observed()) return issue_observed(kind, o);
+  const Issuing issuing(*this);
+  const ncclComm_t comm = handle();
+  Deadlines& deadlines = *deadlines_;
+  const std::int64_t now = coarse_time();
+  const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
+  Trace::record(*this, kind, o, now);
+  call_nccl(kind, comm, o);
+  deadlines.enqueued(o.stream, now);
+}
+
+void Communicator::issue_observed(OperationKind kind, const Operation& o) {
   const Issuing issuing(*this);
   const ncclComm_t comm = handle();
   if (CommunicatorObservers::observed()) before_operation(kind, o);
@@ -23,6 +35,7 @@ void Communicator::issue_watched(OperationKind kind, const Operation& o) {
   TraceCall trace(*this, kind, o, now);
   const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
   trace.called(deadlines.recorder());
+  if (Trace::recorded()) Trace::record(*this, kind, o, now);
   call_nccl(kind, comm, o);
   trace.succeeded();
   deadlines.enqueued(o.stream, now);

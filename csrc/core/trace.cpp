@@ -9,7 +9,6 @@
 #include "core/communicator.h"
 #include "core/observer.h"
 #include "core/process_identity.h"
-#include "core/tick_clock.h"
 #include "core/trace_state.h"
 
 namespace pynccl {
@@ -108,14 +107,48 @@ template <class Fill>
   OfThread& own = of_thread;
   if (!own.log || own.generation != TraceState::generation()) [[unlikely]]
     make_log();
-  while (!own.log->append(fill)) [[unlikely]]
+  for (;;) {
+    const TraceLog::Room room = own.log->append(fill);
+    if (room == TraceLog::Room::kEnough) [[likely]]
+      return;
+    if (room == TraceLog::Room::kHalf) return TraceState::get().wake();
     TraceState::get().collect();
-  if (own.log->half_full()) [[unlikely]]
-    TraceState::get().wake();
+  }
 }
 
 void Trace::append(const TraceEntry& entry) {
   append_filled([&](TraceEntry& slot) { slot = entry; });
+}
+
+void Trace::record(Communicator& communicator, OperationKind kind, const Operation& o,
+                   std::int64_t now) {
+  const FlightRecorder& recorder = communicator.deadlines().recorder();
+  const auto fill = [&](TraceEntry& entry) {
+    describe(entry, kind, o);
+    entry.flags = TraceEntry::kCalled;
+    entry.communicator = number_of(communicator);
+    entry.group = 0;
+    entry.called = now;
+    entry.returned = entry.began = entry.ended = 0;
+    entry.sequence = recorder.last();
+    entry.number = recorder.number_of_last();
+    entry.graph = 0;
+  };
+  if (plain(kind) == OperationKind::kWaitSignal) [[unlikely]] {
+    TraceEntry entry;
+    fill(entry);
+    append_signals(entry, o);
+  }
+  append_filled(fill);
+}
+
+void Trace::record_failure(Communicator& communicator) {
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kFailure;
+  entry.communicator = number_of(communicator);
+  entry.called = precise_time();
+  entry.sequence = communicator.deadlines().recorder().last();
+  append(entry);
 }
 
 void Trace::start(std::uint64_t operations) { TraceState::get().start(operations); }
@@ -189,12 +222,7 @@ void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
 
 TraceCall::TraceCall(Communicator& communicator, OperationKind kind, const Operation& o,
                      std::int64_t now)
-    : communicator_(communicator),
-      operation_(o),
-      now_(now),
-      recorded_(Trace::recorded()),
-      timed_(Trace::timed()),
-      kind_(kind) {
+    : communicator_(communicator), operation_(o), now_(now), timed_(Trace::timed()), kind_(kind) {
   if (!timed_) return;
   Trace::mark(kind_name(kind), true);
   if (blocks(communicator.library(), o.stream)) return;
@@ -217,7 +245,7 @@ void TraceCall::fill(TraceEntry& entry) const {
 }
 
 void TraceCall::called(const FlightRecorder& recorder) {
-  if (!recorded_ && !timed_) return;
+  if (!timed_) return;
   sequence_ = recorder.last();
   number_ = recorder.number_of_last();
   if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
@@ -225,28 +253,15 @@ void TraceCall::called(const FlightRecorder& recorder) {
     fill(entry);
     Trace::append_signals(entry, operation_);
   }
-  if (!recorded_) return;
-  Trace::append_filled([this](TraceEntry& entry) {
-    fill(entry);
-    entry.flags = TraceEntry::kCalled;
-    entry.called = TickClock::ticks();
-  });
 }
 
 void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
 
 TraceCall::~TraceCall() {
-  const bool failed = (flags_ & TraceEntry::kFailed) != 0;
-  if (!timed_ && !(recorded_ && failed)) return;
+  if (!timed_) return;
   TraceEntry entry;
   fill(entry);
-  if (recorded_ && failed) {
-    TraceEntry failure = entry;
-    failure.type = TraceEntry::Type::kFailure;
-    Trace::append(failure);
-  }
-  if (!timed_) return;
-  if (!failed) give_times(entry, times_, operation_.stream);
+  if ((flags_ & TraceEntry::kFailed) == 0) give_times(entry, times_, operation_.stream);
   entry.returned = precise_time();
   Trace::mark(kind_name(kind_), false);
   Trace::append(entry);

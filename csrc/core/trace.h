@@ -20,8 +20,9 @@ struct TraceTimes;  // the events of an entry
 
 class Trace {
  public:
-  // Whether there is a trace or a recording: one load. timed(): a trace.
+  // Whether there is a trace or a recording; a recording; a trace. Each is one load.
   static bool on() { return modes_.load(std::memory_order_relaxed) != 0; }
+  static bool recorded() { return (modes_.load(std::memory_order_relaxed) & kRecorded) != 0; }
   static bool timed() { return (modes_.load(std::memory_order_relaxed) & kTimed) != 0; }
 
   // A trace in memory with at most so many operations; what comes later is counted only. Throws
@@ -39,6 +40,12 @@ class Trace {
   static std::string stop_recording();
   // The name that a file of this process gets.
   static std::string path_of_process(const std::string& path);
+
+  // An operation of a recording, before its call: the flight recorder has it. In place of what a
+  // TraceCall does for a trace.
+  static void record(Communicator& communicator, OperationKind kind, const Operation& o,
+                     std::int64_t now);
+  static void record_failure(Communicator& communicator);  // of its last operation
 
   // Called before and after each operation of a trace with marks.
   using Mark = void (*)(const char* operation, bool begins);
@@ -60,7 +67,6 @@ class Trace {
 
   enum Mode : unsigned { kTimed = 1, kRecorded = 2 };
 
-  static bool recorded() { return (modes_.load(std::memory_order_relaxed) & kRecorded) != 0; }
   template <class Fill>
   static void append_filled(Fill&& fill);
   static void append(const TraceEntry& entry);
@@ -90,7 +96,7 @@ class TraceCall {
   Communicator& communicator_;
   const Operation& operation_;
   const std::int64_t now_;
-  const bool recorded_, timed_;
+  const bool timed_;
   const OperationKind kind_;
   std::uint8_t flags_ = TraceEntry::kFailed;
   std::uint64_t sequence_ = 0, number_ = 0, graph_ = 0;

@@ -18,9 +18,8 @@ struct TraceEntry {
     kRangeEnd,
     kFailure,  // of the call of an operation of a recording, whose entry was made before the call
   };
-  // kCalled: made before the call, for the recording; until it is collected, its time of the call
-  // is one of TickClock. kOnDevice: the call does not return when the
-  // work is done.
+  // kCalled: made before the call, for the recording; the time of the call is coarse_time().
+  // kOnDevice: the call does not return when the work is done.
   static constexpr std::uint8_t kFailed = 1, kCalled = 2, kOnDevice = 4, kCompute = 8;
 
   Type type = Type::kOperation;

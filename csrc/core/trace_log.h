@@ -17,25 +17,21 @@ class TraceLog {
 
   explicit TraceLog(std::uint32_t thread) : thread_(thread) {}
 
-  // Calls fill(entry) on the next one, which has the values of an older one. False where there is
-  // no room.
+  enum class Room { kNone, kHalf, kEnough };
+
+  // Calls fill(entry) on the next one, which has the values of an older one. kNone: it did not, for
+  // there is no room. kHalf: the log has just become half full.
   template <class Fill>
-  [[gnu::always_inline]] bool append(Fill&& fill) {
+  [[gnu::always_inline]] Room append(Fill&& fill) {
     const std::uint64_t written = written_.load(std::memory_order_relaxed);
-    if (written - read_.load(std::memory_order_acquire) == kEntries) [[unlikely]]
-      return false;
+    const std::uint64_t used = written - read_.load(std::memory_order_acquire);
+    if (used == kEntries) [[unlikely]]
+      return Room::kNone;
     TraceEntry& entry = entries_[written % kEntries];
-    prefetch(entries_[(written + 1) % kEntries]);  // the collector had read it on another core
     fill(entry);
     entry.thread = thread_;
     written_.store(written + 1, std::memory_order_release);
-    return true;
-  }
-
-  // After an append: the log has just become half full.
-  bool half_full() const {
-    return written_.load(std::memory_order_relaxed) - read_.load(std::memory_order_relaxed) ==
-           kEntries / 2;
+    return used == kEntries / 2 ? Room::kHalf : Room::kEnough;
   }
 
   template <class F>
@@ -51,11 +47,6 @@ class TraceLog {
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
  private:
-  static void prefetch(const TraceEntry& entry) {
-    for (std::size_t offset = 0; offset < sizeof entry; offset += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(&entry) + offset, 1);
-  }
-
   const std::uint32_t thread_;
   std::atomic<bool> ended_ = false;
   alignas(64) std::atomic<std::uint64_t> written_ = 0;

@@ -115,7 +115,6 @@ void TraceState::start_recording(const std::string& path, std::uint64_t bytes) {
   if (file_) throw std::invalid_argument("recording: there is one already");
   collect_locked();
   file_.emplace(path, bytes);
-  ticks_.update();
   switch_on(Trace::kRecorded);
 }
 
@@ -139,7 +138,6 @@ void TraceState::collect() {
 }
 
 void TraceState::collect_locked() {
-  if (file_) ticks_.update();
   {
     const std::lock_guard lock(logs_mutex_);
     std::erase_if(logs_, [this](const std::unique_ptr<TraceLog>& log) {
@@ -161,7 +159,6 @@ void TraceState::take(const TraceEntry& from) {
   std::unique_ptr<TraceTimes> times(
       reinterpret_cast<TraceTimes*>(static_cast<std::uintptr_t>(std::exchange(entry.began, 0))));
   const bool called = (entry.flags & TraceEntry::kCalled) != 0;
-  if (called) entry.called = ticks_.time_of(entry.called);
   if (file_ && is_recorded(entry)) file_->write(entry);
   if (memory_ && !called && entry.type != TraceEntry::Type::kFailure && memory_->reserve())
     pending_.push_back({entry, std::move(times)});

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "core/tick_clock.h"
 #include "core/trace.h"
 #include "core/trace_clock.h"
 #include "core/trace_log.h"
@@ -79,7 +78,6 @@ class TraceState {
   std::optional<TraceMemory> memory_;
   std::deque<Pending> pending_;  // of the trace, in the order of the calls of a thread
   std::optional<TraceFile> file_;
-  TickClock ticks_;
 };
 
 }  // namespace pynccl
