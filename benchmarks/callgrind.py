@@ -97,12 +97,13 @@ def _child(names: Path, libraries: Sequence[str]) -> None:
     if switch.returncode != 0:
         raise SystemExit("vgdb failed")
     for row in rows:
-        row.timer.timeit(_REPEATS)
-        mark()
-        row.timer.timeit(_REPEATS)
-        mark()
-        row.timer.timeit(2 * _REPEATS)
-        mark()
+        with row.around():
+            row.timer.timeit(_REPEATS)
+            mark()
+            row.timer.timeit(_REPEATS)
+            mark()
+            row.timer.timeit(2 * _REPEATS)
+            mark()
     names.write_text(json.dumps([row.name for row in rows]))
     sys.stdout.flush()
     os._exit(0)  # what the libraries do at the end takes long under valgrind

@@ -272,7 +272,7 @@ TraceGroup::TraceGroup()
         static std::atomic<std::uint32_t> groups = 0;
         return ++groups;
       }()),
-      called_(precise_time()),
+      called_(Trace::timed() ? precise_time() : coarse_time()),
       outer_(std::exchange(of_thread.group, this)) {
   if (Trace::timed()) Trace::mark("group", true);
 }

@@ -210,8 +210,18 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
             end = ends.get((entry.group, entry.stream)) or any_end.get(entry.group)
             times = end or entry._replace(flags=entry.flags | 1)
         operations.append(_operation(entry, times, contents, timed=timed))
-    operations.sort(key=lambda operation: operation.called)  # it keeps the order of a thread
-    return operations
+    return _in_order(operations)
+
+
+def _in_order(operations: list[Operation]) -> list[Operation]:
+    """By the time of the call, with the order of each thread kept whatever its clocks say."""
+    latest: dict[int, int] = {}
+    keys = []
+    for operation in operations:
+        latest[operation.thread] = max(latest.get(operation.thread, 0), operation.called)
+        keys.append(latest[operation.thread])
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return [operations[index] for index in order]
 
 
 def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool) -> Operation:
