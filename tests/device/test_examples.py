@@ -1,5 +1,5 @@
-"""Proves that the examples of kernels that communicate are right on 2 ranks, and in `make test-all` on
-4, as processes and as threads: each compares its kernel with the library's collectives.
+"""Proves that the examples of kernels that communicate are right on 2 ranks (on 4 too, in
+`make test-all`), as processes and as threads: each compares its kernel with the collectives.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pynccl import lab, nccl
 from tests.support.rank import Rank
 
+_HEAD_START = 0.005  # seconds until what was launched on another stream has begun
 SECONDS = 0.02  # of a planted load: the system's delay of a sleep is below 1 % of it
 
 Enqueue = Callable[[Any], object]
@@ -93,10 +94,18 @@ def locked(rank: Rank) -> Planted:
         with lock:
             time.sleep(SECONDS)
 
-    def enqueue(stream: nccl.Stream) -> None:
+    def hold_later() -> None:
+        time.sleep(0.05 * SECONDS)  # the compute has the lock first, on all ranks
+        hold()
+
+    def compute(stream: nccl.Stream) -> None:
         stream.launch(hold)
 
-    return Planted(enqueue, enqueue, {"loads": (lab.Sleep(3 * SECONDS), lab.Sleep(3 * SECONDS))})
+    def communicate(stream: nccl.Stream) -> None:
+        stream.launch(hold_later)
+
+    load = lab.Sleep(3 * SECONDS)
+    return Planted(compute, communicate, {"loads": (load, load)})
 
 
 class Bus:
@@ -119,7 +128,7 @@ class Bus:
         """A communication whose time is multiplied by the factor of who uses the bus."""
 
         def run() -> None:
-            time.sleep(0.002)  # the load has begun
+            time.sleep(_HEAD_START)
             factor = max((factors[kind] for kind in self.users), default=1.0)
             time.sleep(SECONDS * factor)
 

@@ -49,8 +49,8 @@ def test_overlap(tmp_path: Path) -> None:
     assert [row.setting["nbytes"] for row in rows] == [2**16, 2**18] * 4
     assert {row.nranks for row in rows} == {2}
     for row in rows:
-        assert row.compute.median == pytest.approx(0.01, rel=0.2)
-        assert 0 < row.communication.median < 0.01
+        assert 0.0099 < row.compute.median < 0.03
+        assert 0 < row.communication.median < 0.03
     with files["csv"].open() as file:
         table = list(csv.DictReader(file))
     assert [line["buffer"] for line in table] == ["plain"] * 4 + ["window"] * 4

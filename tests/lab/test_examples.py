@@ -1,5 +1,5 @@
-"""Proves that the examples of the lab run as their heads say, one of them also with three ranks,
-check their results, and print a row for each setting.
+"""Proves that the examples of the lab run as their heads say, in `make test-all` one of them
+also with three ranks, check their results, and print a row for each setting.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pynccl.lab import output
+from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted((_ROOT / "examples" / "lab").glob("*.py"))
@@ -35,7 +36,7 @@ def _run(example: Path, *options: object) -> str:
 
 @pytest.mark.parametrize(
     ("example", "ranks"),
-    [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)],
+    [*((example, 2) for example in _EXAMPLES), *([(_EXAMPLES[-2], 3)] if FULL else [])],
     ids=lambda value: value.stem if isinstance(value, Path) else str(value),
 )
 def test_it_runs_as_its_head_says(example: Path, ranks: int, tmp_path: Path) -> None:
