@@ -83,6 +83,15 @@ std::uint32_t number_of(Communicator& communicator) {
   return number;
 }
 
+// The begin or end of a range on a stream: when the stream gets there, unless it is captured.
+void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, CUstream stream) {
+  if (!library || blocks(*library, stream)) return;
+  entry.flags |= TraceEntry::kOnDevice;
+  if (capture_of(*library, stream) != 0) return;
+  if (auto times = times_of(library, -1, stream))
+    entry.began = static_cast<std::int64_t>(address(times.release()));
+}
+
 // All members but the times.
 [[gnu::always_inline]] inline void describe(TraceEntry& entry, OperationKind kind,
                                             const Operation& o) {
@@ -183,11 +192,7 @@ std::uint64_t Trace::begin_range(const std::string& name, bool compute,
   const std::uint64_t number = entry.sequence;
   entry.stream = address(stream);
   entry.called = precise_time();
-  if (library && !blocks(*library, stream)) {
-    entry.flags |= TraceEntry::kOnDevice;
-    if (auto times = times_of(library, -1, stream))
-      entry.began = static_cast<std::int64_t>(address(times.release()));
-  }
+  mark_on_stream(entry, library, stream);
   append(entry);
   return number;
 }
@@ -200,9 +205,7 @@ void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& libr
   entry.sequence = number;
   entry.stream = address(stream);
   entry.called = precise_time();
-  if (library && !blocks(*library, stream))
-    if (auto times = times_of(library, -1, stream))
-      entry.began = static_cast<std::int64_t>(address(times.release()));
+  mark_on_stream(entry, library, stream);
   append(entry);
 }
 
@@ -279,13 +282,15 @@ TraceGroup::TraceGroup()
 
 void TraceGroup::use(Communicator& communicator, CUstream stream) {
   if (!Trace::timed()) return;
-  if (std::any_of(used_.begin(), used_.end(),
-                  [&](const Used& one) { return one.stream == stream; }))
-    return;
   const Library& library = communicator.library();
-  Used used{stream, blocks(library, stream), nullptr};
+  const int device = communicator.device();
+  const auto same = [&](const Used& one) {  // a default stream is one for each device
+    return one.stream == stream && one.device == device && one.library == &library;
+  };
+  if (std::any_of(used_.begin(), used_.end(), same)) return;
+  Used used{&library, device, stream, blocks(library, stream), nullptr};
   if (!used.blocks && capture_of(library, stream) == 0)
-    used.times = times_of(communicator.shared_library(), communicator.device(), stream);
+    used.times = times_of(communicator.shared_library(), device, stream);
   used_.push_back(std::move(used));
 }
 

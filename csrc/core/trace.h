@@ -119,6 +119,8 @@ class TraceGroup {
 
  private:
   struct Used {
+    const Library* library;
+    int device;
     CUstream stream;
     bool blocks;
     std::unique_ptr<TraceTimes> times;

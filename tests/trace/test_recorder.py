@@ -243,6 +243,28 @@ def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: st
     launch(2, _graphs, provider=provider)
 
 
+def _ranges_in_captures(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.zeros(COUNT, np.float32))
+
+    def run() -> None:
+        with nccl.capture(stream) as graph, nccl.range("inside", stream=stream):
+            comm.all_reduce(x)
+        graph.launch(stream)
+        stream.synchronize()
+
+    began = time.monotonic()
+    trace = _traced(run)
+    assert time.monotonic() - began < 5, "the end waited for events that were captured"
+    (span,) = trace.ranges
+    assert span.ended is None
+    assert len(trace.launches) == 1
+
+
+def test_ranges_in_captures_have_no_end(launch: Launcher, provider: str) -> None:
+    launch(2, _ranges_in_captures, provider=provider)
+
+
 def _repeat(function: Callable[[], object]) -> None:
     for _ in range(10):
         function()
