@@ -9,6 +9,7 @@
 #include "core/monitor.h"
 #include "core/observer.h"
 #include "core/poll.h"
+#include "core/trace.h"
 #include "core/window.h"
 
 namespace pynccl {
@@ -83,11 +84,21 @@ bool Communicator::add_memory(void* address, WindowMemory memory) {
   return window_memory_.emplace(static_cast<char*>(address), memory).second;
 }
 
-void Communicator::open_memory(void* address, const Window* window) {
+std::uint64_t Communicator::open_memory(void* address, const Window* window) {
+  const auto [number, nbytes] = [&] {
+    const std::lock_guard lock(mutex_);
+    WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
+    memory.number = ++registered_windows_;
+    memory.window = window;
+    return std::pair(memory.number, memory.nbytes);
+  }();
+  if (Trace::on()) Trace::open_window(*this, {number, address, nbytes});
+  return number;
+}
+
+std::map<const char*, Communicator::WindowMemory> Communicator::window_memory() const {
   const std::lock_guard lock(mutex_);
-  WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
-  memory.number = ++registered_windows_;
-  memory.window = window;
+  return window_memory_;
 }
 
 void Communicator::forget_window(void* address) {
@@ -96,8 +107,12 @@ void Communicator::forget_window(void* address) {
 }
 
 void Communicator::remove_memory(void* address) {
-  const std::lock_guard lock(mutex_);
-  window_memory_.erase(static_cast<char*>(address));
+  const auto removed = [&] {
+    const std::lock_guard lock(mutex_);
+    return window_memory_.extract(static_cast<char*>(address));
+  }();
+  if (removed && removed.mapped().number != 0 && Trace::on())
+    Trace::close_window(*this, removed.mapped().number);
 }
 
 void Communicator::keep_until_closed(std::shared_ptr<void> memory) {

@@ -159,7 +159,8 @@ bool Stream::query() const {
 }
 
 void Stream::wait(const Event& event) const {
-  const TraceWait trace(TraceWait::What::kStreamEvent, library_, device_, handle());
+  TraceWait trace(TraceWait::What::kStreamEvent, library_, device_, handle());
+  trace.of(event);
   CHECK_IN_CONTEXT(StreamWaitEvent, (handle(), event.handle(), 0));
 }
 
@@ -208,13 +209,15 @@ CUevent Event::handle() const {
 
 void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
+  recorded_at_.store(0, std::memory_order_relaxed);
   CHECK_IN_CONTEXT(EventRecord, (handle(), stream));
 }
 
 void Event::synchronize() const {
   const CUevent event = handle();
-  const CUstream stream = recorded_on_.load(std::memory_order_relaxed);
-  const TraceWait trace(TraceWait::What::kEvent, stream);
+  const CUstream stream = recorded_on();
+  TraceWait trace(TraceWait::What::kEvent, stream);
+  trace.of(*this);
   waiting(stream, [&] {
     if (waits_with_handlers(*library_))
       wait_with_handlers("cuEventSynchronize", [&] { return is_done(event); });

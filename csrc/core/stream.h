@@ -84,6 +84,10 @@ class Event {
   void synchronize() const;
   bool query() const;                              // whether the recorded work is done
   double elapsed_seconds(const Event& end) const;  // both with timing, both recorded
+  // For traces: the stream of the last record(), and its time where note_time() was called.
+  CUstream recorded_on() const { return recorded_on_.load(std::memory_order_relaxed); }
+  std::int64_t recorded_at() const { return recorded_at_.load(std::memory_order_relaxed); }
+  void note_time(std::int64_t time) const { recorded_at_.store(time, std::memory_order_relaxed); }
   void close();
 
  private:
@@ -93,6 +97,7 @@ class Event {
   CUevent event_ = nullptr;
   int device_ = 0;
   mutable std::atomic<CUstream> recorded_on_ = nullptr;
+  mutable std::atomic<std::int64_t> recorded_at_ = 0;  // nanoseconds of precise_time(); 0: unknown
 };
 
 }  // namespace pynccl

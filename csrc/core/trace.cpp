@@ -10,6 +10,7 @@
 #include "core/observer.h"
 #include "core/process_identity.h"
 #include "core/trace_state.h"
+#include "core/window.h"
 
 namespace pynccl {
 namespace {
@@ -73,16 +74,6 @@ std::uint64_t capture_of(const Library& library, CUstream stream) {
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : std::uint64_t{id};
 }
 
-std::uint32_t number_of(Communicator& communicator) {
-  const std::uint64_t known = communicator.trace_number().load(std::memory_order_relaxed);
-  const std::uint32_t here = TraceState::generation();
-  if (known >> 32 == here) [[likely]]
-    return static_cast<std::uint32_t>(known);
-  const std::uint32_t number = TraceState::get().number_of(communicator);
-  communicator.trace_number().store(std::uint64_t{here} << 32 | number, std::memory_order_relaxed);
-  return number;
-}
-
 // The begin or end of a range on a stream: when the stream gets there, unless it is captured.
 void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, CUstream stream) {
   if (!library || blocks(*library, stream)) return;
@@ -102,7 +93,7 @@ void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, 
   entry.root_or_peer = o.root_or_peer;
   entry.count = o.count;
   entry.sendbuff = address(o.sendbuff);
-  entry.recvbuff = address(o.window ? static_cast<const void*>(o.window) : o.recvbuff);
+  entry.recvbuff = o.window ? o.window->number() : address(o.recvbuff);
   entry.stream = address(o.stream);
   entry.offset = o.offset;
   entry.signal = o.signal;
@@ -129,13 +120,52 @@ void Trace::append(const TraceEntry& entry) {
   append_filled([&](TraceEntry& slot) { slot = entry; });
 }
 
+inline std::uint32_t Trace::number_of(Communicator& communicator) {
+  const std::uint64_t known = communicator.trace_number().load(std::memory_order_relaxed);
+  if (known >> 32 == TraceState::generation()) [[likely]]
+    return static_cast<std::uint32_t>(known);
+  return add_communicator(communicator);
+}
+
+// At its first use, with the windows that are open.
+std::uint32_t Trace::add_communicator(Communicator& communicator) {
+  const std::uint32_t number = TraceState::get().number_of(communicator);
+  const std::uint64_t generation = TraceState::generation();
+  communicator.trace_number().store(generation << 32 | number, std::memory_order_relaxed);
+  for (const auto& [address, memory] : communicator.window_memory())
+    if (memory.number != 0) open_window(communicator, {memory.number, address, memory.nbytes});
+  return number;
+}
+
+void Trace::open_window(Communicator& communicator, const WindowMemory& window) {
+  if (window.nbytes == 0) return;  // that of a device communicator
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kWindowOpen;
+  entry.communicator = number_of(communicator);
+  entry.called = precise_time();
+  entry.number = window.number;
+  entry.recvbuff = address(window.address);
+  entry.count = window.nbytes;
+  append(entry);
+}
+
+void Trace::close_window(Communicator& communicator, std::uint64_t number) {
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kWindowClose;
+  entry.communicator = number_of(communicator);
+  entry.called = precise_time();
+  entry.number = number;
+  append(entry);
+}
+
 void Trace::record(Communicator& communicator, OperationKind kind, const Operation& o,
                    std::int64_t now) {
   const FlightRecorder& recorder = communicator.deadlines().recorder();
+  const std::uint32_t number = number_of(communicator);
   const auto fill = [&](TraceEntry& entry) {
     describe(entry, kind, o);
     entry.flags = TraceEntry::kCalled;
-    entry.communicator = number_of(communicator);
+    entry.communicator = number;
     entry.group = 0;
     entry.called = now;
     entry.returned = entry.began = entry.ended = 0;
@@ -238,7 +268,7 @@ TraceCall::TraceCall(Communicator& communicator, OperationKind kind, const Opera
 void TraceCall::fill(TraceEntry& entry) const {
   describe(entry, kind_, operation_);
   entry.flags = flags_;
-  entry.communicator = number_of(communicator_);
+  entry.communicator = Trace::number_of(communicator_);
   entry.group = 0;
   entry.called = now_;
   entry.returned = entry.began = entry.ended = 0;
@@ -299,7 +329,7 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
   if (!group) return;
   TraceEntry entry;
   describe(entry, o.kind, o);
-  entry.communicator = number_of(communicator);
+  entry.communicator = Trace::number_of(communicator);
   entry.called = group->called_;
   entry.group = group->number_;
   entry.sequence = communicator.deadlines().recorder().last();
@@ -376,8 +406,14 @@ TraceWait::TraceWait(What what, const std::shared_ptr<Library>& library, int dev
 
 void TraceWait::of(Communicator& communicator, std::uint64_t sequence) {
   if (!on_) return;
-  entry_.communicator = number_of(communicator);
+  entry_.communicator = Trace::number_of(communicator);
   entry_.sequence = sequence;
+}
+
+void TraceWait::of(const Event& event) {
+  if (!on_) return;
+  entry_.number = static_cast<std::uint64_t>(event.recorded_at());
+  entry_.recvbuff = address(event.recorded_on());
 }
 
 TraceWait::~TraceWait() {

@@ -15,6 +15,7 @@
 namespace pynccl {
 
 class Library;
+class Event;
 class FlightRecorder;
 struct TraceTimes;  // the events of an entry
 
@@ -47,6 +48,15 @@ class Trace {
                      std::int64_t now);
   static void record_failure(Communicator& communicator);  // of its last operation
 
+  // The memory of a window, once it is registered, and when it is not any more.
+  struct WindowMemory {
+    std::uint64_t number;
+    const void* address;
+    std::size_t nbytes;
+  };
+  static void open_window(Communicator& communicator, const WindowMemory& window);
+  static void close_window(Communicator& communicator, std::uint64_t number);
+
   // Called before and after each operation of a trace with marks.
   using Mark = void (*)(const char* operation, bool begins);
   static void set_mark(Mark mark) { mark_.store(mark); }
@@ -70,6 +80,8 @@ class Trace {
   template <class Fill>
   static void append_filled(Fill&& fill);
   static void append(const TraceEntry& entry);
+  static std::uint32_t number_of(Communicator& communicator);
+  static std::uint32_t add_communicator(Communicator& communicator);
   static void append_signals(const TraceEntry& wait, const Operation& o);
   static void mark(const char* operation, bool begins) {
     if (const Mark mark = mark_.load(std::memory_order_relaxed)) mark(operation, begins);
@@ -161,7 +173,9 @@ class TraceWait {
   TraceWait(const TraceWait&) = delete;
   TraceWait& operator=(const TraceWait&) = delete;
 
-  void of(Communicator& communicator, std::uint64_t sequence);  // what is waited for
+  // What is waited for.
+  void of(Communicator& communicator, std::uint64_t sequence);
+  void of(const Event& event);
 
  private:
   const bool on_;

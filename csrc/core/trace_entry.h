@@ -13,10 +13,13 @@ struct TraceEntry {
     kGroupEnd,    // one for each stream of a group: the times of its operations
     kSignal,      // one that a kWaitSignal waits for; before it
     kLaunch,      // of a graph
-    kWait,        // of a thread or stream; kind is a TraceWait::What
+    kWait,  // of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
+            // recorded, recvbuff its stream
     kRangeBegin,  // of the user; sequence numbers the range, count its name
     kRangeEnd,
     kFailure,  // of the call of an operation of a recording, whose entry was made before the call
+    kWindowOpen,  // number is that of the window, count its bytes, recvbuff its address
+    kWindowClose,
   };
   // kCalled: made before the call, for the recording; the time of the call is coarse_time().
   // kOnDevice: the call does not return when the work is done.
@@ -39,7 +42,7 @@ struct TraceEntry {
   std::uint64_t number = 0;
   std::uint64_t count = 0;
   std::uint64_t sendbuff = 0;
-  std::uint64_t recvbuff = 0;  // of kPutSignal: the window
+  std::uint64_t recvbuff = 0;  // of kPutSignal: the number of the window
   std::uint64_t stream = 0;
   std::uint64_t graph = 0;  // the number of its capture
   std::uint64_t offset = 0;

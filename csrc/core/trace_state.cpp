@@ -30,6 +30,8 @@ bool is_recorded(const TraceEntry& entry) {
     case TraceEntry::Type::kGroupEnd:
     case TraceEntry::Type::kSignal:
     case TraceEntry::Type::kFailure:
+    case TraceEntry::Type::kWindowOpen:
+    case TraceEntry::Type::kWindowClose:
       return true;
     default:
       return false;

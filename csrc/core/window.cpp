@@ -308,7 +308,7 @@ void Window::begin() {
 
 void Window::finish() {
   state_ = State::kOpen;
-  communicator_->open_memory(address_, this);
+  number_ = communicator_->open_memory(address_, this);
 }
 
 void Window::close() {

@@ -55,6 +55,7 @@ class Window {
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   void* address() const { return address_; }
   std::size_t nbytes() const { return nbytes_; }
+  std::uint64_t number() const { return number_; }  // of the communicator's, equal on all ranks
   int flags() const { return flags_; }
   bool is_open() const { return state_ == State::kOpen && !closed(); }
   bool closed() const { return state_ == State::kClosed || communicator_->closed(); }
@@ -95,6 +96,7 @@ class Window {
   std::shared_ptr<void> memory_;
   State state_ = State::kPending;
   bool holds_address_ = false;  // in the communicator's list
+  std::uint64_t number_ = 0;
   std::vector<Offer> offers_;   // by rank; the own one alone of a non-blocking communicator
   mutable std::vector<cudaStream_t> put_streams_;
   // NCCL writes it, for a non-blocking communicator after make() has returned. The communicator

@@ -26,7 +26,9 @@ __all__ = ["document", "load", "parse", "save"]
 
 _FORMAT = "pynccl trace"
 _VERSION = 1
-_HEX = ("sendbuff", "recvbuff", "stream")
+_HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
+# Fields that most operations and waits do not have.
+_RARE = ("window", "offset", "signal", "context", "signals", "event_stream", "event_recorded")
 
 Event = dict[str, Any]
 _Path: TypeAlias = "str | os.PathLike[str]"
@@ -331,7 +333,11 @@ def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
     """All fields for a viewer: addresses in hexadecimal, as text, because viewers read numbers as
     doubles.
     """
-    args = dict(vars(one))
+    args = {
+        name: value
+        for name, value in vars(one).items()
+        if name not in _RARE or value not in (None, ())
+    }
     for name in _HEX:
         if isinstance(args.get(name), int):
             args[name] = f"0x{args[name]:x}"

@@ -70,6 +70,12 @@ class Lanes:
             return Lane(None, range_.thread)
         return self._lane(range_.stream, range_.thread, None, cuda=self._only_cuda)
 
+    def of_stream(self, stream: int) -> Lane:
+        """Of a handle. The default stream of a thread on CPUs is that of no thread."""
+        if stream == 0 and not self._only_cuda:
+            return Lane(0)
+        return self._lane(stream, None, None, cuda=self._only_cuda)
+
     def of_wait(self, wait: Wait) -> Lane:
         """The lane that waits."""
         if not wait.on_device or wait.stream is None:
@@ -84,7 +90,7 @@ class Lanes:
             return None
         return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
 
-    def _lane(self, stream: int, thread: int, device: int | None, *, cuda: bool) -> Lane:
+    def _lane(self, stream: int, thread: int | None, device: int | None, *, cuda: bool) -> Lane:
         if not cuda:
             return Lane(0, thread) if stream == 0 else Lane(stream)
         if stream == _PER_THREAD:

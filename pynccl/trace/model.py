@@ -7,8 +7,18 @@ times but ``called``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-__all__ = ["Communicator", "GraphLaunch", "Operation", "ProcessTrace", "Range", "Wait"]
+__all__ = [
+    "Communicator",
+    "GraphLaunch",
+    "Operation",
+    "ProcessTrace",
+    "Range",
+    "Signal",
+    "Wait",
+    "Window",
+]
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,46 @@ class Communicator:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Memory that was registered as a window.
+
+    Attributes:
+        communicator: the id of its communicator.
+        rank: in it.
+        number: from 1, of the windows of the communicator, equal on all ranks.
+        address: of the own memory.
+        nbytes: its size.
+        opened: when it was registered; of one that was open before, the first use of the
+            communicator in the trace.
+        closed: None: it was open when the trace ended.
+    """
+
+    communicator: str
+    rank: int
+    number: int
+    address: int
+    nbytes: int
+    opened: int
+    closed: int | None
+
+
+class Signal(NamedTuple):
+    """Signals that a wait_signal waits for.
+
+    Attributes:
+        peer: the rank that they come from.
+        times: how many.
+        signal: the index of the signal.
+        context: the index of the context.
+    """
+
+    peer: int
+    times: int
+    signal: int
+    context: int
+
+
+@dataclass(frozen=True)
 class Operation:
     """One operation, in the order of issue.
 
@@ -54,7 +104,7 @@ class Operation:
         root: of a rooted collective.
         peer: of a message or a one-sided operation.
         sendbuff: the address that it reads.
-        recvbuff: the address that it writes.
+        recvbuff: the address that it writes; 0 of a put, which writes to its peer.
         stream: the handle of its stream; 0 is the default stream, which on CPUs is the thread.
         thread: the system's id of the thread that called it.
         group: the number of the group or plan that it was issued in; None outside of groups.
@@ -70,6 +120,11 @@ class Operation:
         recvbytes: bytes that it writes to recvbuff.
         rank: in the communicator, of which a process may have several ranks. None: the rank of
             ProcessTrace.communicators.
+        window: of a put: the number of the window that it writes to.
+        offset: where in the window of the peer, in bytes.
+        signal: of a put or signal: the index of the signal.
+        context: the index of its context.
+        signals: of a wait_signal.
     """
 
     kind: str
@@ -95,6 +150,11 @@ class Operation:
     sendbytes: int
     recvbytes: int
     rank: int | None = None
+    window: int | None = None
+    offset: int | None = None
+    signal: int | None = None
+    context: int | None = None
+    signals: tuple[Signal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +172,10 @@ class Wait:
         began: when the wait began.
         ended: when it was over. None: it was not over when the trace ended.
         rank: in the communicator, as that of an operation.
+        called: when the function was called.
+        event_stream: the stream that the event was recorded on.
+        event_recorded: when the event was recorded, by the host. None: before the trace, or the
+            wait is not for an event.
     """
 
     what: str
@@ -123,6 +187,9 @@ class Wait:
     began: int
     ended: int | None
     rank: int | None = None
+    called: int | None = None
+    event_stream: int | None = None
+    event_recorded: int | None = None
 
 
 @dataclass(frozen=True)
@@ -201,3 +268,4 @@ class ProcessTrace:
     waits: list[Wait] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     launches: list[GraphLaunch] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)

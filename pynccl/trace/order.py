@@ -8,9 +8,10 @@ a chain of these leads from one to the other:
 * a stream that waits for an event: what follows on the stream comes after;
 * on CPUs, an operation on the default stream of a thread, which ends before its call returns.
 
-A wait whose operation is not known is taken to be for all that had ended when it was over. So
-there are no false alarms from such waits, but races may be missed. What orders the program outside
-of pynccl, such as locks between threads, is not in a trace.
+An event comes after what was on its stream when it was recorded. A wait for one that was recorded
+before the trace is taken to be for all that had ended when it was over. So there are no false
+alarms from such waits, but races may be missed. What orders the program outside of pynccl, such as
+locks between threads, is not in a trace.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pynccl.trace.lanes import Interval, Lane, Lanes
 from pynccl.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
@@ -173,8 +175,14 @@ class _Order:
         self._thread_waits = deque(sorted(waits, key=lambda one: one.began))
         self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
         for ended, wait in sorted(over, key=lambda pair: pair[0]):
-            if wait.on_device:
+            if wait.on_device and not _is_known(wait):
                 self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
+        # Waits of streams whose target is known, by their calls, and the records of their events.
+        known = [wait for wait in trace.waits if wait.on_device and _is_known(wait)]
+        self._known_waits = deque(sorted(known, key=_called))
+        records = {record for wait in trace.waits if (record := _record(wait)) is not None}
+        self._records = deque(sorted(records))
+        self._recorded: dict[_Record | None, _Clock] = {}
 
     def run(self) -> list[_Node]:
         """All operations that ran, in the order of their calls, with what comes before each."""
@@ -182,6 +190,7 @@ class _Order:
         nodes = []
         for batch in self._batches():
             called = batch[0].one.called
+            self._pass_known_waits(called)
             while waits and waits[0].began <= called:
                 self._begin_wait(waits.popleft())
             self._issue(batch)
@@ -239,6 +248,25 @@ class _Order:
         for lane in firsts:
             self._streams[lane] = dict(after)
 
+    def _pass_known_waits(self, time: int) -> None:
+        """The records of events, and the waits whose target is known, that were called before."""
+        while True:
+            wait = self._known_waits[0] if self._known_waits else None
+            until = time if wait is None else min(time, _called(wait))
+            if self._records and self._records[0].time <= until:
+                record = self._records.popleft()
+                lane = self._lanes.of_stream(record.stream)
+                clock = self._recorded[record] = dict(self._streams[lane])
+                _join(clock, self._ended(record.time))
+            elif wait is not None and _called(wait) <= time:
+                self._known_waits.popleft()
+                known = self._awaited(wait)
+                if known is None:
+                    known = self._ended_before(wait)
+                _join(self._streams[self._lanes.of_wait(wait)], known)
+            else:
+                return
+
     def _learn(self, thread: int, time: int) -> _Clock:
         """What a thread knows at a time to have been done."""
         clock, later = self._threads[thread], []
@@ -246,7 +274,7 @@ class _Order:
             if since > time:
                 later.append((since, known))
             else:
-                _join(clock, self._ended(known) if isinstance(known, Wait) else known)
+                _join(clock, self._ended_before(known) if isinstance(known, Wait) else known)
         self._learned[thread] = later
         return clock
 
@@ -256,25 +284,49 @@ class _Order:
         while waits and waits[0][0] <= time:
             _, wait = waits.popleft()
             known = self._awaited(wait)
-            _join(self._streams[lane], self._ended(wait) if known is None else known)
+            _join(self._streams[lane], self._ended_before(wait) if known is None else known)
 
     def _awaited(self, wait: Wait) -> _Clock | None:
-        """What is done once the operation of a wait is; None where it is not known."""
+        """What is done once the operation or event of a wait is; None where it is not known."""
         if wait.communicator is None or wait.sequence is None:
-            return None
+            return self._recorded.get(_record(wait))
         node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))
         return None if node is None else node.after
 
-    def _ended(self, wait: Wait) -> _Clock:
+    def _ended_before(self, wait: Wait) -> _Clock:
         """All that had ended when a wait was over, on the stream of the event where it is known."""
-        lane = self._lanes.awaited(wait)
+        return self._ended(wait.ended or 0, self._lanes.awaited(wait))
+
+    def _ended(self, time: int, lane: Lane | None = None) -> _Clock:
+        """All that had ended at a time, on one lane or on all."""
         clock: _Clock = {}
         for nodes in [self._on_lane[lane]] if lane is not None else self._on_lane.values():
             for node in reversed(nodes):
-                if node.one.ended is not None and node.one.ended <= (wait.ended or 0):
+                if node.one.ended is not None and node.one.ended <= time:
                     _join(clock, node.after)
                     break
         return clock
+
+
+class _Record(NamedTuple):
+    """The record of an event: when, on which stream."""
+
+    time: int
+    stream: int
+
+
+def _record(wait: Wait) -> _Record | None:
+    if wait.event_recorded is None or wait.event_stream is None:
+        return None
+    return _Record(wait.event_recorded, wait.event_stream)
+
+
+def _is_known(wait: Wait) -> bool:
+    return wait.sequence is not None or _record(wait) is not None
+
+
+def _called(wait: Wait) -> int:
+    return wait.began if wait.called is None else wait.called
 
 
 def _join(clock: _Clock, other: _Clock) -> None:

@@ -12,13 +12,23 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pynccl.trace.errors import TraceError
-from pynccl.trace.model import Communicator, GraphLaunch, Operation, ProcessTrace, Range, Wait
+from pynccl.trace.model import (
+    Communicator,
+    GraphLaunch,
+    Operation,
+    ProcessTrace,
+    Range,
+    Signal,
+    Wait,
+    Window,
+)
 
 __all__ = ["RecordingError", "is_recording", "load", "parse"]
 
@@ -77,7 +87,8 @@ class _Entry(NamedTuple):
         return bool(self.flags & 8)
 
 
-_OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT, _RANGE_BEGIN, _RANGE_END, _FAILURE = range(8)
+_OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT = range(5)
+_RANGE_BEGIN, _RANGE_END, _FAILURE, _WINDOW_OPEN, _WINDOW_CLOSE = range(5, 10)
 
 
 @dataclass
@@ -192,6 +203,7 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     trace.waits = [_wait(entry, contents) for entry in contents.entries if entry.type == _WAIT]
     trace.ranges = _ranges(contents)
     trace.launches = [_launch(entry) for entry in contents.entries if entry.type == _LAUNCH]
+    trace.windows = _windows(contents)
     return trace
 
 
@@ -201,6 +213,11 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
     ends = {(e.group, e.stream): e for e in contents.entries if e.type == _GROUP_END}
     any_end = {e.group: e for e in contents.entries if e.type == _GROUP_END}
     failures = {(e.communicator, e.sequence) for e in contents.entries if e.type == _FAILURE}
+    signals: dict[tuple[int, int], list[Signal]] = defaultdict(list)
+    for entry in contents.entries:
+        if entry.type == _SIGNAL:
+            signal = Signal(entry.root_or_peer, entry.elements, entry.signal, entry.context)
+            signals[entry.communicator, entry.sequence].append(signal)
     operations = []
     for entry in entries:
         times = entry
@@ -209,7 +226,11 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
         if entry.group:
             end = ends.get((entry.group, entry.stream)) or any_end.get(entry.group)
             times = end or entry._replace(flags=entry.flags | 1)
-        operations.append(_operation(entry, times, contents, timed=timed))
+        operation = _operation(entry, times, contents, timed=timed)
+        if operation.kind == "wait_signal":
+            found = tuple(signals[entry.communicator, entry.sequence])
+            operation = replace(operation, sendbuff=0, signals=found)
+        operations.append(operation)
     return _in_order(operations)
 
 
@@ -247,7 +268,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         root=entry.root_or_peer if kind in ("broadcast", "reduce", "gather", "scatter") else None,
         peer=entry.root_or_peer if kind in ("send", "recv", "put_signal", "signal") else None,
         sendbuff=entry.sendbuff,
-        recvbuff=entry.recvbuff,
+        recvbuff=0 if kind == "put_signal" else entry.recvbuff,
         stream=entry.stream,
         thread=entry.thread,
         group=entry.group or None,
@@ -260,6 +281,10 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         sendbytes=0,
         recvbytes=0,
         rank=communicator.rank,
+        window=entry.recvbuff if kind == "put_signal" else None,
+        offset=entry.offset if kind == "put_signal" else None,
+        signal=entry.signal if kind in ("put_signal", "signal") else None,
+        context=entry.context if kind in ("put_signal", "signal") else None,
     )
     sends, receives = _sizes(operation, communicator)
     width = _width(dtype)
@@ -304,7 +329,34 @@ def _wait(entry: _Entry, contents: _Contents) -> Wait:
         on_device=entry.on_device,
         began=(entry.began or entry.called) if entry.on_device else entry.called,
         ended=(entry.ended or None) if entry.on_device else entry.returned,
+        called=entry.called,
+        event_stream=entry.recvbuff if entry.number else None,
+        event_recorded=entry.number or None,
     )
+
+
+def _windows(contents: _Contents) -> list[Window]:
+    closed = {
+        (entry.communicator, entry.number): entry.called
+        for entry in contents.entries
+        if entry.type == _WINDOW_CLOSE
+    }
+    windows: dict[tuple[int, int], Window] = {}  # at the first use of a communicator there are two
+    for entry in contents.entries:
+        if entry.type == _WINDOW_OPEN:
+            key = entry.communicator, entry.number
+            communicator = contents.communicators[entry.communicator]
+            window = Window(
+                communicator=communicator.id,
+                rank=communicator.rank,
+                number=entry.number,
+                address=entry.recvbuff,
+                nbytes=entry.elements,
+                opened=entry.called,
+                closed=closed.get(key),
+            )
+            windows.setdefault(key, window)
+    return [windows[key] for key in sorted(windows)]
 
 
 def _ranges(contents: _Contents) -> list[Range]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from dataclasses import MISSING
 from typing import Any, TypeVar
 
 from pynccl.trace.errors import TraceError
@@ -14,7 +15,9 @@ from pynccl.trace.model import (
     Operation,
     ProcessTrace,
     Range,
+    Signal,
     Wait,
+    Window,
 )
 
 __all__ = ["from_json", "to_json"]
@@ -26,6 +29,7 @@ _TABLES: dict[str, type[Any]] = {
     "waits": Wait,
     "ranges": Range,
     "launches": GraphLaunch,
+    "windows": Window,
 }
 _Types = dict[str, tuple[type, ...]]
 
@@ -38,11 +42,19 @@ def _types(cls: type[Any]) -> _Types:
         hint = hints[field.name]
         if field.name in _TABLES and cls is ProcessTrace:
             continue
-        result[field.name] = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if isinstance(hint, types.UnionType):
+            result[field.name] = typing.get_args(hint)
+        else:
+            result[field.name] = (list,) if typing.get_origin(hint) is tuple else (hint,)
     return result
 
 
 _COLUMNS: dict[str, _Types] = {name: _types(cls) for name, cls in _TABLES.items()}
+_LATER = ("windows",)  # tables that the first files did not have
+_OPTIONAL = {  # columns that they did not have
+    name: {field.name for field in dataclasses.fields(cls) if field.default is not MISSING}
+    for name, cls in _TABLES.items()
+}
 _FIELDS = _types(ProcessTrace)
 
 
@@ -73,17 +85,19 @@ def from_json(value: object) -> ProcessTrace:
             raise TraceError(f"{name} is missing")
         fields[name] = _checked(name, value[name], accepted)
     for name, cls in _TABLES.items():
-        fields[name] = _table(name, cls, value.get(name))
+        absent = None if name not in _LATER else {"columns": list(_COLUMNS[name]), "rows": []}
+        fields[name] = _table(name, cls, value.get(name, absent))
     fields["communicators"] = {one.id: one for one in fields["communicators"]}
     return ProcessTrace(**fields)
 
 
 def _table(name: str, cls: type[_T], value: object) -> list[_T]:
     columns, rows = _members(name, value)
-    missing = [column for column in _COLUMNS[name] if column not in columns]
+    known = [column for column in _COLUMNS[name] if column in columns]
+    missing = [column for column in _COLUMNS[name] if column not in [*known, *_OPTIONAL[name]]]
     if missing:
         raise TraceError(f"{name}: the column {missing[0]} is missing")
-    places = [(columns.index(column), column) for column in _COLUMNS[name]]
+    places = [(columns.index(column), column) for column in known]
     types_ = [_COLUMNS[name][column] for _, column in places]
     result = []
     for number, row in enumerate(rows):
@@ -93,8 +107,21 @@ def _table(name: str, cls: type[_T], value: object) -> list[_T]:
         for (_, column), one, accepted in zip(places, values, types_, strict=True):
             if type(one) not in accepted:  # faster than _checked(), of which it is the usual case
                 _checked(f"{name}: row {number}: {column}", one, accepted)
-        result.append(cls(*values))
+        members = dict(zip(known, values, strict=True))
+        if members.get("signals"):
+            members["signals"] = _signals(f"{name}: row {number}", members["signals"])
+        elif "signals" in members:
+            members["signals"] = ()
+        result.append(cls(**members))
     return result
+
+
+def _signals(name: str, value: list[Any]) -> tuple[Signal, ...]:
+    """The signals of an operation, which are lists of their members."""
+    for one in value:
+        if not isinstance(one, list) or [type(member) for member in one] != [int] * 4:
+            raise TraceError(f"{name}: signals: {_short(one)} is not a list of 4 numbers")
+    return tuple(Signal(*one) for one in value)
 
 
 def _members(name: str, value: object) -> tuple[list[Any], list[Any]]:

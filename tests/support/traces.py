@@ -124,6 +124,10 @@ class TraceBuilder:
         return operation
 
     def wait(self, what: str, began: float, ended: float | None, **fields: Any) -> None:  # noqa: ANN401
+        """A wait; those of ``fields`` that are times are in milliseconds, too."""
+        for name in ("called", "event_recorded"):
+            if name in fields:
+                fields[name] = self.time(fields[name])
         self.trace.waits.append(
             Wait(
                 **{

@@ -140,6 +140,46 @@ def test_order_is_passed_on() -> None:
     assert len(_check(lambda builder: build(builder, event=False))) == 1
 
 
+@pytest.mark.parametrize(
+    ("recorded", "called", "stream", "ordered"),
+    [
+        (1.1, 1.2, _A, True),
+        (0.5, 1.2, _A, False),  # before the first was called
+        (1.1, 1.2, _C, False),  # on another stream
+        (1.1, 6.5, _A, False),  # the wait was called after the second
+    ],
+)
+def test_an_event_comes_after_what_was_on_its_stream(
+    recorded: float, called: float, stream: int, ordered: bool
+) -> None:
+    def build(builder: TraceBuilder) -> None:
+        _first(builder)
+        event = {"event_stream": stream, "event_recorded": recorded, "called": called}
+        builder.wait("stream_event", 5, 5.5, stream=_B, **event)
+        _second(builder, called=1.3)
+
+    assert len(_check(build)) == (0 if ordered else 1)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_event_passes_on_what_its_stream_has_waited_for(waits: bool) -> None:
+    """From A to C, which has no operation, and from there to B and to the thread."""
+
+    def build(builder: TraceBuilder) -> None:
+        _first(builder)
+        if waits:
+            first = {"event_stream": _A, "event_recorded": 1.1, "called": 1.2}
+            builder.wait("stream_event", 5, 5.1, stream=_C, **first)
+        second = {"event_stream": _C, "event_recorded": 1.3}
+        builder.wait("stream_event", 5.1, 5.2, stream=_B, called=1.4, **second)
+        _second(builder, called=1.5)
+        builder.wait("event", 1.6, 5.3, stream=_C, called=1.6, **second)
+        chain = _CHAIN | {"recvbuff": 0x40000}
+        builder.operation("all_gather", 9, 9.5, stream=_C + 0x100, **chain)
+
+    assert len(_check(build)) == (0 if waits else 2)
+
+
 def test_the_default_stream_of_a_thread_is_done_when_its_call_returns() -> None:
     def build(builder: TraceBuilder) -> None:
         builder.operation("all_reduce", 1, 5, stream=0, returned=5.01)

@@ -19,8 +19,8 @@ import pytest
 
 import pynccl
 from pynccl import _C, nccl
-from pynccl.trace import recording
-from pynccl.trace.model import Operation, ProcessTrace
+from pynccl.trace import chrome, recording
+from pynccl.trace.model import Operation, ProcessTrace, Signal
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -241,6 +241,67 @@ def _graphs(rank: Rank) -> None:
 
 def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: str) -> None:
     launch(2, _graphs, provider=provider)
+
+
+def _one_sided(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    nbytes = 4096
+    memories = [comm.mem_alloc(nbytes) for _ in range(2)]
+    windows = [comm.register_window(memory) for memory in memories]
+    peer = (rank.rank + 1) % rank.nranks
+    source = (rank.rank - 1) % rank.nranks
+    event = rank.event()
+
+    def run() -> None:
+        late = comm.register_window(comm.mem_alloc(nbytes))
+        comm.put_signal(
+            memories[1].ptr + 64, peer, windows[0], 128, count=16, dtype="float32", stream=stream
+        )
+        comm.signal(peer, stream=stream)
+        comm.wait_signal({source: 2}, stream=stream)
+        event.record(stream)
+        event.synchronize()
+        late.close()
+
+    trace = _traced(run)
+    comm_id = trace.operations[0].communicator
+    put, signalled, waited = [o for o in trace.operations if o.kind != "all_gather"]
+    assert (put.kind, put.window, put.offset, put.signal, put.context) == (
+        "put_signal",
+        1,
+        128,
+        0,
+        0,
+    )
+    assert (put.peer, put.count, put.sendbuff) == (peer, 16, memories[1].ptr + 64)
+    assert (put.recvbuff, put.recvbytes, put.signals) == (0, 0, ())
+    assert (signalled.kind, signalled.peer, signalled.signal, signalled.window) == (
+        *("signal", peer, 0),
+        None,
+    )
+    assert waited.kind == "wait_signal"
+    assert waited.signals == (Signal(peer=source, times=2, signal=0, context=0),)
+    first, second, third = trace.windows
+    assert [(w.communicator, w.rank) for w in trace.windows] == [(comm_id, rank.rank)] * 3
+    assert [w.number for w in trace.windows] == [1, 2, 3]
+    assert [w.nbytes for w in trace.windows] == [nbytes] * 3
+    assert (first.address, second.address) == (memories[0].ptr, memories[1].ptr)
+    assert first.closed is second.closed is None
+    assert third.closed is not None
+    assert third.opened < put.called < third.closed
+    (wait,) = [w for w in trace.waits if w.what == "event"]
+    assert wait.event_stream == stream.handle
+    assert wait.called is not None
+    assert wait.event_recorded is not None
+    assert waited.called < wait.event_recorded <= wait.called
+    (again,) = chrome.parse(json.dumps(chrome.document(trace)))
+    assert again == trace
+    for window in windows:
+        window.close()
+
+
+def test_one_sided_operations_and_windows(launch: Launcher, provider: str) -> None:
+    launch(2, _one_sided, provider=provider)
 
 
 def _ranges_in_captures(rank: Rank) -> None:

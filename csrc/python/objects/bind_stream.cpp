@@ -1,7 +1,9 @@
 // The classes Stream and Event, on either provider.
 #include "core/stream.h"
 
+#include "core/clock.h"
 #include "core/graph.h"
+#include "core/trace.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
@@ -137,7 +139,9 @@ Raises:
           [](const Event& e, const py::object& on) {
             const cudaStream_t handle = stream_from_python(on.ptr(), e.library());
             const GilReleased released;
+            const std::int64_t now = Trace::timed() ? precise_time() : 0;
             e.record(handle);
+            e.note_time(now);
           },
           py::arg("stream"), R"(Record the present end of a stream (cuEventRecord).
 
