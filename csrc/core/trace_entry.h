@@ -10,9 +10,9 @@ namespace pynccl {
 struct TraceEntry {
   enum class Type : std::uint8_t {
     kOperation,
-    kGroupEnd,    // one for each stream of a group: the times of its operations
-    kSignal,      // one that a kWaitSignal waits for; before it
-    kLaunch,      // of a graph
+    kGroupEnd,  // one for each stream of a group: the times of its operations
+    kSignal,    // one that a kWaitSignal waits for; before it
+    kLaunch,    // of a graph
     kWait,  // of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
             // recorded, recvbuff its stream
     kRangeBegin,  // of the user; sequence numbers the range, count its name
