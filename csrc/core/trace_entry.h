@@ -20,6 +20,7 @@ struct TraceEntry {
     kFailure,  // of the call of an operation of a recording, whose entry was made before the call
     kWindowOpen,  // number is that of the window, count its bytes, recvbuff its address
     kWindowClose,
+    kRun,  // of a captured operation in a launch, which was called at this time
   };
   // kCalled: made before the call, for the recording; the time of the call is coarse_time().
   // kOnDevice: the call does not return when the work is done.

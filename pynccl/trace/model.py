@@ -250,6 +250,8 @@ class ProcessTrace:
         began: of the trace.
         ended: of the trace.
         dropped: how many operations came after the limit, and are missing.
+        runs: the captured operations as launches of their graphs ran them, with
+            ``nccl.trace(graphs=True)``. They are called when the launch is.
         communicators: those that were used, by id. Of several ranks of one, as init_all() makes
             them, it is any one.
     """
@@ -269,3 +271,4 @@ class ProcessTrace:
     ranges: list[Range] = field(default_factory=list)
     launches: list[GraphLaunch] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
+    runs: list[Operation] = field(default_factory=list)
