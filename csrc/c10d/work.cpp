@@ -76,8 +76,8 @@ float HostWork::getDuration() const {
 }
 
 void HostWork::run(Operation& operation) {
-  const auto began = operation.timed ? std::chrono::steady_clock::now()
-                                     : std::chrono::steady_clock::time_point();
+  const auto began =
+      operation.timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
   connection_->issue(operation, nullptr);
   sequence_ = connection_->last_operation();
   if (!operation.timed) return;

@@ -81,7 +81,7 @@ class TraceState {
 
   struct CapturedGraph {
     std::vector<Pending> operations;
-    std::int64_t called = 0;            // the last launch
+    std::int64_t called = 0;              // the last launch
     std::optional<PooledEvent> launched;  // after it, until its times were read
   };
   bool resolve_launch(CapturedGraph& graph);
