@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
 
 from pynccl.replay.contents import choose_sources, match, order
 from pynccl.replay.errors import ReplayError
-from pynccl.replay.layout import ALIGNMENT, Layout
-from pynccl.replay.program import Member, Op, Program, Step, Window
+from pynccl.replay.layout import Layout
+from pynccl.replay.program import Member, Op, Program, Step
 from pynccl.replay.recorded import Process, Recorded, Sync, counterpart
 from pynccl.replay.shape import ITEMSIZES, blocks
+from pynccl.replay.signals import ONE_SIDED
+from pynccl.replay.windows import Windows, add_signals, expect_puts
 from pynccl.trace.model import Operation
 
 __all__ = ["compile_programs"]
@@ -40,14 +40,17 @@ def compile_programs(
                 f"communicator {comm.label}: there is no recording of its ranks "
                 f"{list(comm.missing)}; give a number of ranks to replay without them"
             )
+    windows = Windows(recorded, scale)
     compilers = [
-        _Compiler(recorded, place, provider=provider, scale=scale, data=data)
+        _Compiler(recorded, place, windows, provider=provider, scale=scale, data=data)
         for place in range(len(recorded.processes))
     ]
     programs = [compiler.compile() for compiler in compilers]
+    comms = [comm.ranks for comm in recorded.comms.values()]
+    add_signals(programs, comms)
     if data:
-        match(programs, [comm.ranks for comm in recorded.comms.values()])
-    _open_windows(programs, [comm.ranks for comm in recorded.comms.values()])
+        match(programs, comms)
+        expect_puts(programs, comms)
     return programs
 
 
@@ -55,16 +58,26 @@ class _Compiler:
     """Makes the program of one process."""
 
     def __init__(
-        self, recorded: Recorded, place: int, *, provider: str, scale: float, data: bool
+        self,
+        recorded: Recorded,
+        place: int,
+        windows: Windows,
+        *,
+        provider: str,
+        scale: float,
+        data: bool,
     ) -> None:
         self._process: Process = recorded.processes[place]
         self._place = place
-        self._notes = recorded.notes
+        self._windows = windows
         self._scale = scale
         self._data = data
         self._indexes = {id: index for index, id in enumerate(recorded.comms)}
         self._members = {
-            id: Member(index, comm.label, len(comm.ranks), comm.ranks.index(place))
+            id: Member(
+                *(index, comm.label, len(comm.ranks), comm.ranks.index(place)),
+                *windows.indexes(id),
+            )
             for index, (id, comm) in enumerate(recorded.comms.items())
             if place in comm.ranks
         }
@@ -75,6 +88,7 @@ class _Compiler:
 
     def compile(self) -> Program:
         program = Program(self._process.rank, list(self._members.values()))
+        program.windows = self._windows.sizes(self._place)
         program.steps = self._steps()
         self._place_buffers(program)
         program.streams = len(self._streams)
@@ -152,7 +166,7 @@ class _Compiler:
 
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]
-        if operation.dtype not in ITEMSIZES and operation.kind not in ("signal", "wait_signal"):
+        if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
             raise ReplayError(
                 f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "
                 f"of communicator {member.label} has the dtype {operation.dtype!r}, which is not "
@@ -189,7 +203,7 @@ class _Compiler:
         members = self._members_by_number
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
-            if op.kind in ("put_signal", "signal", "wait_signal"):
+            if op.kind in ONE_SIDED:
                 continue
             item, recorded = op.itemsize, op.recorded
             shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
@@ -203,7 +217,9 @@ class _Compiler:
         layout = Layout(buffers, self._scale)
         program.nbytes = layout.nbytes
         for op in program.operations:
-            if op.kind in ("put_signal", "signal", "wait_signal"):
+            if op.kind == "put_signal":
+                self._windows.place(self._place, op)
+            if op.kind in ONE_SIDED:
                 continue
             shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
             inside = _in_place(op, shape.own_sent, shape.own_received)
@@ -234,43 +250,3 @@ def _in_place(op: Op, own_sent: int, own_received: int) -> str | None:
     if op.sent <= op.received and recorded.sendbuff == recorded.recvbuff + own_received * block:
         return "send"
     return None
-
-
-# --- one-sided operations
-
-
-def _open_windows(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Give puts memory: their places are not recorded, so that each rank has one at its peers."""
-    slots: dict[int, int] = {}
-    signals: dict[tuple[int, int, int], int] = defaultdict(int)
-    puts: dict[tuple[int, int, int], list[Op]] = defaultdict(list)
-    streams = max((program.streams for program in programs), default=0) + 1
-    for program in programs:
-        ranks = {member.number: member.rank for member in program.members}
-        for op in program.operations:
-            if op.kind not in ("put_signal", "signal") or op.peer is None:
-                continue
-            signals[op.comm, ranks[op.comm], op.peer] += 1
-            slots.setdefault(op.comm, ALIGNMENT)
-            if op.kind == "put_signal":
-                size = -(-op.sent * op.itemsize // ALIGNMENT) * ALIGNMENT
-                slots[op.comm] = max(slots[op.comm], size)
-                puts[op.comm, ranks[op.comm], op.peer].append(op)
-    for comm, slot in slots.items():
-        for place in comms[comm]:
-            nbytes = slot * (streams + len(comms[comm]))
-            programs[place].windows[comm] = Window(slot, streams, nbytes)
-    for (comm, rank, peer), count in signals.items():
-        programs[comms[comm][peer]].windows[comm].signals[rank] = count
-    for (comm, rank, peer), operations in puts.items():
-        window = programs[comms[comm][peer]].windows[comm]
-        for op in operations:
-            op.send = op.stream * window.slot
-            op.recv = (window.staging + rank) * window.slot
-        last = operations[-1]
-        if last.source is not None and len({op.stream for op in operations}) == 1:
-            window.puts.append(
-                dataclasses.replace(
-                    last, source=None, sent=0, received=last.count, expected=[last.source]
-                )
-            )
