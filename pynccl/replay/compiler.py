@@ -54,6 +54,31 @@ def compile_programs(
     return programs
 
 
+class _Issued:
+    """The steps so far.
+
+    Attributes:
+        operations: the step and the stream, by communicator and sequence number.
+    """
+
+    def __init__(self) -> None:
+        self.operations: dict[tuple[str, int], tuple[int, int]] = {}
+        self._streams: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def add(self, op: Op, step: int) -> None:
+        recorded = op.recorded
+        self.operations[recorded.communicator, recorded.sequence] = step, op.stream
+        self.add_call(op.stream, recorded.called, step)
+
+    def add_call(self, stream: int, called: int, step: int) -> None:
+        self._streams[stream].append((called, step))
+
+    def before(self, stream: int, time: int) -> tuple[int, int] | None:
+        """The last call on a stream until then."""
+        calls = reversed(self._streams[stream])
+        return next(((step, stream) for called, step in calls if called <= time), None)
+
+
 class _Compiler:
     """Makes the program of one process."""
 
@@ -118,14 +143,14 @@ class _Compiler:
         epoch = self._process.trace.epoch
         steps: list[Step] = []
         groups: dict[tuple[int, int], Step] = {}
-        issued: dict[tuple[str, int], tuple[int, int]] = {}  # the step and stream of operations
+        issued = _Issued()
         for index, item in enumerate(items):
             if isinstance(item, Sync):
                 self._add_wait(steps, item, epoch, issued)
                 continue
             op = self._op(item)
             if item.group is None:
-                issued[item.communicator, item.sequence] = len(steps), op.stream
+                issued.add(op, len(steps))
                 steps.append(Step(item.called + epoch, [op]))
                 continue
             key = _group_key(item)
@@ -133,35 +158,34 @@ class _Compiler:
             step.ops.append(op)
             if last[key] == index:
                 for one in step.ops:
-                    place = one.recorded.communicator, one.recorded.sequence
-                    issued[place] = len(steps), one.stream
+                    issued.add(one, len(steps))
                 steps.append(groups.pop(key))
         return steps
 
-    def _add_wait(
-        self,
-        steps: list[Step],
-        wait: Sync,
-        epoch: int,
-        issued: dict[tuple[str, int], tuple[int, int]],
-    ) -> None:
+    def _add_wait(self, steps: list[Step], wait: Sync, epoch: int, issued: _Issued) -> None:
         """Add a wait of the recording, where the replay has what it waits for."""
-        if isinstance(wait.target, int):
+        place = None
+        if not isinstance(wait.target, int):
+            place = issued.operations.get(wait.target)
+        else:
             stream = self._known_stream(wait.target)
-            if stream is not None:
+            if wait.recorded is None and stream is not None:
                 steps.append(Step(wait.called + epoch, sync=stream))
+            elif wait.recorded is not None and stream is not None:
+                place = issued.before(stream, wait.recorded)
+        if place is None:
             return
-        waiting = None if wait.stream is None else self._known_stream(wait.stream)
-        if wait.target not in issued or (waiting is None and wait.stream is not None):
-            return
-        earlier, other = issued[wait.target]
+        waiting = None if wait.stream is None else self._stream(wait.stream, 0)
+        earlier, other = place
         if other == waiting:
             return
         steps[earlier].marks.add(other)
+        if waiting is not None:  # others may wait for what this stream waits for
+            issued.add_call(waiting, wait.called, len(steps))
         steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
 
     def _known_stream(self, handle: int) -> int | None:
-        """A stream that operations are on; None: nothing to wait for."""
+        """A stream that was used; None: nothing to wait for."""
         return 0 if handle == 0 else self._streams.get((handle, 0))
 
     def _op(self, operation: Operation) -> Op:

@@ -264,8 +264,13 @@ class _Player:
             return
         for stream, earlier, other in step.waits:
             self._wait(stream, self._events.get((earlier, other)))
-        if not step.ops:
-            return
+        if step.ops:
+            self._issue_step(step)
+        for stream in step.marks:
+            if (event := self._record(stream)) is not None:
+                self._events[number, stream] = event
+
+    def _issue_step(self, step: Step) -> None:
         by_stream: dict[int, list[Op]] = {}
         for op in step.ops:
             by_stream.setdefault(op.stream, []).append(op)
@@ -279,9 +284,6 @@ class _Player:
             self._issue(step.ops[0])
         for stream, ops in by_stream.items():
             self._data.after(self._streams[stream], ops)
-        for stream in step.marks:
-            if (event := self._record(stream)) is not None:
-                self._events[number, stream] = event
 
     def _record(self, stream: int) -> Any:  # noqa: ANN401 - an event, or None
         """An event on a stream; None where the thread is the stream."""

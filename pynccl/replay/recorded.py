@@ -69,11 +69,14 @@ class Sync:
         target: the stream that is waited for, or the id of the communicator and the sequence number
             of an operation.
         called: when.
+        recorded: when an event was recorded on the stream: what was called there later is not
+            waited for. None: there is no event.
     """
 
     stream: int | None
     target: int | tuple[str, int]
     called: int
+    recorded: int | None = None
 
 
 @dataclass
@@ -290,15 +293,21 @@ def _fill(
 
 def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
     """A wait that can be replayed: its stream or operation is known."""
+    called = wait.began if wait.called is None else wait.called
+    if wait.event_stream is not None and wait.event_recorded is not None:
+        if wait.what == "stream_event" and wait.stream is None:
+            return None
+        waiting = wait.stream if wait.what == "stream_event" else None
+        return Sync(waiting, wait.event_stream, called, wait.event_recorded)
     operation = None
     if wait.communicator is not None and wait.sequence is not None:
         operation = joined.get(wait.communicator, wait.communicator), wait.sequence
     if wait.what == "stream_event":
         known = operation is not None and wait.stream is not None
-        return Sync(wait.stream, operation, wait.began) if operation and known else None
+        return Sync(wait.stream, operation, called) if operation and known else None
     if wait.what == "stream" and wait.stream is not None:
-        return Sync(None, wait.stream, wait.began)
-    return Sync(None, operation, wait.began) if operation else None
+        return Sync(None, wait.stream, called)
+    return Sync(None, operation, called) if operation else None
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
