@@ -174,9 +174,9 @@ def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
     ranks = [trace.rank for trace in traces if trace.rank is not None]
     if len(set(ranks)) == len(traces):
         return ranks
-    shared = set.intersection(*(set(trace.communicators) for trace in traces))
-    for id in sorted(shared):
-        ranks = [trace.communicators[id].rank for trace in traces]
+    owns = [{one.id: one.rank for one in trace.communicators.values()} for trace in traces]
+    for id in sorted(set.intersection(*map(set, owns))):
+        ranks = [own[id] for own in owns]
         if len(set(ranks)) == len(traces):
             return ranks
     return list(range(len(traces)))

@@ -126,7 +126,7 @@ def operation_bandwidths(trace: ProcessTrace) -> list[Bandwidth | None]:
     keys: list[tuple[object, ...]] = []
     sizes: list[tuple[int, int]] = []
     for index, operation in enumerate(trace.operations):
-        communicator = trace.communicators.get(operation.communicator)
+        communicator = trace.communicator_of(operation)
         nranks = 1 if communicator is None else communicator.nranks
         sizes.append((operation_bytes(operation, nranks), nranks))
         place = index if operation.group is None else (operation.group, operation.stream)

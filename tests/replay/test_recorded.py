@@ -194,7 +194,9 @@ def test_communicators_that_were_grown_have_one_id() -> None:
     old, new = world.communicator("c", []), "d" * 16
     for rank, (id, joined) in enumerate(((old, new), (new, None))):
         comm = next(iter(world.traces[rank].communicators.values()))
-        world.traces[rank].communicators[id] = dataclasses.replace(comm, id=id, joined=joined)
+        world.traces[rank].communicators[id, rank] = dataclasses.replace(
+            comm, id=id, joined=joined, rank=rank
+        )
     world.members[old] = [0, 1]
     world.all("all_reduce", old)
     operations = world.traces[1].operations
@@ -205,7 +207,7 @@ def test_communicators_that_were_grown_have_one_id() -> None:
 
 
 def test_processes_without_ranks_of_their_own() -> None:
-    """Such a trace has the rank of the first communicator that was used."""
+    """Such a trace has the rank in its largest communicator."""
     world = World(4)
     for processes in ([0, 1], [2, 3]):
         world.all("all_reduce", world.communicator(f"b{processes[0]}", processes))
@@ -217,8 +219,9 @@ def test_processes_without_ranks_of_their_own() -> None:
     assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
 
 
+@pytest.mark.parametrize("first_files", [True, False])
 @pytest.mark.parametrize("threads", [True, False])
-def test_processes_with_several_ranks(threads: bool) -> None:
+def test_processes_with_several_ranks(threads: bool, first_files: bool) -> None:
     """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
     world = World(4)
     other = world.communicator("b", [2, 3])
@@ -231,13 +234,21 @@ def test_processes_with_several_ranks(threads: bool) -> None:
             trace.operations = [
                 dataclasses.replace(
                     operation,
-                    rank=trace.communicators[operation.communicator].rank,
+                    rank=world.members[operation.communicator].index(trace.pid - 1000),
                     thread=trace.pid if threads else 1,
                 )
                 for operation in trace.operations
             ]
         operations = sorted(first.operations + second.operations, key=lambda one: one.called)
-        merged.append(dataclasses.replace(first, rank=None, operations=operations))
+        communicators = first.communicators | second.communicators
+        if first_files:  # they have one rank of each
+            by_id = {one.id: one for one in communicators.values()}
+            communicators = {(one.id, one.rank): one for one in by_id.values()}
+        merged.append(
+            dataclasses.replace(
+                first, rank=None, communicators=communicators, operations=operations
+            )
+        )
     recorded = gather(merged)
     assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
     assert [len(process.items) for process in recorded.processes] == [2, 2, 3, 3]
