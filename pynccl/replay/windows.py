@@ -33,6 +33,7 @@ class Windows:
         self._scale = scale
         self._numbers = {id: index for index, id in enumerate(recorded.comms)}
         self._opened: dict[tuple[str, int], dict[int, Window]] = defaultdict(dict)
+        self._own: dict[tuple[str, int], list[Window]] = defaultdict(list)
         self._indexes: dict[str, tuple[int, int]] = {}
         self._layouts: dict[tuple[str, int], Layout] = {}
         self._slots: dict[str, int] = {}  # of puts whose windows are not known
@@ -41,6 +42,7 @@ class Windows:
             for window in process.windows:
                 if window.communicator in recorded.comms:
                     self._opened[window.communicator, window.number][place] = window
+                    self._own[window.communicator, place].append(window)
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -109,10 +111,8 @@ class Windows:
         end = operation.sendbuff + self._size(operation)[0]
         found = [
             window
-            for (other, _), opened in self._opened.items()
-            if other == id
-            and (window := opened.get(place)) is not None
-            and window.address <= operation.sendbuff
+            for window in self._own[id, place]
+            if window.address <= operation.sendbuff
             and end <= window.address + window.nbytes
             and _overlap(window, target)
         ]

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pynccl import cli
 from pynccl.replay import Result, load, replay
@@ -271,6 +275,69 @@ def _wait(world: World, rank: int, *signals: tuple[int, int, int, int], **fields
     return world.call(rank, "wait_signal", count=len(found), signals=found, **fields)
 
 
+def _generated(rng: random.Random, nranks: int, operations: int) -> World:
+    """Puts from any place to any place, on several streams, and waits for what was sent before."""
+    world = World(nranks)
+    sizes = {1: 4096, 3: 12288}
+    _with_windows(world, sizes)
+    sent: Counter[tuple[int, int, int]] = Counter()  # to, from, signal
+    for _ in range(operations):
+        rank, peer = rng.randrange(nranks), rng.randrange(nranks)
+        signal, stream = rng.randrange(2), 16 * rng.randrange(3)
+        if rng.random() < 0.3:
+            pending = [key for key, number in sent.items() if number and key[0] == rank]
+            some = rng.sample(pending, min(len(pending), 2))
+            signals = [(one[1], rng.randint(1, sent[one]), one[2], 0) for one in some]
+            if signals:
+                _wait(world, rank, *signals, stream=stream)
+            for one, (_, times, _, _) in zip(some, signals, strict=True):
+                sent[one] -= times
+            continue
+        sent[peer, rank, signal] += 1
+        if rng.random() < 0.1:
+            world.call(rank, "signal", peer=peer, signal=signal, context=0, stream=stream)
+            continue
+        dtype = rng.choice(["float32", "int8", "float64", "bfloat16"])
+        home, window = rng.choice(world.traces[rank].windows), rng.choice(list(sizes))
+        fields = {"signal": signal, "context": 0, "stream": stream, "dtype": dtype}
+        count = rng.randrange(1, 64)
+        place, offset = (8 * rng.randrange((sizes[number] - 512) // 8) for number in
+                         (home.number, window))  # fmt: skip
+        world.call(
+            *(rank, "put_signal"),
+            peer=peer,
+            count=count,
+            sendbuff=home.address + place,
+            window=window,
+            offset=offset,
+            **fields,
+        )
+    return world
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+@given(
+    seed=st.integers(0, 2**32),
+    nranks=st.integers(1, 4),
+    operations=st.sampled_from([10, 60]),
+    scale=st.sampled_from([1.0, 1.0, 0.1, 0.37, 2.5]),
+)
+def test_generated_programs(seed: int, nranks: int, operations: int, scale: float) -> None:
+    world = _generated(random.Random(seed), nranks, operations)
+    result = replay(world.traces, scale=scale, timeout=30)
+    _is_good(result)
+    assert result.operations == sum(len(trace.operations) for trace in world.traces)
+
+
+def test_many_operations() -> None:
+    world = _generated(random.Random(3), 4, 20_000)
+    result = replay(world.traces, timeout=60)
+    _is_good(result)
+    assert result.operations == sum(len(trace.operations) for trace in world.traces) > 15_000
+
+
 def test_signals_that_nobody_waited_for_are_waited_for_at_the_end() -> None:
     world = World(2)
     _with_windows(world, {1: 8192})
@@ -319,6 +386,15 @@ def test_regions_that_several_ranks_write_are_counted_and_not_compared(
     printed = capsys.readouterr().out
     assert "2 of 5 results compared" in printed
     assert "2 regions of windows are written by several ranks: not compared" in printed
+
+
+def test_puts_of_a_rank_on_two_streams_have_no_order() -> None:
+    world = World(2)
+    _with_windows(world, {1: 8192})
+    for stream in (16, 32):
+        _put(world, 0, 1, 64 * stream, 4096, stream=stream)
+    program = compile_programs(gather(world.traces))[1]
+    assert (program.regions, program.shared, program.landed) == (1, 0, [])
 
 
 def test_the_source_is_found_by_address_and_time() -> None:
