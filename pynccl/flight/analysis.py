@@ -20,11 +20,11 @@ class Finding:
 
     Attributes:
         kind: "mismatch", "skipped", "behind", "stuck", "call", "unmatched_send", "unmatched_recv",
-            "message_mismatch" or "no_file".
+            "message_mismatch" or "no_file"; of a replay also "signals".
         communicator: its id.
         ranks: whom it is about: those that differ, are behind, or have no file.
         waiting: those that wait for them.
-        number: of the collective or message.
+        number: of the collective or message; of "signals" the sequence of the wait.
         seconds: the longest wait.
         text: the same in words.
     """

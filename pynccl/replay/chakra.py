@@ -161,14 +161,15 @@ def _parse(value: Mapping[str, Any], path: str) -> ProcessTrace:
             raise ReplayError(
                 f"{path}: process {rank} is not in group {name!r} of ranks {group.ranks}"
             )
-        trace.communicators[group.id] = Communicator(
+        own = group.ranks.index(rank)
+        trace.communicators[group.id, own] = Communicator(
             id=group.id,
             joined=None,
             parent=None,
             name=group.desc or group.name,
             creator="ncclCommInitRankConfig",
             provider="cuda",
-            rank=group.ranks.index(rank),
+            rank=own,
             nranks=len(group.ranks),
             device=0,
         )

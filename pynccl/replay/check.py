@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.replay.recorded import Process, Recorded, counterpart
+from pynccl.replay.signals import excess
 from pynccl.trace.model import Operation
 
-__all__ = ["check", "described", "located"]
+__all__ = ["check", "described", "located", "missing_signals"]
 
 
 def described(operation: Operation) -> str:
@@ -26,7 +27,8 @@ def check(recorded: Recorded) -> list[Finding]:
     """Compare the operations of all ranks by communicator and number, then by position."""
     holes = [hole for process in recorded.processes for hole in _holes(recorded, process)]
     dumps = [_dump(recorded, place) for place in range(len(recorded.processes))]
-    return located(recorded, holes or analyse(dumps).findings)
+    signals = missing_signals(recorded)
+    return [*located(recorded, holes or analyse(dumps).findings), *located(recorded, signals)]
 
 
 def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
@@ -66,6 +68,32 @@ def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
             )
             yield Finding("skipped", comm.id, [rank], [], number + 1, None, text)
             break
+
+
+def missing_signals(recorded: Recorded) -> list[Finding]:
+    """Waits for more signals than their senders have sent."""
+    findings = []
+    for one in excess(recorded):
+        comm = recorded.comms[one.communicator]
+        which = f"signal {one.signal}, context {one.context}"
+        text = (
+            f"rank {one.receiver} waits for {one.waited} signals of rank {one.sender} ({which}), "
+            f"which has sent {one.sent}: the first wait_signal for more is that with sequence "
+            f"{one.operation.sequence}"
+        )
+        hole = _hole(recorded.processes[comm.place_of(one.sender)], comm.id)
+        if hole is not None:
+            text += f"; the recording of rank {one.sender} has no operation with sequence {hole}"
+        ranks, sequence = ([one.sender], [one.receiver]), one.operation.sequence
+        findings.append(Finding("signals", comm.id, *ranks, sequence, None, text))
+    return findings
+
+
+def _hole(process: Process, id: str) -> int | None:
+    """The first sequence number that a recording does not have."""
+    numbers = process.sequences[id]
+    some = range(min(numbers, default=0), max(numbers, default=0))
+    return next((one for one in some if one not in numbers), None)
 
 
 def _elsewhere(

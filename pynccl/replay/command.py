@@ -103,6 +103,7 @@ def _json(result: Result) -> dict[str, object]:
         "seconds": result.seconds,
         "outputs": result.outputs,
         "checked": result.checked,
+        "shared": result.shared,
         "rows": [asdict(row) for row in result.rows],
         "notes": result.notes,
         "findings": [asdict(finding) for finding in result.findings],
@@ -121,6 +122,8 @@ def _text(result: Result) -> Iterator[str]:
             f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
             f"{result.outputs} results compared"
         )
+        if result.shared:
+            yield f"{result.shared} regions of windows are written by several ranks: not compared"
         if result.checked and any(row.recorded is not None for row in result.rows):
             yield "operations wait for ranks that fill and compare; --no-data is for timings"
     if result.findings:

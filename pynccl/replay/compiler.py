@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
 
 from pynccl.replay.contents import choose_sources, match, order
 from pynccl.replay.errors import ReplayError
-from pynccl.replay.layout import ALIGNMENT, Layout
-from pynccl.replay.program import Member, Op, Program, Step, Window
+from pynccl.replay.layout import Layout
+from pynccl.replay.program import Member, Op, Program, Step
 from pynccl.replay.recorded import Process, Recorded, Sync, counterpart
 from pynccl.replay.shape import ITEMSIZES, blocks
+from pynccl.replay.signals import ONE_SIDED
+from pynccl.replay.windows import Windows, add_signals, expect_puts
 from pynccl.trace.model import Operation
 
 __all__ = ["compile_programs"]
@@ -40,31 +40,69 @@ def compile_programs(
                 f"communicator {comm.label}: there is no recording of its ranks "
                 f"{list(comm.missing)}; give a number of ranks to replay without them"
             )
+    windows = Windows(recorded, scale)
     compilers = [
-        _Compiler(recorded, place, provider=provider, scale=scale, data=data)
+        _Compiler(recorded, place, windows, provider=provider, scale=scale, data=data)
         for place in range(len(recorded.processes))
     ]
     programs = [compiler.compile() for compiler in compilers]
+    comms = [comm.ranks for comm in recorded.comms.values()]
+    add_signals(programs, comms)
     if data:
-        match(programs, [comm.ranks for comm in recorded.comms.values()])
-    _open_windows(programs, [comm.ranks for comm in recorded.comms.values()])
+        match(programs, comms)
+        expect_puts(programs, comms)
     return programs
+
+
+class _Issued:
+    """The steps so far.
+
+    Attributes:
+        operations: the step and the stream, by communicator and sequence number.
+    """
+
+    def __init__(self) -> None:
+        self.operations: dict[tuple[str, int], tuple[int, int]] = {}
+        self._streams: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def add(self, op: Op, step: int) -> None:
+        recorded = op.recorded
+        self.operations[recorded.communicator, recorded.sequence] = step, op.stream
+        self.add_call(op.stream, recorded.called, step)
+
+    def add_call(self, stream: int, called: int, step: int) -> None:
+        self._streams[stream].append((called, step))
+
+    def before(self, stream: int, time: int) -> tuple[int, int] | None:
+        """The last call on a stream until then."""
+        calls = reversed(self._streams[stream])
+        return next(((step, stream) for called, step in calls if called <= time), None)
 
 
 class _Compiler:
     """Makes the program of one process."""
 
     def __init__(
-        self, recorded: Recorded, place: int, *, provider: str, scale: float, data: bool
+        self,
+        recorded: Recorded,
+        place: int,
+        windows: Windows,
+        *,
+        provider: str,
+        scale: float,
+        data: bool,
     ) -> None:
         self._process: Process = recorded.processes[place]
         self._place = place
-        self._notes = recorded.notes
+        self._windows = windows
         self._scale = scale
         self._data = data
         self._indexes = {id: index for index, id in enumerate(recorded.comms)}
         self._members = {
-            id: Member(index, comm.label, len(comm.ranks), comm.ranks.index(place))
+            id: Member(
+                *(index, comm.label, len(comm.ranks), comm.ranks.index(place)),
+                *windows.indexes(id),
+            )
             for index, (id, comm) in enumerate(recorded.comms.items())
             if place in comm.ranks
         }
@@ -75,6 +113,7 @@ class _Compiler:
 
     def compile(self) -> Program:
         program = Program(self._process.rank, list(self._members.values()))
+        program.windows = self._windows.sizes(self._place)
         program.steps = self._steps()
         self._place_buffers(program)
         program.streams = len(self._streams)
@@ -104,14 +143,14 @@ class _Compiler:
         epoch = self._process.trace.epoch
         steps: list[Step] = []
         groups: dict[tuple[int, int], Step] = {}
-        issued: dict[tuple[str, int], tuple[int, int]] = {}  # the step and stream of operations
+        issued = _Issued()
         for index, item in enumerate(items):
             if isinstance(item, Sync):
                 self._add_wait(steps, item, epoch, issued)
                 continue
             op = self._op(item)
             if item.group is None:
-                issued[item.communicator, item.sequence] = len(steps), op.stream
+                issued.add(op, len(steps))
                 steps.append(Step(item.called + epoch, [op]))
                 continue
             key = _group_key(item)
@@ -119,40 +158,39 @@ class _Compiler:
             step.ops.append(op)
             if last[key] == index:
                 for one in step.ops:
-                    place = one.recorded.communicator, one.recorded.sequence
-                    issued[place] = len(steps), one.stream
+                    issued.add(one, len(steps))
                 steps.append(groups.pop(key))
         return steps
 
-    def _add_wait(
-        self,
-        steps: list[Step],
-        wait: Sync,
-        epoch: int,
-        issued: dict[tuple[str, int], tuple[int, int]],
-    ) -> None:
+    def _add_wait(self, steps: list[Step], wait: Sync, epoch: int, issued: _Issued) -> None:
         """Add a wait of the recording, where the replay has what it waits for."""
-        if isinstance(wait.target, int):
+        place = None
+        if not isinstance(wait.target, int):
+            place = issued.operations.get(wait.target)
+        else:
             stream = self._known_stream(wait.target)
-            if stream is not None:
+            if wait.recorded is None and stream is not None:
                 steps.append(Step(wait.called + epoch, sync=stream))
+            elif wait.recorded is not None and stream is not None:
+                place = issued.before(stream, wait.recorded)
+        if place is None:
             return
-        waiting = None if wait.stream is None else self._known_stream(wait.stream)
-        if wait.target not in issued or (waiting is None and wait.stream is not None):
-            return
-        earlier, other = issued[wait.target]
+        waiting = None if wait.stream is None else self._stream(wait.stream, 0)
+        earlier, other = place
         if other == waiting:
             return
         steps[earlier].marks.add(other)
+        if waiting is not None:  # others may wait for what this stream waits for
+            issued.add_call(waiting, wait.called, len(steps))
         steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
 
     def _known_stream(self, handle: int) -> int | None:
-        """A stream that operations are on; None: nothing to wait for."""
+        """A stream that was used; None: nothing to wait for."""
         return 0 if handle == 0 else self._streams.get((handle, 0))
 
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]
-        if operation.dtype not in ITEMSIZES and operation.kind not in ("signal", "wait_signal"):
+        if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
             raise ReplayError(
                 f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "
                 f"of communicator {member.label} has the dtype {operation.dtype!r}, which is not "
@@ -189,7 +227,7 @@ class _Compiler:
         members = self._members_by_number
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
-            if op.kind in ("put_signal", "signal", "wait_signal"):
+            if op.kind in ONE_SIDED:
                 continue
             item, recorded = op.itemsize, op.recorded
             shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
@@ -203,7 +241,9 @@ class _Compiler:
         layout = Layout(buffers, self._scale)
         program.nbytes = layout.nbytes
         for op in program.operations:
-            if op.kind in ("put_signal", "signal", "wait_signal"):
+            if op.kind == "put_signal":
+                self._windows.place(self._place, op)
+            if op.kind in ONE_SIDED:
                 continue
             shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
             inside = _in_place(op, shape.own_sent, shape.own_received)
@@ -234,43 +274,3 @@ def _in_place(op: Op, own_sent: int, own_received: int) -> str | None:
     if op.sent <= op.received and recorded.sendbuff == recorded.recvbuff + own_received * block:
         return "send"
     return None
-
-
-# --- one-sided operations
-
-
-def _open_windows(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Give puts memory: their places are not recorded, so that each rank has one at its peers."""
-    slots: dict[int, int] = {}
-    signals: dict[tuple[int, int, int], int] = defaultdict(int)
-    puts: dict[tuple[int, int, int], list[Op]] = defaultdict(list)
-    streams = max((program.streams for program in programs), default=0) + 1
-    for program in programs:
-        ranks = {member.number: member.rank for member in program.members}
-        for op in program.operations:
-            if op.kind not in ("put_signal", "signal") or op.peer is None:
-                continue
-            signals[op.comm, ranks[op.comm], op.peer] += 1
-            slots.setdefault(op.comm, ALIGNMENT)
-            if op.kind == "put_signal":
-                size = -(-op.sent * op.itemsize // ALIGNMENT) * ALIGNMENT
-                slots[op.comm] = max(slots[op.comm], size)
-                puts[op.comm, ranks[op.comm], op.peer].append(op)
-    for comm, slot in slots.items():
-        for place in comms[comm]:
-            nbytes = slot * (streams + len(comms[comm]))
-            programs[place].windows[comm] = Window(slot, streams, nbytes)
-    for (comm, rank, peer), count in signals.items():
-        programs[comms[comm][peer]].windows[comm].signals[rank] = count
-    for (comm, rank, peer), operations in puts.items():
-        window = programs[comms[comm][peer]].windows[comm]
-        for op in operations:
-            op.send = op.stream * window.slot
-            op.recv = (window.staging + rank) * window.slot
-        last = operations[-1]
-        if last.source is not None and len({op.stream for op in operations}) == 1:
-            window.puts.append(
-                dataclasses.replace(
-                    last, source=None, sent=0, received=last.count, expected=[last.source]
-                )
-            )

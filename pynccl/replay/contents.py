@@ -23,13 +23,17 @@ class _Access(NamedTuple):
 def _accesses(step: Step) -> list[_Access]:
     found = []
     for op in step.ops:
-        if op.kind in ("put_signal", "signal", "wait_signal"):
-            continue
         if op.sent:
-            found.append(_Access(op.send, op.send + op.sent * op.itemsize, op, writes=False))
+            begin = op.send + _begin(op)
+            found.append(_Access(begin, begin + op.sent * op.itemsize, op, writes=False))
         if op.received:
             found.append(_Access(op.recv, op.recv + op.received * op.itemsize, op, writes=True))
     return sorted(found, key=lambda one: one[:2])
+
+
+def _begin(op: Op) -> int:
+    """Where the memory of an operation is among all memory of a rank: behind the arena."""
+    return 0 if op.home is None else ((op.comm + 1) << 32 | op.home) << 64
 
 
 def choose_sources(step: Step, members: dict[int, Member]) -> None:

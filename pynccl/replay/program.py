@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from pynccl.replay.shape import ITEMSIZES
 from pynccl.replay.values import Source
-from pynccl.trace.model import Operation
+from pynccl.trace.model import Operation, Signal
 
-__all__ = ["Member", "Op", "Program", "Step", "Window"]
+__all__ = ["Member", "Op", "Program", "Step"]
 
 
 @dataclass
@@ -21,15 +21,18 @@ class Op:
         position: from 1, among the counterparts of the replay; 0 where it has none.
         recorded: the operation in the recording.
         op: the operator; "user-defined" is replayed as pre_mul_sum.
-        send: where it reads in the arena, in bytes; of a put in the window.
-        recv: where it writes in the arena.
+        send: where it reads in the arena, in bytes; of a put in the window ``home``.
+        recv: where it writes in the arena; of a put in its peer's window ``window``.
         sent: elements that it reads.
         received: elements that it writes.
         source: what its input contains; None: it is not filled.
         expected: what its output must contain: a source for each block, or with ``reduced`` those
             that are reduced to the one block. None: it is not checked.
         settled: no other operation of the group writes what it writes.
-        tainted: another operation of the group may change its input.
+        tainted: another operation may change its input.
+        home: of a put the number of the own window that it reads; of what it must have written in
+            this rank's window, the number of that. None: the buffers are in the arena.
+        window: of a put the number of the window that it writes to.
     """
 
     kind: str
@@ -51,6 +54,8 @@ class Op:
     reduced: bool = False
     settled: bool = True
     tainted: bool = False
+    home: int | None = None
+    window: int | None = None
 
     @property
     def itemsize(self) -> int:
@@ -83,30 +88,20 @@ class Step:
 
 
 class Member(NamedTuple):
-    """A communicator of a program; its number is equal on all ranks."""
+    """A communicator of a program.
+
+    Attributes:
+        number: equal on all ranks.
+        signals: the signals of a context that one-sided operations use.
+        contexts: that they use.
+    """
 
     number: int
     label: str
     nranks: int
     rank: int
-
-
-@dataclass
-class Window:
-    """Memory for the puts of a communicator, of equal layout on all ranks.
-
-    Attributes:
-        slot: bytes of each place.
-        staging: places that puts read, one for each stream; those of the ranks come after them.
-        signals: how many come from each rank.
-        puts: the last put of each rank, as an operation that receives it.
-    """
-
-    slot: int
-    staging: int
-    nbytes: int
-    signals: dict[int, int] = field(default_factory=dict)
-    puts: list[Op] = field(default_factory=list)
+    signals: int = 1
+    contexts: int = 1
 
 
 @dataclass
@@ -118,7 +113,11 @@ class Program:
         members: its communicators, in the order of creation.
         streams: how many there are besides the default one.
         nbytes: of its memory.
-        windows: by the number of the communicator.
+        windows: their bytes, by the number of the communicator and their own.
+        signals: those that no operation waits for, by the number of the communicator.
+        regions: parts of the windows that ranks put into.
+        shared: those of them that several ranks write, this rank with the sources of its puts too.
+        landed: what those that are compared contain at the end, as operations that receive it.
     """
 
     rank: int
@@ -126,7 +125,11 @@ class Program:
     streams: int = 0
     nbytes: int = 0
     steps: list[Step] = field(default_factory=list)
-    windows: dict[int, Window] = field(default_factory=dict)
+    windows: dict[tuple[int, int], int] = field(default_factory=dict)
+    signals: dict[int, list[Signal]] = field(default_factory=dict)
+    regions: int = 0
+    shared: int = 0
+    landed: list[Op] = field(default_factory=list)
 
     @property
     def operations(self) -> list[Op]:

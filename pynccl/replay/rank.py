@@ -7,6 +7,7 @@ import math
 import pickle
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from pynccl.replay.data import STORAGE, Data, HostData, Memory
 from pynccl.replay.program import Op, Program, Step
 from pynccl.replay.values import SCALAR
 from pynccl.testing import Rank
+from pynccl.trace.model import Signal
 
 __all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
 
@@ -69,6 +71,7 @@ class Outcome:
         dump: its flight record then.
         checked: how many outputs were compared.
         outputs: how many there were.
+        shared: how many regions of windows several ranks write.
     """
 
     failure: str | None = None
@@ -78,6 +81,7 @@ class Outcome:
     operations: int = 0
     checked: int = 0
     outputs: int = 0
+    shared: int = 0
     seconds: float = 0.0
 
 
@@ -160,7 +164,7 @@ class _Player:
         self._events: dict[tuple[int, int], nccl.Event] = {}
         self._marks: deque[list[nccl.Event]] = deque()
         self._operators: dict[tuple[int, str], nccl.RedOp] = {}
-        self._windows: dict[int, tuple[nccl.Buffer, nccl.Window]] = {}
+        self._windows: dict[tuple[int, int], tuple[nccl.Buffer, nccl.Window]] = {}
         self._failures: list[BaseException] = []
         self._view: Any = _HostView if self._host else _CudaView
         self._reported = time.monotonic()
@@ -171,9 +175,14 @@ class _Player:
 
     def prepare(self) -> None:
         nccl = self._nccl
-        config = nccl.Config(timeout=self._options.timeout, init_timeout=30 + self._options.timeout)
         device = self._rank.device
         for member in self._program.members:
+            config = nccl.Config(
+                timeout=self._options.timeout,
+                init_timeout=30 + self._options.timeout,
+                num_rma_sig=member.signals if member.signals > 1 else None,  # not in older versions
+                num_rma_ctx=member.contexts if member.contexts > 1 else None,
+            )
             comm = nccl.Communicator(
                 member.nranks,
                 self._rank.unique_ids[member.number],
@@ -186,9 +195,10 @@ class _Player:
             self._comms[member.number] = comm
         for _ in range(self._program.streams):
             self._streams.append(nccl.Stream(self._rank.provider, device=device))
-        for index, window in sorted(self._program.windows.items()):
-            buffer = self._comms[index].mem_alloc(window.nbytes)
-            self._windows[index] = buffer, self._comms[index].register_window(buffer)
+        for (index, number), nbytes in self._program.windows.items():
+            buffer = self._comms[index].mem_alloc(nbytes)
+            window = self._comms[index].register_window(buffer)
+            self._windows[index, number] = buffer, window
         self._open_memory()
 
     def _open_memory(self) -> None:
@@ -254,8 +264,13 @@ class _Player:
             return
         for stream, earlier, other in step.waits:
             self._wait(stream, self._events.get((earlier, other)))
-        if not step.ops:
-            return
+        if step.ops:
+            self._issue_step(step)
+        for stream in step.marks:
+            if (event := self._record(stream)) is not None:
+                self._events[number, stream] = event
+
+    def _issue_step(self, step: Step) -> None:
         by_stream: dict[int, list[Op]] = {}
         for op in step.ops:
             by_stream.setdefault(op.stream, []).append(op)
@@ -269,9 +284,6 @@ class _Player:
             self._issue(step.ops[0])
         for stream, ops in by_stream.items():
             self._data.after(self._streams[stream], ops)
-        for stream in step.marks:
-            if (event := self._record(stream)) is not None:
-                self._events[number, stream] = event
 
     def _record(self, stream: int) -> Any:  # noqa: ANN401 - an event, or None
         """An event on a stream; None where the thread is the stream."""
@@ -310,7 +322,7 @@ class _Player:
     # --- operations
 
     def _memory(self, op: Op) -> Memory:
-        return self._windows[op.comm][0] if op.kind == "put_signal" else self._arena
+        return self._arena if op.home is None else self._windows[op.comm, op.home][0]
 
     def _buffer(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a view
         dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
@@ -344,22 +356,23 @@ class _Player:
         elif op.kind in ("send", "recv"):
             getattr(comm, op.kind)(send if op.sent else out, op.peer or 0, stream=where)
         elif op.kind == "put_signal":
-            window = self._windows[op.comm][1]
-            comm.put_signal(send, op.peer or 0, window, op.recv, stream=where)
+            window = self._windows[op.comm, op.window or 0][1]
+            indexes = {"signal": op.recorded.signal or 0, "context": op.recorded.context or 0}
+            comm.put_signal(send, op.peer or 0, window, op.recv, **indexes, stream=where)
         elif op.kind == "signal":
-            comm.signal(op.peer or 0, stream=where)
+            indexes = {"signal": op.recorded.signal or 0, "context": op.recorded.context or 0}
+            comm.signal(op.peer or 0, **indexes, stream=where)
+        elif op.kind == "wait_signal":
+            comm.wait_signal(_descriptors(op.recorded.signals), stream=where)
 
     def _finish_windows(self) -> None:
-        """Wait for all signals, which are not waited for before: their peers are not recorded."""
-        for index, window in sorted(self._program.windows.items()):
-            if not window.signals:
-                continue
+        """Wait for the signals that nothing has waited for, so that all puts have arrived."""
+        for index, signals in self._program.signals.items():
             stream = self._nccl.Stream(self._rank.provider, device=self._rank.device)
-            self._comms[index].wait_signal(window.signals, stream=stream)
+            self._comms[index].wait_signal(_descriptors(signals), stream=stream)
             stream.synchronize()
-            if self._options.data:
-                for put in window.puts:
-                    self._data.compare(put)
+        for put in self._program.landed:
+            self._data.compare(put)
 
     # --- results
 
@@ -371,9 +384,12 @@ class _Player:
         if len(self._outcome.differences) >= _MOST:
             return
         member = self._ranks[op.comm]
+        what = f"{described(op.recorded)} with sequence {op.recorded.sequence}"
+        if op.kind == "put_signal":  # the recorded operation is of the peer
+            what = f"window {op.home} at {op.recv}, after {what} of rank {op.peer}"
         text = (
-            f"rank {member.rank} of communicator {member.label}: {described(op.recorded)} with "
-            f"sequence {op.recorded.sequence}: element {element} of the result is wrong"
+            f"rank {member.rank} of communicator {member.label}: {what}: element {element} of the "
+            "result is wrong"
         )
         if not math.isnan(got):  # which stands for a value that was not read
             bits = " as bits" if op.dtype in STORAGE else ""
@@ -393,10 +409,22 @@ class _Player:
             )
         operations = self._program.operations
         outcome.operations = len(operations)
-        puts = sum(len(window.puts) for window in self._program.windows.values())
-        outcome.outputs = sum(op.received > 0 for op in operations) + puts
+        program = self._program
+        outcome.outputs = sum(op.received > 0 for op in operations) + program.regions
         if self._options.data:
-            outcome.checked = sum(op.expected is not None for op in operations) + puts
+            compared = sum(op.expected is not None for op in operations)
+            outcome.checked = compared + len(program.landed)
+            outcome.shared = program.shared
+
+
+def _descriptors(signals: Iterable[Signal]) -> list[Any]:
+    """Signals as wait_signal() takes them."""
+    from pynccl import raw
+
+    return [
+        raw.ncclWaitSignalDesc_t(opCnt=one.times, peer=one.peer, sigIdx=one.signal, ctx=one.context)
+        for one in signals
+    ]
 
 
 class _HostMemory:

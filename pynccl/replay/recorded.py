@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pynccl.flight.merged import ranks_text
 from pynccl.replay.errors import ReplayError
 from pynccl.replay.several import split
-from pynccl.trace.model import Operation, ProcessTrace, Wait
+from pynccl.replay.signals import is_known, trim
+from pynccl.trace.model import Operation, ProcessTrace, Wait, Window
 
 __all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "Sync", "gather"]
 
@@ -45,6 +46,19 @@ class Comm:
     def label(self) -> str:
         return self.id if self.name is None else f"{self.id} ({self.name})"
 
+    def rank_of(self, place: int) -> int:
+        """The rank of a process, by its place in Recorded.processes."""
+        return self._known[self.ranks.index(place)]
+
+    def place_of(self, rank: int) -> int:
+        """The process of a rank that is not missing."""
+        return self.ranks[self._known.index(rank)]
+
+    @property
+    def _known(self) -> list[int]:
+        nranks = len(self.ranks) + len(self.missing)
+        return [rank for rank in range(nranks) if rank not in self.missing]
+
 
 @dataclass(frozen=True)
 class Sync:
@@ -55,11 +69,14 @@ class Sync:
         target: the stream that is waited for, or the id of the communicator and the sequence number
             of an operation.
         called: when.
+        recorded: when an event was recorded on the stream: what was called there later is not
+            waited for. None: there is no event.
     """
 
     stream: int | None
     target: int | tuple[str, int]
     called: int
+    recorded: int | None = None
 
 
 @dataclass
@@ -72,12 +89,16 @@ class Process:
         items: operations with the ranks of the replay's communicators, and waits of the thread, in
             the order of issue.
         several_threads: more than one thread issued operations.
+        windows: of the replay's communicators.
+        sequences: the recorded sequence numbers of each communicator.
     """
 
     rank: int
     trace: ProcessTrace
     items: list[Operation | Sync] = field(default_factory=list)
     several_threads: bool = False
+    windows: list[Window] = field(default_factory=list)
+    sequences: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def operations(self) -> list[Operation]:
@@ -139,6 +160,8 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     for process in recorded.processes:
         _fill(recorded, process, joined, places)
     _trim(recorded)
+    trim(recorded)
+    _note_unknown(recorded)
     used = {item.communicator for process in recorded.processes for item in process.operations}
     recorded.comms = {id: comm for id, comm in recorded.comms.items() if id in used}
     return recorded
@@ -151,9 +174,9 @@ def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
     ranks = [trace.rank for trace in traces if trace.rank is not None]
     if len(set(ranks)) == len(traces):
         return ranks
-    shared = set.intersection(*(set(trace.communicators) for trace in traces))
-    for id in sorted(shared):
-        ranks = [trace.communicators[id].rank for trace in traces]
+    owns = [{one.id: one.rank for one in trace.communicators.values()} for trace in traces]
+    for id in sorted(set.intersection(*map(set, owns))):
+        ranks = [own[id] for own in owns]
         if len(set(ranks)) == len(traces):
             return ranks
     return list(range(len(traces)))
@@ -234,6 +257,7 @@ def _fill(
                 f"rank {process.rank}: operation {operation.sequence} is on communicator {id}, "
                 "which the recording does not describe"
             )
+        process.sequences[id].add(operation.sequence)
         kept = _placed(dataclasses.replace(operation, communicator=id), places[id])
         if kept is None:
             left_out += 1
@@ -253,6 +277,9 @@ def _fill(
             f"rank {process.rank}: waits of its {len(threads)} threads are not replayed"
         )
     process.items = [item for _, item in timed]
+    for window in trace.windows:
+        id = joined.get(window.communicator, window.communicator)
+        process.windows.append(dataclasses.replace(window, communicator=id))
     if left_out:
         recorded.notes.append(
             f"rank {process.rank}: {left_out} operations to or from ranks that are left out are "
@@ -266,26 +293,49 @@ def _fill(
 
 def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
     """A wait that can be replayed: its stream or operation is known."""
+    called = wait.began if wait.called is None else wait.called
+    if wait.event_stream is not None and wait.event_recorded is not None:
+        if wait.what == "stream_event" and wait.stream is None:
+            return None
+        waiting = wait.stream if wait.what == "stream_event" else None
+        return Sync(waiting, wait.event_stream, called, wait.event_recorded)
     operation = None
     if wait.communicator is not None and wait.sequence is not None:
         operation = joined.get(wait.communicator, wait.communicator), wait.sequence
     if wait.what == "stream_event":
         known = operation is not None and wait.stream is not None
-        return Sync(wait.stream, operation, wait.began) if operation and known else None
+        return Sync(wait.stream, operation, called) if operation and known else None
     if wait.what == "stream" and wait.stream is not None:
-        return Sync(None, wait.stream, wait.began)
-    return Sync(None, operation, wait.began) if operation else None
+        return Sync(None, wait.stream, called)
+    return Sync(None, operation, called) if operation else None
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
     """An operation with the ranks of the replay; None where its peer is left out."""
     if operation.peer is not None and operation.peer not in places:
         return None
+    signals = tuple(
+        one._replace(peer=places[one.peer]) for one in operation.signals if one.peer in places
+    )
+    if operation.signals and not signals:
+        return None
     peer = None if operation.peer is None else places[operation.peer]
     root = operation.root
     if operation.kind in ROOTED and root is not None:
         root = places.get(root, 0)  # of the ranks that are left the first one
-    return dataclasses.replace(operation, peer=peer, root=root)
+    return dataclasses.replace(operation, peer=peer, root=root, signals=signals)
+
+
+def _note_unknown(recorded: Recorded) -> None:
+    """Say which waits for signals do not say what they wait for."""
+    for process in recorded.processes:
+        waits = [one for one in process.operations if one.kind == "wait_signal"]
+        unknown = sum(not is_known(one) for one in waits)
+        if unknown:
+            recorded.notes.append(
+                f"rank {process.rank}: {unknown} wait_signal without the signals that they wait "
+                "for, which are waited for at the end"
+            )
 
 
 def _launched(

@@ -14,7 +14,7 @@ from typing import Literal
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.replay.check import check as compare
-from pynccl.replay.check import located
+from pynccl.replay.check import located, missing_signals
 from pynccl.replay.compiler import compile_programs
 from pynccl.replay.errors import ReplayError
 from pynccl.replay.program import Program
@@ -41,7 +41,8 @@ class Result:
         differences: results that are wrong, by rank of the process.
         operations: how many there were on all ranks.
         checked: how many results were compared.
-        outputs: how many there were.
+        outputs: how many there were: outputs of operations, and regions of windows.
+        shared: of these the regions that several ranks write, which are not compared.
         seconds: that the slowest rank took.
     """
 
@@ -53,6 +54,7 @@ class Result:
     operations: int = 0
     checked: int = 0
     outputs: int = 0
+    shared: int = 0
     seconds: float = 0.0
 
     @property
@@ -176,7 +178,10 @@ def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
     failures = {
         rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None
     }
-    findings = _findings(recorded, outcomes) if failures else []
+    findings = []
+    if failures:
+        signals = located(recorded, missing_signals(recorded))
+        findings = [*_findings(recorded, outcomes), *signals]
     return Result(
         rows_of([timing for outcome in outcomes.values() for timing in outcome.timings]),
         recorded.notes,
@@ -186,6 +191,7 @@ def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
         sum(outcome.operations for outcome in outcomes.values()),
         sum(outcome.checked for outcome in outcomes.values()),
         sum(outcome.outputs for outcome in outcomes.values()),
+        sum(outcome.shared for outcome in outcomes.values()),
         max((outcome.seconds for outcome in outcomes.values()), default=0.0),
     )
 

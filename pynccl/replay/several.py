@@ -34,10 +34,8 @@ def split(trace: ProcessTrace) -> list[ProcessTrace]:
 
 
 def _rank(trace: ProcessTrace, one: Operation | Wait) -> int | None:
-    if one.rank is not None or one.communicator is None:
-        return one.rank
-    comm = trace.communicators.get(one.communicator)
-    return None if comm is None else comm.rank
+    comm = None if one.rank is not None else trace.communicator_of(one)
+    return one.rank if comm is None else comm.rank
 
 
 def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
@@ -58,13 +56,16 @@ def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
 def _part(trace: ProcessTrace, members: dict[str, int], *, alone: bool = True) -> ProcessTrace:
     """What a process has of these ranks of communicators; alone: the process has no others."""
     part = dataclasses.replace(trace, rank=trace.rank if alone else None)
+    if alone:
+        members = {one.id: one.rank for one in trace.communicators.values()} | members
     part.communicators = {
-        id: dataclasses.replace(comm, rank=members.get(id, comm.rank))
-        for id, comm in trace.communicators.items()
-        if alone or id in members
+        (id, rank): comm
+        for id, rank in members.items()
+        if (comm := trace.communicator(id, rank)) is not None
     }
     if alone:
         return part
+    part.windows = [one for one in trace.windows if members.get(one.communicator) == one.rank]
     part.operations = _of(trace, trace.operations, members)
     threads = {operation.thread for operation in part.operations}
     part.waits = [

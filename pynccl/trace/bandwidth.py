@@ -133,7 +133,7 @@ def operation_bandwidths(
     sizes: list[tuple[int, int]] = []
     operations = trace.operations if operations is None else operations
     for index, operation in enumerate(operations):
-        communicator = trace.communicators.get(operation.communicator)
+        communicator = trace.communicator_of(operation)
         nranks = 1 if communicator is None else communicator.nranks
         sizes.append((operation_bytes(operation, nranks), nranks))
         group = operation.group, operation.stream, operation.called

@@ -312,10 +312,10 @@ class _Writer:
 
     def _operation_args(self, position: int, index: int, operation: Operation) -> Event:
         args: Event = {"record": "operation", **_fields(operation)}
-        communicator = self._merged.traces[position].communicators.get(operation.communicator)
+        communicator = self._merged.traces[position].communicator_of(operation)
         if communicator is not None:
             args["name"] = communicator.name
-            args["rank"] = communicator.rank if operation.rank is None else operation.rank
+            args["rank"] = communicator.rank
             args["nranks"] = communicator.nranks
             args["bytes"] = operation_bytes(operation, communicator.nranks)
             if (found := self._bandwidths[position][index]) is not None:

@@ -56,7 +56,7 @@ class Lanes:
             self._number(self.of_launch(launch))
 
     def of_operation(self, operation: Operation) -> Lane:
-        communicator = self._trace.communicators.get(operation.communicator)
+        communicator = self._trace.communicator_of(operation)
         if communicator is None:
             return self._lane(operation.stream, operation.thread, None, cuda=self._only_cuda)
         cuda = communicator.provider == "cuda"

@@ -173,10 +173,10 @@ def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[M
     found: dict[tuple[str, object, int], list[Member]] = defaultdict(list)
     for position, trace in enumerate(traces):
         for index, operation in enumerate(trace.operations):
-            communicator = trace.communicators.get(operation.communicator)
+            communicator = trace.communicator_of(operation)
             if operation.number is None or operation.graph is not None or communicator is None:
                 continue
-            rank = communicator.rank if operation.rank is None else operation.rank
+            rank = communicator.rank
             if operation.kind in _COLLECTIVES:
                 route: object = None
             elif operation.kind in _MESSAGES:

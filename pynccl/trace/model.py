@@ -6,7 +6,7 @@ times but ``called``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 __all__ = [
@@ -118,8 +118,8 @@ class Operation:
         failed: the call has thrown.
         sendbytes: bytes that it reads from sendbuff.
         recvbytes: bytes that it writes to recvbuff.
-        rank: in the communicator, of which a process may have several ranks. None: the rank of
-            ProcessTrace.communicators.
+        rank: in the communicator, of which a process may have several ranks. None: not known; the
+            process has one.
         window: of a put: the number of the window that it writes to.
         offset: where in the window of the peer, in bytes.
         signal: of a put or signal: the index of the signal.
@@ -241,7 +241,7 @@ class ProcessTrace:
     """The trace or recording of one process.
 
     Attributes:
-        rank: of the process: RANK, or that of its first communicator; None without either.
+        rank: of the process: RANK, or that in its largest communicator; None without either.
         pid: of the process.
         host: the name of the machine.
         boot: identifies the machine since its start: traces with the same one have one clock.
@@ -250,10 +250,10 @@ class ProcessTrace:
         began: of the trace.
         ended: of the trace.
         dropped: how many operations came after the limit, and are missing.
+        communicators: those that were used, by id and rank: a process may have several ranks of
+            one, as init_all() makes them.
         runs: the captured operations as launches of their graphs ran them, with
             ``nccl.trace(graphs=True)``. They are called when the launch is.
-        communicators: those that were used, by id. Of several ranks of one, as init_all() makes
-            them, it is any one.
     """
 
     rank: int | None
@@ -265,10 +265,25 @@ class ProcessTrace:
     began: int
     ended: int
     dropped: int = 0
-    communicators: dict[str, Communicator] = field(default_factory=dict)
+    communicators: dict[tuple[str, int], Communicator] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     launches: list[GraphLaunch] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     runs: list[Operation] = field(default_factory=list)
+
+    def communicator_of(self, one: Operation | Wait | Window) -> Communicator | None:
+        """The communicator of an operation, a wait or a window, as the rank that it is of."""
+        return None if one.communicator is None else self.communicator(one.communicator, one.rank)
+
+    def communicator(self, id: str, rank: int | None = None) -> Communicator | None:
+        """A communicator, as one of its ranks in this process; None is any one.
+
+        The first files have one rank of each communicator only: what they say of it is taken to be
+        so of the others.
+        """
+        if rank is not None and (found := self.communicators.get((id, rank))) is not None:
+            return found
+        any_one = next((one for one in self.communicators.values() if one.id == id), None)
+        return any_one if any_one is None or rank is None else replace(any_one, rank=rank)

@@ -196,9 +196,9 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     used = {entry.communicator for entry in contents.entries if entry.communicator}
     for number in sorted(used):
         communicator = contents.communicators[number]
-        trace.communicators[communicator.id] = communicator
+        trace.communicators[communicator.id, communicator.rank] = communicator
     if rank is None and trace.communicators:
-        trace.rank = next(iter(trace.communicators.values())).rank
+        trace.rank = max(trace.communicators.values(), key=lambda one: one.nranks).rank
     trace.operations = _operations(operations, contents)
     trace.waits = [_wait(entry, contents) for entry in contents.entries if entry.type == _WAIT]
     trace.ranges = _ranges(contents)

@@ -88,7 +88,7 @@ def from_json(value: object) -> ProcessTrace:
     for name, cls in _TABLES.items():
         absent = None if name not in _LATER else {"columns": list(_COLUMNS[name]), "rows": []}
         fields[name] = _table(name, cls, value.get(name, absent))
-    fields["communicators"] = {one.id: one for one in fields["communicators"]}
+    fields["communicators"] = {(one.id, one.rank): one for one in fields["communicators"]}
     return ProcessTrace(**fields)
 
 

@@ -207,7 +207,7 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
         lanes, speeds = Lanes(trace), operation_bandwidths(trace)
         graphs: dict[int, int] = defaultdict(int)
         for index, operation in enumerate(trace.operations):
-            communicator = trace.communicators.get(operation.communicator)
+            communicator = trace.communicator_of(operation)
             nbytes = operation_bytes(operation, 1 if communicator is None else communicator.nranks)
             if operation.graph is not None:
                 graphs[operation.graph] += nbytes
@@ -229,7 +229,7 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
         ):
             if hidden is None or run.began is None or run.ended is None:
                 continue
-            communicator = trace.communicators.get(run.communicator)
+            communicator = trace.communicator_of(run)
             nranks = 1 if communicator is None else communicator.nranks
             one = at(run.kind, operation_bytes(run, nranks))
             at_once = position, run.group, run.stream, run.called

@@ -104,12 +104,99 @@ def test_waits_of_one_thread_are_kept() -> None:
     assert "rank 0: waits of its 2 threads are not replayed" in recorded.notes
 
 
+def test_waits_for_events_are_for_what_came_before_the_record() -> None:
+    world = World(2)
+    other = world.communicator("b", [0, 1])
+    for _ in range(3):
+        world.all("all_reduce", other, stream=32)
+    world.all("all_reduce", stream=16)
+    world.call(0, "all_reduce")  # of rank 0 the fifth step, on the default stream
+    world.call(1, "all_reduce")
+    for trace in world.traces:
+        first, second, third, fourth, _ = [operation.called for operation in trace.operations]
+        record = {"event_stream": 32, "event_recorded": second + 1}
+        event = {"communicator": None, "sequence": None, "thread": 1, "ended": fourth + 9}
+        on_stream = {**event, "on_device": True, "stream": 16, "began": 10**12}
+        on_thread = {**event, "on_device": False, "stream": None, "began": fourth + 3}
+        trace.waits = [
+            # The stream reaches it late, and the wait is for the second of three operations.
+            Wait("stream_event", called=third + 1, **on_stream, **record),
+            Wait("event", called=fourth + 3, **on_thread, **record),
+            Wait("event", **on_thread, event_stream=32, event_recorded=first - 1),  # for nothing
+            Wait("event", **on_thread, event_stream=48, event_recorded=fourth),  # nothing there
+            Wait("event", **on_thread, event_stream=32, event_recorded=None),  # before the trace
+        ]
+    steps = compile_programs(gather(world.traces))[0].steps
+    waits = [(number, step.waits) for number, step in enumerate(steps) if not step.ops]
+    # Streams are numbered by their first use: 32 is the first one.
+    assert waits == [(3, [(2, 1, 1)]), (5, [(None, 1, 1)])]
+    assert steps[1].marks == {1}
+    assert replay(world.traces).ok
+
+
+def test_events_of_a_program_that_has_run() -> None:
+    import numpy as np
+
+    from pynccl import nccl
+
+    (comm,) = nccl.Communicator.init_all(1, provider="host")
+    first, second = nccl.Stream("host"), nccl.Stream("host")
+    event = nccl.Event("host")
+    x, y = np.ones(8), np.ones(8)
+    with comm, nccl.trace() as traced:
+        comm.all_reduce(x, stream=first)
+        event.record(first)
+        comm.all_reduce(x, stream=first)
+        second.wait(event)
+        comm.all_reduce(y, stream=second)
+        event.synchronize()
+    assert traced.process is not None
+    steps = compile_programs(gather([traced.process]))[0].steps
+    assert [(len(step.ops), step.waits) for step in steps] == [
+        (1, []),
+        (1, []),
+        (0, [(2, 0, 1)]),
+        (1, []),
+        (0, [(None, 0, 1)]),
+    ]
+    assert replay([traced.process]).ok
+
+
+def test_waits_of_streams_without_operations_are_passed_on() -> None:
+    """Stream 48 has compute only, which waits for stream 16, and which stream 32 waits for."""
+    world = World(2)
+    other = world.communicator("b", [0, 1])
+    world.all("all_reduce", stream=16)
+    world.all("all_reduce", other, stream=32)
+    for trace in world.traces:
+        second = trace.operations[1].called
+        trace.waits = [
+            Wait(
+                *("stream_event", None, None, stream, 1, True, second - 2 + turn, None),
+                called=second - 2 + turn,
+                event_stream=source,
+                event_recorded=second - 2 + turn,
+            )
+            for turn, (stream, source) in enumerate([(48, 16), (32, 48)])
+        ]
+    steps = compile_programs(gather(world.traces))[0].steps
+    assert [(step.waits, step.marks) for step in steps] == [
+        ([], {1}),
+        ([(2, 0, 1)], {2}),
+        ([(3, 1, 2)], set()),
+        ([], set()),
+    ]
+    assert replay(world.traces).ok
+
+
 def test_communicators_that_were_grown_have_one_id() -> None:
     world = World(2)
     old, new = world.communicator("c", []), "d" * 16
     for rank, (id, joined) in enumerate(((old, new), (new, None))):
         comm = next(iter(world.traces[rank].communicators.values()))
-        world.traces[rank].communicators[id] = dataclasses.replace(comm, id=id, joined=joined)
+        world.traces[rank].communicators[id, rank] = dataclasses.replace(
+            comm, id=id, joined=joined, rank=rank
+        )
     world.members[old] = [0, 1]
     world.all("all_reduce", old)
     operations = world.traces[1].operations
@@ -120,7 +207,7 @@ def test_communicators_that_were_grown_have_one_id() -> None:
 
 
 def test_processes_without_ranks_of_their_own() -> None:
-    """Such a trace has the rank of the first communicator that was used."""
+    """Such a trace has the rank in its largest communicator."""
     world = World(4)
     for processes in ([0, 1], [2, 3]):
         world.all("all_reduce", world.communicator(f"b{processes[0]}", processes))
@@ -132,8 +219,9 @@ def test_processes_without_ranks_of_their_own() -> None:
     assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
 
 
+@pytest.mark.parametrize("first_files", [True, False])
 @pytest.mark.parametrize("threads", [True, False])
-def test_processes_with_several_ranks(threads: bool) -> None:
+def test_processes_with_several_ranks(threads: bool, first_files: bool) -> None:
     """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
     world = World(4)
     other = world.communicator("b", [2, 3])
@@ -146,13 +234,21 @@ def test_processes_with_several_ranks(threads: bool) -> None:
             trace.operations = [
                 dataclasses.replace(
                     operation,
-                    rank=trace.communicators[operation.communicator].rank,
+                    rank=world.members[operation.communicator].index(trace.pid - 1000),
                     thread=trace.pid if threads else 1,
                 )
                 for operation in trace.operations
             ]
         operations = sorted(first.operations + second.operations, key=lambda one: one.called)
-        merged.append(dataclasses.replace(first, rank=None, operations=operations))
+        communicators = first.communicators | second.communicators
+        if first_files:  # they have one rank of each
+            by_id = {one.id: one for one in communicators.values()}
+            communicators = {(one.id, one.rank): one for one in by_id.values()}
+        merged.append(
+            dataclasses.replace(
+                first, rank=None, communicators=communicators, operations=operations
+            )
+        )
     recorded = gather(merged)
     assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
     assert [len(process.items) for process in recorded.processes] == [2, 2, 3, 3]

@@ -47,7 +47,7 @@ class World:
         self.members[id] = processes
         for rank, process in enumerate(processes):
             values = {"joined": None, "parent": None, "name": None, **fields}
-            self.traces[process].communicators[id] = Communicator(
+            self.traces[process].communicators[id, rank] = Communicator(
                 id=id,
                 creator="ncclCommInitRankConfig",
                 provider="host",

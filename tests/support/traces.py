@@ -56,7 +56,7 @@ class TraceBuilder:
         self._numbers: Counter[tuple[object, ...]] = Counter()
 
     def communicator(self, id_: str, **fields: Any) -> None:  # noqa: ANN401
-        self.trace.communicators[id_] = Communicator(
+        communicator = Communicator(
             **{
                 "id": id_,
                 "joined": None,
@@ -70,6 +70,7 @@ class TraceBuilder:
             }
             | fields
         )
+        self.trace.communicators[id_, communicator.rank] = communicator
 
     def time(self, ms: float | None) -> int | None:
         return None if ms is None else self.start + round(ms * MS)

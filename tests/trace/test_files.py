@@ -88,7 +88,7 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
         began=draw(_TIMES),
         ended=draw(_TIMES),
         dropped=draw(st.integers(0, 9)),
-        communicators={one.id: one for one in communicators},
+        communicators={(one.id, one.rank): one for one in communicators},
         operations=draw(st.lists(_operations([*ids, "missing"]), max_size=6)),
         waits=draw(
             st.lists(

@@ -20,6 +20,7 @@ import pytest
 
 import pynccl
 from pynccl import _C, nccl
+from pynccl.replay import replay
 from pynccl.trace import chrome, recording
 from pynccl.trace.exposure import exposed
 from pynccl.trace.model import Operation, ProcessTrace, Signal
@@ -304,6 +305,116 @@ def _one_sided(rank: Rank) -> None:
 
 def test_one_sided_operations_and_windows(launch: Launcher, provider: str) -> None:
     launch(2, _one_sided, provider=provider)
+
+
+def _in_one_process(comms: list[nccl.Communicator]) -> None:
+    """Collectives, and puts into windows, of ranks that one thread acts for."""
+    n = len(comms)
+    memories = [comm.mem_alloc(4096) for comm in comms]
+    with nccl.group():
+        windows = [comm.register_window(one) for comm, one in zip(comms, memories, strict=True)]
+    arrays = [np.from_dlpack(one).view(np.float32) for one in memories]
+    for _ in range(2):
+        with nccl.group():
+            for comm in comms:
+                comm.all_reduce(np.ones(COUNT, np.float32))
+        with nccl.group():
+            for rank, comm in enumerate(comms):
+                comm.put_signal(arrays[rank][:100], (rank + 1) % n, windows[rank], 2048)
+                comm.wait_signal((rank - 1) % n)
+    for window in windows:
+        window.close()
+
+
+def _check_ranks(trace: ProcessTrace, n: int) -> None:
+    id = trace.operations[-1].communicator
+    own = {key: one for key, one in trace.communicators.items() if key[0] == id}
+    assert list(own) == [(id, rank) for rank in range(n)]
+    assert [(one.rank, one.nranks) for one in own.values()] == [(rank, n) for rank in range(n)]
+    for operation in trace.operations:
+        communicator = trace.communicator_of(operation)
+        assert communicator is not None
+        assert communicator.rank == operation.rank
+    kinds = ["put_signal", "wait_signal"]
+    for rank in range(n):
+        found = [one for one in trace.operations if (one.communicator, one.rank) == (id, rank)]
+        assert [one.kind for one in found if one.kind in kinds] == kinds * 2
+        (window,) = [one for one in trace.windows if one.rank == rank]
+        assert trace.communicator_of(window) == own[id, rank]
+        assert all(window.address == one.sendbuff for one in found if one.kind == "put_signal")
+
+
+def test_all_ranks_of_a_process(tmp_path: Path) -> None:
+    """Those of init_all(); the process has the rank in its largest communicator."""
+    (alone,) = nccl.Communicator.init_all(1, provider="host")
+    comms = nccl.Communicator.init_all(3, provider="host")
+
+    def run() -> None:
+        alone.all_reduce(np.ones(1))
+        _in_one_process(comms)
+
+    _C.start_recording(str(tmp_path / "file"), 1 << 26)
+    trace = _traced(run)
+    recorded = recording.load(_C.stop_recording())
+    (file,) = chrome.parse(json.dumps(chrome.document(trace)))
+    assert file == trace
+    for one in (trace, recorded, file):
+        assert len(one.communicators) == 4
+        _check_ranks(one, 3)
+        assert one.rank == 0
+        result = replay([one])
+        assert result.ok
+        assert result.operations == len(one.operations)
+        assert result.checked == result.outputs
+    for comm in [alone, *comms]:
+        comm.close()
+
+
+def test_ranks_that_are_threads() -> None:
+    unique_id = nccl.get_unique_id("host")
+
+    def work(rank: int) -> None:
+        with nccl.Communicator(2, unique_id, rank, provider="host") as comm:
+            for _ in range(3):
+                comm.all_reduce(np.ones(COUNT, np.float32))
+
+    def run() -> None:
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    trace = _traced(run)
+    (id,) = {one.communicator for one in trace.operations}
+    assert sorted(trace.communicators) == [(id, 0), (id, 1)]
+    threads = {(one.rank, one.thread) for one in trace.operations}
+    assert len(threads) == 2
+    for operation in trace.operations:
+        communicator = trace.communicator_of(operation)
+        assert communicator is not None
+        assert communicator.rank == operation.rank
+    result = replay([trace])
+    assert result.ok
+    assert result.checked == 6
+
+
+def _largest(rank: Rank) -> None:
+    half = rank.comm.split(rank.rank // 2, -rank.rank)
+    assert half is not None
+    x = np.ones(1)
+
+    def run() -> None:
+        half.all_reduce(x)
+        rank.comm.all_reduce(x)
+
+    assert _traced(run).rank == rank.rank
+    half.close()
+
+
+def test_the_rank_of_a_process_is_that_in_its_largest_communicator(launch: Launcher) -> None:
+    launch(3, _largest)
 
 
 def _ranges_in_captures(rank: Rank) -> None:
