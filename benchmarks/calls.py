@@ -30,7 +30,7 @@ from benchmarks import callgrind, calls_rows
 from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
 from tools import noop
 
-__all__ = ["Result", "main", "of_fake", "table"]
+__all__ = ["Result", "main", "of_fake", "of_traces", "table"]
 
 _OUT = Path(__file__).parent / "out"
 _BASELINES = {
@@ -38,6 +38,8 @@ _BASELINES = {
     ASYNC: "torch.distributed",
     EXCHANGE: "torch.distributed",
 }
+_CALL = "pynccl Communicator, tensor"
+_ADDED = {"a recording is on": 30, "a trace is on": 150}  # nanoseconds at most, of one call
 _BACKEND, _FAKE = "torch.distributed pynccl", "torch.distributed fake"
 _PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
 _FOLDER = "PYNCCL_BENCH_NCCL"  # set where the search path is set
@@ -72,7 +74,7 @@ def main() -> int:
         for row, times in zip(rows, samples, strict=True)
     ]
     print(table(results))
-    for line in of_fake(results):
+    for line in of_fake(results) + of_traces(results):
         print(line)
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
@@ -171,6 +173,18 @@ def of_fake(results: list[Result]) -> list[str]:
         call = result.name.removeprefix(_BACKEND)
         if fake := seconds.get(_FAKE + call):
             lines.append(f"backend pynccl / fake,{call}: {result.seconds / fake:.2f}")
+    return lines
+
+
+def of_traces(results: list[Result]) -> list[str]:
+    """Lines with what a recording and a trace add to a call, and the bounds of docs/trace.md."""
+    seconds = {result.name: result.seconds for result in results}
+    lines = []
+    for name, most in _ADDED.items():
+        if (on := seconds.get(f"{_CALL}, {name}")) is not None:
+            added = (on - seconds[_CALL]) * 1e9
+            verdict = "" if added <= most else ": TOO MUCH"
+            lines.append(f"{name}: {added:.0f} ns are added, at most {most} may be{verdict}")
     return lines
 
 

@@ -68,6 +68,7 @@ enum CUstreamCaptureMode : unsigned {
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 inline constexpr unsigned CU_EVENT_DEFAULT = 0;
 inline constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
+inline constexpr unsigned CU_EVENT_RECORD_EXTERNAL = 1;
 
 // The special stream handles, which are not pointers. On hostnccl all three are the calling thread.
 inline constexpr std::uintptr_t kStreamDefault = 0;

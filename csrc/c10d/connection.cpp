@@ -75,6 +75,11 @@ std::string Connection::failure_of_communicator() const {
   }
 }
 
+Connection::Wait::Wait(const Connection* connection, void* stream) : connection_(connection) {
+  if (connection && connection->made() && !connection->ended_.load())
+    wait_ = connection->ref_.begin_wait(stream);
+}
+
 void Connection::issue(Operation& operation, void* stream) {
   CommunicatorRef& comm = get();
   for (PyncclOperation& call : operation.calls) call.stream = stream;

@@ -94,6 +94,26 @@ class Connection {
     abi::CUstreamCaptureMode mode_ = abi::CU_STREAM_CAPTURE_MODE_RELAXED;
   };
 
+  // A wait for an operation, in traces.
+  class Wait {
+   public:
+    Wait(const Connection* connection, void* stream);  // null: nothing is traced
+    ~Wait() {
+      if (wait_) connection_->ref_.end_wait(wait_, sequence_);
+    }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+    void of(unsigned long long sequence) { sequence_ = sequence; }
+
+   private:
+    const Connection* const connection_;
+    void* wait_ = nullptr;
+    unsigned long long sequence_ = 0;
+  };
+  // Of the last operation that issue() has enqueued on this thread; 0 where it is not known.
+  unsigned long long last_operation() const { return made() ? ref_.last_operation() : 0; }
+
   const at::Device& device() const { return route_.device; }
   // The communicator, which the first call makes; that waits for the other ranks. Throws
   // DistBackendError. Call it without the GIL.

@@ -31,7 +31,7 @@ class HostLane final : public Lane {
 
   c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
                                        std::chrono::milliseconds timeout) override {
-    auto work = c10::make_intrusive<HostWork>(rank, operation, timeout);
+    auto work = c10::make_intrusive<HostWork>(rank, operation, timeout, connection_);
     Task task{connection_, hooks_, std::move(operation), work};
     // A callback that waits for its own operation is on the thread that would run it.
     if (task.operation.async && !queue_->on_its_thread()) {
@@ -48,7 +48,7 @@ class HostLane final : public Lane {
 
   c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
                                                     std::chrono::milliseconds timeout) override {
-    auto work = c10::make_intrusive<HostWork>(rank, operation, timeout);
+    auto work = c10::make_intrusive<HostWork>(rank, operation, timeout, connection_);
     work->settle(nullptr);
     return work;
   }
@@ -72,7 +72,7 @@ class HostLane final : public Lane {
       std::exception_ptr error;
       operation.timed |= hooks->report_completions();
       try {
-        work->run(*connection, operation);
+        work->run(operation);
       } catch (...) {
         error = std::current_exception();
         if (!connection->made() || connection->failed()) hooks->failed();

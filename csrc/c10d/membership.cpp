@@ -258,7 +258,7 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
   setTimeout(options_->timeout);
   Operation operation;
   operation.title = "pynccl:reconfigure";
-  auto work = c10::make_intrusive<HostWork>(rank_, operation, limit);
+  auto work = c10::make_intrusive<HostWork>(rank_, operation, limit, nullptr);
   work->settle(nullptr);
   return work;
 }

@@ -31,12 +31,14 @@ void PyncclWork::end_record() {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
+  Connection::Wait traced(connection_.get(), nullptr);
   std::unique_lock lock(mutex_);
   const auto done = [this] { return completed_; };
   if (timeout == kNoTimeout)
     cv_.wait(lock, done);  // the communicator's deadline ends it
   else if (!cv_.wait_for(lock, timeout, done))
     throw_timed_out(name_, rank_, timeout);
+  traced.of(sequence_);
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
@@ -73,11 +75,12 @@ float HostWork::getDuration() const {
   return *duration_;
 }
 
-void HostWork::run(Connection& connection, Operation& operation) {
-  if (!operation.timed) [[likely]]
-    return connection.issue(operation, nullptr);
-  const auto began = std::chrono::steady_clock::now();
-  connection.issue(operation, nullptr);
+void HostWork::run(Operation& operation) {
+  const auto began =
+      operation.timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+  connection_->issue(operation, nullptr);
+  sequence_ = connection_->last_operation();
+  if (!operation.timed) return;
   duration_ =
       std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
@@ -119,13 +122,13 @@ void HostWork::mark_result(c10::ivalue::Future& future) const {
 DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
                        std::shared_ptr<Connection> connection, c10::Stream stream,
                        std::optional<c10::Event> done, std::optional<Times> times)
-    : PyncclWork(rank, operation, timeout),
-      connection_(std::move(connection)),
+    : PyncclWork(rank, operation, timeout, std::move(connection)),
       stream_(stream),
       blocks_(operation.blocks),
       done_(std::move(done)),
       times_(std::move(times)) {
   end_record();
+  sequence_ = connection_->last_operation();
   if (!done_) return;
   held_ = std::move(operation.tensors);
   held_.insert(held_.end(), outputs_.begin(), outputs_.end());
@@ -165,7 +168,12 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void DeviceWork::synchronize() {
-  if (done_) done_->block(guard_of(stream_.device()).getStream(stream_.device()));
+  if (done_) {
+    const c10::Stream current = guard_of(stream_.device()).getStream(stream_.device());
+    Connection::Wait traced(connection_.get(), current.native_handle());
+    traced.of(sequence_);
+    done_->block(current);
+  }
   held_.clear();
 }
 

@@ -17,14 +17,16 @@ namespace pynccl::dist {
 // What both have in common.
 class PyncclWork : public c10d::Work {
  public:
-  // Takes the outputs of the operation.
-  PyncclWork(int rank, Operation& operation, std::chrono::milliseconds timeout)
+  // Takes the outputs of the operation, and holds the connection that it is issued on.
+  PyncclWork(int rank, Operation& operation, std::chrono::milliseconds timeout,
+             std::shared_ptr<Connection> connection)
       : Work(rank, operation.type, operation.title),
         name_(name_of(operation)),
         outputs_(std::move(operation.outputs)),
         number_(operation.number),
         peer_(operation.peer),
-        timeout_(timeout) {}
+        timeout_(timeout),
+        connection_(std::move(connection)) {}
 
   std::vector<at::Tensor> result() override { return outputs_; }
   std::uint64_t getSequencenumber() const override { return number_; }
@@ -46,6 +48,8 @@ class PyncclWork : public c10d::Work {
   const int peer_;
   const std::chrono::milliseconds timeout_;  // of the operation, else of the group
   const std::uint64_t key_ = new_completion_key();
+  const std::shared_ptr<Connection> connection_;  // null where nothing is issued
+  unsigned long long sequence_ = 0;               // of its last operation, for traces
 };
 
 // An operation on CPU memory, which a thread runs.
@@ -63,7 +67,7 @@ class HostWork final : public PyncclWork {
 
   std::optional<float> duration() const { return duration_; }  // for the thread that ran it
   // Issues the operation, and measures how long it takes where it is timed.
-  void run(Connection& connection, Operation& operation);
+  void run(Operation& operation);
   // The operation has ended.
   void settle(std::exception_ptr error);
 
@@ -108,7 +112,6 @@ class DeviceWork final : public PyncclWork {
   bool done() const;
   void wait_on_host(std::chrono::milliseconds timeout);
 
-  const std::shared_ptr<Connection> connection_;
   const c10::Stream stream_;
   const bool blocks_;
   std::optional<c10::Event> done_;

@@ -240,7 +240,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Gives it its number, and returns it. window is null where it is that of a device communicator.
   std::uint64_t open_memory(void* address, const Window* window);
   std::map<const char*, WindowMemory> window_memory() const;  // by address
-  void forget_window(void* address);  // the memory stays registered
+  void forget_window(void* address);                          // the memory stays registered
   void remove_memory(void* address);
   // The open window with this address of the own memory, else std::invalid_argument.
   const Window& window_at(const void* address) const;

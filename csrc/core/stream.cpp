@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -32,6 +33,10 @@ void in_context_nothrow(const Library& library, int device, Call&& call) noexcep
     static_cast<void>(in_context(library, device, call));
   } catch (...) {  // the device cannot be made current
   }
+}
+
+bool is_default(CUstream stream) {
+  return reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread;
 }
 
 std::mutex existing_mutex;
@@ -184,8 +189,7 @@ void Stream::forget() noexcept {
 
 void Stream::if_existing(CUstream stream, const std::function<void()>& function) {
   const std::lock_guard lock(existing_mutex);
-  const bool is_default = reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread;
-  if (is_default || existing_streams().contains(stream)) function();
+  if (is_default(stream) || existing_streams().contains(stream)) function();
 }
 
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)
@@ -210,7 +214,13 @@ CUevent Event::handle() const {
 void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
   recorded_at_.store(0, std::memory_order_relaxed);
+  std::optional<DeviceScope> scope;  // a default stream is that of the event's device
+  if (is_default(stream)) scope.emplace(*library_, device_);
   CHECK_IN_CONTEXT(EventRecord, (handle(), stream));
+}
+
+void Event::record_in_graph(CUstream stream) const {
+  CHECK_IN_CONTEXT(EventRecordWithFlags, (handle(), stream, CU_EVENT_RECORD_EXTERNAL));
 }
 
 void Event::synchronize() const {

@@ -81,6 +81,8 @@ class Event {
   CUevent handle() const;  // throws std::invalid_argument when closed
 
   void record(CUstream stream) const;
+  // On a stream that is captured: each launch of the graph records it.
+  void record_in_graph(CUstream stream) const;
   void synchronize() const;
   bool query() const;                              // whether the recorded work is done
   double elapsed_seconds(const Event& end) const;  // both with timing, both recorded

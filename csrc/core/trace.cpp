@@ -47,9 +47,9 @@ bool blocks(const Library& library, CUstream stream) {
 
 // The events before and after; none where the driver refuses them, which fails no call.
 std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, int device,
-                                     CUstream stream) noexcept {
+                                     CUstream stream, bool in_graph = false) noexcept {
   try {
-    return std::make_unique<TraceTimes>(TraceState::get().clock(library, device), stream);
+    return std::make_unique<TraceTimes>(TraceState::get().clock(library, device), stream, in_graph);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -59,6 +59,7 @@ void give_times(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream 
   if (!times) return;
   try {
     times->end(stream);
+    if (times->in_graph) return TraceState::get().add_captured(entry, std::move(times));
     entry.began = static_cast<std::int64_t>(address(times.release()));
   } catch (const std::exception&) {
     times.reset();
@@ -190,7 +191,9 @@ void Trace::record_failure(Communicator& communicator) {
   append(entry);
 }
 
-void Trace::start(std::uint64_t operations) { TraceState::get().start(operations); }
+void Trace::start(std::uint64_t operations, bool graphs) {
+  TraceState::get().start(operations, graphs);
+}
 
 std::string Trace::stop(double seconds) { return TraceState::get().stop(seconds); }
 
@@ -261,8 +264,8 @@ TraceCall::TraceCall(Communicator& communicator, OperationKind kind, const Opera
   if (blocks(communicator.library(), o.stream)) return;
   flags_ |= TraceEntry::kOnDevice;
   graph_ = capture_of(communicator.library(), o.stream);
-  if (graph_ == 0)
-    times_ = times_of(communicator.shared_library(), communicator.device(), o.stream);
+  if (graph_ == 0 || Trace::times_graphs())
+    times_ = times_of(communicator.shared_library(), communicator.device(), o.stream, graph_ != 0);
 }
 
 void TraceCall::fill(TraceEntry& entry) const {
@@ -318,9 +321,10 @@ void TraceGroup::use(Communicator& communicator, CUstream stream) {
     return one.stream == stream && one.device == device && one.library == &library;
   };
   if (std::any_of(used_.begin(), used_.end(), same)) return;
-  Used used{&library, device, stream, blocks(library, stream), nullptr};
-  if (!used.blocks && capture_of(library, stream) == 0)
-    used.times = times_of(communicator.shared_library(), device, stream);
+  Used used{&library, device, stream, blocks(library, stream), 0, nullptr};
+  if (!used.blocks) used.graph = capture_of(library, stream);
+  if (!used.blocks && (used.graph == 0 || Trace::times_graphs()))
+    used.times = times_of(communicator.shared_library(), device, stream, used.graph != 0);
   used_.push_back(std::move(used));
 }
 
@@ -339,6 +343,7 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
     entry.graph = capture_of(communicator.library(), o.stream);
   }
   if (plain(o.kind) == OperationKind::kWaitSignal) Trace::append_signals(entry, o);
+  if (entry.graph != 0 && Trace::times_graphs()) TraceState::get().add_captured(entry, nullptr);
   Trace::append(entry);
 }
 
@@ -357,6 +362,7 @@ TraceGroup::~TraceGroup() {
     TraceEntry of_stream = entry;
     of_stream.stream = address(used.stream);
     if (!used.blocks) of_stream.flags |= TraceEntry::kOnDevice;
+    of_stream.graph = used.graph;
     give_times(of_stream, used.times, used.stream);
     Trace::append(of_stream);
   }
@@ -373,11 +379,14 @@ TraceLaunch::TraceLaunch(const std::shared_ptr<Library>& library, int device, st
   entry_.called = precise_time();
   if (blocks(*library, stream)) return;
   entry_.flags |= TraceEntry::kOnDevice;
+  if (Trace::times_graphs()) TraceState::get().before_launch(graph);
   times_ = times_of(library, device, stream);
 }
 
 TraceLaunch::~TraceLaunch() {
   if (entry_.called == 0) return;
+  if (times_ && Trace::times_graphs())
+    TraceState::get().after_launch(entry_, times_->clock, stream_);
   give_times(entry_, times_, stream_);
   entry_.returned = precise_time();
   Trace::append(entry_);

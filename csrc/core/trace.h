@@ -26,9 +26,10 @@ class Trace {
   static bool recorded() { return (modes_.load(std::memory_order_relaxed) & kRecorded) != 0; }
   static bool timed() { return (modes_.load(std::memory_order_relaxed) & kTimed) != 0; }
 
-  // A trace in memory with at most so many operations; what comes later is counted only. Throws
+  // A trace in memory with at most so many operations; what comes later is counted only. With
+  // graphs, operations that are captured from now on have times in each launch. Throws
   // std::invalid_argument where there is one.
-  static void start(std::uint64_t operations);
+  static void start(std::uint64_t operations, bool graphs);
   // Waits until what was traced is done, at most so long, and returns the trace in the form of a
   // recording.
   static std::string stop(double seconds);
@@ -75,7 +76,8 @@ class Trace {
   friend class TraceWait;
   friend class TraceState;
 
-  enum Mode : unsigned { kTimed = 1, kRecorded = 2 };
+  enum Mode : unsigned { kTimed = 1, kRecorded = 2, kGraphs = 4 };
+  static bool times_graphs() { return (modes_.load(std::memory_order_relaxed) & kGraphs) != 0; }
 
   template <class Fill>
   static void append_filled(Fill&& fill);
@@ -135,6 +137,7 @@ class TraceGroup {
     int device;
     CUstream stream;
     bool blocks;
+    std::uint64_t graph;
     std::unique_ptr<TraceTimes> times;
   };
 

@@ -10,9 +10,9 @@ namespace pynccl {
 struct TraceEntry {
   enum class Type : std::uint8_t {
     kOperation,
-    kGroupEnd,    // one for each stream of a group: the times of its operations
-    kSignal,      // one that a kWaitSignal waits for; before it
-    kLaunch,      // of a graph
+    kGroupEnd,  // one for each stream of a group: the times of its operations
+    kSignal,    // one that a kWaitSignal waits for; before it
+    kLaunch,    // of a graph
     kWait,  // of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
             // recorded, recvbuff its stream
     kRangeBegin,  // of the user; sequence numbers the range, count its name
@@ -20,6 +20,7 @@ struct TraceEntry {
     kFailure,  // of the call of an operation of a recording, whose entry was made before the call
     kWindowOpen,  // number is that of the window, count its bytes, recvbuff its address
     kWindowClose,
+    kRun,  // of a captured operation in a launch, which was called at this time
   };
   // kCalled: made before the call, for the recording; the time of the call is coarse_time().
   // kOnDevice: the call does not return when the work is done.

@@ -38,16 +38,30 @@ bool is_recorded(const TraceEntry& entry) {
   }
 }
 
+void record(const Event& event, CUstream stream, bool in_graph) {
+  in_graph ? event.record_in_graph(stream) : event.record(stream);
+}
+
 }  // namespace
 
-TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream)
-    : clock(clock_of_device), began(clock.take()) {
-  began->record(stream);
+TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph)
+    : clock(clock_of_device), in_graph(is_in_graph), began(clock.take()) {
+  record(*began, stream, in_graph);
+}
+
+// When a graph ends is not known.
+TraceTimes::~TraceTimes() {
+  if (!in_graph) return;
+  static auto& kept = *new std::deque<PooledEvent>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(began));
+  if (ended) kept.push_back(std::move(*ended));
 }
 
 void TraceTimes::end(CUstream stream) {
   ended.emplace(clock.take());
-  (*ended)->record(stream);
+  record(**ended, stream, in_graph);
 }
 
 bool TraceTimes::done() const { return ended ? (*ended)->query() : began->query(); }
@@ -84,26 +98,85 @@ const TraceClock& TraceState::clock(const std::shared_ptr<Library>& library, int
   return *clocks_.emplace_back(std::make_unique<TraceClock>(library, device));
 }
 
-void TraceState::start(std::uint64_t operations) {
+void TraceState::add_captured(const TraceEntry& entry, std::unique_ptr<TraceTimes> times) {
+  const std::lock_guard lock(mutex_);
+  captured_[entry.graph].operations.push_back({entry, std::move(times)});
+}
+
+void TraceState::before_launch(std::uint64_t graph) {
+  const std::lock_guard lock(mutex_);
+  const auto found = captured_.find(graph);
+  if (found != captured_.end()) resolve_launch(found->second);
+}
+
+void TraceState::after_launch(const TraceEntry& launch, const TraceClock& clock, CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  const auto found = captured_.find(launch.graph);
+  if (found == captured_.end()) return;
+  CapturedGraph& graph = found->second;
+  graph.called = launch.called;
+  graph.launched.reset();
+  try {
+    PooledEvent event = clock.take();
+    event->record(stream);
+    graph.launched.emplace(std::move(event));
+  } catch (const std::exception&) {  // the device has failed: its times remain unknown
+  }
+}
+
+// Whether it has been read, or never will be.
+bool TraceState::resolve_launch(CapturedGraph& graph) {
+  if (!graph.launched || !memory_) return true;
+  try {
+    if (!(*graph.launched)->query()) return false;
+    std::map<std::pair<std::uint32_t, std::uint64_t>, const TraceTimes*> groups;
+    for (const Pending& one : graph.operations)
+      if (one.entry.type == TraceEntry::Type::kGroupEnd)
+        groups[{one.entry.group, one.entry.stream}] = one.times.get();
+    for (const Pending& one : graph.operations) {
+      if (one.entry.type != TraceEntry::Type::kOperation) continue;
+      const TraceTimes* const times =
+          one.times ? one.times.get() : groups[{one.entry.group, one.entry.stream}];
+      TraceEntry entry = one.entry;
+      entry.type = TraceEntry::Type::kRun;
+      entry.called = graph.called;
+      if (times) times->read(entry);
+      if (memory_->reserve()) pending_.push_back({entry, nullptr});
+    }
+  } catch (const std::exception&) {  // the device has failed: its times remain unknown
+  }
+  graph.launched.reset();
+  return true;
+}
+
+bool TraceState::resolve_launches() {
+  bool all = true;
+  for (auto& [number, graph] : captured_)
+    if (!resolve_launch(graph)) all = false;
+  return all;
+}
+
+void TraceState::start(std::uint64_t operations, bool graphs) {
   const std::lock_guard lock(mutex_);
   if (memory_) throw std::invalid_argument("trace: there is one already");
   collect_locked();  // discards what was left by calls that ended after the last trace
   memory_.emplace(operations);
-  switch_on(Trace::kTimed);
+  switch_on(Trace::kTimed | (graphs ? Trace::kGraphs : 0u));
 }
 
 std::string TraceState::stop(double seconds) {
   {
     const std::lock_guard lock(mutex_);
     if (!memory_) throw std::invalid_argument("trace: there is none");
-    switch_off(Trace::kTimed);
+    switch_off(Trace::kTimed | Trace::kGraphs);
   }
   poll_until(seconds, [this] {
     const std::lock_guard lock(mutex_);
     collect_locked();
-    return pending_.empty();
+    return pending_.empty() && resolve_launches();
   });
   const std::lock_guard lock(mutex_);
+  resolve_launches();
   resolve(true);
   const std::lock_guard tables_lock(tables_mutex_);
   tables_.update();
@@ -201,7 +274,7 @@ void TraceState::switch_off(unsigned mode) {
 
 void TraceState::reset_child() noexcept {
   generation_.fetch_add(1);
-  for (unsigned modes = Trace::modes_.exchange(0); modes != 0; modes &= modes - 1)
+  for (unsigned modes = Trace::modes_.exchange(0) & ~Trace::kGraphs; modes != 0; modes &= modes - 1)
     CommunicatorObservers::stop_tracing();
 }
 

@@ -97,7 +97,7 @@ class Window {
   State state_ = State::kPending;
   bool holds_address_ = false;  // in the communicator's list
   std::uint64_t number_ = 0;
-  std::vector<Offer> offers_;   // by rank; the own one alone of a non-blocking communicator
+  std::vector<Offer> offers_;  // by rank; the own one alone of a non-blocking communicator
   mutable std::vector<cudaStream_t> put_streams_;
   // NCCL writes it, for a non-blocking communicator after make() has returned. The communicator
   // owns the memory and outlives that write.

@@ -98,6 +98,15 @@ struct PyncclCommunicator {
   // sends must be; else 0.
   int (*in_symmetric_window)(const struct PyncclCommunicator* self, const void* data,
                              size_t nbytes);
+
+  // For traces: the sequence number of the last operation that was issued.
+  unsigned long long (*last_operation)(const struct PyncclCommunicator* self);
+
+  // For traces, around a wait for an operation: of the calling thread, or of a stream of a device.
+  // begin_wait gives null where nothing is traced; else what end_wait takes. sequence: of the
+  // operation; 0 where it is not known.
+  void* (*begin_wait)(struct PyncclCommunicator* self, void* stream);
+  void (*end_wait)(struct PyncclCommunicator* self, void* wait, unsigned long long sequence);
 };
 
 }  // extern "C"

@@ -208,6 +208,22 @@ class CommunicatorRef {
     return target_->in_symmetric_window(target_, data, nbytes) != 0;
   }
 
+  // For nccl.trace(): the sequence number of the last operation that was issued, and waits for an
+  // operation, of the calling thread or of a stream of a device. begin_wait() gives null where
+  // nothing is traced, else what end_wait() takes; sequence is 0 where it is not known.
+  unsigned long long last_operation() const {
+    require(offsetof(PyncclCommunicator, last_operation), "last_operation");
+    return target_->last_operation(target_);
+  }
+  void* begin_wait(void* stream) const {
+    require(offsetof(PyncclCommunicator, begin_wait), "begin_wait");
+    return target_->begin_wait(target_, stream);
+  }
+  void end_wait(void* wait, unsigned long long sequence) const {
+    require(offsetof(PyncclCommunicator, end_wait), "end_wait");
+    target_->end_wait(target_, wait, sequence);
+  }
+
   // Throws NcclError with the library's text, unless the result is ncclSuccess or ncclInProgress.
   void check(types::ncclResult_t result, const char* function) const {
     if (result == types::ncclSuccess || result == types::ncclInProgress) return;

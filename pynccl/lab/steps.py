@@ -110,7 +110,8 @@ class Steps:
         self._default_end.record(_DEFAULT_STREAM)
         for stream in streams:
             stream.synchronize()
-        self._default_end.synchronize()
+        for event in (self._origin, self._default_end):
+            event.synchronize()
         ends = [*self._ends, self._default_end]
         has_compute = step.compute is not None or step.together is not None
         has_communication = step.communicate is not None or step.together is not None

@@ -9,7 +9,7 @@ can be compared with the speed of the hardware for any number of ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pynccl.trace.model import Operation, ProcessTrace
@@ -113,11 +113,17 @@ def operation_bytes(operation: Operation, nranks: int) -> int:
     return larger
 
 
-def operation_bandwidths(trace: ProcessTrace) -> list[Bandwidth | None]:
+def operation_bandwidths(
+    trace: ProcessTrace, operations: Sequence[Operation] | None = None
+) -> list[Bandwidth | None]:
     """The bandwidths of the operations of a trace, in their order.
 
     The operations of a group on a stream have the times of the group. Each one has the bandwidth
     of the bytes of all those of its kind and communicator among them.
+
+    Args:
+        trace: of one process.
+        operations: those of its runs, for example; None is all that were called.
 
     Returns:
         None for an operation that was not timed, or has no bandwidth: a signal, a barrier.
@@ -125,15 +131,17 @@ def operation_bandwidths(trace: ProcessTrace) -> list[Bandwidth | None]:
     together: dict[tuple[object, ...], int] = defaultdict(int)
     keys: list[tuple[object, ...]] = []
     sizes: list[tuple[int, int]] = []
-    for index, operation in enumerate(trace.operations):
+    operations = trace.operations if operations is None else operations
+    for index, operation in enumerate(operations):
         communicator = trace.communicator_of(operation)
         nranks = 1 if communicator is None else communicator.nranks
         sizes.append((operation_bytes(operation, nranks), nranks))
-        place = index if operation.group is None else (operation.group, operation.stream)
+        group = operation.group, operation.stream, operation.called
+        place = index if operation.group is None else group
         keys.append((place, operation.kind, operation.communicator, operation.rank))
         together[keys[-1]] += sizes[-1][0]
     result: list[Bandwidth | None] = []
-    for operation, key, (_, nranks) in zip(trace.operations, keys, sizes, strict=True):
+    for operation, key, (_, nranks) in zip(operations, keys, sizes, strict=True):
         began, ended = operation.began, operation.ended
         known = operation.kind in BUS_FACTORS or operation.kind in _MESSAGES
         if began is None or ended is None or ended <= began or not known or not together[key]:

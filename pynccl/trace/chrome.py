@@ -285,6 +285,9 @@ class _Writer:
             )
             if trace.timed:
                 yield lanes.of_launch(launch), self._ran(launch, name, args)
+        for run in trace.runs:
+            args = {"record": "run", **_fields(run)}
+            yield lanes.of_operation(run), self._ran(run, run.kind, args)
         for wait in trace.waits:
             args = {"record": "wait", **_fields(wait)}
             name = f"wait for {wait.what.replace('_', ' ')}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pynccl.trace.lanes import Interval, Lane, Lanes, length, union, without
-from pynccl.trace.model import ProcessTrace, Wait
+from pynccl.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
 
 __all__ = ["RANGES", "WAITS", "Exposed", "exposed"]
 
@@ -24,7 +24,9 @@ class Exposed:
         definition: RANGES or WAITS; see exposed().
         operations: of each operation of the trace, in their order. It is None where a call was
             captured, failed, or was not timed.
-        launches: of each launch of a graph, in their order.
+        launches: of each launch of a graph, in their order. It is None where the trace has what
+            ran in it.
+        runs: of each operation in launches, in their order.
         total: in which any communication was exposed. It is less than the sum of the operations
             where several run at once, and more where waits are for no known one.
         communication: in which any operation or graph ran.
@@ -34,6 +36,7 @@ class Exposed:
     definition: str
     operations: list[int | None]
     launches: list[int | None]
+    runs: list[int | None]
     total: int
     communication: int
     compute: int
@@ -65,30 +68,28 @@ def exposed(trace: ProcessTrace) -> Exposed:
         None if one.graph is not None or one.failed else lanes.interval(one)
         for one in trace.operations
     ]
-    launched = [lanes.interval(one) for one in trace.launches]
-    communicating = union(one for one in (*running, *launched) if one is not None)
+    runs = [lanes.interval(one) for one in trace.runs]
+    known = {_launch(one) for one in trace.runs if one.began is not None}
+    launched = [None if _launch(one) in known else lanes.interval(one) for one in trace.launches]
+    communicating = union(one for one in (*running, *launched, *runs) if one is not None)
     if any(one.compute for one in trace.ranges):
         open_ = [part for one in communicating for part in without(one, computing)]
         return Exposed(
             RANGES,
             [_outside(one, computing) for one in running],
             [_outside(one, computing) for one in launched],
+            [_outside(one, computing) for one in runs],
             length(open_),
             length(communicating),
             length(computing),
         )
-    parts, graphs, others = _waited(trace, lanes, running, launched)
-    every = union([*(one for own in (*parts, *graphs) for one in own), *others])
+    parts, graphs, in_graphs, others = _waited(trace, lanes, running, launched, runs)
+    every = union([*(one for own in (*parts, *graphs, *in_graphs) for one in own), *others])
     return Exposed(
         WAITS,
-        [
-            None if ran is None else length(union(own))
-            for ran, own in zip(running, parts, strict=True)
-        ],
-        [
-            None if ran is None else length(union(own))
-            for ran, own in zip(launched, graphs, strict=True)
-        ],
+        _lengths(running, parts),
+        _lengths(launched, graphs),
+        _lengths(runs, in_graphs),
         length(every),
         length(communicating),
         0,
@@ -122,10 +123,14 @@ def _waited(
     lanes: Lanes,
     running: list[Interval | None],
     launched: list[Interval | None],
-) -> tuple[_Parts, _Parts, list[Interval]]:
-    """The times that were waited for each operation and launch, and for none of them."""
+    runs: list[Interval | None],
+) -> tuple[_Parts, _Parts, _Parts, list[Interval]]:
+    """The times that were waited for each operation, launch, and operation in a launch, and for
+    none of them.
+    """
     parts: _Parts = [[] for _ in running]
     graphs: _Parts = [[] for _ in launched]
+    in_graphs: _Parts = [[] for _ in runs]
     others: list[Interval] = []
     by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
     by_sequence: dict[_Name, int] = {
@@ -139,9 +144,13 @@ def _waited(
             waits = lane.blocks_thread and operation.thread not in workers
             parts[index] += [ran] if waits else []
             by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
-    for launch, ran, own in zip(trace.launches, launched, graphs, strict=True):
-        if ran is not None:
-            by_lane[lanes.of_launch(launch)].append(_OnLane(ran[1], ran[0], own))
+    # Who waits for what ran in a graph waits for the stream of the launch.
+    of_launch = {_launch(one): lanes.of_launch(one) for one in trace.launches}
+    launches: list[GraphLaunch | Operation] = [*trace.launches, *trace.runs]
+    times = zip([*launched, *runs], [*graphs, *in_graphs], strict=True)
+    for one, (ran, own) in zip(launches, times, strict=True):
+        if ran is not None and _launch(one) in of_launch:
+            by_lane[of_launch[_launch(one)]].append(_OnLane(ran[1], ran[0], own))
     for ordered in by_lane.values():
         ordered.sort(key=lambda one: one.ended)
     for wait in trace.waits:
@@ -157,7 +166,12 @@ def _waited(
             others.append(span)
         else:
             _share(span, by_lane.get(awaited, []))
-    return parts, graphs, others
+    return parts, graphs, in_graphs, others
+
+
+def _launch(one: Operation | GraphLaunch) -> tuple[int | None, int]:
+    """Equal for a launch and for what ran in it."""
+    return one.graph, one.called
 
 
 def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:

@@ -250,6 +250,8 @@ class ProcessTrace:
         began: of the trace.
         ended: of the trace.
         dropped: how many operations came after the limit, and are missing.
+        runs: the captured operations as launches of their graphs ran them, with
+            ``nccl.trace(graphs=True)``. They are called when the launch is.
         communicators: those that were used, by id and rank: a process may have several ranks of
             one, as init_all() makes them.
     """
@@ -269,6 +271,7 @@ class ProcessTrace:
     ranges: list[Range] = field(default_factory=list)
     launches: list[GraphLaunch] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
+    runs: list[Operation] = field(default_factory=list)
 
     def communicator_of(self, one: Operation | Wait | Window) -> Communicator | None:
         """The communicator of an operation, a wait or a window, as the rank that it is of."""

@@ -116,6 +116,8 @@ def _bars(merged: Merged, position: int) -> list[_Bar]:
             add(operation, lanes.of_operation(operation), "operation", operation.kind)
     for launch in trace.launches:
         add(launch, lanes.of_launch(launch), "operation", "graph")
+    for run in trace.runs:
+        add(run, lanes.of_operation(run), "operation", run.kind)
     for wait in trace.waits:
         add(wait, lanes.of_wait(wait), "wait", "wait")
     return bars

@@ -31,12 +31,13 @@ class Trace:
         path: the file that was written, or None.
     """
 
-    def __init__(self, path: _Path | None, *, limit: int, annotate: bool) -> None:
+    def __init__(self, path: _Path | None, *, limit: int, annotate: bool, graphs: bool) -> None:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise ValueError(f"limit: {limit!r} is not a number of operations from 1 on")
         self._pattern = None if path is None else os.fspath(path)
         self._limit = limit
         self._annotate = annotate
+        self._graphs = graphs
         self._began = False
         self.process: ProcessTrace | None = None
         self.path: str | None = None
@@ -45,7 +46,7 @@ class Trace:
         if self._began:
             raise ValueError("trace: it was used before; make another one")
         marks = _Marks() if self._annotate else None
-        _C.start_trace(self._limit)
+        _C.start_trace(self._limit, self._graphs)
         _C.set_trace_mark(marks)
         self._began = True
         return self
@@ -131,7 +132,11 @@ def _exit_ranges(nvtx: Any, function: Any) -> None:  # noqa: ANN401 - the same
 
 
 def trace(
-    path: _Path | None = None, *, limit: int = _TRACE_OPERATIONS, annotate: bool = False
+    path: _Path | None = None,
+    *,
+    limit: int = _TRACE_OPERATIONS,
+    annotate: bool = False,
+    graphs: bool = False,
 ) -> Trace:
     """Trace the operations of this process in a with block.
 
@@ -142,8 +147,8 @@ def trace(
     recorded, with both providers: its arguments, the time of its call, and the times at which its
     stream reached it and had done it, by a pair of events. The end of the block waits for the
     operations, 10 seconds at most. A capture is recorded without times; the launches of a Graph
-    have theirs. Waits, launches and the ranges of range() are recorded too. Calls of pynccl.raw are
-    not.
+    have theirs, and with ``graphs`` the operations in them. Waits, launches and the ranges of
+    range() are recorded too. Calls of pynccl.raw are not.
 
     Args:
         path: a file for the trace, as Chrome trace JSON: Perfetto opens it, and ``pynccl trace``
@@ -152,15 +157,19 @@ def trace(
         limit: how many operations at most; those that follow are counted.
         annotate: whether operations are ranges of NVTX, where the package nvtx is installed, and of
             torch's profiler, where torch is imported.
+        graphs: whether operations that are captured from now on have times in each launch of their
+            Graph. Two nodes of the graph record events around each of them. A launch has these
+            times if it was done when the graph was launched again, or when the trace ended.
 
     Returns:
         A Trace, a context manager.
 
     Raises:
-        ValueError: limit is below 1; at the beginning of the block, this process is being traced.
+        ValueError: limit is below 1; at the beginning of the block, this process is being traced,
+            as with PYNCCL_TRACE.
         OSError: at the end of the block, the file cannot be written.
     """
-    return Trace(path, limit=limit, annotate=annotate)
+    return Trace(path, limit=limit, annotate=annotate, graphs=graphs)
 
 
 class range:  # noqa: N801 - used as nccl.range()

@@ -88,7 +88,7 @@ class _Entry(NamedTuple):
 
 
 _OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT = range(5)
-_RANGE_BEGIN, _RANGE_END, _FAILURE, _WINDOW_OPEN, _WINDOW_CLOSE = range(5, 10)
+_RANGE_BEGIN, _RANGE_END, _FAILURE, _WINDOW_OPEN, _WINDOW_CLOSE, _RUN = range(5, 11)
 
 
 @dataclass
@@ -204,6 +204,7 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     trace.ranges = _ranges(contents)
     trace.launches = [_launch(entry) for entry in contents.entries if entry.type == _LAUNCH]
     trace.windows = _windows(contents)
+    trace.runs = [_run(entry, contents) for entry in contents.entries if entry.type == _RUN]
     return trace
 
 
@@ -255,7 +256,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
     began, ended = times.began or None, times.ended or None
     if timed and not entry.on_device:  # the call returned when it was done
         began, ended = times.called, times.returned or None
-    if entry.captured:
+    if entry.captured and entry.type != _RUN:
         began = ended = None
     operation = Operation(
         kind=kind,
@@ -289,6 +290,12 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
     sends, receives = _sizes(operation, communicator)
     width = _width(dtype)
     return replace(operation, sendbytes=sends * width, recvbytes=receives * width)
+
+
+def _run(entry: _Entry, contents: _Contents) -> Operation:
+    """A captured operation in a launch."""
+    operation = _operation(entry, entry, contents, timed=True)
+    return replace(operation, returned=None)
 
 
 def _width(dtype: str) -> int:

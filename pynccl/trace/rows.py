@@ -30,6 +30,7 @@ _TABLES: dict[str, type[Any]] = {
     "ranges": Range,
     "launches": GraphLaunch,
     "windows": Window,
+    "runs": Operation,
 }
 _Types = dict[str, tuple[type, ...]]
 
@@ -50,7 +51,7 @@ def _types(cls: type[Any]) -> _Types:
 
 
 _COLUMNS: dict[str, _Types] = {name: _types(cls) for name, cls in _TABLES.items()}
-_LATER = ("windows",)  # tables that the first files did not have
+_LATER = ("windows", "runs")  # tables that the first files did not have
 _OPTIONAL = {  # columns that they did not have
     name: {field.name for field in dataclasses.fields(cls) if field.default is not MISSING}
     for name, cls in _TABLES.items()

@@ -224,6 +224,18 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
                 one.speeds.append(speed.busbw)
             if (waited := merged.waited.get((position, index))) is not None:
                 one.row.waited_for[merged.label(waited.trace)] += waited.nanoseconds
+        for run, hidden, speed in zip(
+            trace.runs, open_.runs, operation_bandwidths(trace, trace.runs), strict=True
+        ):
+            if hidden is None or run.began is None or run.ended is None:
+                continue
+            communicator = trace.communicator_of(run)
+            nranks = 1 if communicator is None else communicator.nranks
+            one = at(run.kind, operation_bytes(run, nranks))
+            at_once = position, run.group, run.stream, run.called
+            one.add(run.ended - run.began, hidden, None if run.group is None else at_once)
+            if speed is not None:
+                one.speeds.append(speed.busbw)
         for launch, hidden in zip(trace.launches, open_.launches, strict=True):
             if hidden is not None and launch.began is not None and launch.ended is not None:
                 one = at(f"graph {launch.graph}", graphs[launch.graph])

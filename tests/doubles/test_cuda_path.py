@@ -54,6 +54,20 @@ def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
     return values
 
 
+def _default_stream_of_another_device(rank: Rank) -> None:
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    event = nccl.Event("cuda", device=1 - rank.device)
+    event.record(0)
+    event.synchronize()
+    assert torch.cuda.current_device() == rank.device
+
+
+def test_a_default_stream_is_that_of_the_device_of_the_event(launch: Launcher) -> None:
+    launch(2, _default_stream_of_another_device, provider="cuda")
+
+
 def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
     values = launch(2, _work_of_a_group, str(tmp_path), provider="cuda", fresh=True)
     assert values == [[3.0] * 4] * 2

@@ -59,7 +59,7 @@ def test_settings(launch: Launcher, provider: str) -> None:
     assert len(rows) == 12
     for *_, of_provider, seconds in rows:
         assert of_provider == provider
-        assert seconds == pytest.approx(0.005, rel=0.5)
+        assert 0.0045 < seconds < 0.1
 
 
 def _policies(rank: Rank) -> int:

@@ -54,6 +54,17 @@ def test_ratio_of_the_backend_to_the_fake_one() -> None:
     assert calls.of_fake(results) == ["backend pynccl / fake, x: 1.50"]
 
 
+def test_what_traces_add_to_a_call() -> None:
+    calls = pytest.importorskip("benchmarks.calls")
+    call = "pynccl Communicator, tensor"
+    rows = {call: 80e-9, f"{call}, a recording is on": 100e-9, f"{call}, a trace is on": 300e-9}
+    results = [calls.Result(name, "x", seconds, (), None) for name, seconds in rows.items()]
+    assert calls.of_traces(results) == [
+        "a recording is on: 20 ns are added, at most 30 may be",
+        "a trace is on: 220 ns are added, at most 150 may be: TOO MUCH",
+    ]
+
+
 def test_no_row_is_missing() -> None:
     pytest.importorskip("torch")
     from pynccl.c10d.build import build

@@ -216,6 +216,15 @@ class _Capsule(ctypes.Structure):
             "in_symmetric_window",
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
         ),
+        ("last_operation", ctypes.CFUNCTYPE(ctypes.c_ulonglong, ctypes.c_void_p)),
+        (
+            "begin_wait",
+            ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+        ),
+        (
+            "end_wait",
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong),
+        ),
     ]
 
 
@@ -224,6 +233,23 @@ def _open_capsule(capsule: object) -> tuple[_Capsule, int]:
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address = get(capsule, b"pynccl.communicator.v1")
     return _Capsule.from_address(address), address
+
+
+def test_waits_of_an_extension_are_traced() -> None:
+    with _communicator() as comm:
+        c, self = _open_capsule(comm.__pynccl_communicator__())
+        assert c.begin_wait(self, None) is None
+        with nccl.trace() as traced:
+            comm.all_reduce(np.ones(4))
+            number = c.last_operation(self)
+            c.end_wait(self, c.begin_wait(self, None), number)
+            c.end_wait(self, c.begin_wait(self, None), 0)
+    assert traced.process is not None
+    (operation,) = traced.process.operations
+    known, unknown = traced.process.waits
+    assert known.sequence == operation.sequence == number
+    assert known.communicator == operation.communicator
+    assert unknown.sequence is None
 
 
 def test_capsule_is_what_its_header_says() -> None:

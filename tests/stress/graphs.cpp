@@ -126,6 +126,46 @@ void one_graph_in_many_threads() {
   OK(hostGraphExecDestroy(exec));
 }
 
+// Events that each launch of a graph records, while other threads look at them.
+void events_in_graphs() {
+  const Streams streams;
+  int64_t count = 0;
+  CUevent began, ended;
+  OK(hostEventCreate(&began, CU_EVENT_DEFAULT));
+  OK(hostEventCreate(&ended, CU_EVENT_DEFAULT));
+  EXPECT(CUDA_ERROR_INVALID_VALUE,
+         hostEventRecordWithFlags(began, streams.first, CU_EVENT_RECORD_EXTERNAL));
+  EXPECT(CUDA_ERROR_INVALID_VALUE, hostEventRecordWithFlags(began, streams.first, 2));
+  OK(hostEventRecordWithFlags(began, streams.first, 0));
+  OK(hostStreamBeginCapture(streams.first, CU_STREAM_CAPTURE_MODE_RELAXED));
+  OK(hostEventRecordWithFlags(began, streams.first, CU_EVENT_RECORD_EXTERNAL));
+  OK(hostLaunchHostFunc(streams.first, add_one, &count));
+  OK(hostEventRecordWithFlags(ended, streams.first, CU_EVENT_RECORD_EXTERNAL));
+  CUgraph graph = nullptr;
+  OK(hostStreamEndCapture(streams.first, &graph));
+  const CUgraphExec exec = instantiate(graph);
+  in_threads(2, [&](int thread) {
+    for (int i = 0; i < 50; ++i) {
+      if (thread == 1) {
+        hostEventQuery(ended);
+        continue;
+      }
+      OK(hostGraphLaunch(exec, streams.first));
+      OK(hostStreamSynchronize(streams.first));
+      float elapsed = -1;
+      OK(hostEventElapsedTime(&elapsed, began, ended));
+      CHECK(elapsed >= 0);
+    }
+  });
+  CHECK(count == 50);
+  OK(hostEventDestroy(began));  // the graph still has it
+  OK(hostGraphLaunch(exec, streams.first));
+  OK(hostStreamSynchronize(streams.first));
+  CHECK(count == 51);
+  OK(hostGraphExecDestroy(exec));
+  OK(hostEventDestroy(ended));
+}
+
 // Other threads use, invalidate and join a capture meanwhile: errors are allowed, races are not.
 void invalidated_by_other_threads() {
   const Streams streams;
@@ -198,6 +238,7 @@ void graphs() {
     replay();
     many_threads();
     one_graph_in_many_threads();
+    events_in_graphs();
     invalidated_by_other_threads();
     destroyed_communicator();
     destroyed_origin_stream();

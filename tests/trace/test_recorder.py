@@ -4,6 +4,7 @@ groups, plans, graphs, threads and asynchronous works, and that a recording surv
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ import pynccl
 from pynccl import _C, nccl
 from pynccl.replay import replay
 from pynccl.trace import chrome, recording
+from pynccl.trace.exposure import exposed
 from pynccl.trace.model import Operation, ProcessTrace, Signal
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -437,6 +439,90 @@ def test_ranges_in_captures_have_no_end(launch: Launcher, provider: str) -> None
     launch(2, _ranges_in_captures, provider=provider)
 
 
+def _operations_in_graphs(rank: Rank) -> None:
+    comm, stream, side = rank.comm, rank.stream(), rank.stream()
+    x, y = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
+    fork, join = rank.event(), rank.event()
+    peer = 1 - rank.rank
+
+    def run() -> None:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(x)
+            fork.record(stream)
+            side.wait(fork)
+            with nccl.group():
+                comm.send(x, peer, stream=side)
+                comm.recv(y, peer, stream=side)
+            join.record(side)
+            stream.wait(join)
+        for _ in range(3):
+            graph.launch(stream)
+            stream.synchronize()
+        graph.close()
+
+    with nccl.trace(graphs=True) as traced:
+        run()
+    trace = traced.process
+    assert trace is not None
+    assert len(trace.operations) == 3
+    assert all(o.began is None for o in trace.operations)
+    assert len(trace.launches) == 3
+    assert [(o.kind, o.sequence) for o in trace.runs] == 3 * [
+        (o.kind, o.sequence) for o in trace.operations
+    ]
+    for number, launch in enumerate(trace.launches):
+        reduce, send, recv = trace.runs[3 * number : 3 * number + 3]
+        assert {o.graph for o in (reduce, send, recv)} == {launch.graph}
+        assert {o.called for o in (reduce, send, recv)} == {launch.called}
+        assert (send.began, send.ended) == (recv.began, recv.ended)
+        assert launch.began is not None
+        assert launch.ended is not None
+        assert reduce.began is not None
+        assert reduce.ended is not None
+        assert send.began is not None
+        assert send.ended is not None
+        inexact = 200_000  # of the times of events: docs/trace.md
+        times = launch.began, reduce.began, reduce.ended, send.began, send.ended, launch.ended
+        assert all(b - a > -inexact for a, b in itertools.pairwise(times))
+        assert (reduce.stream, send.stream) == (stream.handle, side.handle)
+    found = exposed(trace)
+    assert found.launches == [None] * 3
+    assert None not in found.runs
+    (again,) = chrome.parse(json.dumps(chrome.document(trace)))
+    assert again == trace
+
+
+def test_operations_in_graphs_have_times_on_request(launch: Launcher, provider: str) -> None:
+    launch(2, _operations_in_graphs, provider=provider)
+
+
+def _launches_behind_each_other(rank: Rank) -> int:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.ones(1 << 18, np.float32))
+    with nccl.trace(graphs=True) as traced:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(x)
+        for _ in range(20):
+            graph.launch(stream)
+    assert traced.process is not None
+    assert len(traced.process.launches) == 20
+    for run in traced.process.runs:
+        (launch,) = [one for one in traced.process.launches if one.called == run.called]
+        assert run.began is not None
+        assert launch.began is not None
+        assert run.began > launch.began - 200_000
+    last = traced.process.launches[-1].called
+    assert [run.called for run in traced.process.runs][-1] == last
+    stream.synchronize()
+    graph.close()
+    return len(traced.process.runs)
+
+
+def test_times_are_those_of_launches_that_were_done(launch: Launcher, provider: str) -> None:
+    for count in launch(2, _launches_behind_each_other, provider=provider):
+        assert 1 <= count <= 20
+
+
 def _repeat(function: Callable[[], object]) -> None:
     for _ in range(10):
         function()
@@ -732,7 +818,7 @@ def test_what_is_no_recording() -> None:
 
 def test_a_recording_may_end_anywhere() -> None:
     with _single() as comm:
-        _C.start_trace(1000)
+        _C.start_trace(1000, False)
         for _ in range(3):
             comm.all_reduce(np.ones(1, np.float32))
         data = _C.stop_trace(1.0)

@@ -125,6 +125,18 @@ CUresult hostEventRecord(CUevent event, CUstream stream) {
   });
 }
 
+CUresult hostEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
+  return driver_guarded([=] {
+    const Ref<Stream> target = stream_of(stream);
+    require((flags & ~CU_EVENT_RECORD_EXTERNAL) == 0, CUDA_ERROR_INVALID_VALUE);
+    const Ref<Event> recorded = event_of(event);
+    if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0)
+      Event::record_external(recorded, target);
+    else
+      recorded->record(target);
+  });
+}
+
 CUresult hostEventQuery(CUevent event) {
   return driver_guarded([=] {
     const auto record = checked_record(event_of(event));

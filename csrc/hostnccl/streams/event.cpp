@@ -30,6 +30,11 @@ void Event::record(const Ref<Stream>& stream) {
   last_record_ = record;
 }
 
+void Event::record_external(const Ref<Event>& event, const Ref<Stream>& stream) {
+  require(stream && stream->capturing(), abi::CUDA_ERROR_INVALID_VALUE);
+  Capture::add_node({stream}, [event] { event->record({}); });
+}
+
 std::shared_ptr<Event::Record> Event::last_record() const {
   const std::lock_guard lock(mutex_);
   return last_record_;

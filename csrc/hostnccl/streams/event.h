@@ -34,7 +34,9 @@ class Event {
 
   explicit Event(bool timing) : timing_(timing) {}
 
-  void record(const Ref<Stream>& stream);       // null: the calling thread
+  void record(const Ref<Stream>& stream);  // null: the calling thread
+  // In a capture, each launch of the graph records the event (CU_EVENT_RECORD_EXTERNAL).
+  static void record_external(const Ref<Event>& event, const Ref<Stream>& stream);
   std::shared_ptr<Record> last_record() const;  // null if the event was never recorded
   bool timing() const { return timing_; }
   bool is_of_this_process() const { return generation_ == fork_generation(); }

@@ -1,10 +1,12 @@
 // Communicator.__pynccl_communicator__(): the capsule of extension/capsule.h.
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/trace.h"
 #include "core/window.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
@@ -50,7 +52,10 @@ struct Exported final : PyncclCommunicator {
                            &Exported::issue,
                            &Exported::simulate,
                            &Exported::state,
-                           &Exported::in_symmetric_window},
+                           &Exported::in_symmetric_window,
+                           &Exported::last_operation,
+                           &Exported::begin_wait,
+                           &Exported::end_wait},
         owner(object),
         communicator(c) {}
 
@@ -106,6 +111,28 @@ struct Exported final : PyncclCommunicator {
   static int in_symmetric_window(const PyncclCommunicator* self, const void* data,
                                  std::size_t nbytes) {
     return static_cast<const Exported*>(self)->communicator.in_symmetric_window(data, nbytes);
+  }
+
+  static unsigned long long last_operation(const PyncclCommunicator* self) {
+    return static_cast<const Exported*>(self)->communicator.deadlines().recorder().last();
+  }
+
+  static void* begin_wait(PyncclCommunicator* self, void* stream) {
+    if (!Trace::timed()) return nullptr;
+    const Communicator& communicator = static_cast<Exported*>(self)->communicator;
+    constexpr auto kWork = TraceWait::What::kWork;
+    try {
+      if (!self->on_device) return new TraceWait(kWork);
+      return new TraceWait(kWork, communicator.shared_library(), self->device,
+                           static_cast<CUstream>(stream));
+    } catch (const std::exception&) {  // the wait goes on without the trace
+      return nullptr;
+    }
+  }
+
+  static void end_wait(PyncclCommunicator* self, void* wait, unsigned long long sequence) {
+    const std::unique_ptr<TraceWait> traced(static_cast<TraceWait*>(wait));
+    if (traced && sequence != 0) traced->of(static_cast<Exported*>(self)->communicator, sequence);
   }
 
   template <class Body>

@@ -39,8 +39,9 @@ CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(st
 }  // namespace
 
 void bind_trace(py::module_& m) {
-  m.def("start_trace", &Trace::start, py::arg("operations"), Release(),
-        "Start a trace of at most so many operations. Raises ValueError where there is one.");
+  m.def("start_trace", &Trace::start, py::arg("operations"), py::arg("graphs"), Release(),
+        "Start a trace of at most so many operations, with or without times of those in graphs. "
+        "Raises ValueError where there is one.");
   m.def(
       "stop_trace",
       [](double seconds) {

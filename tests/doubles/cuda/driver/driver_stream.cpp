@@ -109,6 +109,15 @@ CUresult EventRecord(CUevent handle, CUstream stream) {
   });
 }
 
+CUresult EventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flags) {
+  const EventRef event = find_event(handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  return on_stream(stream, [&](Stream& s) {
+    if (&s.context() != &event->context) return CUDA_ERROR_INVALID_HANDLE;
+    return engine().EventRecordWithFlags(event->event, s.queue(), flags);
+  });
+}
+
 CUresult EventQuery(CUevent event) {
   return on_event(event, [](CUevent e) { return engine().EventQuery(e); });
 }
