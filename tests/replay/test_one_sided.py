@@ -24,7 +24,7 @@ from pynccl.replay.compiler import compile_programs
 from pynccl.replay.program import Op, Program
 from pynccl.replay.recorded import gather
 from pynccl.replay.run import run_programs
-from pynccl.trace.model import Operation, ProcessTrace, Signal, Window
+from pynccl.trace.model import GraphLaunch, Operation, ProcessTrace, Signal, Window
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.recordings import World
@@ -396,6 +396,27 @@ def test_regions_that_several_ranks_write_are_counted_and_not_compared(
     printed = capsys.readouterr().out
     assert "2 of 5 results compared" in printed
     assert "2 regions of windows are written by several ranks: not compared" in printed
+
+
+def test_launches_of_graphs_put_and_wait_each_time() -> None:
+    world = World(2)
+    _with_windows(world, {1: 8192})
+    for rank in range(2):
+        fields = {"graph": 1, "group": world.group(), "stream": 16}
+        _put(world, rank, 1 - rank, 0, 4096, **fields)
+        _wait(world, rank, (1 - rank, 1, 0, 0), **fields)
+    for trace in world.traces:
+        called = range(10_000, 13_000, 1000)
+        trace.launches = [GraphLaunch(1, 16, 1, at, at, None, None) for at in called]
+    result = replay(world.traces)
+    _is_good(result)
+    assert result.operations == 2 * 3 * 2
+    assert result.checked == result.outputs == 2
+    world.traces[0].launches.pop()
+    (finding,) = check(gather(world.traces))
+    assert "rank 1 waits for 3 signals of rank 0 (signal 0, context 0), which has sent 2" in (
+        finding.text
+    )
 
 
 def test_puts_of_a_rank_on_two_streams_have_no_order() -> None:
