@@ -67,6 +67,7 @@ def _part(trace: ProcessTrace, members: dict[str, int], *, alone: bool = True) -
         return part
     part.windows = [one for one in trace.windows if members.get(one.communicator) == one.rank]
     part.operations = _of(trace, trace.operations, members)
+    part.runs = _of(trace, trace.runs, members)
     threads = {operation.thread for operation in part.operations}
     part.waits = [
         wait

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pynccl import cli
+from pynccl import cli, nccl
 from pynccl.replay import Result, load, replay
 from pynccl.replay.check import check
 from pynccl.replay.compiler import compile_programs
 from pynccl.replay.program import Op, Program
 from pynccl.replay.recorded import gather
 from pynccl.replay.run import run_programs
-from pynccl.trace.model import Operation, ProcessTrace, Signal, Window
+from pynccl.trace.model import GraphLaunch, Operation, ProcessTrace, Signal, Window
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.recordings import World
@@ -37,8 +37,6 @@ PAGE = 4096
 def _halo(rank: Rank) -> None:
     """A halo exchange of two fields on a ring: sources and halos are parts of one window each."""
     import numpy as np
-
-    from pynccl import nccl
 
     comm, n = rank.comm, rank.world_size
     left, right = (rank.rank - 1) % n, (rank.rank + 1) % n
@@ -81,8 +79,6 @@ def _record(rank: Rank, prefix: str) -> None:
 
 
 def _trace(rank: Rank, prefix: str) -> None:
-    from pynccl import nccl
-
     with nccl.trace(f"{prefix}-{rank.rank}.json.gz"):
         _halo(rank)
 
@@ -331,11 +327,25 @@ def test_generated_programs(seed: int, nranks: int, operations: int, scale: floa
     assert result.operations == sum(len(trace.operations) for trace in world.traces)
 
 
+def test_providers(provider: str) -> None:
+    nranks = 3
+    if provider == "cuda":
+        from tests.support import gpu
+
+        nranks = min(nranks, gpu.count())
+        if nccl.get_version(provider) < (2, 31, 0):
+            pytest.skip("several signals need NCCL 2.31")
+    world = _generated(random.Random(8), nranks, 60)
+    result = replay(world.traces, provider=provider, timeout=30)
+    _is_good(result)
+    assert result.checked > 0
+
+
 def test_many_operations() -> None:
-    world = _generated(random.Random(3), 4, 20_000)
+    world = _generated(random.Random(3), 4, 10_000)
     result = replay(world.traces, timeout=60)
     _is_good(result)
-    assert result.operations == sum(len(trace.operations) for trace in world.traces) > 15_000
+    assert result.operations == sum(len(trace.operations) for trace in world.traces) > 8_000
 
 
 def test_signals_that_nobody_waited_for_are_waited_for_at_the_end() -> None:
@@ -386,6 +396,27 @@ def test_regions_that_several_ranks_write_are_counted_and_not_compared(
     printed = capsys.readouterr().out
     assert "2 of 5 results compared" in printed
     assert "2 regions of windows are written by several ranks: not compared" in printed
+
+
+def test_launches_of_graphs_put_and_wait_each_time() -> None:
+    world = World(2)
+    _with_windows(world, {1: 8192})
+    for rank in range(2):
+        fields = {"graph": 1, "group": world.group(), "stream": 16}
+        _put(world, rank, 1 - rank, 0, 4096, **fields)
+        _wait(world, rank, (1 - rank, 1, 0, 0), **fields)
+    for trace in world.traces:
+        called = range(10_000, 13_000, 1000)
+        trace.launches = [GraphLaunch(1, 16, 1, at, at, None, None) for at in called]
+    result = replay(world.traces)
+    _is_good(result)
+    assert result.operations == 2 * 3 * 2
+    assert result.checked == result.outputs == 2
+    world.traces[0].launches.pop()
+    (finding,) = check(gather(world.traces))
+    assert "rank 1 waits for 3 signals of rank 0 (signal 0, context 0), which has sent 2" in (
+        finding.text
+    )
 
 
 def test_puts_of_a_rank_on_two_streams_have_no_order() -> None:
