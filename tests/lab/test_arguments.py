@@ -5,6 +5,7 @@ the length that is asked for with every library, and that its progress bar needs
 from __future__ import annotations
 
 import io
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -118,8 +119,10 @@ def _lengths(rank: Rank, text: str, library: Library) -> list[float]:
 @pytest.mark.parametrize("text", ["gemm:64", "memory:1M", "sleep:1", "spin:1"])
 def test_a_load_is_as_long_as_asked(launch: Launcher, text: str, library: Library) -> None:
     (lengths,) = launch(1, _lengths, text, library, env={"OMP_NUM_THREADS": "1"})
-    # A busy machine makes a longer run slower than the shorter one that it was fitted by.
-    assert 0.025 < min(lengths) < 0.5, lengths
+    # A busy machine makes a longer run slower than the shorter one that it was fitted by, or that
+    # one slower.
+    assert 0.025 < statistics.median(lengths), lengths
+    assert min(lengths) < 0.5, lengths
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
