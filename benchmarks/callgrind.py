@@ -27,6 +27,7 @@ __all__ = ["available", "count"]
 
 _REPEATS = 200
 _MARK = "ncclResetDebugInit"
+_MAIN = "-01"  # the suffix of the main thread's dumps
 
 
 def available() -> bool:
@@ -48,6 +49,7 @@ def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, floa
         profile, names = Path(folder, "profile"), Path(folder, "names.json")
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no"]
         command += [f"--dump-before={_MARK}", f"--callgrind-out-file={profile}"]
+        command += ["--separate-threads=yes"]  # others, such as that of recordings, do not count
         command += [sys.executable, "-m", "benchmarks.callgrind", "--child", str(names), *libraries]
         result = subprocess.run(
             command,
@@ -60,7 +62,7 @@ def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, floa
         )
         if result.returncode != 0:
             raise RuntimeError(f"under valgrind: {result.stdout}{result.stderr}"[-4000:])
-        totals = [_total(Path(f"{profile}.{part}")) for part in _parts(profile)]
+        totals = [_total(Path(f"{profile}.{part}{_MAIN}")) for part in _parts(profile)]
         rows: list[str] = json.loads(names.read_text())
     # Before a row's first mark, its n, its 2n.
     once, twice = totals[1::3], totals[2::3]
@@ -70,8 +72,9 @@ def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, floa
 
 
 def _parts(profile: Path) -> list[int]:
-    """The dumps at the marks, in order; the last one, of the end, is a file without a number."""
-    return sorted(int(path.suffix[1:]) for path in profile.parent.glob(f"{profile.name}.*"))
+    """The dumps of the main thread at the marks, in order; that of the end has no number."""
+    files = profile.parent.glob(f"{profile.name}.*{_MAIN}")
+    return sorted(int(path.suffix[1:].removesuffix(_MAIN)) for path in files)
 
 
 def _total(path: Path) -> int:

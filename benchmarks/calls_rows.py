@@ -121,8 +121,9 @@ def _recording() -> Iterator[None]:
             _C.stop_recording()
 
 
-# As many calls as a thread makes before those of a recording or trace have to be taken from it.
-_UNTIL_TAKEN = 1000
+# As many calls as a thread makes, after some to warm up, before those of a recording or trace have
+# to be taken from it.
+_UNTIL_TAKEN = 800
 
 
 def _pynccl() -> Iterator[Row]:
