@@ -202,7 +202,8 @@ def compare(
         ways: the variants.
         ranks: the numbers of ranks.
         repeats: samples of each.
-        progress: called with the number of worlds done, of all, and what begins.
+        progress: called before the ranks are launched with the number of completed launches, the
+            number of all launches, and what is measured; and after the last.
 
     Returns:
         A Measured for each number of ranks, variant and size. Of a variant whose world failed, the

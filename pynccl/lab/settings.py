@@ -108,7 +108,8 @@ def sweep_overlaps(
         settings: equal on all ranks.
         load_seconds: how long a load takes; None makes it as long as the communication alone.
         library: for arrays: "torch", "numpy" or "cupy"; None is the first that is installed.
-        progress: called with the number of settings done, of all, and the one that begins.
+        progress: called before each setting with the number of completed settings, the number of
+            all settings, and the name of this one; and after the last.
         **options: of overlap().
 
     Returns:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pynccl.lab import command, output
+from tests.support.commands import run_command
 
 _ROOT = Path(__file__).parents[2]
 _PNG = b"\x89PNG"
@@ -21,15 +21,8 @@ _PNG = b"\x89PNG"
 
 def _run(*words: object, module: str = "pynccl.lab", timeout: float = 240) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *module.split(), *map(str, words)],
-        cwd=_ROOT,
-        env=env,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command = [sys.executable, "-m", *module.split(), *map(str, words)]
+    done = run_command(command, _ROOT, env, timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -8,13 +8,13 @@ import ast
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pynccl.lab import output
+from tests.support.commands import run_command
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
@@ -27,9 +27,7 @@ def _run(example: Path, *options: object) -> str:
     assert found, f"{example.name} does not say how it is run"
     words = [sys.executable, *shlex.split(found[1]), *map(str, options)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
-    done = subprocess.run(
-        words, cwd=_ROOT, env=env, check=False, capture_output=True, text=True, timeout=240
-    )
+    done = run_command(words, _ROOT, env, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
