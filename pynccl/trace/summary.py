@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pynccl.trace.bandwidth import operation_bandwidths, operation_bytes
+from pynccl.trace.bandwidth import Bandwidth, operation_bandwidths, operation_bytes
 from pynccl.trace.exposure import RANGES, WAITS, Exposed, exposed
 from pynccl.trace.lanes import Lanes
 from pynccl.trace.merge import Merged
-from pynccl.trace.model import ProcessTrace
+from pynccl.trace.model import Operation, ProcessTrace
 
 __all__ = ["Rank", "Row", "Summary", "clock_notes", "summarise"]
 
@@ -189,12 +189,19 @@ class _Collected:
     speeds: list[float] = field(default_factory=list)
     groups: set[object] = field(default_factory=set)
 
-    def add(self, time: int, open_: int, group: object) -> None:
+    def add(self, time: int, open_: int, group: object, speed: Bandwidth | None) -> None:
         self.times.append(time)
+        if speed is not None:
+            self.speeds.append(speed.busbw)
         if group is None or group not in self.groups:
             self.groups.add(group)
             self.row.total += time
             self.row.exposed += open_
+
+
+def _bytes(trace: ProcessTrace, operation: Operation) -> int:
+    communicator = trace.communicator_of(operation)
+    return operation_bytes(operation, 1 if communicator is None else communicator.nranks)
 
 
 def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
@@ -207,8 +214,7 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
         lanes, speeds = Lanes(trace), operation_bandwidths(trace)
         graphs: dict[int, int] = defaultdict(int)
         for index, operation in enumerate(trace.operations):
-            communicator = trace.communicator_of(operation)
-            nbytes = operation_bytes(operation, 1 if communicator is None else communicator.nranks)
+            nbytes = _bytes(trace, operation)
             if operation.graph is not None:
                 graphs[operation.graph] += nbytes
             if not trace.timed and operation.graph is None and not operation.failed:
@@ -219,9 +225,7 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
             one = at(operation.kind, nbytes)
             lane = lanes.of_operation(operation)
             group = None if operation.group is None else (position, operation.group, lane)
-            one.add(operation.ended - operation.began, hidden, group)
-            if (speed := speeds[index]) is not None:
-                one.speeds.append(speed.busbw)
+            one.add(operation.ended - operation.began, hidden, group, speeds[index])
             if (waited := merged.waited.get((position, index))) is not None:
                 one.row.waited_for[merged.label(waited.trace)] += waited.nanoseconds
         for run, hidden, speed in zip(
@@ -229,17 +233,13 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
         ):
             if hidden is None or run.began is None or run.ended is None:
                 continue
-            communicator = trace.communicator_of(run)
-            nranks = 1 if communicator is None else communicator.nranks
-            one = at(run.kind, operation_bytes(run, nranks))
             at_once = position, run.group, run.stream, run.called
-            one.add(run.ended - run.began, hidden, None if run.group is None else at_once)
-            if speed is not None:
-                one.speeds.append(speed.busbw)
+            one = at(run.kind, _bytes(trace, run))
+            one.add(run.ended - run.began, hidden, None if run.group is None else at_once, speed)
         for launch, hidden in zip(trace.launches, open_.launches, strict=True):
             if hidden is not None and launch.began is not None and launch.ended is not None:
                 one = at(f"graph {launch.graph}", graphs[launch.graph])
-                one.add(launch.ended - launch.began, hidden, None)
+                one.add(launch.ended - launch.began, hidden, None, None)
     return [_finish(one) for _, one in sorted(collected.items())]
 
 
