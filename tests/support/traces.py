@@ -1,10 +1,12 @@
-"""Traces of processes, constructed for tests."""
+"""Traces of processes, constructed for tests, and of functions."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+from pynccl import nccl
 from pynccl.trace.model import (
     Communicator,
     GraphLaunch,
@@ -14,7 +16,7 @@ from pynccl.trace.model import (
     Wait,
 )
 
-__all__ = ["MS", "STREAM", "TraceBuilder"]
+__all__ = ["MS", "STREAM", "TraceBuilder", "traced_by"]
 
 MS = 1_000_000  # nanoseconds
 STREAM = 0x7F00_0000_1000
@@ -176,3 +178,11 @@ class TraceBuilder:
                 | fields
             )
         )
+
+
+def traced_by(function: Callable[[], object], **options: int) -> ProcessTrace:
+    """The trace of a function that this process calls."""
+    with nccl.trace(**options) as trace:
+        function()
+    assert trace.process is not None
+    return trace.process

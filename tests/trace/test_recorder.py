@@ -1,15 +1,11 @@
 """Proves that a trace has every operation of the process, with its arguments and true times, in
-groups, plans, graphs, threads and asynchronous works, and that a recording survives a kill.
+groups, plans, threads and asynchronous works.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,19 +18,12 @@ import pynccl
 from pynccl import _C, nccl
 from pynccl.replay import replay
 from pynccl.trace import chrome, recording
-from pynccl.trace.exposure import exposed
 from pynccl.trace.model import Operation, ProcessTrace, Signal
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.traces import traced_by
 
 COUNT = 1000
-
-
-def _traced(function: Callable[[], object], **options: int) -> ProcessTrace:
-    with nccl.trace(**options) as trace:
-        function()
-    assert trace.process is not None
-    return trace.process
 
 
 def _every_operation(rank: Rank, comm: nccl.Communicator) -> None:
@@ -59,7 +48,7 @@ def _every_operation(rank: Rank, comm: nccl.Communicator) -> None:
 
 def _arguments(rank: Rank) -> None:
     comm = rank.comm
-    trace = _traced(lambda: _every_operation(rank, comm))
+    trace = traced_by(lambda: _every_operation(rank, comm))
     n, last = rank.nranks, rank.nranks - 1
     at_last = rank.rank == last
     (communicator,) = trace.communicators.values()
@@ -125,7 +114,7 @@ def _times(rank: Rank) -> None:
         other.synchronize()
 
     run()
-    trace = _traced(run)
+    trace = traced_by(run)
     late, early = trace.operations
     assert late.stream == stream.handle
     assert early.stream == other.handle
@@ -165,7 +154,7 @@ def _device_waits(rank: Rank) -> None:
         event.synchronize()
 
     run()
-    trace = _traced(run)
+    trace = traced_by(run)
     (wait,) = [w for w in trace.waits if w.what == "stream_event"]
     assert (wait.stream, wait.on_device) == (other.handle, True)
     assert wait.ended is not None
@@ -201,7 +190,7 @@ def _groups(rank: Rank) -> None:
             plan()
         stream.synchronize()
 
-    trace = _traced(run)
+    trace = traced_by(run)
     assert len(trace.communicators) == 2
     first, second = trace.operations[:2], trace.operations[2:]
     assert len({o.group for o in first}) == len({o.group for o in second}) == 1
@@ -212,38 +201,6 @@ def _groups(rank: Rank) -> None:
 
 def test_groups_and_plans(launch: Launcher, provider: str) -> None:
     launch(2, _groups, provider=provider)
-
-
-def _graphs(rank: Rank) -> None:
-    comm, stream = rank.comm, rank.stream()
-    x = rank.memory.put(np.zeros(COUNT, np.float32))
-
-    def run() -> None:
-        with nccl.capture(stream) as graph:
-            comm.all_reduce(x)
-            with nccl.group():
-                comm.all_reduce(x)
-        graph.launch(stream)
-        graph.launch(stream)
-        stream.synchronize()
-
-    trace = _traced(run)
-    assert len(trace.operations) == 2
-    for operation in trace.operations:
-        assert operation.graph is not None
-        assert operation.began is operation.ended is None
-    assert [launch.graph for launch in trace.launches] == [trace.operations[0].graph] * 2
-    one, two = trace.launches
-    assert one.began is not None
-    assert one.ended is not None
-    assert two.began is not None
-    assert two.ended is not None
-    assert one.called <= one.began + 50_000
-    assert one.began <= one.ended <= two.began + 50_000 <= two.ended + 50_000
-
-
-def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: str) -> None:
-    launch(2, _graphs, provider=provider)
 
 
 def _one_sided(rank: Rank) -> None:
@@ -266,7 +223,7 @@ def _one_sided(rank: Rank) -> None:
         event.synchronize()
         late.close()
 
-    trace = _traced(run)
+    trace = traced_by(run)
     comm_id = trace.operations[0].communicator
     put, signalled, waited = [o for o in trace.operations if o.kind != "all_gather"]
     assert (put.kind, put.window, put.offset, put.signal, put.context) == (
@@ -354,7 +311,7 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         _in_one_process(comms)
 
     _C.start_recording(str(tmp_path / "file"), 1 << 26)
-    trace = _traced(run)
+    trace = traced_by(run)
     recorded = recording.load(_C.stop_recording())
     (file,) = chrome.parse(json.dumps(chrome.document(trace)))
     assert file == trace
@@ -386,7 +343,7 @@ def test_ranks_that_are_threads() -> None:
             thread.join(60)
             assert not thread.is_alive()
 
-    trace = _traced(run)
+    trace = traced_by(run)
     (id,) = {one.communicator for one in trace.operations}
     assert sorted(trace.communicators) == [(id, 0), (id, 1)]
     threads = {(one.rank, one.thread) for one in trace.operations}
@@ -409,118 +366,12 @@ def _largest(rank: Rank) -> None:
         half.all_reduce(x)
         rank.comm.all_reduce(x)
 
-    assert _traced(run).rank == rank.rank
+    assert traced_by(run).rank == rank.rank
     half.close()
 
 
 def test_the_rank_of_a_process_is_that_in_its_largest_communicator(launch: Launcher) -> None:
     launch(3, _largest)
-
-
-def _ranges_in_captures(rank: Rank) -> None:
-    comm, stream = rank.comm, rank.stream()
-    x = rank.memory.put(np.zeros(COUNT, np.float32))
-
-    def run() -> None:
-        with nccl.capture(stream) as graph, nccl.range("inside", stream=stream):
-            comm.all_reduce(x)
-        graph.launch(stream)
-        stream.synchronize()
-
-    began = time.monotonic()
-    trace = _traced(run)
-    assert time.monotonic() - began < 5, "the end waited for events that were captured"
-    (span,) = trace.ranges
-    assert span.ended is None
-    assert len(trace.launches) == 1
-
-
-def test_ranges_in_captures_have_no_end(launch: Launcher, provider: str) -> None:
-    launch(2, _ranges_in_captures, provider=provider)
-
-
-def _operations_in_graphs(rank: Rank) -> None:
-    comm, stream, side = rank.comm, rank.stream(), rank.stream()
-    x, y = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
-    fork, join = rank.event(), rank.event()
-    peer = 1 - rank.rank
-
-    def run() -> None:
-        with nccl.capture(stream) as graph:
-            comm.all_reduce(x)
-            fork.record(stream)
-            side.wait(fork)
-            with nccl.group():
-                comm.send(x, peer, stream=side)
-                comm.recv(y, peer, stream=side)
-            join.record(side)
-            stream.wait(join)
-        for _ in range(3):
-            graph.launch(stream)
-            stream.synchronize()
-        graph.close()
-
-    with nccl.trace(graphs=True) as traced:
-        run()
-    trace = traced.process
-    assert trace is not None
-    assert len(trace.operations) == 3
-    assert all(o.began is None for o in trace.operations)
-    assert len(trace.launches) == 3
-    assert [(o.kind, o.sequence) for o in trace.runs] == 3 * [
-        (o.kind, o.sequence) for o in trace.operations
-    ]
-    for number, launch in enumerate(trace.launches):
-        reduce, send, recv = trace.runs[3 * number : 3 * number + 3]
-        assert {o.graph for o in (reduce, send, recv)} == {launch.graph}
-        assert {o.called for o in (reduce, send, recv)} == {launch.called}
-        assert (send.began, send.ended) == (recv.began, recv.ended)
-        assert launch.began is not None
-        assert launch.ended is not None
-        assert reduce.began is not None
-        assert reduce.ended is not None
-        assert send.began is not None
-        assert send.ended is not None
-        inexact = 200_000  # of the times of events: docs/trace.md
-        times = launch.began, reduce.began, reduce.ended, send.began, send.ended, launch.ended
-        assert all(b - a > -inexact for a, b in itertools.pairwise(times))
-        assert (reduce.stream, send.stream) == (stream.handle, side.handle)
-    found = exposed(trace)
-    assert found.launches == [None] * 3
-    assert None not in found.runs
-    (again,) = chrome.parse(json.dumps(chrome.document(trace)))
-    assert again == trace
-
-
-def test_operations_in_graphs_have_times_on_request(launch: Launcher, provider: str) -> None:
-    launch(2, _operations_in_graphs, provider=provider)
-
-
-def _launches_behind_each_other(rank: Rank) -> int:
-    comm, stream = rank.comm, rank.stream()
-    x = rank.memory.put(np.ones(1 << 18, np.float32))
-    with nccl.trace(graphs=True) as traced:
-        with nccl.capture(stream) as graph:
-            comm.all_reduce(x)
-        for _ in range(20):
-            graph.launch(stream)
-    assert traced.process is not None
-    assert len(traced.process.launches) == 20
-    for run in traced.process.runs:
-        (launch,) = [one for one in traced.process.launches if one.called == run.called]
-        assert run.began is not None
-        assert launch.began is not None
-        assert run.began > launch.began - 200_000
-    last = traced.process.launches[-1].called
-    assert [run.called for run in traced.process.runs][-1] == last
-    stream.synchronize()
-    graph.close()
-    return len(traced.process.runs)
-
-
-def test_times_are_those_of_launches_that_were_done(launch: Launcher, provider: str) -> None:
-    for count in launch(2, _launches_behind_each_other, provider=provider):
-        assert 1 <= count <= 20
 
 
 def _repeat(function: Callable[[], object]) -> None:
@@ -541,7 +392,7 @@ def _failures(rank: Rank) -> None:
             with pytest.raises((nccl.NcclError, ValueError)):
                 _repeat(lambda: comm.all_reduce(x))
 
-    trace = _traced(run)
+    trace = traced_by(run)
     failed = [o for o in trace.operations if o.failed]
     if rank.rank != 0 and failed:  # it may also find the communicator aborted before the call
         assert failed == [trace.operations[-1]]
@@ -573,7 +424,7 @@ def test_threads_have_their_own_rows() -> None:
         for thread in threads:
             thread.join()
 
-    trace = _traced(run)
+    trace = traced_by(run)
     by_thread: dict[int, list[Operation]] = {}
     for operation in trace.operations:
         by_thread.setdefault(operation.thread, []).append(operation)
@@ -585,7 +436,7 @@ def test_threads_have_their_own_rows() -> None:
 def test_the_limit_is_kept_and_what_follows_is_counted() -> None:
     with _single() as comm:
         x = np.ones(1, np.float32)
-        trace = _traced(lambda: [comm.all_reduce(x) for _ in range(500)], limit=100)
+        trace = traced_by(lambda: [comm.all_reduce(x) for _ in range(500)], limit=100)
     assert len(trace.operations) == 100
     assert trace.dropped == 400
     assert [o.sequence for o in trace.operations] == list(range(1, 101))
@@ -627,7 +478,7 @@ def test_ranges_nest_and_an_open_one_has_no_end() -> None:
             time.sleep(0.002)
         opened.__enter__()
 
-    trace = _traced(run)
+    trace = traced_by(run)
     opened.__exit__(None, None, None)
     outer, inner, last = trace.ranges
     assert (outer.name, inner.name, last.name) == ("outer", "inner", "open")
@@ -666,7 +517,7 @@ def _mirror(rank: Rank, store: str) -> None:
                 time.sleep(0.02)
             work.wait()
 
-        trace = _traced(run)
+        trace = traced_by(run)
     finally:
         pynccl.destroy_process_group()
     assert trace.rank == rank.rank
@@ -681,7 +532,7 @@ def test_the_mirror_and_its_works(launch: Launcher, tmp_path: Path) -> None:
     launch(2, _mirror, str(tmp_path / "store"))
 
 
-def test_a_child_of_a_fork_is_not_traced() -> None:
+def test_a_child_of_a_fork_is_nottraced_by() -> None:
     with _single() as comm, nccl.trace() as trace:
         comm.all_reduce(np.ones(1, np.float32))
         pid = os.fork()
@@ -689,7 +540,7 @@ def test_a_child_of_a_fork_is_not_traced() -> None:
             status = 1
             try:
                 if not _C.is_traced():
-                    inner = _traced(lambda: None)
+                    inner = traced_by(lambda: None)
                     status = 0 if inner.operations == [] else 2
             finally:
                 os._exit(status)
@@ -700,133 +551,3 @@ def test_a_child_of_a_fork_is_not_traced() -> None:
 
 
 # What the environment starts, in processes of their own.
-
-PROGRAM = """
-import os, sys, time
-import numpy as np
-from pynccl import nccl
-comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0)
-x = np.ones(10, np.float32)
-for _ in range({count}):
-    comm.all_reduce(x)
-with nccl.group():
-    comm.broadcast(x, 0)
-{end}
-"""
-
-
-def _run(program: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_traces_by_the_environment(tmp_path: Path) -> None:
-    done = _run(
-        PROGRAM.format(count=3, end=""),
-        {"PYNCCL_TRACE": str(tmp_path / "whole.json"), "RANK": "5"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["whole.5.json"]
-    events = json.loads((tmp_path / "whole.5.json").read_text())["traceEvents"]
-    assert sum(event.get("name") == "all_reduce" for event in events) >= 3
-
-
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)", "os._exit(0)"])
-def test_recordings_by_the_environment(tmp_path: Path, end: str) -> None:
-    path = tmp_path / "program.rec"
-    program = PROGRAM.format(count=4000, end=f"time.sleep(0.5)\n{end}" if end else "")
-    done = _run(program, {"PYNCCL_RECORD": str(path), "RANK": "7"})
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    own = tmp_path / "program.7.rec"
-    assert recording.is_recording(own)
-    trace = recording.load(own)
-    assert (trace.rank, trace.timed, trace.dropped) == (7, False, 0)
-    assert [o.kind for o in trace.operations] == ["all_reduce"] * 4000 + ["broadcast"]
-    assert [o.sequence for o in trace.operations] == list(range(1, 4002))
-    called = [o.called for o in trace.operations]
-    assert called == sorted(called)
-    assert all(o.began is o.ended is o.returned is None for o in trace.operations)
-
-
-def test_a_recording_keeps_its_limit(tmp_path: Path) -> None:
-    path = tmp_path / "program"
-    env = {"PYNCCL_RECORD": str(path), "RANK": "0", "PYNCCL_RECORD_LIMIT": "12800"}
-    done = _run(PROGRAM.format(count=1000, end=""), env)
-    assert done.returncode == 0, done.stderr
-    trace = recording.load(tmp_path / "program.0")
-    assert len(trace.operations) == 100
-    assert trace.dropped >= 900
-    assert (tmp_path / "program.0").stat().st_size < 20_000
-
-
-def test_no_recording_without_operations(tmp_path: Path) -> None:
-    done = _run("from pynccl import nccl", {"PYNCCL_RECORD": str(tmp_path / "none")})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
-    env = {"PYNCCL_RECORD": str(tmp_path / "missing" / "file")}
-    done = _run(PROGRAM.format(count=3, end=""), env)
-    assert "the recording has ended" in done.stderr
-    done = _run("from pynccl import nccl", env | {"PYNCCL_RECORD_LIMIT": "1 GB"})
-    assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
-
-
-def _hangs(rank: Rank, path: str) -> None:
-    """An operation that does not return is in the recording."""
-    comm = rank.communicator()
-    x = np.ones(4, np.float32)
-    comm.all_reduce(x)
-    _C.set_process_rank(rank.rank)
-    _C.start_recording(path, 1 << 20)
-    comm.all_reduce(x)
-    if rank.rank == 0:
-        with pytest.raises(nccl.NcclError):
-            comm.broadcast(x, 1)
-    else:
-        deadline = time.monotonic() + 20
-        mine = Path(path.replace(".rec", ".0.rec"))
-        while not mine.exists() or len(recording.load(mine).operations) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert [o.kind for o in recording.load(mine).operations] == ["all_reduce", "broadcast"]
-        comm.abort()
-    name = _C.stop_recording()
-    if rank.rank == 0:
-        assert [o.failed for o in recording.load(name).operations] == [False, True]
-
-
-def test_a_recording_has_the_operation_that_hangs(launch: Launcher, tmp_path: Path) -> None:
-    launch(2, _hangs, str(tmp_path / "hang.rec"), fresh=True)
-
-
-def test_what_is_no_recording() -> None:
-    for data in (b"", b"pynccl", b"pynccl trace 1", b"pynccl trace 2\n"):
-        with pytest.raises(recording.RecordingError, match="not a recording"):
-            recording.parse(data)
-    for data in (b"", b"X\0\0\0\0\0\0\0", b"H\0\0\0\2\0\0\0{}", b"H\0\0\0\1\0\0\0{"):
-        with pytest.raises(recording.RecordingError):
-            recording.parse(b"pynccl trace 1\n" + data)
-
-
-def test_a_recording_may_end_anywhere() -> None:
-    with _single() as comm:
-        _C.start_trace(1000, False)
-        for _ in range(3):
-            comm.all_reduce(np.ones(1, np.float32))
-        data = _C.stop_trace(1.0)
-    counts = []
-    for size in range(len(data)):
-        try:
-            counts.append(len(recording.parse(data[:size]).operations))
-        except recording.RecordingError:
-            counts.append(-1)
-    assert counts == sorted(counts)
-    assert set(counts) == {-1, 0, 1, 2, 3}

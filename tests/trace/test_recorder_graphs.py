@@ -1,0 +1,158 @@
+"""Proves what traces have of graphs: the times of their launches, and on request those of the
+operations in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import numpy as np
+
+from pynccl import nccl
+from pynccl.trace import chrome
+from pynccl.trace.exposure import exposed
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.support.traces import traced_by
+
+COUNT = 1000
+
+
+def _graphs(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.zeros(COUNT, np.float32))
+
+    def run() -> None:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(x)
+            with nccl.group():
+                comm.all_reduce(x)
+        graph.launch(stream)
+        graph.launch(stream)
+        stream.synchronize()
+
+    trace = traced_by(run)
+    assert len(trace.operations) == 2
+    for operation in trace.operations:
+        assert operation.graph is not None
+        assert operation.began is operation.ended is None
+    assert [launch.graph for launch in trace.launches] == [trace.operations[0].graph] * 2
+    one, two = trace.launches
+    assert one.began is not None
+    assert one.ended is not None
+    assert two.began is not None
+    assert two.ended is not None
+    assert one.called <= one.began + 50_000
+    assert one.began <= one.ended <= two.began + 50_000 <= two.ended + 50_000
+
+
+def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: str) -> None:
+    launch(2, _graphs, provider=provider)
+
+
+def _ranges_in_captures(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.zeros(COUNT, np.float32))
+
+    def run() -> None:
+        with nccl.capture(stream) as graph, nccl.range("inside", stream=stream):
+            comm.all_reduce(x)
+        graph.launch(stream)
+        stream.synchronize()
+
+    began = time.monotonic()
+    trace = traced_by(run)
+    assert time.monotonic() - began < 5, "the end waited for events that were captured"
+    (span,) = trace.ranges
+    assert span.ended is None
+    assert len(trace.launches) == 1
+
+
+def test_ranges_in_captures_have_no_end(launch: Launcher, provider: str) -> None:
+    launch(2, _ranges_in_captures, provider=provider)
+
+
+def _operations_in_graphs(rank: Rank) -> None:
+    comm, stream, side = rank.comm, rank.stream(), rank.stream()
+    x, y = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
+    fork, join = rank.event(), rank.event()
+    peer = 1 - rank.rank
+
+    def run() -> None:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(x)
+            fork.record(stream)
+            side.wait(fork)
+            with nccl.group():
+                comm.send(x, peer, stream=side)
+                comm.recv(y, peer, stream=side)
+            join.record(side)
+            stream.wait(join)
+        for _ in range(3):
+            graph.launch(stream)
+            stream.synchronize()
+        graph.close()
+
+    with nccl.trace(graphs=True) as traced:
+        run()
+    trace = traced.process
+    assert trace is not None
+    assert len(trace.operations) == 3
+    assert all(o.began is None for o in trace.operations)
+    assert len(trace.launches) == 3
+    assert [(o.kind, o.sequence) for o in trace.runs] == 3 * [
+        (o.kind, o.sequence) for o in trace.operations
+    ]
+    for number, launch in enumerate(trace.launches):
+        reduce, send, recv = trace.runs[3 * number : 3 * number + 3]
+        assert {o.graph for o in (reduce, send, recv)} == {launch.graph}
+        assert {o.called for o in (reduce, send, recv)} == {launch.called}
+        assert (send.began, send.ended) == (recv.began, recv.ended)
+        assert launch.began is not None
+        assert launch.ended is not None
+        assert reduce.began is not None
+        assert reduce.ended is not None
+        assert send.began is not None
+        assert send.ended is not None
+        inexact = 200_000  # of the times of events: docs/trace.md
+        times = launch.began, reduce.began, reduce.ended, send.began, send.ended, launch.ended
+        assert all(b - a > -inexact for a, b in itertools.pairwise(times))
+        assert (reduce.stream, send.stream) == (stream.handle, side.handle)
+    found = exposed(trace)
+    assert found.launches == [None] * 3
+    assert None not in found.runs
+    (again,) = chrome.parse(json.dumps(chrome.document(trace)))
+    assert again == trace
+
+
+def test_operations_in_graphs_have_times_on_request(launch: Launcher, provider: str) -> None:
+    launch(2, _operations_in_graphs, provider=provider)
+
+
+def _launches_behind_each_other(rank: Rank) -> int:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.ones(1 << 18, np.float32))
+    with nccl.trace(graphs=True) as traced:
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(x)
+        for _ in range(20):
+            graph.launch(stream)
+    assert traced.process is not None
+    assert len(traced.process.launches) == 20
+    for run in traced.process.runs:
+        (launch,) = [one for one in traced.process.launches if one.called == run.called]
+        assert run.began is not None
+        assert launch.began is not None
+        assert run.began > launch.began - 200_000
+    last = traced.process.launches[-1].called
+    assert [run.called for run in traced.process.runs][-1] == last
+    stream.synchronize()
+    graph.close()
+    return len(traced.process.runs)
+
+
+def test_times_are_those_of_launches_that_were_done(launch: Launcher, provider: str) -> None:
+    for count in launch(2, _launches_behind_each_other, provider=provider):
+        assert 1 <= count <= 20

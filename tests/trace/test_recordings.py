@@ -1,0 +1,148 @@
+"""Proves that a recording has every operation until a process is killed, hangs or reaches the
+limit, and that what is no recording is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import _C, nccl
+from pynccl.trace import recording
+from tests.support.commands import run_command
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+COUNT = 1000
+
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+from pynccl import nccl
+comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0)
+x = np.ones(10, np.float32)
+for _ in range({count}):
+    comm.all_reduce(x)
+with nccl.group():
+    comm.broadcast(x, 0)
+{end}
+"""
+
+
+def _run(program: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return run_command([sys.executable, "-c", program], Path.cwd(), os.environ | env, timeout=60)
+
+
+def test_traces_by_the_environment(tmp_path: Path) -> None:
+    done = _run(
+        PROGRAM.format(count=3, end=""),
+        {"PYNCCL_TRACE": str(tmp_path / "whole.json"), "RANK": "5"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.5.json"]
+    events = json.loads((tmp_path / "whole.5.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "all_reduce" for event in events) >= 3
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_recordings_by_the_environment(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "program.rec"
+    program = PROGRAM.format(count=4000, end=f"time.sleep(0.5)\n{end}" if end else "")
+    done = _run(program, {"PYNCCL_RECORD": str(path), "RANK": "7"})
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    own = tmp_path / "program.7.rec"
+    assert recording.is_recording(own)
+    trace = recording.load(own)
+    assert (trace.rank, trace.timed, trace.dropped) == (7, False, 0)
+    assert [o.kind for o in trace.operations] == ["all_reduce"] * 4000 + ["broadcast"]
+    assert [o.sequence for o in trace.operations] == list(range(1, 4002))
+    called = [o.called for o in trace.operations]
+    assert called == sorted(called)
+    assert all(o.began is o.ended is o.returned is None for o in trace.operations)
+
+
+def test_a_recording_keeps_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    env = {"PYNCCL_RECORD": str(path), "RANK": "0", "PYNCCL_RECORD_LIMIT": "12800"}
+    done = _run(PROGRAM.format(count=1000, end=""), env)
+    assert done.returncode == 0, done.stderr
+    trace = recording.load(tmp_path / "program.0")
+    assert len(trace.operations) == 100
+    assert trace.dropped >= 900
+    assert (tmp_path / "program.0").stat().st_size < 20_000
+
+
+def test_no_recording_without_operations(tmp_path: Path) -> None:
+    done = _run("from pynccl import nccl", {"PYNCCL_RECORD": str(tmp_path / "none")})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
+    env = {"PYNCCL_RECORD": str(tmp_path / "missing" / "file")}
+    done = _run(PROGRAM.format(count=3, end=""), env)
+    assert "the recording has ended" in done.stderr
+    done = _run("from pynccl import nccl", env | {"PYNCCL_RECORD_LIMIT": "1 GB"})
+    assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
+
+
+def _hangs(rank: Rank, path: str) -> None:
+    """An operation that does not return is in the recording."""
+    comm = rank.communicator()
+    x = np.ones(4, np.float32)
+    comm.all_reduce(x)
+    _C.set_process_rank(rank.rank)
+    _C.start_recording(path, 1 << 20)
+    comm.all_reduce(x)
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclError):
+            comm.broadcast(x, 1)
+    else:
+        deadline = time.monotonic() + 20
+        mine = Path(path.replace(".rec", ".0.rec"))
+        while not mine.exists() or len(recording.load(mine).operations) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert [o.kind for o in recording.load(mine).operations] == ["all_reduce", "broadcast"]
+        comm.abort()
+    name = _C.stop_recording()
+    if rank.rank == 0:
+        assert [o.failed for o in recording.load(name).operations] == [False, True]
+
+
+def test_a_recording_has_the_operation_that_hangs(launch: Launcher, tmp_path: Path) -> None:
+    launch(2, _hangs, str(tmp_path / "hang.rec"), fresh=True)
+
+
+def test_what_is_no_recording() -> None:
+    for data in (b"", b"pynccl", b"pynccl trace 1", b"pynccl trace 2\n"):
+        with pytest.raises(recording.RecordingError, match="not a recording"):
+            recording.parse(data)
+    for data in (b"", b"X\0\0\0\0\0\0\0", b"H\0\0\0\2\0\0\0{}", b"H\0\0\0\1\0\0\0{"):
+        with pytest.raises(recording.RecordingError):
+            recording.parse(b"pynccl trace 1\n" + data)
+
+
+def test_a_recording_may_end_anywhere() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0) as comm:
+        _C.start_trace(1000, False)
+        for _ in range(3):
+            comm.all_reduce(np.ones(1, np.float32))
+        data = _C.stop_trace(1.0)
+    counts = []
+    for size in range(len(data)):
+        try:
+            counts.append(len(recording.parse(data[:size]).operations))
+        except recording.RecordingError:
+            counts.append(-1)
+    assert counts == sorted(counts)
+    assert set(counts) == {-1, 0, 1, 2, 3}
