@@ -1,6 +1,7 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
-# Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS, SECONDS
-# (fuzz), CALLS and SEED (sanitize-module), TORCH (test-torch).
+# Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS and
+# WORKERS (tests), SECONDS (fuzz), CALLS and SEED (sanitize-module), COUNT and SEED (mutate),
+# TORCH (test-torch), PYTHONS (wheels-check), SPHINXOPTS (docs).
 # OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
 # the folder WHEELS (`make wheels` fills it elsewhere).
 
@@ -8,15 +9,24 @@ PYTHON ?= python3
 RANKS ?= 2
 SECONDS ?= 600
 TORCH ?= 2.15.0
+WORKERS ?= 2
 CALLS ?= 1000000
+SPHINXOPTS ?= --fail-on-warning --keep-going --quiet
 SEED ?= 0
+COUNT ?= 20
+PYTHONS ?= $(PYTHON)
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --quiet --disable-pip-version-check
+# One at a time: with `make -j2`, packages are installed while the sources are compiled.
+PIP := flock $(VENV)/pyvenv.cfg $(PY) -m pip --quiet --disable-pip-version-check
 WHEELS ?= build/wheels
 TORCH_VENV := build/torch-$(TORCH)
 FOR_PYTHON ?= 3.12
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+ifeq ($(MAKECMDGOALS),bench)
+MAKEFLAGS += -j2
+endif
 
 ifdef OFFLINE
 SITE := $(CURDIR)/build/offline/site
@@ -30,12 +40,20 @@ TO_TEST := $(VENV)/.installed $(VENV)/.group-test
 TO_BENCH := $(VENV)/.installed $(VENV)/.group-bench
 endif
 
+# As many files of tests at a time as WORKERS; tests marked serial run alone.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
 # pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
-DOUBLE := $(PY) -m pytest -p tests.doubles.plugin
+DOUBLE := $(PYTEST) -p tests.doubles.plugin
+
+# What runs in steps: a line with its time for each, and what it printed where it fails.
+STEPS := $(VENV)/.created $(VENV)/.installed $(TORCH_VENV)/.created build/offline/.built lint lint-fast \
+  format check test bench
+$(STEPS) $(VENV)/.group-%: SHELL := tools/step
+.SILENT: $(STEPS)
 
 .PHONY: help check test test-all test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi lint \
-  lint-fast format hooks bench bench-calls bench-gpu bench-host bench-train plots-lab \
-  wheels clean
+  lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
+  plots-lab docs docs-links wheels wheels-check wheels-manylinux release clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -51,6 +69,9 @@ bench-calls: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## tim
 
 bench-train: $(TO_BENCH) ## time training steps over the torch.distributed backend, compared with gloo
 	$(PY) -m benchmarks.train $(ARGS)
+
+bench-weights: $(TO_BENCH) ## time weights from a trainer to engines, compared with broadcasts
+	$(PY) -m benchmarks.weights $(ARGS)
 
 bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time hostnccl, compared with gloo and MPICH
 	$(PY) -m benchmarks.host $(ARGS)
@@ -68,13 +89,13 @@ check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt
 # First what needs a GPU, on the double; PYTEST_ARGS may select none of it (pytest's status 5).
 test: $(TO_TEST) ## run the tests without a GPU; those that need one run on the test double
 	$(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 test-all: $(TO_TEST) ## also more seeds, all versions of the double, callgrind, PyTorch's suite, sanitizers
 	for version in 2.18 2.24 2.28 2.30; do \
 	  PYNCCL_DOUBLE=$$version $(DOUBLE) -m gpu $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; done
 	PYNCCL_TEST_FULL=1 $(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	PYNCCL_TEST_FULL=1 $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	PYNCCL_TEST_FULL=1 $(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 	$(MAKE) test-torch-suite sanitize
 	$(MAKE) sanitize-module CALLS=100000
 
@@ -86,10 +107,30 @@ test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests 
 	$(PY) -m tests.support.torch_suite backend --ranks 2 4 $(ARGS)
 
 test-torch: $(VENV)/.installed $(TORCH_VENV)/.created ## the tests of the mirror and the backend with another torch (TORCH=2.15.0)
-	PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/python -m pytest -m "not gpu" tests/mirror tests/c10d $(PYTEST_ARGS)
+	PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0 -m "not gpu" tests/mirror tests/c10d $(PYTEST_ARGS)
+
+# Its packages are those of the tests, too: the reference imports every public module.
+SITE_PACKAGES := $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-docs
+
+docs: $(SITE_PACKAGES) ## build the documentation site in build/docs; a warning or a broken link is an error
+	$(VENV)/bin/sphinx-build $(SPHINXOPTS) docs build/docs
+
+docs-links: $(SITE_PACKAGES) ## follow the site's links to other sites, which needs the network
+	$(VENV)/bin/sphinx-build --builder linkcheck docs build/docs-links
 
 wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
 	$(PYTHON) -m tools.wheels --python $(FOR_PYTHON) --out $(WHEELS)
+
+wheels-check: $(VENV)/.group-release ## build a wheel for each of PYTHONS, and try it in empty environments of it
+	$(PY) -m tools.check_wheels $(PYTHONS) $(ARGS)
+
+release: $(VENV)/.group-release ## build sdist and wheel twice, compare and check them; notes from CHANGELOG.md
+	$(PY) -m tools.release --twice $(ARGS)
+
+# In containers of manylinux_2_28, from the source distribution in dist (`make release`).
+wheels-manylinux: $(VENV)/.group-release ## build the wheels of all Pythons by cibuildwheel, which needs Docker
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(VENV)/bin/cibuildwheel --output-dir dist dist/rawnccl-*.tar.gz
+	$(PY) -m tools.wheel_contents dist/*.whl
 
 abi: $(VENV)/.group-abi ## check csrc/abi against real nccl.h files and libraries
 	$(PY) -m tests.abi.run --cache $(VENV)/abi
@@ -97,15 +138,26 @@ abi: $(VENV)/.group-abi ## check csrc/abi against real nccl.h files and librarie
 sanitize: $(VENV)/.group-build ## stress hostnccl under ThreadSanitizer, AddressSanitizer and UBSan
 	$(PY) -m tests.stress.run
 
-fuzz: $(VENV)/.group-build ## fuzz the messages of hostnccl's rendezvous with libFuzzer (SECONDS=600)
+fuzz: $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-fuzz ## fuzz all readers and the calls of Python (SECONDS=600 in all)
 	$(PY) -m tests.fuzz.run --seconds $(SECONDS)
 
 sanitize-module: $(VENV)/.installed $(VENV)/.group-test ## random calls of the extension module under AddressSanitizer and UBSan
 	$(PY) -m tests.stress.module $(CALLS) --seed $(SEED)
 
+tidy: $(VENV)/.group-build $(VENV)/.group-gates ## check the C++ sources with clang-tidy
+	$(PY) -m tools.tidy
+
+coverage: $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-gates ## which lines the tests run, to docs/quality.md (TESTS)
+	$(PY) -m tools.coverage $(if $(TESTS),--tests "$(TESTS)")
+
+mutate: $(VENV)/.installed $(VENV)/.group-test ## which changes of the sources no test notices, to docs/quality.md (COUNT, SEED)
+	$(PY) -m tools.mutate --count $(COUNT) --seed $(SEED) $(ARGS)
+
 lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/package/stubtest_allowlist.txt
+	$(VENV)/bin/python -m tools.workflows
+	$(VENV)/bin/zizmor --offline --quiet .github
 
 lint-fast: $(VENV)/.group-lint ## check style
 	$(VENV)/bin/ruff format --check .
@@ -137,19 +189,29 @@ $(TORCH_VENV)/.created: constraints.txt pyproject.toml
 	@touch $@
 
 $(VENV)/.group-%: $(VENV)/.created pyproject.toml
-	$(PIP) install -c constraints.txt --group $*
+	@$(PIP) install -c constraints.txt --group $*
 	@touch $@
 
+# First what the compiler waits for.
+$(VENV)/.group-bench $(VENV)/.group-test: | $(VENV)/.group-build
+
+# $(call COMPILE,FOLDER): compile what has changed, and install it into the source tree.
+define COMPILE
+	cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=ON \
+	  -DPython_EXECUTABLE=$$($(PY) -c "import sys; print(sys.executable)") \
+	  -DCMAKE_PREFIX_PATH=$$($(PY) -m pybind11 --cmakedir)
+	MAKEFLAGS= cmake --build $(1)
+	cmake --install $(1) --prefix .
+endef
+
+$(VENV)/.installed: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 $(VENV)/.installed: $(VENV)/.group-build $(SOURCES)
-	$(PIP) install -c constraints.txt --no-build-isolation --config-settings cmake.define.PYNCCL_WERROR=ON -e .
+	$(call COMPILE,build/cmake)
+	PYNCCL_BUILT=1 $(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
 build/offline/.built: $(SOURCES) $(wildcard $(WHEELS)/*.whl)
 	mkdir -p $(SITE)
 	$(if $(wildcard $(WHEELS)/*.whl),$(PY) -m pip install --quiet --no-index --no-deps --upgrade --target $(SITE) $(WHEELS)/*.whl)
-	cmake -S . -B build/offline/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=ON \
-	  -DPython_EXECUTABLE=$$($(PY) -c "import sys; print(sys.executable)") \
-	  -DCMAKE_PREFIX_PATH=$$($(PY) -m pybind11 --cmakedir)
-	cmake --build build/offline/cmake
-	cmake --install build/offline/cmake --prefix .
+	$(call COMPILE,build/offline/cmake)
 	@touch $@

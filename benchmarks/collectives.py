@@ -18,6 +18,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import metrics, report
 from benchmarks.machine import Machine
@@ -29,6 +30,19 @@ from pynccl.testing import Rank
 __all__ = ["main"]
 
 _OUT = Path(__file__).parent / "out"
+
+
+class _Effort(NamedTuple):
+    """How much is measured: the sizes in bytes, and the samples, each of so many seconds."""
+
+    sizes: tuple[int, ...]
+    repeats: int
+    budget: float
+
+
+_FULL = _Effort(metrics.FULL_SIZES, 11, 0.05)
+_DEFAULT = _Effort(metrics.DEFAULT_SIZES, 7, 0.02)
+_QUICK = _Effort(metrics.QUICK_SIZES, 5, 0.02)
 _SILENCE = 180.0  # seconds without a row
 
 
@@ -56,18 +70,23 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", type=_positive, default=2, help="processes (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU can be used")
-    add("--quick", action="store_true", help="three sizes and shorter samples, under half a minute")
-    add("--sizes", type=_sizes, help="bytes, as 4,64K,16M (default: 4 to 64M)")
+    effort = parser.add_mutually_exclusive_group()
+    effort.add_argument("--full", action="store_true", help="ten sizes and more, longer samples")
+    effort.add_argument(
+        "--quick", action="store_true", help="three sizes, less and shorter samples"
+    )
+    add("--sizes", type=_sizes, help="bytes, as 4,64K,16M (default: five, 4 to 16M)")
     add("--max-bytes", type=_size, help="leaves out the sizes above")
     add("--collectives", type=_names, help=f"of {','.join(metrics.BUS_FACTORS)} (default: all)")
     add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
-    add("--repeats", type=_positive, help="samples of each library (default: 11, quick: 5)")
+    add("--repeats", type=_positive, help="samples of each library (default: 7)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     return parser.parse_args()
 
 
 def _settings(options: argparse.Namespace, folder: str) -> Settings:
-    sizes = options.sizes or (metrics.QUICK_SIZES if options.quick else metrics.DEFAULT_SIZES)
+    effort = _FULL if options.full else _QUICK if options.quick else _DEFAULT
+    sizes = options.sizes or effort.sizes
     if options.max_bytes:
         sizes = tuple(size for size in sizes if size <= options.max_bytes) or (options.max_bytes,)
     return Settings(
@@ -76,8 +95,8 @@ def _settings(options: argparse.Namespace, folder: str) -> Settings:
         dtype=options.dtype,
         collectives=options.collectives or tuple(metrics.BUS_FACTORS),
         sizes=sizes,
-        repeats=options.repeats or (5 if options.quick else 11),
-        budget=0.02 if options.quick else 0.05,
+        repeats=options.repeats or effort.repeats,
+        budget=effort.budget,
         folder=folder,
     )
 
@@ -120,8 +139,8 @@ def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) 
         command=shlex.join(sys.orig_argv),
     )
     write_plot(folder / f"{stem}.png", rows, report.describe(machine, settings))
-    for suffix in ("json", "png"):
-        print(f"wrote {folder / stem}.{suffix}")
+    print(f"numbers: {folder / stem}.json")
+    print(f"plot:    {folder / stem}.png")
 
 
 def _positive(text: str) -> int:

@@ -8,6 +8,7 @@ from pynccl.trace.bandwidth import BUS_FACTORS, Bandwidth, bandwidth, bus_factor
 __all__ = [
     "BUS_FACTORS",
     "DEFAULT_SIZES",
+    "FULL_SIZES",
     "QUICK_SIZES",
     "Bandwidth",
     "bandwidth",
@@ -17,8 +18,9 @@ __all__ = [
 
 _KIB, _MIB = 2**10, 2**20
 
-DEFAULT_SIZES = (
+FULL_SIZES = (
     *(4, 256, 4 * _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB),
     *(_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB),
 )
+DEFAULT_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
 QUICK_SIZES = (4, 64 * _KIB, 4 * _MIB)

@@ -30,6 +30,8 @@ from pynccl.store import Store
 _Tensor: TypeAlias = object
 # A pynccl, torch or CuPy stream, an object with __cuda_stream__, or an integer.
 _Stream: TypeAlias = object
+# A RedOp, an operator of torch.distributed.ReduceOp, or "sum", "avg", "max", "min" or "prod".
+_Op: TypeAlias = RedOp | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType | str
 _OnTimeout: TypeAlias = Literal["raise", "abort"] | Callable[[Communicator, NcclError], object]
 _Id: TypeAlias = bytes | bytearray | memoryview
 
@@ -1019,7 +1021,7 @@ class FlightRecord:
     @property
     def time_created_ns(self) -> int: ...
     @property
-    def state(self) -> Literal["called", "issued", "done", "failed"]: ...
+    def state(self) -> Literal["called", "issued", "captured", "done", "failed"]: ...
     @property
     def fingerprint(self) -> int: ...
 
@@ -1054,6 +1056,13 @@ def is_traced() -> bool: ...
 def set_trace_mark(function: Callable[[str, bool], object] | None) -> None: ...
 def begin_range(name: str, compute: bool, library: Library | None, stream: int) -> int: ...
 def end_range(number: int, library: Library | None, stream: int) -> None: ...
+def pack(
+    bucket: _Tensor, offsets: list[int], sizes: list[int], tensors: list[Any]
+) -> list[int]: ...
+def unpack(
+    bucket: _Tensor, offsets: list[int], sizes: list[int], tensors: list[Any]
+) -> list[int]: ...
+def checksum(tensor: _Tensor) -> int: ...
 def flight_dump_path() -> str | None: ...
 def set_process_rank(rank: int | None) -> None: ...
 
@@ -1243,7 +1252,7 @@ class Communicator:
     def all_reduce(
         self,
         tensor: _Tensor,
-        op: RedOp | None = None,
+        op: _Op | None = None,
         *,
         out: _Tensor | None = None,
         stream: _Stream | None = None,
@@ -1266,7 +1275,7 @@ class Communicator:
         self,
         tensor: _Tensor,
         root: SupportsIndex,
-        op: RedOp | None = None,
+        op: _Op | None = None,
         *,
         out: _Tensor | None = None,
         stream: _Stream | None = None,
@@ -1288,7 +1297,7 @@ class Communicator:
     def reduce_scatter(
         self,
         tensor: _Tensor,
-        op: RedOp | None = None,
+        op: _Op | None = None,
         *,
         out: _Tensor | None = None,
         stream: _Stream | None = None,

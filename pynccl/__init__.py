@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
     from pynccl.mirror.lifecycle.shrink import *
     from pynccl.mirror.lifecycle.split import *
     from pynccl.mirror.world import *
+
+if importlib.util.find_spec("pynccl._C") is None:
+    raise ImportError(
+        f"{os.path.dirname(__file__)} has no pynccl._C compiled for Python "
+        f"{sys.version_info.major}.{sys.version_info.minor}. In the source tree, start Python in "
+        "another folder, where the installed package is found, or compile in place: "
+        "pip install -e ."
+    )
 
 # The public names: the only list of them.
 __all__ = [

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
 
 from pynccl.mirror.api import all_to_all as mirror_all_to_all
 from pynccl.mirror.api import collectives, lists
+from pynccl.mirror.base import operators
+from pynccl.mirror.base.operators import Operator
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import _get_default_group, world
 
 __all__ = [
     "Group",
+    "Operator",
     "all_gather",
     "all_gather_",
     "all_reduce",
@@ -29,6 +31,7 @@ __all__ = [
     "broadcast_",
     "gather",
     "name_of",
+    "op_name",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_",
@@ -37,20 +40,31 @@ __all__ = [
 
 Group = ProcessGroup | str | None
 
-_OPERATORS = {
-    "sum": ReduceOp.SUM,
-    "avg": ReduceOp.AVG,
-    "product": ReduceOp.PRODUCT,
-    "min": ReduceOp.MIN,
-    "max": ReduceOp.MAX,
-}
-
 
 def _operator(op: str) -> Any:  # noqa: ANN401 - torch's enum has no type
-    found = _OPERATORS.get(op)
-    if found is None:
-        raise ValueError(f"op: {op!r} is not one of {', '.join(_OPERATORS)}")
-    return found
+    operators.name_of(op)
+    return operators.of_torch(op)
+
+
+def _name_of_constant(op: Any) -> str:  # noqa: ANN401
+    return operators.name_of(op)
+
+
+# torch.compile evaluates it when it traces, and guards the identity of the argument, which lives as
+# long as the process.
+torch.compiler.assume_constant_result(_name_of_constant)
+
+
+def op_name(op: Operator) -> str:
+    """The name of an operator for an operator's arguments, which a compiled graph can hold.
+
+    In a function for torch.compile op is a str, one of torch's bare values or a RedOp.
+    """
+    if isinstance(op, str):
+        return op
+    if type(op) is operators.ReduceOp:
+        return operators.name_of(op)
+    return _name_of_constant(op)
 
 
 def name_of(group: Group) -> str:

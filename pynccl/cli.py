@@ -1,4 +1,4 @@
-"""The command ``pynccl``: libraries of this machine, hostnccl for other clients, dumps, traces."""
+"""The command ``pynccl``: this machine and its libraries, hostnccl for others, dumps, traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import pynccl
-from pynccl import _C
+from pynccl import _C, installation
+from pynccl.doctor import command as doctor
+from pynccl.doctor import machine, packages
+from pynccl.doctor.library import advise, describe
 from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
 from pynccl.flight import command as flight
 from pynccl.libraries import PROVIDERS, default_provider, hostnccl_preload, load, locate
@@ -44,13 +47,31 @@ def _describe(provider: str) -> Iterator[tuple[str, str]]:
         yield "devices", f"none usable: {error}"
 
 
+def _to_do(provider: str) -> Iterator[str]:
+    """What to do where something of a provider is missing."""
+    facts = describe(provider, with_parameters=False)
+    present = machine.has_nvidia_device()
+    for finding in advise(facts, required=False, device_present=present):
+        if finding.advice:
+            yield finding.advice
+
+
 def _info() -> None:
     print(f"pynccl {pynccl.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    if problem := installation.conflict():
+        print(f"problem: {problem}")
     print(f"default provider: {default_provider()}")
     for provider in PROVIDERS:
         print(f"\nprovider {provider}")
         for label, text in _describe(provider):
             print(f"  {label:<12} {text}")
+        for text in _to_do(provider):
+            print(f"  {'to do':<12} {text}")
+    print("\npackages")
+    for finding in packages.examine(device_present=machine.has_nvidia_device()):
+        print(f"  {finding.text}")
+        if finding.advice:
+            print(f"  {'to do':<12} {finding.advice}")
     print("\nparameters of provider host", flush=True)
     params("host").dump()
 
@@ -67,6 +88,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pynccl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="print providers, libraries, versions, devices, and settings")
+    doctor.add_arguments(
+        commands.add_parser("doctor", help="say in words what keeps pynccl from working here")
+    )
     commands.add_parser(
         "hostnccl",
         help="print the path of a libnccl.so.2 for LD_PRELOAD that runs any NCCL client on CPUs",
@@ -84,6 +108,8 @@ def main(argv: list[str] | None = None) -> int:
         "build-backend", help="build the backend of torch.distributed for the installed torch"
     )
     arguments = parser.parse_args(argv)
+    if arguments.command == "doctor":
+        return doctor.run(arguments)
     if arguments.command == "flight":
         return flight.run(arguments)
     if arguments.command == "replay":

@@ -12,6 +12,7 @@ second, and asks those of this process, which the monitor in C++ has for it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ __all__: list[str] = []
 _PERIOD = 0.5  # seconds between two looks for questions
 _PATIENCE = 0.7  # seconds to wait for the answers
 _STEP = 0.02
+_LAST_CALL = 1.0  # seconds that the end of the process waits for a call of a store
 _FRESH = 2.0  # seconds in which the answers to a question serve another rank, too
 
 
@@ -124,6 +126,7 @@ class _Watcher:
     def start_again(self) -> None:
         """Forget everything: a child of fork() has neither the thread nor usable stores."""
         self._lock = threading.RLock()  # the end of an object may run any code
+        self._calls = threading.Lock()  # held by the thread while it calls stores
         self._running = False
         self._clones: weakref.WeakKeyDictionary[Store, Store] = weakref.WeakKeyDictionary()
         # By id(); without questions where a store has failed.
@@ -153,13 +156,25 @@ class _Watcher:
         import pynccl.flight.missing  # noqa: F401 - now, rather than when something is late
 
         waiting: list[_Open] = []
-        while self._look():
+        while True:
+            with self._calls:
+                if not self._look():
+                    return
             inquiry = _C.take_inquiry(_STEP if waiting else _PERIOD)
-            if inquiry is not None:
-                self._look()
-                waiting += self._open(inquiry)
-            waiting = [one for one in waiting if not _ends(one)]
+            with self._calls:
+                if inquiry is not None:
+                    self._look()
+                    waiting += self._open(inquiry)
+                waiting = [one for one in waiting if not _ends(one)]
             del inquiry
+
+    def end(self) -> None:
+        """Let the thread call no store any more: the interpreter ends.
+
+        Before 3.14 Python ends a thread that comes back from such a call by pthread_exit, which
+        aborts the process in the C++ of torch's stores.
+        """
+        self._calls.acquire(timeout=_LAST_CALL)  # for good
 
     def _look(self) -> bool:
         """Answer what other ranks ask; False where this process has no store any more."""
@@ -216,3 +231,4 @@ def _compare(
 _C.set_exchange(_compare)
 _C.set_watcher(_watcher.attach, _watcher.start)
 os.register_at_fork(after_in_child=_watcher.start_again)
+atexit.register(_watcher.end)

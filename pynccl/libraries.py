@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsIndex
 
-from pynccl import _C
+from pynccl import _C, installation
 from pynccl.errors import LibraryNotFoundError
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
     "resolve_all",
 ]
 
+installation.check()
+
 PROVIDERS = ("cuda", "host")
 
 _FOLDER = Path(__file__).parent / "lib"
@@ -40,7 +42,13 @@ _MOST_RANKS = 2**16  # of one process: beyond what any library makes
 
 
 class Location(NamedTuple):
-    """The path of a library and the reason for its choice."""
+    """The path of a library and the reason for its choice.
+
+    Attributes:
+        path: of the file.
+        reason: in words: an environment variable, "already loaded in this process", or how it was
+            found.
+    """
 
     path: str
     reason: str
@@ -69,7 +77,11 @@ def locate(provider: str) -> Location:
 
 
 def hostnccl_preload() -> Path:
-    """The path of hostnccl under the name libnccl.so.2, for LD_PRELOAD with any NCCL client."""
+    """The path of hostnccl under the name libnccl.so.2, for LD_PRELOAD with any NCCL client.
+
+    Returns:
+        The path; the command ``pynccl hostnccl`` prints it.
+    """
     return _FOLDER / "preload" / _NCCL_SONAME
 
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pynccl import _C
+from pynccl._C import PoolRegistration
 from pynccl.libraries import load
 
 if TYPE_CHECKING:
@@ -35,9 +36,16 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pynccl._C import Communicator, PoolRegistration
+    from pynccl._C import Communicator
 
-__all__ = ["cupy_pool", "numpy_empty", "register_pool", "torch_empty", "torch_pool"]
+__all__ = [
+    "PoolRegistration",
+    "cupy_pool",
+    "numpy_empty",
+    "register_pool",
+    "torch_empty",
+    "torch_pool",
+]
 
 # The arena of each pool, and the registrations of each communicator by arena.
 _arenas: weakref.WeakKeyDictionary[object, _C.Arena] = weakref.WeakKeyDictionary()

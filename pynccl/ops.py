@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from pynccl import _ops
-from pynccl._ops import Group
+from pynccl._ops import Group, Operator
 
 __all__ = [
     "all_gather",
@@ -64,12 +64,13 @@ def _refuse_gradients(*tensors: Tensor) -> None:
         )
 
 
-def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
+def all_reduce(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
     """Reduce the tensors of all ranks element by element, on every rank (ncclAllReduce).
 
     Args:
         tensor: this rank's input, of the same shape and dtype on every rank.
-        op: ``"sum"``, ``"avg"``, ``"product"``, ``"min"`` or ``"max"``.
+        op: ``"sum"``, ``"avg"``, ``"prod"``, ``"min"`` or ``"max"``, or the same as a torch
+            ReduceOp or a :class:`pynccl.nccl.RedOp`.
         group: a group or its name; None is the default group.
 
     Returns:
@@ -78,15 +79,16 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     Raises:
         ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.all_reduce(tensor, op, _ops.name_of(group))
+    return _ops.all_reduce(tensor, _ops.op_name(op), _ops.name_of(group))
 
 
-def all_reduce_(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
+def all_reduce_(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
     """The in-place form of :func:`all_reduce` (ncclAllReduce).
 
     Args:
         tensor: this rank's input and the result.
-        op: ``"sum"``, ``"avg"``, ``"product"``, ``"min"`` or ``"max"``.
+        op: ``"sum"``, ``"avg"``, ``"prod"``, ``"min"`` or ``"max"``, or the same as a torch
+            ReduceOp or a :class:`pynccl.nccl.RedOp`.
         group: a group or its name; None is the default group.
 
     Returns:
@@ -96,7 +98,7 @@ def all_reduce_(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
         ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(tensor)
-    _ops.all_reduce_(tensor, op, _ops.name_of(group))
+    _ops.all_reduce_(tensor, _ops.op_name(op), _ops.name_of(group))
     return tensor
 
 
@@ -136,7 +138,7 @@ def broadcast_(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
     return tensor
 
 
-def reduce(tensor: Tensor, dst: int = 0, op: str = "sum", group: Group = None) -> Tensor:
+def reduce(tensor: Tensor, dst: int = 0, op: Operator = "sum", group: Group = None) -> Tensor:
     """Reduce the tensors of all ranks element by element, on one rank (ncclReduce).
 
     Args:
@@ -152,7 +154,7 @@ def reduce(tensor: Tensor, dst: int = 0, op: str = "sum", group: Group = None) -
     Raises:
         ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.reduce(tensor, dst, op, _ops.name_of(group))
+    return _ops.reduce(tensor, dst, _ops.op_name(op), _ops.name_of(group))
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> Tensor:
@@ -190,7 +192,7 @@ def all_gather_(output: Tensor, tensor: Tensor, group: Group = None) -> Tensor:
     return output
 
 
-def reduce_scatter(tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
+def reduce_scatter(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
     """Reduce the tensors of all ranks; rank i gets block i of the result (ncclReduceScatter).
 
     Args:
@@ -204,10 +206,12 @@ def reduce_scatter(tensor: Tensor, op: str = "sum", group: Group = None) -> Tens
     Raises:
         ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.reduce_scatter(tensor, op, _ops.name_of(group))
+    return _ops.reduce_scatter(tensor, _ops.op_name(op), _ops.name_of(group))
 
 
-def reduce_scatter_(output: Tensor, tensor: Tensor, op: str = "sum", group: Group = None) -> Tensor:
+def reduce_scatter_(
+    output: Tensor, tensor: Tensor, op: Operator = "sum", group: Group = None
+) -> Tensor:
     """:func:`reduce_scatter` into a given tensor (ncclReduceScatter).
 
     Args:
@@ -223,7 +227,7 @@ def reduce_scatter_(output: Tensor, tensor: Tensor, op: str = "sum", group: Grou
         ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(output, tensor)
-    _ops.reduce_scatter_(output, tensor, op, _ops.name_of(group))
+    _ops.reduce_scatter_(output, tensor, _ops.op_name(op), _ops.name_of(group))
     return output
 
 

@@ -125,7 +125,11 @@ A script needs two changes: the import, and the name of the backend.
 
 ## What differs
 
-* `"gloo"`, `"mpi"`, `"ucc"` are refused; the message says what to pass instead.
+* `"gloo"`, `"mpi"`, `"ucc"` are refused; the message says what to pass instead. So is `"nccl"`,
+  alone or with others, where there is no GPU: at once on each rank, as with torch's NCCL backend.
+  `None` is what the machine has.
+* An operator is torch's `ReduceOp`, a `pynccl.nccl.RedOp` or a str: `ReduceOp.MAX`, `nccl.MAX` and
+  `"max"` are the same, here, in `pynccl.nccl` and in `pynccl.ops`.
 * With `"host"` the communicator of a group is made with the group. With `None` where there are
   GPUs, and with `"nccl"`, it is made with the first operation, or at once with `device_id`.
 * List forms (`all_gather`, `gather`, `scatter`, `reduce_scatter`, `all_to_all`) are one NCCL group

@@ -300,9 +300,8 @@ void Communicator::wait_ready(std::optional<double> seconds) {
     throw_late(*seconds, "ncclCommGetAsyncError");
 }
 
-std::vector<std::shared_ptr<Communicator>> Communicator::init_all(std::shared_ptr<Library> library,
-                                                                  const std::vector<int>& devices,
-                                                                  Factory make) {
+std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
+    const std::shared_ptr<Library>& library, const std::vector<int>& devices, Factory make) {
   RawGroup::check_none();
   const DeviceScope scope(*library, devices.empty() ? -1 : devices.front());
   std::vector<ncclComm_t> comms(devices.size());

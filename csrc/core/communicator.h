@@ -92,9 +92,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // All ranks of one communicator in this process (ncclCommInitAll), each made by the factory.
   using Factory = std::shared_ptr<Communicator> (*)(std::shared_ptr<Library>, const Options&);
-  static std::vector<std::shared_ptr<Communicator>> init_all(std::shared_ptr<Library> library,
-                                                             const std::vector<int>& devices,
-                                                             Factory make);
+  static std::vector<std::shared_ptr<Communicator>> init_all(
+      const std::shared_ptr<Library>& library, const std::vector<int>& devices, Factory make);
 
   void issue(const Operation& operation);
   // The same for a kind known at compile time, inlined to the call of its function: core/issue.h.

@@ -200,7 +200,7 @@ std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late
   }
   if (!deadlines_->expire(late)) return std::nullopt;
   expired_.store(true, std::memory_order_release);
-  const NcclFailure failure = expiry(late.what);
+  NcclFailure failure = expiry(late.what);
   ExpiredStreams::add(late.streams, [failure, communicator = weak_from_this(),
                                      function = late.what](const std::string& cause) {
     const auto alive = communicator.lock();

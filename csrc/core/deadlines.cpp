@@ -154,26 +154,54 @@ void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
   // own, so each of its operations needs an event.
   std::unique_lock lock(mutex_, std::defer_lock);
   const bool scoped = DeadlineScope::on_this_thread();
-  if (scoped)
+  const bool existing = Stream::is_existing(stream);
+  if (scoped || !existing)
     lock.lock();
   else if (!lock.try_lock() || !outstanding_.empty())
-    return;
+    return;  // the monitor records one later
   try {
-    record_event(stream);
+    const std::optional<FlightRecord> last = recorder_.read(recorder_.last());
+    if (!last || !library_) return;
+    if (scoped || outstanding_.empty())
+      record_event(stream, *last);
+    else
+      record_newest(stream, *last);
   } catch (const std::exception&) {  // the next call of the driver reports it
   }
 }
 
-void Deadlines::record_event(CUstream stream) {
-  const std::optional<FlightRecord> last = recorder_.read(recorder_.last());
-  if (!last || !library_) return;
+void Deadlines::record_event(CUstream stream, const FlightRecord& last) {
+  if (auto event = take_recorded(stream)) {
+    keep_newest();
+    outstanding_.push_back({last, coarse_time(), std::move(*event)});
+  }
+}
+
+// An event that was recorded on the stream; none where the stream is being captured.
+std::optional<PooledEvent> Deadlines::take_recorded(CUstream stream) {
   const DeviceScope device(*library_, device_);
   const RelaxedMode relaxed(*library_);
-  if (is_capturing(*library_, stream)) return;
+  if (is_capturing(*library_, stream)) return std::nullopt;
   if (!events_) events_ = std::make_shared<EventPool>(library_, device_);
   PooledEvent event = events_->take();
   event->record(stream);
-  outstanding_.push_back({*last, coarse_time(), std::move(event)});
+  return event;
+}
+
+void Deadlines::record_newest(CUstream stream, const FlightRecord& last) {
+  if (!newest_) {
+    if (auto event = take_recorded(stream))
+      newest_.emplace(Outstanding{last, coarse_time(), std::move(*event)});
+  } else if (!is_capturing(*library_, stream)) {
+    newest_->event->record(stream);
+    newest_->record = last;
+    newest_->since = coarse_time();
+  }
+}
+
+void Deadlines::keep_newest() {
+  if (newest_) outstanding_.push_back(std::move(*newest_));
+  newest_.reset();
 }
 
 void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstream stream,
@@ -219,10 +247,17 @@ void Deadlines::update_launches() {
 // operations of a communicator run in their order, and those before an event that is done.
 void Deadlines::update_done() {
   std::uint64_t done = this->done();
-  while (!outstanding_.empty() && outstanding_.front().event->query()) {
-    done = std::max(done, outstanding_.front().record.sequence);
-    outstanding_.pop_front();
-    next_event_.store(INT64_MIN, std::memory_order_relaxed);
+  const auto remove_done = [&] {
+    while (!outstanding_.empty() && outstanding_.front().event->query()) {
+      done = std::max(done, outstanding_.front().record.sequence);
+      outstanding_.pop_front();
+      next_event_.store(INT64_MIN, std::memory_order_relaxed);
+    }
+  };
+  remove_done();
+  if (outstanding_.empty() && newest_) {
+    keep_newest();
+    remove_done();
   }
   done = std::max(done, last_returned());
   done_.store(done, std::memory_order_release);
@@ -249,12 +284,19 @@ std::uint64_t Deadlines::open_group() const {
   return group_began_.load(std::memory_order_acquire) != 0 ? group_first_.load() : UINT64_MAX;
 }
 
-// Records an event after the last operation, if its stream cannot be destroyed meanwhile: another
-// thread may destroy a stream of CUDA at any time.
+// Records an event after the last operation that is in no graph, if its stream cannot be destroyed
+// meanwhile: another thread may destroy a stream of CUDA at any time.
 void Deadlines::record_at_end() {
-  const std::optional<FlightRecord> newest = recorder_.read(recorder_.last());
-  if (newest && newest->state == FlightRecord::State::kIssued && newest->stream != blocking_stream_)
-    Stream::if_existing(newest->stream, [&] { record_event(newest->stream); });
+  const std::uint64_t last = recorder_.last();
+  for (std::uint64_t number = last; number > done() && number + FlightRecorder::kRecords > last;
+       --number) {
+    const std::optional<FlightRecord> newest = recorder_.read(number);
+    if (newest && newest->state == FlightRecord::State::kCaptured) continue;
+    if (newest && newest->state == FlightRecord::State::kIssued &&
+        newest->stream != blocking_stream_)
+      Stream::if_existing(newest->stream, [&] { record_event(newest->stream, *newest); });
+    return;
+  }
 }
 
 std::vector<CUstream> Deadlines::open_streams() const {
@@ -265,7 +307,8 @@ std::vector<CUstream> Deadlines::open_streams() const {
       streams.push_back(stream);
   };
   for (const FlightRecord& record : recorder_.read_all())
-    if (record.sequence > done()) add(record.stream);
+    if (record.sequence > done() && record.state != FlightRecord::State::kCaptured)
+      add(record.stream);
   for (const Launch& launch : launches_) add(launch.stream);
   return streams;
 }
@@ -324,6 +367,10 @@ std::optional<Deadlines::Late> Deadlines::late() {
       const FlightRecord& record = one.record;
       if (auto late = check(one.since, record.limit, [&] { return record.text(); })) return late;
     }
+    if (newest_ && !(launch && launch->since <= newest_->since))
+      if (auto late =
+              check(newest_->since, newest_->record.limit, [&] { return newest_->record.text(); }))
+        return late;
   }
   if (launch) return check(launch->since, launch->limit, [&] { return *launch->what; });
   for (const Entry& call : calls_) {

@@ -113,7 +113,8 @@ class Deadlines {
   [[gnu::always_inline]] void enqueued(CUstream stream, std::int64_t now) {
     if (stream == blocking_stream_) [[likely]]
       return;
-    if (now >= next_event_.load(std::memory_order_relaxed) || DeadlineScope::any()) [[unlikely]]
+    if (now >= next_event_.load(std::memory_order_relaxed) || DeadlineScope::any() ||
+        !Stream::is_existing(stream)) [[unlikely]]
       record_event(stream, now);
   }
 
@@ -167,7 +168,10 @@ class Deadlines {
 
  private:
   void record_event(CUstream stream, std::int64_t now) noexcept;
-  void record_event(CUstream stream);
+  void record_event(CUstream stream, const FlightRecord& last);
+  std::optional<PooledEvent> take_recorded(CUstream stream);
+  void record_newest(CUstream stream, const FlightRecord& last);
+  void keep_newest();
   void update_locked();
   void update_done();
   void update_launches();
@@ -197,6 +201,9 @@ class Deadlines {
     PooledEvent event;
   };
   std::deque<Outstanding> outstanding_;
+  // The newest operation on a stream that may be destroyed at any time, which needs its event now;
+  // the next one records the event again.
+  std::optional<Outstanding> newest_;
   // Launches of graphs that are not known to be done. One of each graph is watched, and all in a
   // DeadlineScope: they hold their events. Of the others only the last one on a stream is kept.
   struct Launch {

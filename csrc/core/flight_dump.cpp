@@ -22,7 +22,7 @@
 namespace pynccl {
 namespace {
 
-constexpr int kFormatVersion = 1;
+constexpr int kDumpFormat = 1;
 
 using json::array;
 using json::hexadecimal;
@@ -120,7 +120,7 @@ std::string FlightDump::json(const std::string& reason) {
   const int rank = process_rank();
   return object({
              {"format", json::of("pynccl flight record")},
-             {"version", json::of(kFormatVersion)},
+             {"version", json::of(kDumpFormat)},
              {"reason", json::of(reason)},
              {"host", json::of(host_name())},
              {"pid", json::of(getpid())},

@@ -45,6 +45,7 @@ const char* kind_name(OperationKind kind) {
 const char* FlightRecord::state_name(bool done) const {
   if (state == State::kFailed) return "failed";
   if (state == State::kCalled) return "called";
+  if (state == State::kCaptured) return "captured";
   return done ? "done" : "issued";
 }
 
@@ -90,6 +91,15 @@ void FlightRecorder::identify(FlightIdentity identity) {
   counts_ = std::make_unique<std::atomic<std::uint32_t>[]>(
       2 * static_cast<std::size_t>(identity_.nranks));
   messages_.store(counts_.get(), std::memory_order_release);
+}
+
+void FlightRecorder::set_captured(std::uint64_t sequence) {
+  Slot& slot = slots_[sequence % kRecords];
+  std::uint64_t word = slot.get(kState);
+  if (slot.get(kSequence) != sequence || state(word) != FlightRecord::State::kIssued) return;
+  constexpr std::uint64_t kMore =
+      std::uint64_t(FlightRecord::State::kCaptured) - std::uint64_t(FlightRecord::State::kIssued);
+  slot.fields[kState].compare_exchange_strong(word, word + kMore);
 }
 
 FlightIdentity FlightRecorder::identity() const {

@@ -18,8 +18,9 @@
 namespace pynccl {
 
 struct FlightRecord {
-  // kCalled: the function of nccl.h has not returned. kIssued: it has.
-  enum class State : std::uint64_t { kCalled, kIssued, kFailed };
+  // kCalled: the function of nccl.h has not returned. kIssued: it has. kCaptured: into a graph,
+  // whose launches run it.
+  enum class State : std::uint64_t { kCalled, kIssued, kFailed, kCaptured };
 
   std::uint64_t sequence;  // from 1, in the order of issue
   // From 1: of a collective among the collectives; of a message among those of its direction to or
@@ -107,6 +108,7 @@ class FlightRecorder {
   };
 
   void fail();  // the last operation has failed
+  void set_captured(std::uint64_t sequence);
 
   // Once rank and size are known; before that messages have no numbers.
   void identify(FlightIdentity identity);

@@ -11,14 +11,14 @@
 namespace pynccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLongest(500);
+constexpr std::chrono::milliseconds kLongestBeforeFork(500);
 
 // The child has a new one.
 std::timed_mutex& mutex() { return common::per_process<std::timed_mutex>(); }
 
 thread_local bool locked_by_fork = false;
 
-void before_fork() { locked_by_fork = mutex().try_lock_for(kLongest); }
+void before_fork() { locked_by_fork = mutex().try_lock_for(kLongestBeforeFork); }
 
 void after_fork() {
   if (std::exchange(locked_by_fork, false)) mutex().unlock();

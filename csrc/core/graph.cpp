@@ -155,6 +155,12 @@ void Graph::end(bool failed) {
 
 Graph::Captured Graph::end_capture() {
   CUgraph graph = nullptr;
+  {
+    const std::lock_guard lock(graphs_mutex);
+    for (const Used& used : used_)
+      for (const std::uint64_t operation : used.operations)
+        used.communicator->deadlines().recorder().set_captured(operation);
+  }
   const CUresult result = library_->driver().StreamEndCapture(stream_, &graph);
   count_capture(-1);
   return {result, std::unique_ptr<CUgraph_st, Destroy>(graph, Destroy{library_.get()})};
@@ -173,9 +179,9 @@ void Graph::finish(std::shared_ptr<const Exec> made, std::size_t size) {
 // "a graph launch with all_reduce #5 (float32, count=4, sum)"
 std::string Graph::Used::text() const {
   std::string text = "a graph launch with ";
-  if (operations > 1) text += std::to_string(operations) + " operations up to ";
-  const auto record = communicator->deadlines().recorder().read(last);
-  return text + (record ? record->text() : "#" + std::to_string(last));
+  if (operations.size() > 1) text += std::to_string(operations.size()) + " operations up to ";
+  const auto record = communicator->deadlines().recorder().read(operations.back());
+  return text + (record ? record->text() : "#" + std::to_string(operations.back()));
 }
 
 bool Graph::Retired::in_use() const noexcept {
@@ -326,9 +332,8 @@ void Graph::add_use(const std::shared_ptr<Communicator>& communicator, CUstream 
   if (!graph) return;
   auto used = std::find_if(graph->used_.begin(), graph->used_.end(),
                            [&](const Used& one) { return one.communicator == communicator; });
-  if (used == graph->used_.end()) used = graph->used_.insert(used, {communicator, 0, 0, nullptr});
-  ++used->operations;
-  used->last = communicator->deadlines().recorder().last() + 1;
+  if (used == graph->used_.end()) used = graph->used_.insert(used, {communicator, {}, nullptr});
+  used->operations.push_back(communicator->deadlines().recorder().last() + 1);
 }
 
 bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> object) {

@@ -74,8 +74,7 @@ class Graph {
   // A communicator, and its operations in the graph.
   struct Used {
     std::shared_ptr<Communicator> communicator;
-    std::size_t operations = 0;
-    std::uint64_t last = 0;                   // the number of its last one
+    std::vector<std::uint64_t> operations;    // their numbers
     std::shared_ptr<const std::string> what;  // a launch is, for this communicator
 
     std::string text() const;

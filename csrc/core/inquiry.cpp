@@ -10,7 +10,7 @@
 namespace pynccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLongest(1000);  // that an error waits for an answer
+constexpr std::chrono::milliseconds kLongestWait(1000);  // that an error waits for an answer
 
 struct Questions {
   std::mutex mutex;
@@ -36,7 +36,7 @@ void Inquiry::answer(Answer answer) {
 
 std::optional<Inquiry::Answer> Inquiry::result() const {
   const std::lock_guard lock(mutex_);
-  if (!answer_ && Clock::now() - asked_ > kLongest) return Answer{};
+  if (!answer_ && Clock::now() - asked_ > kLongestWait) return Answer{};
   return answer_;
 }
 

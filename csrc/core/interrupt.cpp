@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "common/thread_id.h"
 #include "core/library.h"
 
 namespace pynccl {
@@ -12,7 +13,7 @@ void Interrupt::install(const Library& library) {
     set(&Interrupt::check);
 }
 
-bool Interrupt::on_main_thread() { return check_ && gettid() == getpid(); }
+bool Interrupt::on_main_thread() { return check_ && common::thread_id() == getpid(); }
 
 int Interrupt::check() {
   if (!pending_ && check_) pending_ = check_();

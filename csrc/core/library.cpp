@@ -18,7 +18,7 @@ struct EntryFact {
   std::size_t offset;  // of the entry in NcclTable
 };
 
-constexpr EntryFact kEntries[] = {
+constexpr EntryFact kEntryFacts[] = {
 #define FUNCTION(since, result, name, ...) {#name, since, offsetof(NcclTable, name)},
 #include "abi/c_params.inc"
 #include "abi/nccl_functions.inc"
@@ -155,7 +155,7 @@ void* Library::driver_symbol(std::string_view name) const {
 void Library::throw_missing(const void* entry) const {
   const auto offset = static_cast<std::size_t>(static_cast<const char*>(entry) -
                                                reinterpret_cast<const char*>(&nccl_));
-  const auto* fact = std::find_if(std::begin(kEntries), std::end(kEntries),
+  const auto* fact = std::find_if(std::begin(kEntryFacts), std::end(kEntryFacts),
                                   [&](const EntryFact& e) { return e.offset == offset; });
   throw MissingFunction(std::string(fact->name) + " is in NCCL since " + version_text(fact->since) +
                         "; the loaded " + path_ + " (version " + version_text(version_) +

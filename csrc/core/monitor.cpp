@@ -12,9 +12,10 @@
 namespace pynccl {
 namespace {
 
-constexpr std::int64_t kChecks = 16;                                     // per limit
-constexpr std::int64_t kShortest = 5'000'000, kLongest = 1'000'000'000;  // ns between two checks
-constexpr std::int64_t kInquiring = kChecks * 20'000'000;                // while an Inquiry is open
+constexpr std::int64_t kChecks = 16;  // per limit
+constexpr std::int64_t kShortestPause = 5'000'000,
+                       kLongestPause = 1'000'000'000;      // ns between two checks
+constexpr std::int64_t kInquiring = kChecks * 20'000'000;  // while an Inquiry is open
 
 // May release the last reference.
 std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {
@@ -53,6 +54,7 @@ void Monitor::wake() {
 std::vector<std::shared_ptr<Deadlines>> Monitor::deadlines() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Deadlines>> all;
+  all.reserve(watched_.size());
   for (const Watched& one : watched_) all.push_back(one.deadlines);
   return all;
 }
@@ -70,7 +72,8 @@ void Monitor::run() {
   for (bool inquires = false;;) {
     std::int64_t limit = inquires ? kInquiring : DeadlineScope::shortest();
     for (const Watched& one : watched_) limit = std::min(limit, one.deadlines->own_limit());
-    const std::chrono::nanoseconds pause(std::clamp(limit / kChecks, kShortest, kLongest));
+    const std::chrono::nanoseconds pause(
+        std::clamp(limit / kChecks, kShortestPause, kLongestPause));
     const auto woken = [&] { return woken_; };
     if (watched_.empty() || limit == FlightRecord::kNoLimit)
       changed_.wait(lock, woken);

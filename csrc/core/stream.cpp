@@ -187,9 +187,16 @@ void Stream::forget() noexcept {
   ExpiredStreams::forget(stream_);
 }
 
+bool Stream::is_existing(CUstream stream) {
+  bool existing = false;
+  if_existing(stream, [&] { existing = true; });
+  return existing;
+}
+
 void Stream::if_existing(CUstream stream, const std::function<void()>& function) {
+  if (reinterpret_cast<std::uintptr_t>(stream) < kStreamPerThread) return function();
   const std::lock_guard lock(existing_mutex);
-  if (is_default(stream) || existing_streams().contains(stream)) function();
+  if (existing_streams().contains(stream)) function();
 }
 
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)

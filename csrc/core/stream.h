@@ -57,8 +57,10 @@ class Stream {
   void launch_host_function(CUhostFn function, void* data) const;
   void close();  // enqueued work still runs
 
-  // Calls function if the stream is a default stream, or one of this class, which then exists until
-  // the function returns.
+  // Whether any thread can use the stream now: it is the default stream, or one of this class. A
+  // thread's own default stream is another one for each thread.
+  static bool is_existing(CUstream stream);
+  // Calls function if the stream is an existing one, which then exists until the function returns.
   static void if_existing(CUstream stream, const std::function<void()>& function);
 
  private:

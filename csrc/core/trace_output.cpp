@@ -19,13 +19,14 @@
 namespace pynccl {
 namespace {
 
-constexpr int kFormatVersion = 1;
+constexpr int kTraceFormat = 1;
 constexpr char kMagic[] = "pynccl trace 1\n";
 constexpr char kHeader = 'H', kEntries = 'E', kCommunicator = 'C', kName = 'N', kEnd = 'Z';
 constexpr std::size_t kMostInBlock = sizeof(TraceEntry) << 20;  // bytes
 
 std::string names(auto&& name_of, int count) {
   std::vector<std::string> names;
+  names.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) names.emplace_back(name_of(i));
   return json::array(names, ", ", [](const std::string& name) { return json::of(name); });
 }
@@ -33,7 +34,7 @@ std::string names(auto&& name_of, int count) {
 std::string header(bool timed) {
   const int rank = process_rank();
   return json::object({
-      {"version", json::of(kFormatVersion)},
+      {"version", json::of(kTraceFormat)},
       {"timed", timed ? "true" : "false"},
       {"rank", json::or_null(rank >= 0, rank)},
       {"pid", json::of(getpid())},

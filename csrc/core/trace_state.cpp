@@ -1,7 +1,6 @@
 #include "core/trace_state.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +10,7 @@
 
 #include "common/per_process.h"
 #include "common/signals_blocked.h"
+#include "common/thread_id.h"
 #include "core/clock.h"
 #include "core/communicator.h"
 #include "core/device.h"
@@ -75,7 +75,8 @@ TraceState& TraceState::get() { return common::per_process<TraceState>(); }
 
 TraceLog& TraceState::make_log() {
   const std::lock_guard lock(logs_mutex_);
-  return *logs_.emplace_back(std::make_unique<TraceLog>(static_cast<std::uint32_t>(gettid())));
+  return *logs_.emplace_back(
+      std::make_unique<TraceLog>(static_cast<std::uint32_t>(common::thread_id())));
 }
 
 std::uint32_t TraceState::number_of(Communicator& communicator) {

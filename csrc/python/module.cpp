@@ -44,6 +44,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_simulation(m);
   bind_graph(m);
   bind_trace(m);
+  bind_checksum(m);
   bind_collectives(m);
   bind_barrier(m);
   bind_one_sided(m);

@@ -63,6 +63,9 @@ def nccl_include(library: _C.Library | None = None) -> Path:
     Args:
         library: the NCCL; that of provider "cuda" by default.
 
+    Returns:
+        The folder.
+
     Raises:
         LibraryNotFoundError: there is none, or its version is not that of the library.
         ValueError: the library is hostnccl, whose kernels need no NCCL.

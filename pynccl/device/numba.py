@@ -91,6 +91,9 @@ def load_acquire(typing: Any, address: Any) -> Any:
 
     Args:
         address: a multiple of 8.
+
+    Returns:
+        What is there.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

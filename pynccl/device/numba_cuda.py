@@ -59,6 +59,9 @@ def pointer(typing: Any, address: Any, dtype: Any) -> Any:
     Args:
         address: a multiple of the size of an element.
         dtype: the type of the elements, as ``np.float32``.
+
+    Returns:
+        The pointer; it has no length.
     """
     kind = getattr(dtype, "instance_type", None)
     if kind is None or not _is_address(address):
@@ -77,6 +80,9 @@ def load_acquire(typing: Any, address: Any) -> Any:
 
     Args:
         address: a multiple of 8.
+
+    Returns:
+        What is there.
     """
     code = "ld.acquire.sys.global.s64 $0, [$1];"
     generate = _assembly(code, "=l,l,~{memory}", _WORD)
@@ -114,25 +120,59 @@ def fetch_add(typing: Any, address: Any, value: Any) -> Any:
 
 @cuda.jit(device=True)
 def peer(pointers, rank):
-    """The address of the memory of a peer; see :func:`pynccl.device.numba.peer`."""
+    """The address of the memory of a peer; see :func:`pynccl.device.numba.peer`.
+
+    Args:
+        pointers: the addresses of all ranks' memory, as int64.
+        rank: the peer.
+
+    Returns:
+        The address, 0 where the peer cannot be reached by loads and stores.
+    """
     return np.int64(pointers[rank])
 
 
 @cuda.jit(device=True)
 def word(signals, rank, index):
-    """The address of a word of a rank's signal memory; see :func:`pynccl.device.numba.word`."""
+    """The address of a word of a rank's signal memory; see :func:`pynccl.device.numba.word`.
+
+    Args:
+        signals: the addresses of all ranks' signal memory.
+        rank: the rank whose memory it is.
+        index: the number of the word.
+
+    Returns:
+        The address.
+    """
     return np.int64(signals[rank]) + 8 * np.int64(index)
 
 
 @cuda.jit(device=True)
 def signal(signals, rank, index, value):
-    """Signal a peer; see :func:`pynccl.device.numba.signal`. All arguments are given."""
+    """Signal a peer; see :func:`pynccl.device.numba.signal`. All arguments are given.
+
+    Args:
+        signals: the addresses of all ranks' signal memory.
+        rank: the peer.
+        index: the number of the word.
+        value: what is added to it.
+    """
     fetch_add(word(signals, rank, index), np.int64(value))
 
 
 @cuda.jit(device=True)
 def wait(signals, rank, value, index):
-    """Wait for a signal; see :func:`pynccl.device.numba.wait`. There is no time limit."""
+    """Wait for a signal; see :func:`pynccl.device.numba.wait`. There is no time limit.
+
+    Args:
+        signals: the addresses of all ranks' signal memory.
+        rank: this rank.
+        value: the least value of the word to wait for.
+        index: the number of the word.
+
+    Returns:
+        The value of the word.
+    """
     address = word(signals, rank, index)
     seen = load_acquire(address)
     while seen < value:
@@ -145,6 +185,13 @@ def barrier(signals, rank, nranks, index, offset):
     """Wait until all ranks have come here; see :func:`pynccl.device.numba.barrier`.
 
     One block of each rank takes part, with all its threads.
+
+    Args:
+        signals: the addresses of all ranks' signal memory.
+        rank: this rank.
+        nranks: how many ranks there are.
+        index: the number of the barrier; each has ``nranks + 1`` words.
+        offset: the first word of the first barrier.
     """
     cuda.syncthreads()
     if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:

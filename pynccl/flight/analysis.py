@@ -40,18 +40,33 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, and one line on every communicator."""
+    """The findings, and one line on every communicator.
+
+    Attributes:
+        communicators: for each its id, how far the ranks are, and the text about it.
+        findings: what is wrong, in the order of the communicators.
+    """
 
     communicators: list[dict[str, object]]
     findings: list[Finding]
 
     def json(self) -> dict[str, object]:
+        """The report for JSON.
+
+        Returns:
+            A dictionary with "communicators" and "findings".
+        """
         return {
             "communicators": self.communicators,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
     def text(self) -> str:
+        """The report as ``pynccl flight`` prints it.
+
+        Returns:
+            Lines of text.
+        """
         lines = []
         for communicator in self.communicators:
             lines.append(f"{communicator['text']}")
@@ -63,6 +78,12 @@ class Report:
 
 def analyse(dumps: Sequence[Dump]) -> Report:
     """Compare the ranks of all communicators.
+
+    Args:
+        dumps: those of the processes of one program.
+
+    Returns:
+        The report.
 
     Raises:
         DumpError: the files do not belong together.
@@ -120,13 +141,16 @@ def _collectives(one: Merged, everything: Sequence[Merged]) -> Iterator[Finding]
         return
     first = max(member.first_collective for member in one)
     last = min(member.communicator.collectives for member in one)
-    for number in range(first, last + 1):
+    # The numbers of records only: a file may say any number of collectives.
+    numbers = {number for member in one for number in member.collectives}
+    for number in sorted(number for number in numbers if first <= number <= last):
         records = {rank: member.collectives.get(number) for rank, member in one.members.items()}
         known = {rank: record for rank, record in records.items() if record is not None}
         if len({record.signature for record in known.values()}) > 1:
             yield _mismatch(one, number, known)
             return
-    if first <= last and len({m.collectives[first].fingerprint for m in one}) > 1:
+    firsts = [member.collectives.get(first) for member in one] if first <= last else []
+    if None not in firsts and len({record.fingerprint for record in firsts if record}) > 1:
         yield _earlier_mismatch(one, first)
         return
     behind = list(_behind(one, everything))
@@ -260,7 +284,9 @@ def _stuck(one: Merged) -> Iterator[Finding]:
     ranks = [rank for rank, record in waiting.items() if record.number == number]
     record = waiting[ranks[0]]
     seconds = max(one.members[rank].waited(waiting[rank]) for rank in ranks)
-    who = "all ranks have" if not one.missing else f"{ranks_text(one.members)} have"
+    who = "all ranks have"
+    if one.missing:
+        who = f"{ranks_text(one.members)} {'has' if len(one.members) == 1 else 'have'}"
     text = f"{who} issued {_named(record)}" + _waits(ranks, seconds)
     yield Finding("stuck", one.id, [], ranks, number, seconds, text)
 

@@ -28,7 +28,17 @@ class Record:
 
     Attributes:
         sequence: its number among all operations of this rank.
+        operation: its name, as "all_reduce".
         number: a collective's among the collectives, a message's among those of its direction.
+        dtype: of the elements.
+        count: how many elements.
+        op: the reduction operator, where it has one.
+        root: of a rooted collective.
+        peer: of a send, a receive or a one-sided operation.
+        state: "called", "issued", "captured", "done" or "failed".
+        time_created_ns: when it was called, in nanoseconds since 1970.
+        stream: its handle.
+        fingerprint: of the collectives up to this one, equal on ranks that have called the same.
     """
 
     sequence: int
@@ -46,14 +56,17 @@ class Record:
 
     @property
     def is_message(self) -> bool:
+        """Whether it is a send or a receive."""
         return self.operation in ("send", "recv")
 
     @property
     def is_collective(self) -> bool:
+        """Whether all ranks take part."""
         return self.peer is None and self.operation != "wait_signal"
 
     @property
     def is_open(self) -> bool:
+        """Whether it had not ended."""
         return self.state in ("called", "issued")
 
     @property
@@ -74,7 +87,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that had not returned, of a function that is no operation."""
+    """A call that had not returned, of a function that is no operation.
+
+    Attributes:
+        function: its name.
+        time_created_ns: when it was called, in nanoseconds since 1970.
+    """
 
     function: str
     time_created_ns: int
@@ -87,8 +105,16 @@ class Communicator:
     Attributes:
         id: equal on all ranks.
         joined: after grow() the id on the ranks that have joined, on the rank that knows it.
-        collectives: how many were called.
+        parent: the id of the communicator that it was made from.
+        name: comm_name, or that of the process group.
+        creator: the function that made it.
+        rank: of this process; None while the communicator is not ready.
+        nranks: how many ranks it has; None while it is not ready.
+        device: the GPU; None while it is not ready.
+        timeout: the time limit of operations in seconds; None without one.
         failure: the text of the first failure.
+        calls: those that had not returned.
+        collectives: how many were called.
         records: the last operations, oldest first.
     """
 
@@ -114,7 +140,11 @@ class Dump:
     Attributes:
         path: of the file.
         reason: why it was written.
+        host: the name of the machine.
+        pid: of the process.
         rank: of the process (RANK, or of the default process group), where it has one.
+        time_ns: when it was written, in nanoseconds since 1970.
+        communicators: those that were open.
     """
 
     path: str
@@ -126,11 +156,25 @@ class Dump:
     communicators: list[Communicator]
 
     def seconds_since(self, time_ns: int) -> float:
+        """How long before the dump something happened.
+
+        Args:
+            time_ns: when, in nanoseconds since 1970.
+
+        Returns:
+            Seconds, 0 at least.
+        """
         return max(self.time_ns - time_ns, 0) / 1e9
 
 
 def load(path: str) -> Dump:
-    """Read a file.
+    """Read a file of nccl.dump_flight_record() or PYNCCL_FLIGHT_FILE.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The dump.
 
     Raises:
         DumpError: it is not a complete dump.
@@ -146,12 +190,19 @@ def load(path: str) -> Dump:
 def parse(text: str, path: str) -> Dump:
     """The same for the text of a file.
 
+    Args:
+        text: all of it.
+        path: its name, for :attr:`Dump.path` and the errors.
+
+    Returns:
+        The dump.
+
     Raises:
         DumpError: it is not a complete dump.
     """
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what = "it is empty" if not text.strip() else f"it is truncated, or not JSON: {error}"
         raise DumpError(f"{path}: this is not a flight record of pynccl: {what}") from None
     if not isinstance(value, dict) or value.get("format") != _FORMAT:

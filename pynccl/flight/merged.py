@@ -10,6 +10,8 @@ from pynccl.flight.dump import Communicator, Dump, DumpError, Record
 
 __all__ = ["Member", "Merged", "merge", "ranks_text"]
 
+_MOST_RANKS = 1 << 20  # more than any job has: what is more is no number of ranks
+
 
 @dataclass(frozen=True)
 class Member:
@@ -85,7 +87,9 @@ def merge(dumps: Sequence[Dump]) -> list[Merged]:
     for dump in dumps:
         for name, rank, nranks, communicator in _named(dump, joined):
             one = merged.setdefault(name, Merged(name, nranks))
-            if nranks != one.nranks or rank >= nranks:
+            if not 0 <= rank < nranks <= _MOST_RANKS:
+                raise DumpError(f"{dump.path}: rank {rank} of {nranks} in communicator {name}")
+            if nranks != one.nranks:
                 raise DumpError(
                     f"{dump.path}: rank {rank} of {nranks} in communicator {name}, which has "
                     f"{one.nranks} ranks in other files; the files do not belong together"
@@ -120,7 +124,14 @@ def _named(dump: Dump, joined: Mapping[str, str]) -> Iterable[tuple[str, int, in
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Such as "rank 2", or "ranks 0, 1, 3", with ranges where that is shorter."""
+    """Ranks in words, with ranges where that is shorter.
+
+    Args:
+        ranks: the ranks, in any order.
+
+    Returns:
+        A text as "rank 2", or "ranks 0, 1, 3".
+    """
     ordered = sorted(ranks)
     parts: list[str] = []
     start = 0

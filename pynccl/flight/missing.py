@@ -13,7 +13,7 @@ from pynccl.flight.merged import merge, ranks_text
 __all__ = ["Missing", "find_missing", "shortened"]
 
 _RECORDS = 64  # of collectives and of other operations in an answer
-_ENDED = ("done", "failed")
+_ENDED = ("done", "failed", "captured")
 
 
 class Missing(NamedTuple):
@@ -82,6 +82,6 @@ def _awaited(comm: str, rank: int, nranks: int, dumps: list[Dump]) -> set[int]:
     if own is None or own.communicator.calls:
         return silent
     waits = [record for record in own.communicator.records if record.is_open]
-    if all(record.is_message for record in waits):
+    if waits and all(record.is_message for record in waits):
         return silent & {record.peer for record in waits if record.peer is not None}
     return silent

@@ -46,7 +46,13 @@ _COLLECTIVES = {
     "gather": ("gather", False, True),
     "scatter": ("scatter", True, False),
 }
-_STATES = {"called": "scheduled", "issued": "started", "failed": "started", "done": "completed"}
+_STATES = {
+    "called": "scheduled",
+    "issued": "started",
+    "captured": "scheduled",
+    "failed": "started",
+    "done": "completed",
+}
 
 
 def write(dumps: Sequence[Dump], prefix: str) -> list[str]:
@@ -204,7 +210,7 @@ def _add_messages(
 
 
 def _collective(record: Record, nranks: int) -> tuple[str, int, int]:
-    name, spread, gathered = _COLLECTIVES[record.operation]
+    name, spread, gathered = _COLLECTIVES.get(record.operation, (record.operation, False, False))
     return (
         name,
         record.count * (nranks if spread else 1),
@@ -227,7 +233,7 @@ def _entry(record: Record, group: str, desc: str, call: tuple[str, int, int]) ->
         "input_dtypes": dtypes,
         "output_sizes": [[output_size]],
         "output_dtypes": dtypes,
-        "state": _STATES[record.state],
+        "state": _STATES.get(record.state, record.state),
         "time_discovered_started_ns": None,
         "time_discovered_completed_ns": None,
         "retired": record.state == "done",

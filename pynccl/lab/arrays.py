@@ -16,6 +16,8 @@ Library = Literal["torch", "numpy", "cupy"]
 class Arrays(Protocol):
     """The operations of one library on the memory of one communicator.
 
+    :func:`arrays_of` makes it. An "array" is of that library, on the communicator's device.
+
     Attributes:
         name: "torch", "numpy" or "cupy".
     """
@@ -23,27 +25,70 @@ class Arrays(Protocol):
     name: Library
 
     def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
-        """A float64 array."""
+        """Make a float64 array.
+
+        Args:
+            values: the elements.
+
+        Returns:
+            An array of one dimension, complete when it is returned.
+        """
 
     def values_of(self, array: Any) -> list[float]:  # noqa: ANN401
-        """The contents of a one-dimensional array."""
+        """The contents of a one-dimensional array.
+
+        Args:
+            array: the array.
+
+        Returns:
+            The elements.
+        """
 
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
-        """A float32 array, complete when it returns."""
+        """Make a float32 array of zeros.
+
+        Args:
+            *shape: the dimensions, in elements.
+
+        Returns:
+            The array, complete when it is returned.
+        """
 
     def random(self, *shape: int) -> Any:  # noqa: ANN401
-        """A float32 array of numbers from 0 to 1, complete when it returns."""
+        """Make a float32 array of random numbers from 0 to 1.
+
+        Args:
+            *shape: the dimensions, in elements.
+
+        Returns:
+            The array, complete when it is returned.
+        """
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
-        """The matrix product."""
+        """Compute a matrix product.
+
+        Args:
+            a: the left matrix.
+            b: the right matrix.
+            out: the product.
+        """
 
     def copy(self, to: Any, source: Any) -> None:  # noqa: ANN401
-        """Copy the contents of an array."""
+        """Copy the contents of an array.
+
+        Args:
+            to: the array that is written.
+            source: the array that is read, of the same shape and dtype.
+        """
 
     def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
         """Have a function that uses the library run on a stream.
 
         On GPUs it is called at once and enqueues; on CPUs the stream's thread calls it.
+
+        Args:
+            stream: the stream.
+            function: the function, which takes no argument.
         """
 
 
@@ -169,6 +214,9 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
         comm: the communicator.
         library: "torch", "numpy" (CPUs) or "cupy" (GPUs); None is the first that is installed, of
             torch and the other one.
+
+    Returns:
+        The library's operations, as :class:`Arrays`.
 
     Raises:
         ValueError: there is no such library, or it has no memory of this kind.

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from pynccl import nccl
 from pynccl.lab import algorithms, output, settings, variants, world
 from pynccl.lab.operations import BUFFERS, COLLECTIVES
-from pynccl.lab.progress import Progress
 from pynccl.lab.row import Row
 from pynccl.lab.sizes import parse_size
 from pynccl.libraries import PROVIDERS, default_provider
+from pynccl.progress import Progress
 
 __all__ = ["main"]
 

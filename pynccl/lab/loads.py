@@ -25,7 +25,7 @@ _MEASURABLE = 5e-3  # seconds
 
 
 class Load(Protocol):
-    """Work on a stream.
+    """Work on a stream; :func:`make_load` makes those of the lab.
 
     Attributes:
         times: how often the work is repeated in one call; it scales the length.
@@ -34,7 +34,11 @@ class Load(Protocol):
     times: int
 
     def __call__(self, stream: nccl.Stream) -> None:
-        """Enqueue the work."""
+        """Enqueue the work.
+
+        Args:
+            stream: where it runs.
+        """
 
 
 class Sleep:

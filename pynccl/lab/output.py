@@ -38,7 +38,7 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def write_table(rows: Sequence[Row]) -> str:
     """The rows as text: times in milliseconds, the settings that differ in front."""
-    names = varying(rows) or ["nbytes"]
+    names = varying(rows) or [name for name in ("nbytes",) if rows and name in rows[0].setting]
     header = [
         *("size" if name == "nbytes" else name for name in names),
         *("T_compute", "T_comm", "T_both", "exposed", "hidden", "bound", "slower", "verdict"),

@@ -138,7 +138,11 @@ class Row:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for JSON: the setting, medians, spreads and samples in seconds, the verdict."""
+        """The row for JSON: the setting, medians, spreads and samples in seconds, the verdict.
+
+        Returns:
+            A dictionary that json can write and :meth:`from_dict` reads.
+        """
         return {
             "setting": dict(self.setting),
             "nranks": self.nranks,
@@ -171,6 +175,12 @@ class Row:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Row:
         """A row from :meth:`as_dict`.
+
+        Args:
+            data: what it returned.
+
+        Returns:
+            The row.
 
         Raises:
             KeyError, TypeError: it is none.

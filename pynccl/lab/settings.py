@@ -58,6 +58,9 @@ class Setting:
     def config(self) -> nccl.Config | None:
         """The configuration of its communicator.
 
+        Returns:
+            A Config, or None where every value is the default.
+
         Raises:
             ValueError: ctas or policy is none.
         """
@@ -79,6 +82,9 @@ def combinations(choices: Mapping[str, Sequence[Any]]) -> list[Setting]:
 
     Args:
         choices: names of Setting's attributes, and their values.
+
+    Returns:
+        The settings.
 
     Raises:
         TypeError: Setting has no such attribute.

@@ -102,7 +102,14 @@ class GroupMember(metaclass=_WorldMeta):
 
 
 def _rank_not_in_group(group: ProcessGroup | NonMember | None) -> TypeIs[NonMember]:
-    """Whether a group is the value that new_group returns to a rank that is not in it."""
+    """Whether a group is the value that new_group returns to a rank that is not in it.
+
+    Args:
+        group: a group, that value, or None for the default group.
+
+    Returns:
+        True for ``GroupMember.NON_GROUP_MEMBER``.
+    """
     return group == GroupMember.NON_GROUP_MEMBER
 
 
@@ -117,6 +124,9 @@ def warn_outside(name: str) -> None:
 
 def _get_default_group() -> ProcessGroup:
     """The default group.
+
+    Returns:
+        The group that :func:`init_process_group` made.
 
     Raises:
         ValueError: there is none yet.

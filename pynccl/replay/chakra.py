@@ -81,6 +81,7 @@ _KINDS = {
 _NO_OPERATIONS = ("init", "wait", "coalesced", "endcoalescing", "startcoalescing", "")
 _WITH_RANK_OF_OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 _SCRATCH = 1 << 80  # addresses of buffers that the trace does not have as one tensor
+_MOST_RANKS = 1 << 20  # more than any job has: what is more is no number of ranks
 _DIGITS = re.compile(r"(\d+)\D*$")
 
 
@@ -141,7 +142,9 @@ def parse(value: Mapping[str, Any], path: str) -> ProcessTrace:
     """
     try:
         return _parse(value, path)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except ReplayError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ReplayError(f"{path}: this is not an execution trace: {error!r}") from None
 
 
@@ -185,10 +188,18 @@ def _groups(nodes: Sequence[Mapping[str, Any]]) -> dict[str, _Group]:
         if "process_group:init" not in node["name"]:
             continue
         for one in json.loads(node["inputs"]["values"][0]):
-            ranks = one["ranks"] or list(range(int(one["group_size"])))
+            ranks = one["ranks"] or list(range(_size(one["group_size"])))
             name = str(one["pg_name"])
             groups[name] = _Group(name, str(one.get("pg_desc", "")), [int(rank) for rank in ranks])
     return groups
+
+
+def _size(value: object) -> int:
+    """The number of ranks of a group."""
+    size = int(str(value))
+    if size > _MOST_RANKS:
+        raise ValueError(f"a group has {size} ranks")
+    return size
 
 
 def _own_rank(calls: Sequence[_Call], groups: Mapping[str, _Group], path: str) -> int:
@@ -237,7 +248,7 @@ def _param_calls(node: Mapping[str, Any], groups: dict[str, _Group], path: str) 
 
 def _new_group(attributes: Mapping[str, Any], path: str) -> _Group:
     """A group that was made after the begin of the trace."""
-    name, size = str(attributes["pg_name"]), int(attributes["pg_size"])
+    name, size = str(attributes["pg_name"]), _size(attributes["pg_size"])
     start, stride = int(attributes["global_rank_start"]), int(attributes["global_rank_stride"])
     if size > 1 and stride < 1:
         raise ReplayError(
@@ -303,7 +314,7 @@ def _c10d_calls(node: Mapping[str, Any], groups: dict[str, _Group], path: str) -
 
 def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of an operator by the names in its schema."""
-    schema = next(one["value"] for one in node["attrs"] if one["name"] == "op_schema")
+    schema = {one["name"]: one["value"] for one in node["attrs"]}["op_schema"]
     listed = schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", ")
     names = [part.split()[-1].partition("=")[0] for part in listed]
     return dict(zip(names, node["inputs"]["values"], strict=False))

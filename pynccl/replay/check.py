@@ -138,7 +138,6 @@ def _dump(recorded: Recorded, place: int) -> flight.Dump:
         if place not in comm.ranks:
             continue
         nranks = len(comm.ranks) + len(comm.missing)
-        ranks = [rank for rank in range(nranks) if rank not in comm.missing]
         records = []
         counts: dict[object, int] = {}
         for operation in process.operations:
@@ -157,7 +156,7 @@ def _dump(recorded: Recorded, place: int) -> flight.Dump:
                 parent=None,
                 name=comm.name,
                 creator=comm.creator,
-                rank=ranks[comm.ranks.index(place)],
+                rank=comm.rank_of(place),
                 nranks=nranks,
                 device=None,
                 timeout=None,

@@ -19,6 +19,13 @@ _GZIP = b"\x1f\x8b"
 def load(path: str) -> list[ProcessTrace]:
     """Read a file, one or more processes of it: the format is that of its content.
 
+    Args:
+        path: a recording of PYNCCL_RECORD, a trace of nccl.trace(), or an execution trace of
+            PyTorch.
+
+    Returns:
+        The processes in it; a recording has one.
+
     Raises:
         ReplayError: it is none that is known, or not complete.
         OSError: it cannot be read.
@@ -38,7 +45,7 @@ def load(path: str) -> list[ProcessTrace]:
         raise
     except recording.RecordingError:
         raise ReplayError(f"{path}: this is not {_FORMATS}") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ReplayError(f"{path}: it is truncated, or not JSON: {error}") from None
     except UnicodeDecodeError:
         raise ReplayError(f"{path}: this is not {_FORMATS}") from None

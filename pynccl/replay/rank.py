@@ -328,9 +328,9 @@ class _Player:
         dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
         return self._view(self._memory(op).ptr + offset, count, op.itemsize, dtype)
 
-    def _operator(self, op: Op) -> Any:  # noqa: ANN401 - a RedOp
+    def _operator(self, op: Op) -> Any:  # noqa: ANN401 - a RedOp or its name
         if op.op != "user-defined":
-            return getattr(self._nccl.RedOp, (op.op or "sum").upper())
+            return op.op or "sum"
         key = (op.comm, op.dtype)
         if key not in self._operators:
             dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype

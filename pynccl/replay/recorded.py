@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pynccl.flight.merged import ranks_text
 from pynccl.replay.errors import ReplayError
@@ -54,10 +55,11 @@ class Comm:
         """The process of a rank that is not missing."""
         return self.ranks[self._known.index(rank)]
 
-    @property
+    @cached_property
     def _known(self) -> list[int]:
-        nranks = len(self.ranks) + len(self.missing)
-        return [rank for rank in range(nranks) if rank not in self.missing]
+        missing = set(self.missing)
+        nranks = len(self.ranks) + len(missing)
+        return [rank for rank in range(nranks) if rank not in missing]
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ def _cut(
         kept = [
             rank for rank, place in sorted(one.processes.items()) if place < len(recorded.processes)
         ]
-        missing = tuple(rank for rank in range(one.nranks) if rank not in kept)
+        present = set(kept)
+        missing = tuple(rank for rank in range(one.nranks) if rank not in present)
         if cut:
             places[id] = {rank: place for place, rank in enumerate(kept)}
             if missing and kept:

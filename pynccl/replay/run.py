@@ -59,6 +59,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing was found, no rank failed and no result is wrong."""
         return not (self.findings or self.failures or self.differences)
 
 
@@ -88,6 +89,9 @@ def replay(
         check: compare the operations of all ranks first, and do not replay what does not fit.
         data: fill inputs, and compare results with what the operations must give.
         timeout: of every operation, in seconds.
+
+    Returns:
+        What was found, and the times of the operations by kind and size.
 
     Raises:
         ReplayError: the recordings do not belong together, or an argument is out of range.

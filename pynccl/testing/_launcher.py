@@ -76,7 +76,14 @@ class Launcher:
                 process.close()
 
     def is_reusable(self, outcome: Outcome) -> bool:
-        """Whether a process whose rank ended so is kept; for subclasses."""
+        """Whether a process whose rank ended so is kept; for subclasses.
+
+        Args:
+            outcome: how the rank ended.
+
+        Returns:
+            True for a rank whose function returned.
+        """
         return outcome.ok
 
     def launch(
@@ -87,7 +94,7 @@ class Launcher:
         kwargs: Mapping[str, object] | None = None,
         **options: Unpack[Options],
     ) -> list[T]:
-        """Call ``fn(rank, *args, **kwargs)`` on every rank; returns the results by rank.
+        """Call ``fn(rank, *args, **kwargs)`` on every rank and wait for all of them.
 
         Args:
             world_size: how many ranks to start.
@@ -96,13 +103,17 @@ class Launcher:
             kwargs: keyword arguments.
             **options: as for :meth:`start`.
 
+        Returns:
+            What ``fn`` returned, by rank.
+
         Raises:
             LaunchError: a rank failed, died or was not done in time.
+            TypeError, ValueError, RuntimeError: as for :meth:`start`.
         """
         with self.start(world_size, fn, args, kwargs, **options) as run:
             return run.results()
 
-    def start(  # noqa: D417 - the others are those of launch
+    def start(
         self,
         world_size: int,
         fn: Callable[..., Any],
@@ -119,10 +130,18 @@ class Launcher:
     ) -> Run:
         """Start ``fn(rank, *args, **kwargs)`` on every rank without waiting for it.
 
-        The arguments are those of :func:`pynccl.testing.launch`, and two more.
-
         Args:
+            world_size: how many ranks to start.
+            fn: the function, as for :func:`pynccl.testing.launch`.
+            args: positional arguments after the rank; picklable.
+            kwargs: keyword arguments; picklable.
+            provider: the library of :attr:`Rank.comm`, ``"host"`` or ``"cuda"``.
+            threads: run the ranks as threads of one process instead of a process each.
+            timeout: seconds for everything; None for no limit.
             grace: seconds that the other ranks have to end after one has failed.
+            unique_ids: how many unique ids to make; 0 where ``fn`` needs none.
+            env: environment variables that the processes have besides the caller's, or a sequence
+                of them, one for each rank.
             fresh: use new processes and end them with the run.
 
         Returns:
@@ -130,7 +149,7 @@ class Launcher:
 
         Raises:
             TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
-            ValueError: an argument is out of range.
+            ValueError: ``world_size`` is less than 1, or ``env`` has another length.
             RuntimeError: called while a rank's process imports the main module.
         """
         if _worker.is_importing_main():
@@ -190,6 +209,8 @@ class Launcher:
         for process in reversed(processes):
             if reusable and not process.fresh:
                 self._idle.setdefault(process.environment, []).insert(0, process)
+            elif reusable:
+                process.close()  # it writes what PYNCCL_TRACE and PYNCCL_RECORD ask for
             else:
                 process.kill()
 

@@ -76,6 +76,13 @@ class Rank:
         Args:
             unique_id: which of :attr:`unique_ids` to use; each can be used once.
             **options: those of :class:`pynccl.nccl.Communicator`.
+
+        Returns:
+            The communicator, which the caller closes.
+
+        Raises:
+            IndexError: there are not so many unique ids.
+            NcclError: it cannot be made; and what :class:`pynccl.nccl.Communicator` raises.
         """
         from pynccl import nccl
 

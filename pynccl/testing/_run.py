@@ -102,6 +102,14 @@ class Run:
 
     A context manager: at its end, ranks that still run are killed.
 
+    Args:
+        launcher: takes the processes back.
+        processes: those of the ranks.
+        hosted: the ranks of each process.
+        timeout: seconds for everything; None for no limit.
+        grace: seconds that the other ranks have to end after one has failed.
+        folder: a folder to remove at the end, or None.
+
     Attributes:
         world_size: how many ranks there are.
     """
@@ -152,7 +160,10 @@ class Run:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def gather_reports(self) -> list[Any]:
-        """Wait until every rank has reported a value; returns one of each, by rank.
+        """Wait until every rank has reported a value.
+
+        Returns:
+            One value of each rank, by rank; later ones are left for the next call.
 
         Raises:
             LaunchError: a rank ended, or the deadline passed, before it had reported.
@@ -169,20 +180,23 @@ class Run:
         return [report.value for report in first]
 
     def reports(self, silence: float | None = None) -> Iterator[tuple[int, Any]]:
-        """Yield what ranks report, as (rank, value) in the order of arrival, until all have ended.
+        """Receive what ranks report, in the order of arrival, until all have ended.
 
         Args:
             silence: seconds without a report or an end, after which the ranks are killed. It
                 replaces the deadline of the launch.
 
+        Yields:
+            Pairs of a rank and what it reported.
+
         Raises:
             LaunchError: a rank failed or died, or all were silent for too long.
         """
         failed = False
-        while not failed:
+        while True:
             while self._reports:
                 yield self._reports.pop(0)
-            if len(self._outcomes) == self.world_size:
+            if failed or len(self._outcomes) == self.world_size:
                 break
             if silence is not None:
                 self._limit = f"no report within {silence:g} s"
@@ -193,8 +207,12 @@ class Run:
     def kill(self, rank: int, with_signal: signal.Signals = signal.SIGKILL) -> float:
         """Send a signal to a rank's process.
 
+        Args:
+            rank: the rank.
+            with_signal: the signal.
+
         Returns:
-            The time before the signal, by time.monotonic, which all processes share.
+            The time before the signal in seconds, by time.monotonic, which all processes share.
         """
         process = next(
             p for p, hosted in zip(self._processes, self._hosted, strict=True) if rank in hosted
@@ -204,10 +222,13 @@ class Run:
         return before
 
     def outcomes(self, timeout: float | None = None) -> list[Outcome]:
-        """Wait for all ranks, or for the deadline; returns how each of them ended, by rank.
+        """Wait for all ranks, or for the deadline, at which those that still run are killed.
 
         Args:
             timeout: seconds from now on; replaces the deadline of the launch.
+
+        Returns:
+            How each of them ended, by rank.
         """
         if timeout is not None:
             self._limit = f"not done within {timeout:g} s"
@@ -220,7 +241,10 @@ class Run:
         return [self._outcomes[rank] for rank in range(self.world_size)]
 
     def results(self) -> list[Any]:
-        """Wait for all ranks; returns what the function returned, by rank.
+        """Wait for all ranks.
+
+        Returns:
+            What the function returned, by rank.
 
         Raises:
             LaunchError: a rank failed, died or was not done in time.

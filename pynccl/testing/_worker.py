@@ -13,6 +13,7 @@ import multiprocessing.spawn
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -183,5 +184,7 @@ def main(descriptor: int, traces: int, parent: int) -> None:
     faulthandler.enable(file=traces)
     faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
     Worker(Connection(descriptor)).serve()
+    if recorder := sys.modules.get("pynccl.trace.recorder"):
+        recorder.end_from_environment()
     # Not through the end of the interpreter: it waits for threads that a failed job left behind.
     os._exit(0)

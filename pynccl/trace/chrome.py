@@ -52,13 +52,16 @@ def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
 
 
 def load(path: _Path) -> list[ProcessTrace]:
-    """Read a file that save() has written.
+    """Read a file that :func:`save` has written, or nccl.trace().
+
+    Args:
+        path: the file; with the suffix ".gz" or without.
 
     Returns:
-        The traces of its processes, with the times of their own clocks.
+        The traces in it: several where they were merged.
 
     Raises:
-        TraceError: it is not a complete trace of pynccl.
+        TraceError: it is not such a file.
         OSError: it cannot be read.
     """
     data = Path(path).read_bytes()
@@ -75,10 +78,16 @@ def load(path: _Path) -> list[ProcessTrace]:
 
 
 def parse(text: str) -> list[ProcessTrace]:
-    """The same for the text of a file.
+    """Read the text of a file that :func:`save` has written.
+
+    Args:
+        text: the JSON text.
+
+    Returns:
+        The traces in it.
 
     Raises:
-        TraceError: it is not a complete trace of pynccl.
+        TraceError: it is not such a text.
     """
     try:
         value = json.loads(text)
@@ -105,8 +114,14 @@ def parse(text: str) -> list[ProcessTrace]:
 def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
     """The contents of a file.
 
+    Args:
+        traces: one or several traces; several are merged.
+
+    Returns:
+        The JSON object: the events for Perfetto, and what :func:`parse` reads.
+
     Raises:
-        TraceError: there is no trace, or they do not belong together.
+        TraceError: two traces are of the same rank of a communicator.
     """
     merged = merge([traces] if isinstance(traces, ProcessTrace) else traces)
     base = min(merged.time(i, _first(one)) for i, one in enumerate(merged.traces))

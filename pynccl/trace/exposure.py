@@ -12,7 +12,9 @@ from pynccl.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
 
 __all__ = ["RANGES", "WAITS", "Exposed", "exposed"]
 
+#: :attr:`Exposed.definition`: of ranges of compute.
 RANGES = "compute ranges"
+#: :attr:`Exposed.definition`: of waits, where there are no such ranges.
 WAITS = "waits"
 
 
@@ -57,6 +59,9 @@ def exposed(trace: ProcessTrace) -> Exposed:
 
     Args:
         trace: of one process, with times.
+
+    Returns:
+        The exposed time of each operation and of the process, in nanoseconds.
     """
     lanes = Lanes(trace)
     computing = union(

@@ -74,10 +74,12 @@ class Match:
 
     @property
     def kind(self) -> str:
+        """What the operations are, as "all_reduce"; of a message that of the sender."""
         return self.members[0].operation.kind
 
     @property
     def is_message(self) -> bool:
+        """Whether it is a send with its receive."""
         return self.kind in _MESSAGES
 
 
@@ -115,21 +117,50 @@ class Merged:
     different: list[str] = field(default_factory=list)
 
     def time(self, trace: int, time: int) -> int:
-        """A time of a trace on the clock of the first one."""
+        """A time of a trace on the clock of the first one.
+
+        Args:
+            trace: the index of the trace.
+            time: in nanoseconds.
+
+        Returns:
+            Nanoseconds.
+        """
         return time + self.clocks[trace].offset
 
     def began(self, member: Member) -> int | None:
-        """When it began, on the clock of the first trace."""
+        """When it began, on the clock of the first trace.
+
+        Args:
+            member: an operation of a match.
+
+        Returns:
+            Nanoseconds; None where it is not known.
+        """
         began = member.operation.began
         return None if began is None else self.time(member.trace, began)
 
     def ended(self, member: Member) -> int | None:
-        """When it ended, on the clock of the first trace."""
+        """When it ended, on the clock of the first trace.
+
+        Args:
+            member: an operation of a match.
+
+        Returns:
+            Nanoseconds; None where it is not known.
+        """
         ended = member.operation.ended
         return None if ended is None else self.time(member.trace, ended)
 
     def label(self, trace: int) -> str:
-        """Such as "rank 2"."""
+        """How texts name the process of a trace.
+
+        Args:
+            trace: the index of the trace.
+
+        Returns:
+            A text as "rank 2", or "pid 71 on node1" for a process without a rank.
+        """
         one = self.traces[trace]
         return f"pid {one.pid} on {one.host}" if one.rank is None else f"rank {one.rank}"
 
@@ -139,6 +170,9 @@ def merge(traces: Sequence[ProcessTrace]) -> Merged:
 
     Args:
         traces: of the processes of one program, in any order.
+
+    Returns:
+        The traces in the order of their ranks, with their clocks and what matches.
 
     Raises:
         TraceError: there is none, or two are of the same rank of a communicator.

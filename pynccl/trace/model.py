@@ -240,6 +240,8 @@ class GraphLaunch:
 class ProcessTrace:
     """The trace or recording of one process.
 
+    Times are in nanoseconds on the clock of the process.
+
     Attributes:
         rank: of the process: RANK, or that in its largest communicator; None without either.
         pid: of the process.
@@ -252,6 +254,11 @@ class ProcessTrace:
         dropped: how many operations came after the limit, and are missing.
         communicators: those that were used, by id and rank: a process may have several ranks of
             one, as init_all() makes them.
+        operations: in the order of their calls.
+        waits: of threads and streams, for operations or for streams.
+        ranges: those of nccl.range().
+        launches: of graphs.
+        windows: that were registered.
         runs: the captured operations as launches of their graphs ran them, with
             ``nccl.trace(graphs=True)``. They are called when the launch is.
     """
@@ -274,14 +281,28 @@ class ProcessTrace:
     runs: list[Operation] = field(default_factory=list)
 
     def communicator_of(self, one: Operation | Wait | Window) -> Communicator | None:
-        """The communicator of an operation, a wait or a window, as the rank that it is of."""
+        """The communicator of an operation, a wait or a window, as the rank that it is of.
+
+        Args:
+            one: the operation, the wait or the window.
+
+        Returns:
+            The communicator; None where it belongs to none, or to one that the trace does not have.
+        """
         return None if one.communicator is None else self.communicator(one.communicator, one.rank)
 
     def communicator(self, id: str, rank: int | None = None) -> Communicator | None:
-        """A communicator, as one of its ranks in this process; None is any one.
+        """A communicator, as one of its ranks in this process.
 
         The first files have one rank of each communicator only: what they say of it is taken to be
         so of the others.
+
+        Args:
+            id: of the communicator.
+            rank: of this process in it; None is any one.
+
+        Returns:
+            The communicator; None where the trace does not have it.
         """
         if rank is not None and (found := self.communicators.get((id, rank))) is not None:
             return found

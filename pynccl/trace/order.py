@@ -67,6 +67,11 @@ class Conflict:
     times: int
 
     def text(self) -> str:
+        """The conflict in words.
+
+        Returns:
+            One line.
+        """
         verbs = ["writes" if use.writes else "reads" for use in (self.first, self.second)]
         what = "race" if self.error else "possible race"
         end = (
@@ -120,10 +125,13 @@ class _Node:
 
 
 def check(trace: ProcessTrace) -> list[Conflict]:
-    """The conflicts of one process, first those that ran at the same time.
+    """The conflicts of one process.
 
     Args:
         trace: of one process, with times.
+
+    Returns:
+        The conflicts, first those whose operations ran at the same time.
     """
     nodes = _Order(trace).run()
     lanes = Lanes(trace)

@@ -59,7 +59,7 @@ def plot(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            f"a plot needs matplotlib (pip install 'pynccl[plot]'): {error}"
+            f"a plot needs matplotlib (pip install 'rawnccl[plot]'): {error}"
         ) from error
     first = min(merged.time(i, trace.began) for i, trace in enumerate(merged.traces))
     low = None if begin is None else first + round(begin * 1e9)

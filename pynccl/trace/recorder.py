@@ -10,6 +10,7 @@ from pynccl import _C
 from pynccl.libraries import load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from pynccl.trace.model import ProcessTrace
@@ -20,15 +21,27 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 
 _TRACE_OPERATIONS = 1_000_000
 _RECORD_BYTES = 1 << 30
+_ends: list[
+    tuple[int, Callable[[], object]]
+] = []  # of what the environment has started, by process
 _STOP_SECONDS = 10.0
 
 
 class Trace:
     """A trace of this process; :func:`trace` makes one. See docs/trace.md.
 
+    Args:
+        path: a file for the trace, or None; the rank of the process is inserted before the suffix.
+        limit: how many operations at most; those that follow are counted.
+        annotate: whether operations are ranges of NVTX and of torch's profiler.
+        graphs: whether captured operations have times in each launch of their Graph.
+
     Attributes:
         process: what was traced, a :class:`pynccl.trace.model.ProcessTrace`; None until the end.
         path: the file that was written, or None.
+
+    Raises:
+        ValueError: limit is below 1.
     """
 
     def __init__(self, path: _Path | None, *, limit: int, annotate: bool, graphs: bool) -> None:
@@ -237,20 +250,20 @@ def start_from_environment() -> None:
     if path := os.environ.get("PYNCCL_TRACE"):
         whole = trace(path)
         whole.__enter__()
-        atexit.register(_end, whole, os.getpid())
+        _ends.append((os.getpid(), lambda: whole.__exit__(None, None, None)))
     if path := os.environ.get("PYNCCL_RECORD"):
         text = os.environ.get("PYNCCL_RECORD_LIMIT", "")
         if text and not text.isdigit():
             raise ValueError(f"PYNCCL_RECORD_LIMIT: {text!r} is not a number of bytes")
         _C.start_recording(path, int(text) if text else _RECORD_BYTES)
-        atexit.register(_end_recording, os.getpid())
+        _ends.append((os.getpid(), _C.stop_recording))
+    if _ends:
+        atexit.register(end_from_environment)
 
 
-def _end(whole: Trace, pid: int) -> None:
-    if pid == os.getpid():  # the child of a fork has no trace
-        whole.__exit__(None, None, None)
-
-
-def _end_recording(pid: int) -> None:
-    if pid == os.getpid():
-        _C.stop_recording()
+def end_from_environment() -> None:
+    """Write what PYNCCL_TRACE and PYNCCL_RECORD have asked for: the process ends."""
+    while _ends:
+        pid, end = _ends.pop()
+        if pid == os.getpid():  # the child of a fork has neither
+            end()

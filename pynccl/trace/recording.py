@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pynccl.trace import rows
 from pynccl.trace.errors import TraceError
 from pynccl.trace.model import (
     Communicator,
@@ -105,6 +106,12 @@ class _Contents:
 def is_recording(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as a recording does.
 
+    Args:
+        path: the file.
+
+    Returns:
+        True for a file of PYNCCL_RECORD, complete or not.
+
     Raises:
         OSError: it cannot be read.
     """
@@ -114,6 +121,12 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
 
 def load(path: str | os.PathLike[str]) -> ProcessTrace:
     """Read a recording.
+
+    Args:
+        path: a file of PYNCCL_RECORD.
+
+    Returns:
+        The recording, as a trace without times of devices.
 
     Raises:
         RecordingError: the file is no recording, or not one of this version.
@@ -128,6 +141,12 @@ def load(path: str | os.PathLike[str]) -> ProcessTrace:
 def parse(data: bytes) -> ProcessTrace:
     """The same for the bytes of a file.
 
+    Args:
+        data: all bytes of the file.
+
+    Returns:
+        The recording.
+
     Raises:
         RecordingError: they are no recording, or not one of this version.
     """
@@ -137,7 +156,11 @@ def parse(data: bytes) -> ProcessTrace:
         )
     try:
         return _process_trace(_contents(data))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except RecordingError:
+        raise
+    except TraceError as error:
+        raise RecordingError(f"this is not a recording of pynccl: {error}") from None
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"this is not a recording of pynccl: {error!r}") from None
 
 
@@ -161,15 +184,14 @@ def _contents(data: bytes) -> _Contents:
             complete = block[: len(block) // _ENTRY.size * _ENTRY.size]
             contents.entries += map(_Entry._make, _ENTRY.iter_unpack(complete))
         elif kind == b"C":
-            values = json.loads(bytes(block))
-            number = values.pop("number")
-            contents.communicators[number] = Communicator(**values)
+            values = _object(block)
+            contents.communicators[values["number"]] = rows.checked_communicator(values)
         elif kind == b"N":
             contents.names.append(bytes(block).decode())
         elif kind == b"H":
-            contents.header = json.loads(bytes(block))
+            contents.header = _object(block)
         elif kind == b"Z":
-            contents.end = json.loads(bytes(block))
+            contents.end = _object(block)
         else:
             raise RecordingError(f"it has a block {kind!r}")
     if contents.header.get("version") != 1:
@@ -177,22 +199,23 @@ def _contents(data: bytes) -> _Contents:
     return contents
 
 
+def _object(block: memoryview) -> dict[str, Any]:
+    value = json.loads(bytes(block))
+    if not isinstance(value, dict):
+        raise RecordingError(f"{value!r:.60} is not an object")
+    return value
+
+
 def _process_trace(contents: _Contents) -> ProcessTrace:
     header, end = contents.header, contents.end
     operations = [entry for entry in contents.entries if entry.type == _OPERATION]
     last = max((entry.called for entry in contents.entries), default=header["began"])
     rank = end.get("rank", header["rank"])
-    trace = ProcessTrace(
-        rank=rank,
-        pid=header["pid"],
-        host=header["host"],
-        boot=header["boot"],
-        epoch=header["epoch"],
-        timed=header["timed"],
-        began=header["began"],
-        ended=end.get("ended", last),
-        dropped=end.get("dropped", 0),
-    )
+    own = {"rank": rank, "ended": end.get("ended", last), "dropped": end.get("dropped", 0)}
+    trace = rows.checked_process(header | own)
+    for names in ("kinds", "dtypes", "ops"):
+        if not all(isinstance(name, str) for name in header[names]):
+            raise RecordingError(f"{names}: {header[names]!r:.60} are not names")
     used = {entry.communicator for entry in contents.entries if entry.communicator}
     for number in sorted(used):
         communicator = contents.communicators[number]

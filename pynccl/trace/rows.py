@@ -20,7 +20,7 @@ from pynccl.trace.model import (
     Window,
 )
 
-__all__ = ["from_json", "to_json"]
+__all__ = ["checked_communicator", "checked_process", "from_json", "to_json"]
 
 _T = TypeVar("_T")
 _TABLES: dict[str, type[Any]] = {
@@ -33,6 +33,7 @@ _TABLES: dict[str, type[Any]] = {
     "runs": Operation,
 }
 _Types = dict[str, tuple[type, ...]]
+_MOST_RANKS = 1 << 20  # more than any job has: what is more is no number of ranks
 
 
 def _types(cls: type[Any]) -> _Types:
@@ -88,8 +89,43 @@ def from_json(value: object) -> ProcessTrace:
     for name, cls in _TABLES.items():
         absent = None if name not in _LATER else {"columns": list(_COLUMNS[name]), "rows": []}
         fields[name] = _table(name, cls, value.get(name, absent))
-    fields["communicators"] = {(one.id, one.rank): one for one in fields["communicators"]}
+    members = map(_in_range, fields["communicators"])
+    fields["communicators"] = {(one.id, one.rank): one for one in members}
     return ProcessTrace(**fields)
+
+
+def checked_process(values: dict[str, Any]) -> ProcessTrace:
+    """A trace without tables, of values that may be of any type.
+
+    Raises:
+        TraceError: one is missing, or of a wrong type.
+    """
+    return ProcessTrace(**_fields("the process", values, _FIELDS))
+
+
+def checked_communicator(values: dict[str, Any]) -> Communicator:
+    """A communicator, of values that may be of any type.
+
+    Raises:
+        TraceError: one is missing, or of a wrong type.
+    """
+    return _in_range(Communicator(**_fields("a communicator", values, _COLUMNS["communicators"])))
+
+
+def _in_range(one: Communicator) -> Communicator:
+    if not 0 <= one.rank < one.nranks <= _MOST_RANKS:
+        raise TraceError(f"communicator {one.id}: rank {one.rank} of {one.nranks}")
+    return one
+
+
+def _fields(name: str, values: dict[str, Any], types_: _Types) -> dict[str, Any]:
+    missing = [field for field in types_ if field not in values]
+    if missing:
+        raise TraceError(f"{name}: {missing[0]} is missing")
+    return {
+        field: _checked(f"{name}: {field}", values[field], accepted)
+        for field, accepted in types_.items()
+    }
 
 
 def _table(name: str, cls: type[_T], value: object) -> list[_T]:

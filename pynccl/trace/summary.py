@@ -98,13 +98,24 @@ class Rank:
 
 @dataclass
 class Summary:
-    """The tables of merged traces."""
+    """The tables of merged traces.
+
+    Attributes:
+        merged: the traces.
+        rows: the operations by kind and size.
+        ranks: the totals of each process.
+    """
 
     merged: Merged
     rows: list[Row]
     ranks: list[Rank]
 
     def json(self) -> dict[str, Any]:
+        """The tables for JSON.
+
+        Returns:
+            A dictionary with "rows", "ranks", "clocks" and "different"; times are in nanoseconds.
+        """
         return {
             "rows": [
                 {**vars(row), "waited_for": dict(row.waited_for.most_common())} for row in self.rows
@@ -115,6 +126,11 @@ class Summary:
         }
 
     def text(self) -> str:
+        """The tables as ``pynccl trace show`` prints them.
+
+        Returns:
+            Lines of text.
+        """
         lines = _table(
             _ROW_HEADER,
             [_row_cells(row) for row in self.rows],
@@ -146,7 +162,14 @@ class Summary:
 
 
 def summarise(merged: Merged) -> Summary:
-    """Compute the tables of merged traces."""
+    """Compute the tables of merged traces.
+
+    Args:
+        merged: the traces.
+
+    Returns:
+        The tables.
+    """
     found = [exposed(trace) for trace in merged.traces]
     ranks = [
         _rank(merged.label(i), trace, one)
@@ -325,7 +348,14 @@ def _percent(part: int, whole: int) -> str:
 
 
 def clock_notes(merged: Merged) -> list[str]:
-    """One line on every trace that has another clock than the first one."""
+    """One line on every trace that has another clock than the first one.
+
+    Args:
+        merged: the traces.
+
+    Returns:
+        The lines; none where all have one clock.
+    """
     texts = [_clock_text(merged, i) for i in range(1, len(merged.traces))]
     return [text for text in texts if text]
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 
 from tests.c10d.training import STEPS, Values, World, check_same_as_over_gloo, values
+from tests.support.tier import FULL
 
 
 def _trained(rank: int, size: int, backend: str, steps: int) -> Values:
@@ -53,6 +54,7 @@ def test_compiled_as_over_gloo(torch_world: World, nranks: int) -> None:
     check_same_as_over_gloo(torch_world, nranks, _trained, "aot_eager", STEPS, timeout=120)
 
 
+@pytest.mark.skipif(not FULL, reason="the compiler takes half a minute: `make test-all`")
 def test_compiled_to_machine_code(torch_world: World, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     ours = torch_world(2, _trained, "inductor", 3, env=env, timeout=240, fresh=True)

@@ -7,12 +7,13 @@ from __future__ import annotations
 import pytest
 
 from tests.support.launcher import Launcher
+from tests.support.tier import FULL
 
 pytest.importorskip("expecttest", reason="torch.testing needs it")
 
 from tests.support import torch_suite
 
-EVERY = 5  # of the tests
+EVERY = 5 if FULL else 10  # of the tests
 
 
 def test_torch_suite(launch: Launcher) -> None:
@@ -23,4 +24,4 @@ def test_torch_suite(launch: Launcher) -> None:
         result = torch_suite.run(launch, name, 2, "backend")
         assert result.outcome != "failed", f"{name}: {result.why}"
         passed += result.outcome == "passed"
-    assert passed > 10
+    assert passed > 40 // EVERY

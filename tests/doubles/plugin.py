@@ -31,20 +31,25 @@ def prepare(version: str = NEWEST) -> None:
         version: of NCCL: 2.18, 2.24, 2.28, 2.30 or 2.32.
     """
     folder = build.build(_ROOT / "build" / "cuda-double")
-    scratch = Path(tempfile.mkdtemp(prefix="cuda-double-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    _make_scratch()
     site = [str(_HERE / "site"), str(_ROOT)]
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p not in site]
     os.environ.update(
         PYNCCL_DOUBLE=version,
         PYNCCL_NCCL_LIBRARY=str(build.nccl(folder, version)),
         CUDA_DOUBLE_LIBRARIES=str(folder),
-        CUDA_DOUBLE_FOLDER=str(scratch),
-        CUDA_DOUBLE_REPORT=str(scratch / "violations"),
         LD_LIBRARY_PATH=os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]),
         PYTHONPATH=os.pathsep.join(site + paths),
     )
     activate.activate()
+
+
+def _make_scratch() -> None:
+    scratch = Path(tempfile.mkdtemp(prefix="cuda-double-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    os.environ.update(
+        CUDA_DOUBLE_FOLDER=str(scratch), CUDA_DOUBLE_REPORT=str(scratch / "violations")
+    )
 
 
 def take_violations() -> list[str]:
@@ -65,6 +70,12 @@ def pytest_load_initial_conftests() -> None:
             prepare(os.environ.get("PYNCCL_DOUBLE") or NEWEST)
         except build.BuildError as error:
             raise pytest.UsageError(f"the CUDA double cannot be built: {error}") from error
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the violations of a worker of pytest-xdist apart from those of the others."""
+    if hasattr(config, "workerinput"):
+        _make_scratch()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -140,6 +140,8 @@ def test_ranks_without_a_file() -> None:
     waits = [record("all_reduce", "issued", age=8)]
     stuck, missing = _report(waits, waits, missing=2).findings
     assert "ranks 0, 1 have issued #1 all_reduce" in stuck.text
+    stuck, *_ = _report(waits, missing=3).findings
+    assert "rank 0 has issued #1 all_reduce" in stuck.text
     assert missing.text == "there is no file of ranks 2, 3"
     assert missing.ranks == [2, 3]
 

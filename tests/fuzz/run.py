@@ -1,8 +1,10 @@
-"""Fuzzes the parser of hostnccl's rendezvous messages with libFuzzer.
+"""Fuzzes what reads bytes of others, and the calls of the Python surface, one target after another.
 
-    python -m tests.fuzz.run [--seconds 600] [BUILD_FOLDER]
+    python -m tests.fuzz.run [--seconds 600] [--targets messages,trace] [BUILD_FOLDER]
 
-Needs clang with its fuzzer runtime. What was found stays in BUILD_FOLDER/fuzz/corpus for the next
+The messages of hostnccl's rendezvous are read in C++, by libFuzzer: that needs clang with its
+fuzzer runtime. The other targets are in Python, by Atheris (tests.fuzz.with_atheris). The seconds
+are those of all targets together. What was found stays in BUILD_FOLDER/fuzz/corpus for the next
 run; an input that fails is in BUILD_FOLDER/fuzz.
 """
 
@@ -15,7 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["compile_program", "fuzz"]
+__all__ = ["TARGETS", "compile_program", "fuzz"]
+
+TARGETS = ("messages", "recording", "trace", "execution", "dump", "arguments")
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
@@ -44,9 +48,10 @@ def _clang() -> str:
     sys.exit("make fuzz needs clang++ with libFuzzer (Debian: clang), and there is none in PATH")
 
 
-def fuzz(seconds: int, folder: Path) -> None:
+def _messages(seconds: int, folder: Path) -> list[str]:
+    """Build the target of the messages; gives the command that fuzzes it."""
     clang = _clang()
-    corpus = folder / "corpus"
+    corpus = folder / "corpus" / "messages"
     corpus.mkdir(parents=True, exist_ok=True)
     sanitizers = "address,undefined"
     compile_program(clang, folder / "seeds", ["seeds.cpp", "messages.cpp"], [])
@@ -57,29 +62,58 @@ def fuzz(seconds: int, folder: Path) -> None:
         [f"-fsanitize=fuzzer,{sanitizers}", "-fno-sanitize-recover=all"],
     )
     subprocess.run([str(folder / "seeds"), "--write", str(corpus)], check=True, timeout=60)
-    log = folder / "log.txt"
+    return [
+        *(str(folder / "messages"), str(corpus), f"-max_total_time={seconds}"),
+        *("-max_len=4096", "-print_final_stats=1", f"-artifact_prefix={folder}/"),
+    ]
+
+
+def fuzz(target: str, seconds: int, folder: Path) -> str:
+    """Fuzz one target.
+
+    Args:
+        target: one of TARGETS.
+        seconds: how long.
+        folder: for what is built and found.
+
+    Returns:
+        A line on what was done. The process ends where an input fails.
+    """
+    corpus = str(folder / "corpus" / target)
+    command = (
+        _messages(seconds, folder)
+        if target == "messages"
+        else [sys.executable, "-m", "tests.fuzz.with_atheris", target, str(seconds), corpus]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{target}.log"
     with log.open("w") as file:
         result = subprocess.run(
-            [
-                *(str(folder / "messages"), str(corpus), f"-max_total_time={seconds}"),
-                *("-max_len=4096", "-print_final_stats=1", f"-artifact_prefix={folder}/"),
-            ],
-            check=False,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            timeout=seconds + 120,
+            command, check=False, stdout=file, stderr=subprocess.STDOUT, timeout=seconds + 120
         )
-    text = log.read_text()
+    text = log.read_text(errors="replace")
     if result.returncode != 0:
-        sys.exit(f"{text[-4000:]}\nfailed with status {result.returncode}")
+        sys.exit(f"{text[-4000:]}\n{target} failed with status {result.returncode}")
     executions = re.findall(r"number_of_executed_units: (\d+)", text)
     coverage = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", text)
-    print(f"{executions[-1]} executions, coverage (edges, features, corpus): {coverage[-1]}")
+    edges, features, corpus = coverage[-1]
+    return f"{executions[-1]} inputs: {edges} edges, {features} features, corpus of {corpus}"
+
+
+def main() -> None:
+    """Fuzz the targets that are asked for, each for an equal part of the time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=int, default=600, help="of all targets together")
+    parser.add_argument("--targets", default=",".join(TARGETS), help="separated by commas")
+    parser.add_argument("folder", nargs="?", type=Path, default=_ROOT / "build")
+    options = parser.parse_args()
+    targets = options.targets.split(",")
+    if unknown := [target for target in targets if target not in TARGETS]:
+        parser.error(f"--targets: {unknown[0]!r} is not one of {', '.join(TARGETS)}")
+    for target in targets:
+        seconds = max(options.seconds // len(targets), 1)
+        print(f"{target}: {fuzz(target, seconds, options.folder / 'fuzz')}", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("folder", nargs="?", type=Path, default=_ROOT / "build")
-    options = parser.parse_args()
-    fuzz(options.seconds, options.folder / "fuzz")
+    main()

@@ -26,7 +26,11 @@ from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+# Serial: its strangers connect to the sockets of all ranks of the machine.
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user"),
+]
 
 _STRANGER = 12345
 _LIFE = 60  # seconds, after which a stranger ends in any case
@@ -106,7 +110,9 @@ def _meet_late(rank: Rank) -> float:
 
 
 @pytest.mark.parametrize(
-    ("act", "uid"), [(_flood, _STRANGER), (_hold, _STRANGER), (_hold, 0)], ids=str
+    ("act", "uid"),
+    [(_flood, _STRANGER), (_hold, _STRANGER), (_hold, 0)],
+    ids=["flood", "hold", "hold as root"],
 )
 def test_a_flood_does_not_keep_ranks_apart(
     launch: Launcher, act: Callable[[], object], uid: int

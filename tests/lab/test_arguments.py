@@ -15,8 +15,8 @@ import pytest
 
 from pynccl import lab, nccl
 from pynccl.lab.arrays import Library
-from pynccl.lab.progress import Progress
 from pynccl.lab.sizes import parse_size, size_text
+from pynccl.progress import Progress
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 

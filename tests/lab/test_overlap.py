@@ -12,6 +12,8 @@ from pynccl import lab
 from tests.lab import planted
 from tests.support.launcher import Launcher
 
+pytestmark = pytest.mark.serial  # it is judged by times
+
 _TRIES = 3  # a busy machine can delay a sleep
 
 

@@ -12,6 +12,8 @@ from pynccl.lab.variants import Variant, variants
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
+pytestmark = pytest.mark.serial  # it is judged by times
+
 _SIZES = (1 << 12, 1 << 16)
 
 

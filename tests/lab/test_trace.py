@@ -10,6 +10,8 @@ from pynccl.trace.exposure import RANGES, exposed
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
+pytestmark = pytest.mark.serial  # it is judged by times
+
 _LAYER, _BUCKET = 0.06, 0.08  # seconds to compute a layer, and to sum its bucket
 _LAYERS = 2
 _RANKS = 4

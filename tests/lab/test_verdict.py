@@ -4,9 +4,11 @@ where the times alone do not say why.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from pynccl.lab import Evidence, Row, Span, Timing, classify
+from pynccl.lab import Evidence, Row, Span, Timing, classify, output
 from pynccl.lab.verdict import needs_evidence
 
 _NONE = Evidence(same_stream=False)
@@ -138,3 +140,10 @@ def test_numbers_of_a_row() -> None:
 def test_a_row_survives_json() -> None:
     row = _row(10, 4, 12)
     assert Row.from_dict(row.as_dict()) == row
+
+
+def test_a_table_of_rows_without_settings() -> None:
+    row = dataclasses.replace(_row(10, 4, 12), setting={})
+    header, line, other = output.write_table([row, row]).splitlines()
+    assert header.split()[:2] == ["T_compute", "T_comm"]
+    assert line.split()[0] == other.split()[0] == "10000.000"

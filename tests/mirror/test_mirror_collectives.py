@@ -183,8 +183,10 @@ def _operators(dist: Any, rank: int, size: int) -> None:
     for bitwise in (op.BAND, op.BOR, op.BXOR):
         with pytest.raises(ValueError, match=r"Cannot use ReduceOp\.B.* with NCCL"):
             dist.all_reduce(torch.ones(1), bitwise)
-    with pytest.raises(TypeError, match="expected a ReduceOp, got 'sum'"):
-        dist.all_reduce(torch.ones(1), "sum")
+    with pytest.raises(ValueError, match="op: 'summ' is not one of 'sum', 'avg', 'max'"):
+        dist.all_reduce(torch.ones(1), "summ")
+    with pytest.raises(TypeError, match="op: expected a ReduceOp, a RedOp or a str, got 7"):
+        dist.all_reduce(torch.ones(1), 7)
     with pytest.raises(ValueError, match="needs a factor"):
         dist.all_reduce(torch.ones(1), op.PREMUL_SUM)
 

@@ -81,7 +81,7 @@ def _mistakes(dist: Any, torch: Any) -> dict[str, tuple[Any, ...]]:
         given = {} if function is dist.all_reduce else {"dst": 0}
         cases |= {
             f"{function.__name__}: {op!r}": (function, (good,), {**given, "op": op})
-            for op in (dist.ReduceOp.BAND, dist.ReduceOp.PREMUL_SUM, "sum", None)
+            for op in (dist.ReduceOp.BAND, dist.ReduceOp.PREMUL_SUM, "summ", 7, None)
         }
     average = {"op": dist.ReduceOp.AVG}
     product = {"op": dist.ReduceOp.MAX}

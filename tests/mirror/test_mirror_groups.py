@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 import warnings
@@ -53,13 +54,72 @@ def _backend_by_device(dist: Any, rank: int, size: int) -> str:
 
 
 def test_backends(world: World) -> None:
-    """None is what there is; both can be named, also where only one can be used."""
+    """None is what there is."""
     import torch
 
     expected = "cpu:host,cuda:nccl" if torch.cuda.is_available() else "host"
     assert world(2, _backend_by_device, init={"backend": None}) == [expected] * 2
+
+
+@pytest.mark.gpu
+def test_both_backends(world: World) -> None:
+    if reason := gpu.missing():
+        pytest.skip(reason)
     both = world(2, _backend_by_device, init={"backend": "cpu:host,cuda:nccl"})
     assert both == ["cpu:host,cuda:nccl"] * 2
+
+
+@pytest.mark.parametrize("backend", ["nccl", "NCCL", "cuda:nccl", "cpu:host,cuda:nccl"])
+def test_nccl_without_a_gpu(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """It fails at once, though no other rank comes, and says what to pass."""
+    import torch
+
+    import pynccl as dist
+
+    assert not dist.is_initialized()  # imports what init_process_group needs
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for built, visible, reason in (
+        (False, "0", f"torch {re.escape(torch.__version__)} is built without CUDA"),
+        (True, "", "CUDA_VISIBLE_DEVICES is '', which hides all GPUs"),
+        (True, "0", r"torch\.cuda\.is_available\(\) is False"),
+    ):
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda built=built: built)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=rf"{reason}.*Pass backend='host'.*or None"):
+            dist.init_process_group(backend, init_method="tcp://127.0.0.1:1", rank=1, world_size=2)
+        assert time.monotonic() - began < 1
+        assert not dist.is_initialized()
+
+
+def test_nccl_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import pynccl as dist
+    from pynccl import libraries
+
+    def missing(_: str) -> None:
+        raise libraries.LibraryNotFoundError("libnccl.so.2 was not found")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(libraries, "load", missing)
+    with pytest.raises(libraries.LibraryNotFoundError, match=r"libnccl\.so\.2 was not found"):
+        dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1", rank=1, world_size=2)
+    assert not dist.is_initialized()
+
+
+def _nccl_for_a_new_group(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    with pytest.raises(ValueError, match=r"backend 'nccl': .*Pass backend='host'"):
+        dist.new_group(backend="nccl")
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_new_group_with_nccl_without_a_gpu(world: World) -> None:
+    world(2, _nccl_for_a_new_group)
 
 
 @pytest.mark.parametrize(

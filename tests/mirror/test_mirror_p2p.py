@@ -70,8 +70,12 @@ def _two_of_many(dist: Any, rank: int, size: int) -> None:
         assert tensor.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("backend", ["host", "cpu:host,cuda:nccl"])
+@pytest.mark.parametrize(
+    "backend", ["host", pytest.param("cpu:host,cuda:nccl", marks=pytest.mark.gpu)]
+)
 def test_two_of_many(world: World, backend: str) -> None:
+    if backend != "host" and (reason := gpu.missing()):
+        pytest.skip(reason)
     world(4, _two_of_many, init={"backend": backend})
 
 

@@ -23,7 +23,7 @@ from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]
 
-REPEATS = 20 if FULL else 5
+REPEATS = 20 if FULL else 3
 COUNTS = (3, 70_000)  # elements: within a message's buffer, and beyond
 
 
@@ -82,7 +82,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["send", "isend"])
-@pytest.mark.parametrize("nranks", [3, 4, 8])
+@pytest.mark.parametrize("nranks", [3, 4, 8] if FULL else [3, 4])
 def test_relay(launch: Launcher, nranks: int, asynchronous: bool) -> None:
     """The store of rank 0 is gone when rank 1 sends; at the first time its process is gone, too."""
     for repeat in range(REPEATS):

@@ -9,13 +9,14 @@ import time
 import pytest
 
 from tests.support.launcher import Launcher
+from tests.support.tier import FULL
 
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="torch.testing needs it")
 
 from tests.support import torch_suite
 
-SECONDS = 45
+SECONDS = 45 if FULL else 15
 ENOUGH = 30  # that pass, also when there is no time left
 
 

@@ -134,12 +134,17 @@ def _peers_and_ops(rank: Rank) -> int:
             getattr(comm, method)(good)
         getattr(nccl.Communicator, method)
     for method in _REDUCING:
-        for wrong_op, shown in (("sum", "'sum'"), (0, "0"), (sum, "<built-in function sum>")):
-            text = f"op: expected a RedOp, got {shown}"
+        expected = "a RedOp, an operator of torch.distributed.ReduceOp or a str"
+        for wrong_op, shown in ((b"sum", "b'sum'"), (0, "0"), (sum, "<built-in function sum>")):
+            text = f"op: expected {expected}, got {shown}"
             calls.refuse(TypeError, text, method, good, op=wrong_op)
+        for unknown in ("mean", "SUM", "", "sum ", "s\0m"):
+            text = f"op: {unknown!r} is not one of 'sum', 'avg', 'max', 'min', 'prod'"
+            calls.refuse(ValueError, text, method, good, op=unknown)
         for dtype, op in (("complex64", nccl.PROD), ("complex64", nccl.MAX), ("bool", nccl.AVG)):
             text = f"op: {op.name} is not defined on {dtype}"
-            calls.refuse(ValueError, text, method, np.zeros(8, dtype), op=op)
+            for given in (op, op.name.lower()):
+                calls.refuse(ValueError, text, method, np.zeros(8, dtype), op=given)
         calls.refuse(ValueError, "op: SUM is not defined on bool", method, np.zeros(8, bool))
     for method in set(_METHODS) - set(_REDUCING):
         calls.refuse(TypeError, "unexpected keyword argument 'op'", method, good, op=nccl.SUM)

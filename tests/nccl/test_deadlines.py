@@ -5,6 +5,7 @@ continue without it. And that nothing expires that ends in time.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
+from tests.support.capsule import open_capsule
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
@@ -352,6 +354,38 @@ def _burst_and_pause(rank: Rank) -> None:
         time.sleep(0.8)
     assert not comm.expired
     stream.synchronize()
+
+
+def _last_on_a_foreign_stream(rank: Rank) -> None:
+    """The monitor cannot record an event on the stream later: it may be destroyed by then."""
+    comm = rank.communicator(1, config=nccl.Config(timeout=_LIMIT))
+    capsule = comm.__pynccl_communicator__()
+    opened, self = open_capsule(capsule)
+    stream = ctypes.c_void_p()
+    create = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)(
+        opened.driver_function(self, b"cuStreamCreateWithPriority")
+    )
+    assert create(ctypes.addressof(stream), 1, 0) == 0
+    assert stream.value is not None
+    buffer = rank.memory.put(np.ones(1000, np.float32))
+    for number in range(5):  # the first one alone is due for an event
+        if number == 4 and rank.rank == 1:
+            rank.report("ready")
+            time.sleep(3 * _LIMIT)
+            comm.abort()
+            return
+        comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+    rank.report("ready")
+    end = time.monotonic() + _LATEST
+    while not comm.expired:
+        assert time.monotonic() < end, comm.flight_record()
+        time.sleep(0.01)
+    with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
+        comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+
+
+def test_the_last_operation_on_a_foreign_stream_expires(launch: Launcher, provider: str) -> None:
+    launch(2, _last_on_a_foreign_stream, provider=provider, ids=2, timeout=40)
 
 
 def test_deadlines_nest_and_are_a_threads_own() -> None:

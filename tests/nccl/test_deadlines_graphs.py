@@ -15,6 +15,7 @@ from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
 _LIMIT = 0.6  # seconds
 _LATEST = _LIMIT + 1
@@ -180,9 +181,57 @@ def _launch_without_the_absent(rank: Rank, what: str) -> None:
         check_works(rank, smaller, [0])
 
 
-@pytest.mark.parametrize("what", _LAUNCHES)
+# On GPUs the abort takes 5 s each time: it waits for the graph.
+_ON_GPUS = _LAUNCHES if FULL else ("in a scope", "of two communicators")
+
+
+@pytest.mark.parametrize(
+    ("provider", "what"),
+    [
+        *(("host", what) for what in _LAUNCHES),
+        *(pytest.param("cuda", what, marks=pytest.mark.gpu) for what in _ON_GPUS),
+    ],
+    indirect=["provider"],
+)
 def test_a_launch_without_a_rank_is_an_error(launch: Launcher, provider: str, what: str) -> None:
     launch(2, _launch_without_the_absent, what, provider=provider, ids=3, timeout=40)
+
+
+def _captured_with_a_shorter_limit(rank: Rank) -> None:
+    place = Place(rank)
+    place.comm.timeout = _LONG
+    assert [record.state for record in place.comm.flight_record()][-2:] == ["captured"] * 2
+    if rank.rank != _ABSENT:
+        place.launch()
+    with nccl.deadline(_LONG):  # the monitor looks now, while the stream waits for the launch
+        time.sleep(2 * _LIMIT)
+    if rank.rank == _ABSENT:
+        place.launch()
+    place.wait()
+    assert place.comm.flight_record()[-1].state == "captured"
+
+
+def test_a_captured_operation_has_no_limit_of_its_own(launch: Launcher, provider: str) -> None:
+    launch(2, _captured_with_a_shorter_limit, provider=provider, ids=2, timeout=40)
+
+
+def _issued_before_a_capture(rank: Rank) -> None:
+    """The last operation that no graph has is watched, also where it has no event yet."""
+    place = Place(rank)
+    if place.stays_away():
+        return
+    other = rank.stream()
+    for _ in range(3):
+        place.all_reduce(place.comm)
+    with nccl.capture(other) as graph:
+        place.comm.all_reduce(place.buffer, nccl.MAX, stream=other)
+    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError), match=r"all_reduce #[456] "):
+        place.wait()
+    graph.close()
+
+
+def test_an_operation_before_a_capture_has_a_limit(launch: Launcher, provider: str) -> None:
+    launch(2, _issued_before_a_capture, provider=provider, ids=2, timeout=40)
 
 
 def _launch_here(rank: Rank) -> None:

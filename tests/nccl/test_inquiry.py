@@ -486,3 +486,43 @@ def test_the_thread_ends_with_the_last_communicator(tmp_path: Path) -> None:
     while threads():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+# The thread is in a call of torch's store, without the GIL, when the interpreter ends.
+_ENDS_IN_A_CALL = """
+import threading, time
+from datetime import timedelta
+import torch
+from pynccl import nccl
+
+class Late:
+    def __del__(self):
+        time.sleep(1.5)  # the process is still there when the call returns
+
+late = Late()
+called = threading.Event()
+
+class Store:
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True)
+    def set(self, key, value): self.store.set(key, value)
+    def get(self, key): return self.store.get(key)
+    def add(self, key, amount): return self.store.add(key, amount)
+    def check(self, keys):
+        if threading.current_thread().name == "pynccl-inquiry":
+            called.set()
+            try:
+                self.store.wait(["never"], timedelta(seconds=0.5))
+            except Exception:
+                pass
+        return self.store.check(keys)
+
+store = Store()
+comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=store)
+assert called.wait(20)
+"""
+
+
+def test_the_process_ends_while_the_thread_calls_a_store() -> None:
+    """Python before 3.14 ends the thread in the C++ of the store, which aborts the process."""
+    done = run_command([sys.executable, "-c", _ENDS_IN_A_CALL], _ROOT, os.environ, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -74,6 +74,19 @@ def test_every_collective_has_an_estimate(comms: list[nccl.Communicator], name: 
     assert both == pytest.approx(2 * again)
 
 
+def test_what_the_estimate_counts(comms: list[nccl.Communicator]) -> None:
+    def added(name: str, count: int) -> float:
+        """Seconds that twice the bytes add."""
+        return _time((comms[0], name, 2 * count)) - _time((comms[0], name, count))
+
+    # What is broadcast is read and written once; of an all-reduce each rank reads the slices of
+    # all, writes one and copies the others.
+    within_caches = {name: added(name, 100_000) for name in ("broadcast", "all_reduce")}
+    assert within_caches["all_reduce"] == pytest.approx(1.5 * within_caches["broadcast"])
+    # Beyond the caches a byte takes longer.
+    assert added("all_reduce", 50_000_000) > 1000 * within_caches["all_reduce"]
+
+
 def _simulate_call(call: Callable[[], object]) -> None:
     with nccl.simulate():
         call()

@@ -163,6 +163,29 @@ def test_launched_functions_run_in_order(launch: Launcher, provider: str) -> Non
     launch(1, _functions, provider=provider)
 
 
+def _unrelated(rank: Rank) -> None:
+    first, second, gate = rank.stream(), rank.stream(), threading.Event()
+    x, y = np.ones(10), np.ones(10)
+    with rank.comm.split(0, rank.rank) as other:
+        first.launch(lambda: gate.wait(30))
+        with nccl.group():
+            rank.comm.all_reduce(x, stream=first)
+            other.all_reduce(y, stream=second)
+        waiting = threading.Thread(target=second.synchronize)
+        waiting.start()
+        waiting.join(10)
+        done = not waiting.is_alive() and (y == rank.nranks).all() and (x == 1).all()
+        gate.set()
+        waiting.join()
+        first.synchronize()
+    assert done, "the second stream waited for the first one"
+    assert (x == rank.nranks).all()
+
+
+def test_a_group_does_not_couple_streams_that_share_no_communicator(launch: Launcher) -> None:
+    launch(2, _unrelated)
+
+
 def _handles(rank: Rank) -> None:
     """A stream by its object, by its protocol and by its number is the same stream."""
     stream = rank.stream()

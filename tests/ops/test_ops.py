@@ -6,6 +6,7 @@ mistakes that are exceptions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,12 +253,57 @@ def test_gradients_are_torch_distributed_nns(world: World, tmp_path: Path) -> No
     world(2, _beside_torch, f"file://{tmp_path}/gloo", timeout=180)
 
 
+def _operators(dist: Any, rank: int, size: int) -> None:
+    from pynccl import nccl, ops
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(x: Any, op: Any) -> Any:
+        return ops.all_reduce(x, op)
+
+    of = dist.ReduceOp
+    mean = (size + 1) / 2
+    for want, forms in (
+        (mean * size, ["sum", of.SUM, nccl.SUM]),
+        (mean, ["avg", of.AVG, nccl.AVG]),
+        (size, ["max", of.MAX, nccl.MAX]),
+        (1, ["min", of.MIN, nccl.MIN]),
+        (math.factorial(size), ["prod", "product", of.PRODUCT, nccl.PROD]),
+    ):
+        torch.compiler.reset()
+        for op in forms:
+            x = torch.full((size,), rank + 1.0)
+            for got in (
+                ops.all_reduce(x, op),
+                compiled(x, op),
+                ops.all_reduce_(x.clone(), op),
+                ops.reduce_scatter(x, op),
+                ops.reduce_scatter_(torch.empty(1), x, op),
+            ):
+                assert got.tolist() == [want] * len(got), op
+            assert ops.reduce(x, 0, op).tolist() == [0 if rank else want] * size
+        if want in (mean * size, mean):
+            x = torch.ones(size, requires_grad=True)
+            ops.all_reduce(x, forms[1]).sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [1.0 if want == mean else size] * size
+
+
+def test_operators_of_all_kinds(world: World) -> None:
+    world(2, _operators)
+
+
 def _mistakes(dist: Any, rank: int, size: int) -> None:
     from pynccl import ops
 
     x = torch.ones(2 * size + 1, 3)
-    with pytest.raises(ValueError, match="op: 'mean' is not one of sum, avg"):
+    with pytest.raises(ValueError, match="op: 'mean' is not one of 'sum', 'avg'"):
         ops.all_reduce(x, "mean")
+    with pytest.raises(TypeError, match="op: expected a ReduceOp, a RedOp or a str, got 7"):
+        ops.all_reduce(x, 7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="it has no bitwise operators"):
+        ops.all_reduce(x, dist.ReduceOp.BAND)
+    with pytest.raises(ValueError, match=r"RedOp\.PRE_MUL_SUM has a factor, which has no name"):
+        ops.all_reduce(x, dist.get_backend_impl().pre_mul_sum(2.0, "float32"))
     with pytest.raises(ValueError, match="no group 'nobody'"):
         ops.all_reduce(x, group="nobody")
     with pytest.raises(ValueError, match="is not a group of this rank"):

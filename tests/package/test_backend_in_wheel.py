@@ -125,13 +125,15 @@ def test_a_wheel_with_the_backend(tmp_path: Path) -> None:
     built = shutil.ignore_patterns("__pycache__", "*.so", "include", "lib")
     for name in ("csrc", "pynccl"):
         shutil.copytree(_ROOT / name, tree / name, ignore=built)
-    for name in ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "setup.py"):
+    for name in ("CMakeLists.txt", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(_ROOT / name, tree)
+    for path in _ROOT.glob("LICENSE*"):
+        shutil.copy(path, tree)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     option = "cmake.define.PYNCCL_BUILD_BACKEND=ON"
     for command in (
         ["wheel", "--no-build-isolation", "--no-deps", "--config-settings", option, "-w", ".", "."],
-        ["install", "--no-deps", "--no-index", "--target", str(site), "--find-links=.", "pynccl"],
+        ["install", "--no-deps", "--no-index", "--target", str(site), "--find-links=.", "rawnccl"],
     ):
         done = run_command([*pip, *command], tree, os.environ, timeout=1800)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -29,6 +29,7 @@ import pynccl
 from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
+from tests.support.capsule import Capsule, open_capsule
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -193,51 +194,10 @@ def test_what_nccl_answers_is_pynccls_exception(extension: Path) -> None:
     assert _two_threads(run) == [("ncclAllReduce", 0), ("ncclAllReduce", 1)]
 
 
-class _Capsule(ctypes.Structure):
-    """PyncclCommunicator of csrc/extension/capsule.h."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("retain", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-        ("release", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-        ("handle", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)),
-        ("function", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)),
-        ("driver_function", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)),
-        ("rank", ctypes.c_int),
-        ("nranks", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("version", ctypes.c_int),
-        ("on_device", ctypes.c_int),
-        ("path", ctypes.c_char_p),
-        ("issue", ctypes.c_void_p),
-        ("simulate", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-        (
-            "in_symmetric_window",
-            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
-        ),
-        ("last_operation", ctypes.CFUNCTYPE(ctypes.c_ulonglong, ctypes.c_void_p)),
-        (
-            "begin_wait",
-            ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
-        ),
-        (
-            "end_wait",
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong),
-        ),
-    ]
-
-
-def _open_capsule(capsule: object) -> tuple[_Capsule, int]:
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    address = get(capsule, b"pynccl.communicator.v1")
-    return _Capsule.from_address(address), address
-
-
 def test_waits_of_an_extension_are_traced() -> None:
     with _communicator() as comm:
-        c, self = _open_capsule(comm.__pynccl_communicator__())
+        capsule = comm.__pynccl_communicator__()  # what it points to exists as long as it
+        c, self = open_capsule(capsule)
         assert c.begin_wait(self, None) is None
         with nccl.trace() as traced:
             comm.all_reduce(np.ones(4))
@@ -255,8 +215,8 @@ def test_waits_of_an_extension_are_traced() -> None:
 def test_capsule_is_what_its_header_says() -> None:
     comm = _communicator()
     capsule = comm.__pynccl_communicator__()
-    c, self = _open_capsule(capsule)
-    assert c.size == ctypes.sizeof(_Capsule)
+    c, self = open_capsule(capsule)
+    assert c.size == ctypes.sizeof(Capsule)
     assert c.handle(self) == comm.handle
     assert (c.rank, c.nranks, c.device, c.on_device) == (0, 1, comm.device, 0)
     assert c.version == comm.library.version
@@ -277,7 +237,7 @@ def test_capsule_is_what_its_header_says() -> None:
 def test_capsule_knows_the_windows() -> None:
     comm = _communicator()
     capsule = comm.__pynccl_communicator__()
-    c, self = _open_capsule(capsule)
+    c, self = open_capsule(capsule)
     memory = comm.mem_alloc(4096, "uint8")
     window = comm.register_window(memory)
     assert c.in_symmetric_window(self, window.address + 4000, 96) == 1
@@ -292,7 +252,7 @@ def test_references_keep_the_communicator() -> None:
     comm = _communicator()
     kept = weakref.ref(comm)
     capsule = comm.__pynccl_communicator__()
-    c, self = _open_capsule(capsule)
+    c, self = open_capsule(capsule)
     c.retain(self)
     del capsule
     handle = comm.handle

@@ -1,12 +1,19 @@
-"""Proves that importing pynccl takes less than 60 ms. test_package.py looks for torch and NumPy."""
+"""Proves that importing pynccl takes less than 60 ms, and that the error of a source tree that is
+not compiled says what to do. test_package.py looks for torch and NumPy.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import pynccl
 
 _BOUND = 0.060  # seconds
 _ATTEMPTS = 10  # the least of them counts: other load only makes one longer
@@ -24,3 +31,17 @@ def _seconds(module: str) -> float:
 @pytest.mark.parametrize("module", ["pynccl", "pynccl.nccl", "pynccl.raw"])
 def test_import_time(module: str) -> None:
     assert min(_seconds(module) for _ in range(_ATTEMPTS)) < _BOUND
+
+
+def test_a_source_tree_that_is_not_compiled(tmp_path: Path) -> None:
+    """Python started in it finds it before the installed package."""
+    (tmp_path / "pynccl").mkdir()
+    shutil.copy(Path(pynccl.__file__), tmp_path / "pynccl")
+    command = [sys.executable, "-c", "from pynccl import nccl"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"{tmp_path}/pynccl has no pynccl._C compiled for Python 3." in done.stderr
+    assert "compile in place: pip install -e ." in done.stderr

@@ -50,6 +50,16 @@ def test_version_is_that_of_pyproject() -> None:
     found = re.search(r'^version = "(.+)"$', (_ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     assert pynccl.__version__ == found[1]
+    citation = (_ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {found[1]}\n" in citation
+    assert f"\n## {found[1]}" in (_ROOT / "CHANGELOG.md").read_text()
+
+
+def test_version_needs_no_torch() -> None:
+    code = "import pynccl, sys; print(pynccl.__version__, 'torch' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=env, cwd="/", text=True)
+    assert printed.split() == [pynccl.__version__, "False"]
 
 
 @pytest.mark.parametrize("folder", ["csrc", "pynccl"])

@@ -16,6 +16,7 @@ from torch.profiler import ExecutionTraceObserver
 
 from pynccl.replay import ReplayError, chakra, load, replay
 from pynccl.trace.model import Operation, ProcessTrace
+from tests.support.execution_traces import document, node
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -97,70 +98,8 @@ def test_operations_that_do_not_say_their_group(launched: Launcher, tmp_path: Pa
 # --- nodes of NCCL's backend
 
 
-def _node(name: str, rank: int, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A node record_param_comms; its tensors are [id, storage, offset, elements, bytes, device]."""
-    values: dict[str, Any] = {
-        "pg": "0",
-        "size": 2,
-        "start": 0,
-        "stride": 1,
-        "inputs": [1, 10, 0, 8, 4, "cuda:0"],
-        "outputs": [2, 20, 0, 8, 4, "cuda:0"],
-        "in_splits": [],
-        "out_splits": [],
-        "dtype": "Float",
-        **fields,
-    }
-    if name == "barrier":
-        values |= {"inputs": None, "outputs": None}
-    tensors = {key: [values[key]] if values[key] else [] for key in ("inputs", "outputs")}
-    attributes = {
-        "collective_name": name,
-        "dtype": values["dtype"],
-        "in_msg_nelems": sum(one[3] for one in tensors["inputs"]),
-        "out_msg_nelems": sum(one[3] for one in tensors["outputs"]),
-        "in_split_size": str(values["in_splits"]),
-        "out_split_size": str(values["out_splits"]),
-        "global_rank_start": values["start"],
-        "global_rank_stride": values["stride"],
-        "pg_name": values["pg"],
-        "pg_desc": "default_pg" if values["pg"] == "0" else "",
-        "pg_size": values["size"],
-    }
-    inputs = [
-        *([1, False], [values["pg"], attributes["pg_desc"]], rank, name),
-        *(values["in_splits"], values["out_splits"], values["start"], values["stride"]),
-        *(values["size"], True),
-    ]
-    if name != "barrier":
-        inputs.insert(0, tensors["inputs"])
-    return {
-        "name": "record_param_comms",
-        "inputs": {"values": inputs},
-        "outputs": {"values": [tensors["outputs"]] if name != "barrier" else []},
-        "attrs": [
-            {"name": key, "type": "string", "value": value} for key, value in attributes.items()
-        ],
-    }
-
-
 def _trace(*nodes: dict[str, Any], path: str = "et.json", **groups: list[int]) -> ProcessTrace:
-    described = [
-        {"pg_name": name, "pg_desc": "", "ranks": ranks, "group_size": len(ranks)}
-        for name, ranks in groups.items()
-    ]
-    described = described or [
-        {"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}
-    ]
-    first = {
-        "name": "## process_group:init ##",
-        "inputs": {"values": [json.dumps(described)]},
-        "outputs": {"values": []},
-        "attrs": [],
-    }
-    numbered = [{**node, "id": number} for number, node in enumerate([first, *nodes], 3)]
-    value = {"schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": numbered[::-1]}
-    return chakra.parse(json.loads(json.dumps(value)), path)
+    return chakra.parse(document(*nodes, **groups), path)
 
 
 def _whole(rank: int) -> ProcessTrace:
@@ -168,16 +107,16 @@ def _whole(rank: int) -> ProcessTrace:
     wide = [3, 30, 0, 16, 4, "cuda:0"]
     mine, theirs = ([1, 2], [1, 3]) if rank == 0 else ([3, 4], [2, 4])
     return _trace(
-        _node("init", rank),
-        _node("allreduce", rank, outputs=[1, 10, 0, 8, 4, "cuda:0"]),
-        _node("wait", rank),
-        _node("_allgather_base", rank, outputs=wide),
-        _node("_reduce_scatter_base", rank, inputs=wide),
-        _node("broadcast", 1),
-        _node("send", peer),
-        _node("recv", peer),
-        _node("barrier", rank, dtype="Byte"),
-        _node(
+        node("init", rank),
+        node("allreduce", rank, outputs=[1, 10, 0, 8, 4, "cuda:0"]),
+        node("wait", rank),
+        node("_allgather_base", rank, outputs=wide),
+        node("_reduce_scatter_base", rank, inputs=wide),
+        node("broadcast", 1),
+        node("send", peer),
+        node("recv", peer),
+        node("barrier", rank, dtype="Byte"),
+        node(
             "all_to_allv",
             rank,
             inputs=[4, 40, 0, 10 * sum(mine), 2, "cuda:0"],
@@ -186,7 +125,7 @@ def _whole(rank: int) -> ProcessTrace:
             out_splits=theirs,
             dtype="BFloat16",
         ),
-        _node("all_to_all", rank, dtype="Long"),
+        node("all_to_all", rank, dtype="Long"),
     )
 
 
@@ -214,19 +153,19 @@ def test_nodes_of_nccl() -> None:
 
 
 def test_groups_by_ranks_and_by_stride() -> None:
-    (operation,) = _trace(_node("allreduce", 1, pg="5", size=3), **{"5": [4, 2, 9]}).operations
-    trace = _trace(_node("allreduce", 1, pg="5", size=3), **{"5": [4, 2, 9]})
+    (operation,) = _trace(node("allreduce", 1, pg="5", size=3), **{"5": [4, 2, 9]}).operations
+    trace = _trace(node("allreduce", 1, pg="5", size=3), **{"5": [4, 2, 9]})
     assert trace.rank == 2
     (comm,) = trace.communicators.values()
     assert (comm.id, comm.rank, comm.nranks) == (operation.communicator, 1, 3)
-    trace = _trace(_node("allreduce", 2, pg="6", size=4, start=1, stride=2))
+    trace = _trace(node("allreduce", 2, pg="6", size=4, start=1, stride=2))
     assert trace.rank == 5
     with pytest.raises(ReplayError, match="does not say which ranks group '6' of 4 has"):
-        _trace(_node("allreduce", 2, pg="6", size=4, start=-1, stride=-1))
+        _trace(node("allreduce", 2, pg="6", size=4, start=-1, stride=-1))
 
 
 def test_the_rank_of_messages_is_that_of_the_file() -> None:
-    nodes = [_node("send", 1), _node("send", 1), _node("allreduce", 0), _node("send", 1)]
+    nodes = [node("send", 1), node("send", 1), node("allreduce", 0), node("send", 1)]
     operations: list[Operation] = _trace(*nodes[:2], path="/a1/et_rank_0.json").operations
     assert [one.peer for one in operations] == [1, 1]
     with pytest.raises(ReplayError, match="its nodes do not say which rank's it is"):
@@ -236,15 +175,15 @@ def test_the_rank_of_messages_is_that_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "says"),
+    ("wrong", "says"),
     [
-        (_node("sparse_allreduce", 0), "it has an operation 'sparse_allreduce'"),
-        (_node("allreduce", 0, dtype="ComplexFloat"), "on dtype 'ComplexFloat'"),
-        (_node("broadcast", 5), "node 4 has rank 5 of 2"),
+        (node("sparse_allreduce", 0), "it has an operation 'sparse_allreduce'"),
+        (node("allreduce", 0, dtype="ComplexFloat"), "on dtype 'ComplexFloat'"),
+        (node("broadcast", 5), "node 4 has rank 5 of 2"),
         ({"name": "record_param_comms", "attrs": []}, "this is not an execution trace"),
     ],
 )
-def test_nodes_that_cannot_be_replayed(node: dict[str, Any], says: str) -> None:
+def test_nodes_that_cannot_be_replayed(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ReplayError, match=r"^et-0.json: ") as raised:
-        _trace(node, path="et-0.json")
+        _trace(wrong, path="et-0.json")
     assert says in str(raised.value)

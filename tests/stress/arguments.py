@@ -22,8 +22,10 @@ from typing import Any
 from tests.stress import values
 from tests.stress.values import Values
 
+__all__ = ["WRONG", "Fuzzer"]
+
 _STUCK = 120.0  # seconds of one call
-_WRONG = (
+WRONG = (
     "Unable to cast",  # pybind11's, of a conversion in C++
     "Unable to convert",
     "Could not convert",
@@ -65,7 +67,7 @@ _MIRROR: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 _NOT_RAW = ("ncclMemAlloc", "ncclMemFree", "ncclParamBind")
 
 
-class _Fuzzer:
+class Fuzzer:
     """The objects that are called."""
 
     def __init__(self) -> None:
@@ -179,7 +181,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     faulthandler.enable()
-    fuzzer = _Fuzzer()
+    fuzzer = Fuzzer()
     outcomes: dict[str, int] = {}
     for number in _watched(range(options.first, options.first + options.calls)):
         outcome = "returned"
@@ -189,7 +191,7 @@ def main() -> int:
             return _fail(options.seed, number, error)
         except Exception as error:
             outcome = type(error).__name__
-            if any(text in str(error) for text in _WRONG):
+            if any(text in str(error) for text in WRONG):
                 return _fail(options.seed, number, error)
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     print(f"{options.calls} calls, seed {options.seed}:", outcomes)

@@ -292,4 +292,4 @@ def test_a_plot_without_matplotlib_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
     assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.png")]) == 2
-    assert "a plot needs matplotlib (pip install 'pynccl[plot]')" in capsys.readouterr().err
+    assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err

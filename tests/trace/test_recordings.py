@@ -70,6 +70,34 @@ def test_recordings_by_the_environment(tmp_path: Path, end: str) -> None:
     assert all(o.began is o.ended is o.returned is None for o in trace.operations)
 
 
+_LAUNCHES = """
+import numpy as np
+from pynccl.testing import launch
+
+def run(rank):
+    from pynccl import nccl
+    rank.comm.all_reduce(np.ones(10, np.float32))
+
+if __name__ == "__main__":
+    launch(2, run)
+"""
+
+
+def test_launched_ranks_write_at_their_end(tmp_path: Path) -> None:
+    """Their processes end by os._exit, which calls nothing that was registered."""
+    script, record, trace = (tmp_path / name for name in ("run.py", "run.rec", "run.json"))
+    script.write_text(_LAUNCHES)
+    env = os.environ | {"PYNCCL_RECORD": str(record), "PYNCCL_TRACE": str(trace)}
+    done = run_command([sys.executable, str(script)], Path.cwd(), env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = sorted(tmp_path.glob("run.*.*"))
+    assert len(made) == 4, made
+    for path in made:
+        (operation,) = recording.load(path).operations if path.suffix == ".rec" else [None]
+        assert operation is None or operation.kind == "all_reduce"
+        assert operation is not None or '"all_reduce"' in path.read_text()
+
+
 def test_a_recording_keeps_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "program"
     env = {"PYNCCL_RECORD": str(path), "RANK": "0", "PYNCCL_RECORD_LIMIT": "12800"}

@@ -133,6 +133,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     }
     const RendezvousKey key = random_key();
     std::vector<Job> jobs;
+    jobs.reserve(static_cast<size_t>(ndev));
     for (int rank = 0; rank < ndev; ++rank) {
       jobs.push_back(init_job(comm + rank, ndev, rank, key, CommSettings()));
     }

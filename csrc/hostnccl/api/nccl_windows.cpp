@@ -192,6 +192,7 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
       fail(ncclInvalidArgument, "nDesc=0: NCCL refuses to wait for nothing");
     }
     std::vector<PendingOperation> waits;
+    waits.reserve(static_cast<size_t>(nDesc));
     for (int i = 0; i < nDesc; ++i) waits.push_back(make_wait(signalDescs, i, comm, stream));
     // One group: the waits run one after the other in one progress engine.
     group.start();

@@ -5,7 +5,7 @@
 namespace hostnccl {
 namespace {
 
-constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+constexpr auto kAgreementCheckInterval = std::chrono::milliseconds(50);
 constexpr int kChecksPerLivenessCheck = 4;  // looking at a process costs a system call
 
 }  // namespace
@@ -33,7 +33,7 @@ void Agreement::await_all(Flag RankState::* flag, uint32_t target, const Creatio
   for (int peer = 0; peer < segment_->nranks(); ++peer) {
     const WaitCondition condition{&(segment_->rank_state(peer).*flag), target};
     for (int checks = 1; !condition.met(); ++checks) {
-      sleep_on(condition, kCheckInterval);
+      sleep_on(condition, kAgreementCheckInterval);
       if (condition.met()) break;
       const bool check_liveness = checks % kChecksPerLivenessCheck == 0;
       if (creation) {
@@ -54,7 +54,7 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
   const WaitCondition earlier{&completed_, number - 1};
   while (!earlier.met()) {
     check(creation, "an earlier one is still being made");
-    sleep_on(earlier, kCheckInterval);
+    sleep_on(earlier, kAgreementCheckInterval);
   }
   std::vector<ExchangeRecord> all;
   try {

@@ -13,8 +13,8 @@
 namespace hostnccl {
 namespace {
 
-constexpr auto kCheckInterval = std::chrono::milliseconds(50);
-constexpr auto kLivenessInterval = 4 * kCheckInterval;
+constexpr auto kSleepInterval = std::chrono::milliseconds(50);
+constexpr auto kPeerCheckInterval = 4 * kSleepInterval;
 
 }  // namespace
 
@@ -121,7 +121,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
 void Communicator::end_setup(Segment& segment) const {
   if (segment.end_setup(Header::Complete)) return;
   const auto end = Clock::now() + std::chrono::seconds(1);  // for its reason
-  while (!segment.failed() && Clock::now() < end) std::this_thread::sleep_for(kCheckInterval / 50);
+  while (!segment.failed() && Clock::now() < end) std::this_thread::sleep_for(kSleepInterval / 50);
   throw segment.failure();
 }
 
@@ -153,7 +153,7 @@ void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& c
   auto last_check = Clock::now();
   while (!condition.met()) {
     if (spins && backoff.wait()) continue;
-    sleep_on(condition, kCheckInterval);
+    sleep_on(condition, kSleepInterval);
     if (condition.met()) return;
     if (const auto reason = creation_->ended()) {
       throw Error(reason->code(), segment.name_of(rank_) + " " + reason->text());
@@ -166,7 +166,7 @@ void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& c
            "%s gave up after %g s: %s has joined but does not finish its initialisation",
            segment.name_of(rank_).c_str(), creation_->limit(), segment.name_of(peer).c_str());
     }
-    const bool check_liveness = now - last_check > kLivenessInterval;
+    const bool check_liveness = now - last_check > kPeerCheckInterval;
     if (check_liveness) last_check = now;
     segment.check_owner(peer, condition, check_liveness);
   }
@@ -182,7 +182,7 @@ void Communicator::drain() {
   const WaitCondition complete = order_.before(order_.issued());
   const Sleeping sleeping({complete});
   while (!complete.met() && !state_.stopped()) {
-    sleep_on(complete, kCheckInterval);
+    sleep_on(complete, kSleepInterval);
     if (!complete.met()) check_interrupt();
   }
 }

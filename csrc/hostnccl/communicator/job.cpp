@@ -37,7 +37,7 @@ std::optional<Error> run(const Job& job) {
     job.work(job);
     return std::nullopt;
   } catch (...) {
-    const Error error = current_error();
+    Error error = current_error();
     if (job.comm) job.comm->state().fail(error);
     return error;
   }

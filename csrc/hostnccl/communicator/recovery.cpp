@@ -5,7 +5,7 @@
 namespace hostnccl {
 namespace {
 
-constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+constexpr auto kRecoveryCheckInterval = std::chrono::milliseconds(50);
 constexpr size_t kWordBits = 64;
 
 void store(SharedRanks& shared, const RankSet& ranks) {
@@ -47,7 +47,7 @@ std::vector<int> Recovery::agree(const std::vector<int>& lost, Limit limit) {
       propose();
       continue;
     }
-    sleep_on({&segment_->rank_state(*peer).recovery_step, number_ + 1}, kCheckInterval);
+    sleep_on({&segment_->rank_state(*peer).recovery_step, number_ + 1}, kRecoveryCheckInterval);
     if (state_.aborted()) throw state_.error();
     check_interrupt();
   }

@@ -53,7 +53,7 @@ inline T extremum(T a, T b) {
     const T weak = (op == kMax ? a >= b : a <= b) ? a : b;
     const auto x = bits_as<BitsOf<T>>(strict), y = bits_as<BitsOf<T>>(weak);
     const T number = bits_as<T>(op == kMax ? x & y : x | y);
-    return b == b ? number : a;
+    return b == b ? number : a;  // NOLINT(misc-redundant-expression): a NaN
   } else {
     return strict;
   }
@@ -103,8 +103,10 @@ class Divider {
 template <typename T>
 inline T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {
+    // NOLINTNEXTLINE(misc-redundant-expression)
     return value == value ? value : bits_as<float>(kFloatNan);
   } else if constexpr (std::is_same_v<T, double>) {
+    // NOLINTNEXTLINE(misc-redundant-expression)
     return value == value ? value : bits_as<double>(kDoubleNan);
   } else {
     return value;

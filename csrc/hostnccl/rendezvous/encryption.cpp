@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kMinKeyBytes = 32;  // as in NCCL
 
-std::mutex mutex;
-std::optional<Sha256::Digest> key;  // hash of the key
+std::mutex cipher_mutex;
+std::optional<Sha256::Digest> hash_of_key;
 
 }  // namespace
 
@@ -48,15 +48,15 @@ void set_encryption(const abi::ncclEncryptionConfig_t* config) {
            config->mode);
     }
   }
-  const std::lock_guard lock(mutex);
-  key = given;
+  const std::lock_guard lock(cipher_mutex);
+  hash_of_key = given;
 }
 
 KeyProof prove_key(const RendezvousKey& rendezvous, int rank, const ProcessId& process) {
   std::optional<Sha256::Digest> secret;
   {
-    const std::lock_guard lock(mutex);
-    secret = key;
+    const std::lock_guard lock(cipher_mutex);
+    secret = hash_of_key;
   }
   if (!secret) return {};
   struct {

@@ -10,7 +10,7 @@ namespace {
 
 using Peer = FileExchange::Peer;
 
-constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+constexpr auto kExchangeCheckInterval = std::chrono::milliseconds(50);
 constexpr int kConnectAgainMs = 1;
 
 // The descriptor of a message of the rank, and an error if it did not fit.
@@ -151,8 +151,9 @@ void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
       connected &= link.descriptor() >= 0;
     }
     for (const Incoming& link : incoming) waits.push_back({link.descriptor(), POLLIN, 0});
-    poll(waits.data(), waits.size(), connected ? int(kCheckInterval.count()) : kConnectAgainMs);
-    if (Clock::now() - checked < kCheckInterval) continue;
+    poll(waits.data(), waits.size(),
+         connected ? int(kExchangeCheckInterval.count()) : kConnectAgainMs);
+    if (Clock::now() - checked < kExchangeCheckInterval) continue;
     checked = Clock::now();
     for (const Peer* peer : missing) {
       if (has_ended(peer->rank)) ended.push_back(peer);

@@ -10,7 +10,7 @@ namespace hostnccl {
 namespace {
 
 constexpr auto kTime = std::chrono::seconds(10);
-constexpr int kPollMs = 500;
+constexpr int kRefusalPollMs = 500;
 constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr auto kTimeToTell = std::chrono::seconds(1);
 
@@ -58,7 +58,7 @@ class Refusal {
     while (Clock::now() < end_ && refused.size() < kMaxRanks) {
       std::vector<pollfd> waits;
       listener_->add_to(waits);
-      poll(waits.data(), waits.size(), kPollMs);
+      poll(waits.data(), waits.size(), kRefusalPollMs);
       try {
         for (Fd& joiner : listener_->advance()) {
           send_message(joiner.get(), reason_);
@@ -75,7 +75,7 @@ class Refusal {
     Message message;
     while (Clock::now() < end_ && receive_message(connection, message) != Received::Closed) {
       pollfd wait{connection, POLLIN, 0};
-      poll(&wait, 1, kPollMs);
+      poll(&wait, 1, kRefusalPollMs);
     }
   }
 

@@ -11,22 +11,22 @@
 namespace hostnccl {
 namespace {
 
-constexpr int kPollMs = 50;
-constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of the host's process
+constexpr int kGuestPollMs = 50;
+constexpr auto kHostCheckInterval = std::chrono::milliseconds(200);  // of the host's process
 
 // The segments that this process has mapped, by the keys of their rendezvous.
-struct Registry {
+struct Rendezvouses {
   std::mutex mutex;
   std::map<RendezvousKey, std::weak_ptr<Segment>> segments;
 };
 
-Registry& registry() {
-  static Registry& instance = *new Registry;  // outlives every thread
+Rendezvouses& rendezvouses() {
+  static Rendezvouses& instance = *new Rendezvouses;  // outlives every thread
   return instance;
 }
 
 void forbid_second_use(const RendezvousKey& key) {
-  Registry& all = registry();
+  Rendezvouses& all = rendezvouses();
   const std::lock_guard lock(all.mutex);
   const auto found = all.segments.find(key);
   if (found != all.segments.end() && !found->second.expired()) {
@@ -37,7 +37,7 @@ void forbid_second_use(const RendezvousKey& key) {
 }  // namespace
 
 std::shared_ptr<Segment> map_segment(const Fd& file, int nranks, const RendezvousKey& key) {
-  Registry& all = registry();
+  Rendezvouses& all = rendezvouses();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.segments, [](const auto& item) { return item.second.expired(); });
   std::weak_ptr<Segment>& known = all.segments[key];
@@ -127,9 +127,9 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
         throw *reason;
       }
       pollfd wait{fd, POLLIN, 0};
-      poll(&wait, 1, kPollMs);
+      poll(&wait, 1, kGuestPollMs);
       // Its sockets outlive it in processes that it has forked.
-      if (Clock::now() - checked < kCheckInterval) continue;
+      if (Clock::now() - checked < kHostCheckInterval) continue;
       checked = Clock::now();
       check_host(false);
     } else if (!proven) {

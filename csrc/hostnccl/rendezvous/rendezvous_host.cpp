@@ -11,8 +11,8 @@
 namespace hostnccl {
 namespace {
 
-constexpr int kPollMs = 50;
-constexpr auto kCheckInterval = std::chrono::milliseconds(200);  // of processes
+constexpr int kHostPollMs = 50;
+constexpr auto kGuestCheckInterval = std::chrono::milliseconds(200);  // of processes
 constexpr auto kProgressInterval =
     std::chrono::milliseconds(20);                       // ranks that come together wake nobody
 constexpr auto kGrace = std::chrono::milliseconds(700);  // for requests that are still to come
@@ -65,7 +65,7 @@ void RendezvousHost::collect_requests() {
       send_progress();
       told = requests_;
     }
-    if (requests_ == rendezvous_.nranks_ || now - checked < kCheckInterval) continue;
+    if (requests_ == rendezvous_.nranks_ || now - checked < kGuestCheckInterval) continue;
     check_processes();
     rendezvous_.check_missing();
     checked = now;
@@ -74,9 +74,10 @@ void RendezvousHost::collect_requests() {
 
 void RendezvousHost::poll_once() {
   std::vector<pollfd> waits;
+  waits.reserve(joiners_.size() + 1);
   for (const Joiner& joiner : joiners_) waits.push_back({joiner.connection.get(), POLLIN, 0});
   listener_->add_to(waits);
-  poll(waits.data(), waits.size(), kPollMs);
+  poll(waits.data(), waits.size(), kHostPollMs);
   const size_t connected = joiners_.size();
   for (size_t i = 0; i < connected; ++i) {
     if (waits[i].revents != 0) read_messages(joiners_[i]);

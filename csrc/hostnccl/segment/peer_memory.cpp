@@ -74,7 +74,7 @@ void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const
       }
       errno = error;
       fail_errno("reading %zu bytes at %#llx of %s", block,
-                 static_cast<unsigned long long>(address + done), segment_.name_of(peer).c_str());
+                 static_cast<unsigned long long>(address) + done, segment_.name_of(peer).c_str());
     }
     done += block;
     if (done < bytes) check();

@@ -12,7 +12,7 @@ namespace {
 
 using namespace abi;
 
-std::mutex mutex;
+std::mutex captures_mutex;
 uint64_t last_id = 0;
 
 std::vector<Capture*>& open_captures() {
@@ -67,7 +67,7 @@ void Capture::detach_streams() {
 }
 
 void Capture::begin(const Ref<Stream>& origin, CUstreamCaptureMode mode) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   require(origin && !origin->capturing(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   const auto capture = std::make_shared<Capture>(origin, mode);
   position_of(origin).capture = capture;
@@ -75,7 +75,7 @@ void Capture::begin(const Ref<Stream>& origin, CUstreamCaptureMode mode) {
 }
 
 std::unique_ptr<Graph> Capture::end(const Ref<Stream>& origin) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   require(origin && origin->capturing(), CUDA_ERROR_INVALID_VALUE);
   const CapturePosition position = position_of(origin);
   Capture& capture = *position.capture;
@@ -94,7 +94,7 @@ std::unique_ptr<Graph> Capture::end(const Ref<Stream>& origin) {
 
 Capture::Info Capture::info(const Ref<Stream>& stream) {
   if (!stream || !stream->capturing()) return {};
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   if (!stream->capturing()) return {};
   const Capture& capture = *position_of(stream).capture;
   return {capture.valid_ ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_INVALIDATED,
@@ -102,7 +102,7 @@ Capture::Info Capture::info(const Ref<Stream>& stream) {
 }
 
 void Capture::add_node(const Streams& streams, Graph::Payload payload) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   std::shared_ptr<Capture> capture;
   std::vector<size_t> dependencies;
   for (const Ref<Stream>& stream : streams) {
@@ -123,14 +123,14 @@ void Capture::add_node(const Streams& streams, Graph::Payload payload) {
 }
 
 std::shared_ptr<Event::Record> Capture::record_event(const Ref<Stream>& stream) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   require(stream->capturing(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   position_of(stream).capture->check_valid();
   return std::make_shared<Event::Record>(position_of(stream));
 }
 
 void Capture::wait_for_position(const Ref<Stream>& stream, const CapturePosition& position) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   Capture& capture = *position.capture;
   require(!capture.ended_, CUDA_ERROR_CAPTURED_EVENT);
   capture.check_valid();
@@ -153,7 +153,7 @@ void Capture::wait_for_position(const Ref<Stream>& stream, const CapturePosition
 
 void Capture::check_not_capturing(const Ref<Stream>& stream, CUresult error) {
   if (!stream || !stream->capturing()) return;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   if (!stream->capturing()) return;
   Capture& capture = *position_of(stream).capture;
   capture.check_valid();
@@ -163,14 +163,14 @@ void Capture::check_not_capturing(const Ref<Stream>& stream, CUresult error) {
 
 void Capture::check_not_captured(const Event::Record* record) {
   if (record == nullptr || !record->capture_position()) return;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   record->capture_position()->capture->invalidate();
   throw DeviceError(CUDA_ERROR_CAPTURED_EVENT);
 }
 
 void Capture::check_nothing_captured() {
   if (open_count.load(std::memory_order_acquire) == 0) return;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   for (Capture* capture : open_captures()) capture->invalidate();
   require(open_captures().empty(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
@@ -178,7 +178,7 @@ void Capture::check_nothing_captured() {
 void Capture::check_unsafe_call() {
   if (open_count.load(std::memory_order_acquire) == 0) return;
   if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   bool forbidden = false;
   for (Capture* capture : open_captures()) {
     const bool by_this_thread = capture->thread_ == std::this_thread::get_id();
@@ -195,7 +195,7 @@ void Capture::check_unsafe_call() {
 
 void Capture::on_stream_destroyed(const Ref<Stream>& stream) {
   if (!stream->capturing()) return;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(captures_mutex);
   if (!stream->capturing()) return;
   const std::shared_ptr<Capture> capture = position_of(stream).capture;
   if (capture->streams_.front() == stream) capture->detach_streams();

@@ -1,5 +1,7 @@
 #include "hostnccl/streams/event.h"
 
+#include <utility>
+
 #include "hostnccl/streams/capture.h"
 #include "hostnccl/streams/device_error.h"
 
@@ -27,7 +29,7 @@ void Event::record(const Ref<Stream>& stream) {
     record->complete();
   }
   const std::lock_guard lock(mutex_);
-  last_record_ = record;
+  last_record_ = std::move(record);
 }
 
 void Event::record_external(const Ref<Event>& event, const Ref<Stream>& stream) {

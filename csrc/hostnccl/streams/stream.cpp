@@ -1,10 +1,10 @@
 #include "hostnccl/streams/stream.h"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 
+#include "common/thread_id.h"
 #include "hostnccl/base/thread.h"
 #include "hostnccl/streams/device_error.h"
 
@@ -83,7 +83,8 @@ void Stream::add_prepared(const Ref<Stream>& self) {
 // RLIMIT_NICE; without them the call fails, and all streams run with the same priority.
 void Stream::prepare_thread() const {
   if (priority_ != kLeastPriority) {
-    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), priority_);  // this thread only
+    const auto this_thread = static_cast<id_t>(common::thread_id());
+    setpriority(PRIO_PROCESS, this_thread, priority_);
   }
   Delay::bind_to_stream(number_);
 }

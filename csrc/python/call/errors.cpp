@@ -39,6 +39,7 @@ void raise_python(const std::exception_ptr& pointer) {
   }
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is pybind11's
 void translate(std::exception_ptr pointer) {
   if (!pointer || raise_interrupt()) return;
   try {

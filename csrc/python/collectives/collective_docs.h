@@ -30,7 +30,8 @@ inline constexpr char kAllReduce[] =
 Args:
     tensor: this rank's input, contiguous, of any shape and any dtype of NCCL; also the result where
         out is None.
-    op: a RedOp; None is RedOp.SUM.
+    op: a RedOp, a str ("sum", "avg", "max", "min", "prod") or an operator of torch's ReduceOp; None
+        is RedOp.SUM.
     out: the result, with the same number of elements and dtype as tensor.
 )";
 
@@ -53,7 +54,8 @@ inline constexpr char kReduce[] =
 Args:
     tensor: this rank's input, of any shape; on the root also the result where out is None.
     root: the rank that gets the result.
-    op: a RedOp; None is RedOp.SUM.
+    op: a RedOp, a str ("sum", "avg", "max", "min", "prod") or an operator of torch's ReduceOp; None
+        is RedOp.SUM.
     out: the result, with the same number of elements and dtype as tensor; used on the root only.
 )";
 
@@ -74,7 +76,8 @@ inline constexpr char kReduceScatter[] =
 
 Args:
     tensor: nranks blocks. Where out is None, this rank's block of it receives the result.
-    op: a RedOp; None is RedOp.SUM.
+    op: a RedOp, a str ("sum", "avg", "max", "min", "prod") or an operator of torch's ReduceOp; None
+        is RedOp.SUM.
     out: one block, of the same dtype.
 )";
 

@@ -1,10 +1,77 @@
 #include "python/convert/red_op.h"
 
+#include <array>
+#include <iterator>
+
 #include "python/call/fastcall.h"
 #include "python/call/held.h"
+#include "python/convert/modules.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {
+namespace {
+
+struct NamedOp {
+  const char* name;   // as a str
+  const char* torch;  // as an attribute of torch's ReduceOp
+  const char* upper;  // in messages
+  ncclRedOp_t op;
+};
+
+constexpr NamedOp kNamedOps[] = {
+    {"sum", "SUM", "SUM", ncclSum},        {"avg", "AVG", "AVG", ncclAvg},
+    {"max", "MAX", "MAX", ncclMax},        {"min", "MIN", "MIN", ncclMin},
+    {"prod", "PRODUCT", "PROD", ncclProd}, {"product", "PRODUCT", "PROD", ncclProd},
+};
+
+[[noreturn, gnu::cold]] void throw_unknown(PyObject* op) {
+  throw py::value_error("op: " + std::string(py::repr(op)) +
+                        " is not one of 'sum', 'avg', 'max', 'min', 'prod'");
+}
+
+// Literals in a program are interned, so that addresses suffice for them.
+const NamedOp& named_by(PyObject* text) {
+  static std::array<PyObject*, std::size(kNamedOps)> interned{};  // filled in under the GIL
+  for (std::size_t i = 0; i < interned.size(); ++i) {
+    if (!interned[i] && !(interned[i] = PyUnicode_InternFromString(kNamedOps[i].name)))
+      throw py::error_already_set();
+    if (interned[i] == text) return kNamedOps[i];
+  }
+  for (const NamedOp& named : kNamedOps)
+    if (PyUnicode_CompareWithASCIIString(text, named.name) == 0) return named;
+  throw_unknown(text);
+}
+
+// The operator of a value of torch's ReduceOp; nullptr for another object.
+const NamedOp* named_by_torch(PyObject* op) {
+  static ModuleClass reduce_op("torch.distributed.distributed_c10d", "ReduceOp");
+  static std::array<PyObject*, std::size(kNamedOps)> values{};  // filled in under the GIL
+  PyTypeObject* type = reduce_op.get();
+  if (!type) return nullptr;
+  const py::handle of_torch(reinterpret_cast<PyObject*>(type));
+  // A ReduceOp has a value that is equal to one of the enumeration's.
+  py::object value = py::reinterpret_borrow<py::object>(op);
+  const bool wrapped = Py_TYPE(op) == type;
+  if (wrapped) value = py::tuple(value.attr("__getstate__")())[0];
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i]) values[i] = py::object(of_torch.attr(kNamedOps[i].torch)).release().ptr();
+    if (values[i] == value.ptr() || (wrapped && value.equal(py::handle(values[i]))))
+      return &kNamedOps[i];
+  }
+  if (!py::isinstance(value, of_torch.attr("RedOpType"))) return nullptr;
+  if (value.equal(of_torch.attr("PREMUL_SUM")))
+    throw py::value_error(
+        "op: ReduceOp.PREMUL_SUM belongs to torch; make one with Communicator.pre_mul_sum()");
+  throw py::value_error("op: " + std::string(py::repr(value)) + " is not an operator of NCCL");
+}
+
+const NamedOp& named_op(PyObject* op) {
+  if (PyUnicode_Check(op)) return named_by(op);
+  if (const NamedOp* found = named_by_torch(op)) return *found;
+  throw_type_error("op", "a RedOp, an operator of torch.distributed.ReduceOp or a str", op);
+}
+
+}  // namespace
 
 RedOp::RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
              const DType& dtype, std::shared_ptr<void> scalar)
@@ -46,7 +113,12 @@ ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& commu
   if (!op) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
   static PyTypeObject* type = nullptr;  // filled in under the GIL
   if (!type) type = reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
-  if (Py_TYPE(op) != type) throw_type_error("op", "a RedOp", op);
+  if (Py_TYPE(op) != type) {
+    const NamedOp& named = named_op(op);
+    if (!dtype.reduces(named.op))
+      throw py::value_error(std::string("op: ") + named.upper + " is not defined on " + dtype.name);
+    return named.op;
+  }
   const auto& red_op = unwrap<RedOp>(op);
   red_op.check(dtype, communicator);
   return red_op.value();

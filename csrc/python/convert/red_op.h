@@ -41,7 +41,8 @@ class RedOp {
   bool closed_ = false;
 };
 
-// The operator of an argument. Throws TypeError, and ValueError as RedOp::check() does.
+// The operator of an argument: a RedOp, a str such as "sum", or a value of torch's ReduceOp. Throws
+// TypeError, and ValueError as RedOp::check() does.
 ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator);
 
 // The operator of a call; SUM for nullptr.

@@ -54,7 +54,7 @@ void release_done(CommStream& comm_stream, const py::object& record) {
 }
 
 // Issues the operation of an OperationRecord.
-py::object issue(const py::object& self, const py::object& record) {
+py::object issue_record(const py::object& self, const py::object& record) {
   auto& comm_stream = py::cast<CommStream&>(self);
   const py::object kind = record.attr("kind");
   const auto enqueue = [&](const py::object& stream) {
@@ -95,7 +95,7 @@ Args:
       .def(py::init<std::shared_ptr<Communicator>, int>(), py::arg("comm"), py::arg("priority") = 0)
       .def_property_readonly("comm", &CommStream::shared_communicator, "The communicator.")
       .def_property_readonly("stream", &CommStream::stream, "The communication stream.")
-      .def("issue", &issue, py::arg("record"), R"(Issue an operation.
+      .def("issue", &issue_record, py::arg("record"), R"(Issue an operation.
 
 A synchronous one goes to the current stream; an asynchronous one to the communication stream, after
 what is on the current one. If NCCL or the driver raises an error, explain(kind, error) of the class

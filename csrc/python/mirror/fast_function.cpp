@@ -31,7 +31,7 @@ struct Callable {
 
 Callable& callable(PyObject* self) { return *reinterpret_cast<Callable*>(self); }
 
-PyObject* call(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+PyObject* call_fast(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   const Callable& object = callable(self);
   const FastFunction& function = *object.function;
   Parameters::Values values;
@@ -73,7 +73,7 @@ PyObject* bind_to(PyObject* self, PyObject* instance, PyObject*) {
   return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
 
-PyObject* repr(PyObject* self) {
+PyObject* repr_fast(PyObject* self) {
   return PyUnicode_FromFormat("<function pynccl.%U>", callable(self).function->name());
 }
 
@@ -93,7 +93,7 @@ py::object fast(const py::function& function) {
   auto made = py::reinterpret_steal<py::object>(function_type->tp_alloc(function_type, 0));
   if (!made) throw py::error_already_set();
   Callable& object = callable(made.ptr());
-  object.vectorcall = &call;
+  object.vectorcall = &call_fast;
   object.wrapped = Py_NewRef(function.ptr());
   object.function = attached.release();
   return py::module_::import("functools").attr("update_wrapper")(made, function);
@@ -125,7 +125,7 @@ PyObject* object_of(Default value) {
     case Default::kZero:
       return zero;
     case Default::kSum:
-      if (!classes.operators[0].first)
+      if (classes.operators.empty())
         throw std::logic_error("fast: set_group_classes() must be called first");
       return classes.operators[0].first;
   }
@@ -155,10 +155,11 @@ void set_operation_classes(const py::type& work, const py::type& record, const p
 void set_group_classes(const py::type& tensor, const py::type& group, const py::list& operators) {
   classes.tensor = kept(tensor);
   classes.group = kept(group);
-  for (std::size_t i = 0; i < classes.operators.size(); ++i) {
-    const auto pair = py::cast<py::tuple>(operators[i]);
-    classes.operators[i] = {py::object(pair[0]).release().ptr(),
-                            py::object(pair[1]).release().ptr()};
+  classes.operators.clear();
+  for (const py::handle item : operators) {
+    const auto pair = py::cast<py::tuple>(item);
+    classes.operators.emplace_back(py::object(pair[0]).release().ptr(),
+                                   py::object(pair[1]).release().ptr());
   }
 }
 
@@ -233,7 +234,7 @@ void bind_fast_function(py::module_& m) {
   static PyType_Slot slots[] = {
       {Py_tp_dealloc, slot(&destroy)},   {Py_tp_traverse, slot(&traverse)},
       {Py_tp_clear, slot(&clear)},       {Py_tp_call, slot(&PyVectorcall_Call)},
-      {Py_tp_descr_get, slot(&bind_to)}, {Py_tp_repr, slot(&repr)},
+      {Py_tp_descr_get, slot(&bind_to)}, {Py_tp_repr, slot(&repr_fast)},
       {Py_tp_methods, methods},          {Py_tp_members, members},
       {Py_tp_getset, properties},        {0, nullptr}};
   static PyType_Spec spec = {"pynccl._C.FastFunction", sizeof(Callable), 0,
@@ -268,7 +269,8 @@ Args:
 Args:
     tensor: torch.Tensor.
     group: the class of process groups, of _C.ProcessGroup.
-    operators: pairs of a torch operator and the RedOp that it is; five, SUM first.)");
+    operators: pairs of what stands for an operator (torch's, a RedOp, an interned str) and the
+        RedOp that it is; torch's SUM first.)");
 }
 
 }  // namespace pynccl::python::mirror

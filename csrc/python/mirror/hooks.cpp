@@ -1,6 +1,7 @@
 #include "python/mirror/hooks.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "python/mirror/bind.h"
 
@@ -8,7 +9,7 @@ namespace pynccl::python::mirror {
 namespace {
 
 template <class... Arguments>
-void call(const py::object& hook, Arguments&&... arguments) {
+void call_hook(const py::object& hook, Arguments&&... arguments) {
   if (hook.is_none()) return;
   PyObject* result = PyObject_CallFunctionObjArgs(hook.ptr(), arguments.ptr()..., nullptr);
   if (!result) PyErr_WriteUnraisable(hook.ptr());
@@ -29,8 +30,8 @@ void Hooks::remove(std::size_t number) {
   const auto found = std::find_if(hooks_.begin(), hooks_.end(),
                                   [&](const auto& hook) { return hook->number == number; });
   if (found == hooks_.end()) return;
-  const std::shared_ptr<Hook> removed =
-      *found;  // its destruction may run code that calls add or remove
+  // Its destruction may run code that calls add or remove.
+  const std::shared_ptr<Hook> removed = std::move(*found);
   hooks_.erase(found);
   any_ = !hooks_.empty();
 }
@@ -38,24 +39,24 @@ void Hooks::remove(std::size_t number) {
 void Hooks::call_before(const List& hooks, const py::object& comm_stream,
                         const py::object& record) {
   record.attr("comm_stream") = comm_stream;
-  for (const auto& hook : hooks) call(hook->before, record);
+  for (const auto& hook : hooks) call_hook(hook->before, record);
 }
 
 void Hooks::call_after(const List& hooks, const py::object& record, PyObject* result) {
   if (result) {
     const auto work = py::reinterpret_borrow<py::object>(result);
-    for (const auto& hook : hooks) call(hook->after, record, work, py::none());
+    for (const auto& hook : hooks) call_hook(hook->after, record, work, py::none());
     return;
   }
   py::error_already_set raised;
-  for (const auto& hook : hooks) call(hook->after, record, py::none(), raised.value());
+  for (const auto& hook : hooks) call_hook(hook->after, record, py::none(), raised.value());
   raised.restore();
 }
 
 void Hooks::notify_abort(const py::object& comm_stream, const std::string& reason) {
   if (!any_) return;
   const List hooks = hooks_;
-  for (const auto& hook : hooks) call(hook->on_abort, comm_stream, py::str(reason));
+  for (const auto& hook : hooks) call_hook(hook->on_abort, comm_stream, py::str(reason));
 }
 
 void bind_hooks(py::module_& m) {

@@ -20,12 +20,13 @@ struct Takes {
   bool root = false;
 };
 
-// NCCL's operator for torch's: nullptr for SUM. False for an operator that is not among the five.
+// NCCL's operator for one of torch's, a RedOp or a str: nullptr for torch's SUM. False for what is
+// not in the table, such as a str that is not interned: Python's function reads it.
 bool find_operator(PyObject* given, PyObject*& op) {
   if (!given || given == classes.operators[0].first) [[likely]]
     return true;
-  for (const auto& [of_torch, ours] : classes.operators)
-    if (of_torch == given) {
+  for (const auto& [one, ours] : classes.operators)
+    if (one == given) {
       op = ours;
       return true;
     }
@@ -192,7 +193,7 @@ constexpr Parameter kTheFlag{"async_op", kAsyncOp, Default::kFalse};
 constexpr Parameter kTheOperator{"op", kOp, Default::kSum};
 constexpr Parameter kTheTag{"tag", kTag, Default::kZero};
 
-constexpr FastSpec kSpecs[] = {
+constexpr FastSpec kOneTensorSpecs[] = {
     {"all_reduce",
      {{{"tensor", kTensor}, kTheOperator, kTheGroup, kTheFlag}},
      &collective<Kind::kAllReduce, {.op = true}>},
@@ -251,6 +252,6 @@ constexpr FastSpec kSpecs[] = {
 
 }  // namespace
 
-std::span<const FastSpec> one_tensor_specs() { return kSpecs; }
+std::span<const FastSpec> one_tensor_specs() { return kOneTensorSpecs; }
 
 }  // namespace pynccl::python::mirror

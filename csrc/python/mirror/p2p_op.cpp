@@ -41,9 +41,9 @@ using NativeP2POp = Native<P2POp, 128>;
 
 P2POp& p2p_op(PyObject* self) { return NativeP2POp::of(self); }
 
-py::object borrow(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
+py::object reference_to(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
-bool is_given(PyObject* argument) { return argument && argument != Py_None; }
+bool was_given(PyObject* argument) { return argument && argument != Py_None; }
 
 Direction direction_of(PyObject* op) {
   const FastFunction* function = op ? FastFunction::in(op) : nullptr;
@@ -60,19 +60,19 @@ bool fill(P2POp& made, const Parameters::Values& values) {
   PyObject* peer = values[P2POp::kPeer];
   PyObject* group_peer = group->rank_of(peer, values[P2POp::kGroupPeer]);
   if (!group_peer) return false;
-  if (!is_given(peer)) {
+  if (!was_given(peer)) {
     if (!group->is_default()) return false;
     peer = group_peer;
   }
   PyObject* given_group = values[P2POp::kGroup];
   // The fields are empty before, so that nothing is to be released.
   const auto set = [&](P2POp::Field field, PyObject* value) {
-    new (&made.fields[field]) py::object(borrow(value));
+    new (&made.fields[field]) py::object(reference_to(value));
   };
   set(P2POp::kOp, values[P2POp::kOp]);
   set(P2POp::kTensor, values[P2POp::kTensor]);
   set(P2POp::kPeer, peer);
-  set(P2POp::kGroup, is_given(given_group) ? given_group : ProcessGroup::default_object());
+  set(P2POp::kGroup, was_given(given_group) ? given_group : ProcessGroup::default_object());
   set(P2POp::kTag, values[P2POp::kTag] ? values[P2POp::kTag] : no_tag);
   set(P2POp::kGroupPeer, group_peer);
   return true;
@@ -134,11 +134,11 @@ int set_field(PyObject* self, PyObject* value, void* closure) {
     PyErr_SetString(PyExc_AttributeError, "an attribute of a P2POp cannot be deleted");
     return -1;
   }
-  const py::object before = std::exchange(field_of(self, closure), borrow(value));
+  const py::object before = std::exchange(field_of(self, closure), reference_to(value));
   return 0;
 }
 
-PyObject* repr(PyObject* self) {
+PyObject* repr_p2p_op(PyObject* self) {
   return guarded([&] {
     const auto& f = p2p_op(self).fields;
     py::object from = f[P2POp::kGroup].attr("rank")(), to = f[P2POp::kGroupPeer];
@@ -157,7 +157,7 @@ py::object kind_of(bool sends, bool receives) {
   static PyObject* const kinds[] = {PyUnicode_InternFromString("coalesced isend"),
                                     PyUnicode_InternFromString("coalesced irecv"),
                                     PyUnicode_InternFromString("coalesced irecv, isend")};
-  return borrow(kinds[receives + (sends && receives)]);
+  return reference_to(kinds[receives + (sends && receives)]);
 }
 
 // The checked operations of a batch, and their CommStream.
@@ -266,7 +266,7 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
   PyObject* first = PyList_GET_ITEM(list, 0);
   if (Py_TYPE(first) != p2p_op_type) return fallback();
   PyObject* group_object = p2p_op(first).fields[P2POp::kGroup].ptr();
-  const ProcessGroup* group = is_given(group_object) ? direct_group(group_object) : nullptr;
+  const ProcessGroup* group = was_given(group_object) ? direct_group(group_object) : nullptr;
   if (!group) return fallback();
   Exchange exchange;
   if (!passes([&] { return check_operations(exchange, *group, group_object, list); })) [[unlikely]]
@@ -294,7 +294,7 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
   return works;
 }
 
-constexpr FastSpec kSpecs[] = {
+constexpr FastSpec kP2PSpecs[] = {
     {"batch_isend_irecv", {{{"p2p_op_list", kOpList}}}, &batch_isend_irecv}};
 
 constexpr char kDoc[] =
@@ -315,7 +315,7 @@ Raises:
 
 }  // namespace
 
-std::span<const FastSpec> p2p_specs() { return kSpecs; }
+std::span<const FastSpec> p2p_specs() { return kP2PSpecs; }
 
 void bind_p2p_op(py::module_& m) {
   static PyGetSetDef properties[P2POp::kFields + 1] = {};
@@ -327,7 +327,7 @@ void bind_p2p_op(py::module_& m) {
                                 {Py_tp_dealloc, slot(&NativeP2POp::destroy)},
                                 {Py_tp_traverse, slot(&NativeP2POp::traverse)},
                                 {Py_tp_clear, slot(&NativeP2POp::clear)},
-                                {Py_tp_repr, slot(&repr)},
+                                {Py_tp_repr, slot(&repr_p2p_op)},
                                 {Py_tp_getset, properties},
                                 {Py_tp_doc, const_cast<char*>(kDoc)},
                                 {0, nullptr}};

@@ -4,8 +4,8 @@
 
 #include <pybind11/pybind11.h>
 
-#include <array>
 #include <utility>
+#include <vector>
 
 namespace pynccl::python::mirror {
 
@@ -17,8 +17,8 @@ struct PythonClasses {
   PyTypeObject* group = nullptr;   // pynccl.ProcessGroup
   PyObject* record = nullptr;      // pynccl.mirror.group.record.OperationRecord
   PyObject* call = nullptr;        // pynccl.mirror.group.record.Call
-  // torch's operators and NCCL's; the first one is SUM.
-  std::array<std::pair<PyObject*, PyObject*>, 5> operators{};
+  // What stands for an operator, and the RedOp that it is; the first one is torch's SUM.
+  std::vector<std::pair<PyObject*, PyObject*>> operators;
 };
 
 inline PythonClasses classes;

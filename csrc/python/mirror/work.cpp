@@ -175,6 +175,27 @@ Returns:
 Raises:
     DistBackendError: the operation failed, or took longer.)";
 
+constexpr char kIsCompletedDoc[] =
+    "is_completed($self)\n--\n\n"
+    R"(Whether the operation has ended, with or without an error; it does not wait.
+
+Returns:
+    True where it has.)";
+
+constexpr char kExceptionDoc[] =
+    "exception($self)\n--\n\n"
+    R"(The error that the operation has failed with.
+
+Returns:
+    A DistBackendError; None where it has not failed so far.)";
+
+constexpr char kResultDoc[] =
+    "result($self)\n--\n\n"
+    R"(The tensors that the operation writes; it does not wait.
+
+Returns:
+    A list of them.)";
+
 }  // namespace
 
 void bind_work(py::module_& m) {
@@ -183,13 +204,9 @@ void bind_work(py::module_& m) {
       {"_wait_for", &wait_for, METH_O,
        "_wait_for($self, seconds, /)\n--\n\n"
        "Block the caller until the operation is done, which is True, or the time is over."},
-      fast_method("is_completed", &is_completed,
-                  "is_completed($self)\n--\n\n"
-                  "Whether the operation has ended, with or without an error."),
-      fast_method(
-          "exception", &exception,
-          "exception($self)\n--\n\nThe error that the operation has failed with, or None so far."),
-      fast_method("result", &result, "result($self)\n--\n\nThe tensors that the operation writes."),
+      fast_method("is_completed", &is_completed, kIsCompletedDoc),
+      fast_method("exception", &exception, kExceptionDoc),
+      fast_method("result", &result, kResultDoc),
       {}};
   static PyGetSetDef properties[] = {
       {"_comm_stream", &get_comm_stream, nullptr,

@@ -153,6 +153,7 @@ void Batch::compare() const {
   if (!CommunicatorObservers::observed()) return;
   check_open();  // no rank waits for one that cannot issue
   std::vector<std::pair<Communicator*, const Operation*>> operations;
+  operations.reserve(entries_.size());
   for (const Entry& entry : entries_) operations.emplace_back(entry.communicator, &entry.operation);
   Comparison::run(operations);
 }

@@ -37,5 +37,6 @@ void bind_plan(py::module_& m);
 void bind_simulation(py::module_& m);
 void bind_graph(py::module_& m);
 void bind_trace(py::module_& m);
+void bind_checksum(py::module_& m);
 
 }  // namespace pynccl::python

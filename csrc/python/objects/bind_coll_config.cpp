@@ -52,10 +52,11 @@ cudaEvent_t event_from_python(const py::object& value, const Library*& library) 
   return reinterpret_cast<cudaEvent_t>(address);
 }
 
-CollConfig make(const py::object& min_ctas, const py::object& max_ctas, const py::object& nvls_ctas,
-                const py::object& cga_cluster_size, const py::object& algorithm,
-                const py::object& force_algorithm, const py::object& cta_policy,
-                const py::object& profiler_tag, const py::object& launch_event) {
+CollConfig make_coll_config(const py::object& min_ctas, const py::object& max_ctas,
+                            const py::object& nvls_ctas, const py::object& cga_cluster_size,
+                            const py::object& algorithm, const py::object& force_algorithm,
+                            const py::object& cta_policy, const py::object& profiler_tag,
+                            const py::object& launch_event) {
   CollConfig config;
   ncclCollConfig_t& value = config.value;
   value.minCTAs = bounded("min_ctas", min_ctas, 1, kMaxCtas);
@@ -85,15 +86,15 @@ py::object number(int value) {
   return value == kUndefInt ? py::object(py::none()) : py::object(py::int_(value));
 }
 
-constexpr const char* kAttributes[] = {"min_ctas",         "max_ctas",     "nvls_ctas",
-                                       "cga_cluster_size", "algorithm",    "force_algorithm",
-                                       "cta_policy",       "profiler_tag", "launch_event"};
+constexpr const char* kCollConfigAttributes[] = {
+    "min_ctas",        "max_ctas",   "nvls_ctas",    "cga_cluster_size", "algorithm",
+    "force_algorithm", "cta_policy", "profiler_tag", "launch_event"};
 
 // The attributes that differ from CollConfig().
-py::dict settings(const py::object& self) {
+py::dict coll_config_settings(const py::object& self) {
   static const py::object& plain = *new py::object(py::cast(CollConfig()));
   py::dict set;
-  for (const char* attribute : kAttributes)
+  for (const char* attribute : kCollConfigAttributes)
     if (const py::object value = self.attr(attribute); !value.equal(plain.attr(attribute)))
       set[attribute] = value;
   return set;
@@ -101,7 +102,7 @@ py::dict settings(const py::object& self) {
 
 std::string text(const py::object& self) {
   std::string all;
-  for (const auto& [key, value] : settings(self)) {
+  for (const auto& [key, value] : coll_config_settings(self)) {
     if (!all.empty()) all += ", ";
     all += std::string(py::str(key)) + "=" + std::string(py::repr(value));
   }
@@ -157,7 +158,7 @@ Raises:
     TypeError: an argument has the wrong type.
     ValueError: an argument is out of range, min_ctas is above max_ctas, or an event of torch has no
         cudaEvent_t yet.)")
-      .def(py::init(&make), py::kw_only(), py::arg("min_ctas") = py::none(),
+      .def(py::init(&make_coll_config), py::kw_only(), py::arg("min_ctas") = py::none(),
            py::arg("max_ctas") = py::none(), py::arg("nvls_ctas") = py::none(),
            py::arg("cga_cluster_size") = py::none(), py::arg("algorithm") = py::none(),
            py::arg("force_algorithm") = true, py::arg("cta_policy") = py::none(),
@@ -176,7 +177,8 @@ Raises:
       .def("__repr__", &text)
       .def("__reduce__", [](const py::object& self) {
         return py::make_tuple(
-            py::module_::import("functools").attr("partial")(py::type::of(self), **settings(self)),
+            py::module_::import("functools")
+                .attr("partial")(py::type::of(self), **coll_config_settings(self)),
             py::tuple());
       });
 }

@@ -18,7 +18,7 @@ namespace {
 class OwnedCommunicator : public Communicator {
  public:
   using Communicator::Communicator;
-  ~OwnedCommunicator() {
+  ~OwnedCommunicator() override {
     if (closed() || pending()) return;
     const GilAcquired gil;
     const py::error_scope raised;  // an exception may be set
@@ -30,8 +30,8 @@ class OwnedCommunicator : public Communicator {
   }
 };
 
-std::shared_ptr<Communicator> make(std::shared_ptr<Library> library,
-                                   const Communicator::Options& options) {
+std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
+                                         const Communicator::Options& options) {
   auto communicator =
       std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
   watch_store(communicator);
@@ -42,7 +42,7 @@ std::shared_ptr<Communicator> make_with_store(std::shared_ptr<Library> library,
                                               Communicator::Options options,
                                               const py::object& store) {
   options.store = store_from_python(store);
-  return make(std::move(library), options);
+  return make_owned(std::move(library), options);
 }
 
 // A communicator made from a parent; config None inherits the parent's.
@@ -50,7 +50,7 @@ std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object&
   Communicator::Options options =
       config.is_none() ? parent.inherited() : options_from_python(config, parent.device());
   options.store = parent.store();
-  return make(parent.shared_library(), options);
+  return make_owned(parent.shared_library(), options);
 }
 
 // The functions of pynccl.libraries that find libraries and devices, which set_resolvers() passes
@@ -121,7 +121,7 @@ py::list init_all(const py::object& devices, const py::object& provider) {
   std::vector<std::shared_ptr<Communicator>> ranks;
   {
     const GilReleased released;
-    ranks = Communicator::init_all(library, ordinals, &make);
+    ranks = Communicator::init_all(library, ordinals, &make_owned);
   }
   return py::cast(ranks);
 }

@@ -32,7 +32,7 @@ void def_field(Class& type, const char* attribute, const char* ncclConfig_t::* m
       });
 }
 
-constexpr const char* kAttributes[] = {
+constexpr const char* kConfigAttributes[] = {
 #define FIELD(since, type, name, attribute) #attribute,
 #include "abi/config_fields.inc"
 #undef FIELD
@@ -43,9 +43,9 @@ constexpr const char* kAttributes[] = {
 };
 
 // The settings that are not None.
-py::dict settings(const py::object& self) {
+py::dict config_settings(const py::object& self) {
   py::dict set;
-  for (const char* attribute : kAttributes)
+  for (const char* attribute : kConfigAttributes)
     if (const py::object value = self.attr(attribute); !value.is_none()) set[attribute] = value;
   return set;
 }
@@ -53,8 +53,8 @@ py::dict settings(const py::object& self) {
 void apply(const py::object& self, const py::dict& values) {
   for (const auto& [key, value] : values) {
     const auto name = std::string(py::str(key));
-    const auto* end = std::end(kAttributes);
-    if (std::find(std::begin(kAttributes), end, name) == end)
+    const auto* end = std::end(kConfigAttributes);
+    if (std::find(std::begin(kConfigAttributes), end, name) == end)
       throw py::type_error("Config() got an unexpected keyword argument '" + name + "'");
     py::setattr(self, key, value);
   }
@@ -150,13 +150,13 @@ Raises:
       .def("__repr__",
            [](const py::object& self) {
              std::string text;
-             for (const auto& [key, value] : settings(self)) {
+             for (const auto& [key, value] : config_settings(self)) {
                if (!text.empty()) text += ", ";
                text += std::string(py::str(key)) + "=" + std::string(py::repr(value));
              }
              return "Config(" + text + ")";
            })
-      .def(py::pickle(&settings, [](const py::dict& state) {
+      .def(py::pickle(&config_settings, [](const py::dict& state) {
         py::object self = py::cast(Config());
         apply(self, state);
         return py::cast<Config>(self);

@@ -89,7 +89,7 @@ std::vector<ncclTeam> teams_from_python(const py::object& teams) {
   return values;
 }
 
-std::shared_ptr<DeviceCommunicator> make(
+std::shared_ptr<DeviceCommunicator> make_device_comm(
     std::shared_ptr<Communicator> communicator, const py::object& lsa_barriers,
     const py::object& barriers, const py::object& rail_gin_barriers,
     const py::object& world_gin_barriers, bool lsa_multimem, const py::object& gin_contexts,
@@ -330,8 +330,8 @@ Raises:
       });
 
   add_method<Communicator>(
-      "device_comm", &make, py::kw_only(), py::arg("lsa_barriers") = 0, py::arg("barriers") = 0,
-      py::arg("rail_gin_barriers") = 0, py::arg("world_gin_barriers") = 0,
+      "device_comm", &make_device_comm, py::kw_only(), py::arg("lsa_barriers") = 0,
+      py::arg("barriers") = 0, py::arg("rail_gin_barriers") = 0, py::arg("world_gin_barriers") = 0,
       py::arg("lsa_multimem") = false, py::arg("gin_contexts") = 4, py::arg("gin_signals") = 0,
       py::arg("gin_counters") = 0, py::arg("gin_connection") = "none",
       py::arg("gin_exclusive_contexts") = false, py::arg("gin_queue_depth") = 0,

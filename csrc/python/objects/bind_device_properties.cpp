@@ -56,24 +56,24 @@ void def_field(Class& type, const char* attribute, Field ncclCommProperties_t::*
       doc);
 }
 
-constexpr const char* kAttributes[] = {"rank",
-                                       "nranks",
-                                       "cuda_device",
-                                       "nvml_device",
-                                       "device_api_support",
-                                       "multimem_support",
-                                       "gin_type",
-                                       "n_lsa_teams",
-                                       "host_rma_support",
-                                       "railed_gin_type",
-                                       "comm_hash",
-                                       "gin_min_stride",
-                                       "gin_connection_type",
-                                       "gin_support",
-                                       "dev_comm_size",
-                                       "cft_support",
-                                       "cft_multicast_support",
-                                       "cft_counted_support"};
+constexpr const char* kPropertyAttributes[] = {"rank",
+                                               "nranks",
+                                               "cuda_device",
+                                               "nvml_device",
+                                               "device_api_support",
+                                               "multimem_support",
+                                               "gin_type",
+                                               "n_lsa_teams",
+                                               "host_rma_support",
+                                               "railed_gin_type",
+                                               "comm_hash",
+                                               "gin_min_stride",
+                                               "gin_connection_type",
+                                               "gin_support",
+                                               "dev_comm_size",
+                                               "cft_support",
+                                               "cft_multicast_support",
+                                               "cft_counted_support"};
 
 CommunicatorProperties properties(Communicator& communicator) {
   communicator.handle();
@@ -122,7 +122,7 @@ Attributes that the loaded library does not have are None.)");
             "Whether counted CFT windows are supported (NCCL 2.32).");
   type.def("__repr__", [](const py::object& self) {
     std::string text;
-    for (const char* attribute : kAttributes) {
+    for (const char* attribute : kPropertyAttributes) {
       const py::object value = self.attr(attribute);
       if (value.is_none()) continue;
       if (!text.empty()) text += ", ";

@@ -226,7 +226,7 @@ py::capsule capsule_of(const py::object& self) {
             static_cast<PyncclCommunicator*>(PyCapsule_GetPointer(object, PYNCCL_CAPSULE_NAME));
         pointer->release(pointer);
       });
-  exported.release();
+  static_cast<void>(exported.release());  // the capsule releases it
   return capsule;
 }
 

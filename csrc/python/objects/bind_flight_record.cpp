@@ -75,7 +75,8 @@ void bind_flight_record(py::module_& m) {
           "From 1: of a collective among the collectives of the communicator; of a message among "
           "the sends to, or receives from, its peer; None for one-sided operations.")
       .def_property_readonly("state", &RecordView::state,
-                             "'called': the call has not returned; 'issued': it has; 'done': the "
+                             "'called': the call has not returned; 'issued': it has; 'captured': "
+                             "into a graph of nccl.capture(), whose launches run it; 'done': the "
                              "operation is known to be done; 'failed': the call has failed.")
       .def_property_readonly(
           "fingerprint", [](const RecordView& r) { return r.record.fingerprint; },

@@ -20,7 +20,8 @@ CUstreamCaptureMode mode_from_python(const std::string& mode) {
 
 // A graph with the stream that it is captured on, the default stream of its launches.
 struct StreamGraph : Graph {
-  StreamGraph(std::shared_ptr<Library> library, const py::object& on, CUstreamCaptureMode mode)
+  StreamGraph(const std::shared_ptr<Library>& library, const py::object& on,
+              CUstreamCaptureMode mode)
       : Graph(library, stream_from_python(on.ptr(), *library), device_of(on), mode),
         given_stream(on) {}
 
@@ -37,8 +38,8 @@ struct StreamGraph : Graph {
   py::object given_stream;
 };
 
-std::shared_ptr<StreamGraph> make(const std::shared_ptr<Library>& library, const py::object& stream,
-                                  const std::string& mode) {
+std::shared_ptr<StreamGraph> make_graph(const std::shared_ptr<Library>& library,
+                                        const py::object& stream, const std::string& mode) {
   return std::make_shared<StreamGraph>(library, stream, mode_from_python(mode));
 }
 
@@ -52,7 +53,8 @@ void bind_graph(py::module_& m) {
 It keeps the captured buffers, functions and communicators alive until it is closed or deleted. The
 memory of the buffers must stay at its address. Closing a communicator invalidates the graphs that
 use it.)")
-      .def(py::init(&make), py::arg("library"), py::arg("stream"), py::arg("mode") = "thread_local")
+      .def(py::init(&make_graph), py::arg("library"), py::arg("stream"),
+           py::arg("mode") = "thread_local")
       .def("__enter__",
            [](const py::object& self) {
              py::cast<StreamGraph&>(self).begin();

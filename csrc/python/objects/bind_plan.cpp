@@ -74,7 +74,7 @@ std::string Plan::text() const {
 
 namespace {
 
-PyObject* call(PyObject* self, PyObject* args, PyObject* keywords) {
+PyObject* call_plan(PyObject* self, PyObject* args, PyObject* keywords) {
   return guarded([&] {
     PyObject* stream = nullptr;
     if (PyTuple_GET_SIZE(args) != 0 || keywords) [[unlikely]] {
@@ -92,7 +92,7 @@ PyObject* call(PyObject* self, PyObject* args, PyObject* keywords) {
 }  // namespace
 
 void bind_plan(py::module_& m) {
-  const auto set_call = [](PyHeapTypeObject* type) { type->ht_type.tp_call = &call; };
+  const auto set_call = [](PyHeapTypeObject* type) { type->ht_type.tp_call = &call_plan; };
   py::class_<Plan>(m, "Plan",
                    R"(A recorded sequence of operations; plan() makes one.
 

@@ -14,7 +14,7 @@ namespace pynccl::python {
 namespace {
 
 // Calls a Python function on a stream's worker thread. Its exceptions go to sys.unraisablehook.
-void call(const py::object& callable) {
+void call_reporting(const py::object& callable) {
   try {
     callable();
   } catch (py::error_already_set& error) {
@@ -29,11 +29,13 @@ void with_gil(Body&& body) {
 }
 
 void call_once(void* data) {
-  with_gil([&] { call(py::reinterpret_steal<py::object>(static_cast<PyObject*>(data))); });
+  with_gil(
+      [&] { call_reporting(py::reinterpret_steal<py::object>(static_cast<PyObject*>(data))); });
 }
 
 void call_again(void* data) {
-  with_gil([&] { call(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data))); });
+  with_gil(
+      [&] { call_reporting(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data))); });
 }
 
 // Captures the call into a graph, which keeps the function.

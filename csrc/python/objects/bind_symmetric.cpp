@@ -76,6 +76,7 @@ std::shared_ptr<Buffer> peer_pointers(const std::shared_ptr<Window>& window,
   const DType& element = dtype_from_python("dtype", py::str("uint64").ptr());
   const GilReleased released;
   std::vector<std::uint64_t> addresses;
+  addresses.reserve(static_cast<std::size_t>(communicator.nranks()));
   for (int rank = 0; rank < communicator.nranks(); ++rank)
     addresses.push_back(reinterpret_cast<std::uintptr_t>(window->peer_pointer(rank, bytes)));
   auto buffer = std::make_shared<Buffer>(

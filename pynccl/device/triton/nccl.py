@@ -91,6 +91,9 @@ def extern_libs(library: _C.Library | None = None) -> dict[str, str]:
 
     Args:
         library: as for :func:`device_library`, which raises the errors.
+
+    Returns:
+        The name of the library and its path, for ``kernel[grid](..., extern_libs=...)``.
     """
     return {"libnccl_device": str(device_library(library))}
 
@@ -173,10 +176,32 @@ _lsa = _extern("ncclGetLsaPointer", _I64, _I64, _I64, _I32)
 _peer = _extern("ncclGetPeerPointer", _I64, _I64, _I64, _I32)
 _multimem = _extern("ncclGetLsaMultimemPointer", _I64, _I64, _I64, _I64)
 _resource_lsa = _extern("ncclGetResourceBufferLsaPointer", _I64, _I64, _I32, _I32)
-rank = _extern("ncclDevComm_Rank", _I32, _I64)
-nranks = _extern("ncclDevComm_NRanks", _I32, _I64)
-lsa_rank = _extern("ncclDevComm_LsaRank", _I32, _I64)
-lsa_size = _extern("ncclDevComm_LsaSize", _I32, _I64)
+
+
+def _number(symbol: str, meaning: str) -> Any:
+    """A function of a device communicator that returns a number."""
+    call = _extern(symbol, _I32, _I64)
+
+    def function(dev_comm: Any, _semantic: Any = None) -> Any:
+        return call(dev_comm, _semantic=_semantic)
+
+    function.__name__ = symbol
+    function.__doc__ = f"""{meaning} ({symbol}).
+
+    Args:
+        dev_comm: the address of the ncclDevComm in memory of the GPU, as int64.
+
+    Returns:
+        An int32.
+    """
+    setattr(function, core.TRITON_BUILTIN, True)
+    return function
+
+
+rank = _number("ncclDevComm_Rank", "The rank of this process in the communicator")
+nranks = _number("ncclDevComm_NRanks", "How many ranks the communicator has")
+lsa_rank = _number("ncclDevComm_LsaRank", "The rank of this process in its LSA team")
+lsa_size = _number("ncclDevComm_LsaSize", "How many ranks the LSA team has")
 
 
 @triton.jit

@@ -22,10 +22,20 @@ class _CoalescingManager:
         self.works: list[Work] = []
 
     def append(self, work: Work | None = None):
+        """Add a Work to wait for.
+
+        Args:
+            work: the Work; None adds nothing.
+        """
         if work:
             self.works.append(work)
 
     def wait(self):
+        """Wait for the works, as :meth:`Work.wait` does without a timeout.
+
+        Raises:
+            DistBackendError: an operation failed.
+        """
         for work in self.works:
             work.wait()
 

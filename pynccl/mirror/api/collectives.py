@@ -13,7 +13,7 @@ from typing_extensions import deprecated
 
 from pynccl import _C
 from pynccl.mirror.base.checks import check_tensor
-from pynccl.mirror.base.operators import ReduceOp
+from pynccl.mirror.base.operators import Operator, ReduceOp
 from pynccl.mirror.group import operations
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
@@ -78,7 +78,7 @@ def broadcast(
 @_C.fast
 def all_reduce(
     tensor: torch.Tensor,
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -87,8 +87,9 @@ def all_reduce(
     Args:
         tensor: this rank's contribution and the result; of the same number of elements and the same
             dtype on every rank. Complex tensors are reduced as pairs of reals.
-        op: a ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, or the operator of a factor. On booleans SUM is
-            "or".
+        op: SUM, AVG, PRODUCT, MIN or MAX, as a ReduceOp, a :class:`pynccl.nccl.RedOp` or a str
+            (``"sum"``, ``"avg"``, ``"prod"``, ``"min"``, ``"max"``); or the operator of a factor.
+            On booleans SUM is "or".
         group: the group; None is the default group.
         async_op: whether to return a Work instead of waiting.
 
@@ -96,7 +97,7 @@ def all_reduce(
         The Work of an asynchronous call; else, and where this rank is not in the group, None.
 
     Raises:
-        TypeError: tensor is not a tensor, op is not a ReduceOp, or op is AVG on booleans.
+        TypeError: tensor is not a tensor, op is not an operator, or op is AVG on booleans.
         ValueError: NCCL has no such operator or not for complex tensors, the tensor is not
             contiguous or its dtype is not NCCL's, or there is no default group.
         RuntimeError: no backend of the group is for the tensor's device.
@@ -113,7 +114,7 @@ def all_reduce(
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -124,7 +125,7 @@ def reduce(
         tensor: this rank's contribution; on the destination also the result. Of the same number of
             elements and the same dtype on every rank.
         dst: the global rank of the destination.
-        op: a ReduceOp, as for :func:`all_reduce`.
+        op: the operator, as for :func:`all_reduce`.
         group: the group; None is the default group.
         async_op: whether to return a Work instead of waiting.
         group_dst: the rank of the destination in the group, instead of dst.
@@ -133,7 +134,7 @@ def reduce(
         The Work of an asynchronous call; else, and where this rank is not in the group, None.
 
     Raises:
-        TypeError: tensor is not a tensor, op is not a ReduceOp, or op is AVG on booleans.
+        TypeError: tensor is not a tensor, op is not an operator, or op is AVG on booleans.
         ValueError: both or neither of dst and group_dst are given, the rank is not in the group,
             NCCL has no such operator, the tensor is not contiguous or its dtype is not NCCL's, or
             there is no default group.
@@ -225,7 +226,17 @@ def _all_gather_base(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The oldest name of :func:`all_gather_single`."""
+    """The oldest name of :func:`all_gather_single`.
+
+    Args:
+        output_tensor: the result, with room for the tensors of all ranks.
+        input_tensor: this rank's tensor.
+        group: the group; None is the default group.
+        async_op: whether to return a Work instead of waiting.
+
+    Returns:
+        What :func:`all_gather_single` returns.
+    """
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
@@ -233,7 +244,7 @@ def _all_gather_base(
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -247,7 +258,7 @@ def reduce_scatter_single(
         input: a block for each rank, in the order of ranks: of shape (ranks * n, ...) or
             (ranks, n, ...) for an output of shape (n, ...). Of the output's dtype, and of the same
             number of elements on every rank.
-        op: a ReduceOp, as for :func:`all_reduce`.
+        op: the operator, as for :func:`all_reduce`.
         group: the group; None is the default group.
         async_op: whether to return a Work instead of waiting.
 
@@ -255,7 +266,7 @@ def reduce_scatter_single(
         The Work of an asynchronous call; else, and where this rank is not in the group, None.
 
     Raises:
-        TypeError: an argument is not a tensor, the dtypes differ, op is not a ReduceOp, or op is
+        TypeError: an argument is not a tensor, the dtypes differ, op is not an operator, or op is
             AVG on booleans.
         ValueError: the sizes do not fit, NCCL has no such operator, a tensor is not contiguous or
             its dtype is not NCCL's, or there is no default group.
@@ -278,7 +289,7 @@ def reduce_scatter_single(
 def reduce_scatter_tensor(
     output: torch.Tensor,
     input: torch.Tensor,
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -308,9 +319,20 @@ def reduce_scatter_tensor(
 def _reduce_scatter_base(
     output: torch.Tensor,
     input: torch.Tensor,
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The oldest name of :func:`reduce_scatter_single`."""
+    """The oldest name of :func:`reduce_scatter_single`.
+
+    Args:
+        output: the result, this rank's block.
+        input: the blocks for all ranks, in one tensor.
+        op: a ReduceOp, as for :func:`all_reduce`.
+        group: the group; None is the default group.
+        async_op: whether to return a Work instead of waiting.
+
+    Returns:
+        What :func:`reduce_scatter_single` returns.
+    """
     return reduce_scatter_single(output, input, op, group, async_op)

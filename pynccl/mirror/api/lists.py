@@ -15,7 +15,7 @@ from pynccl.mirror.base.checks import (
     check_tensor,
     check_tensor_list,
 )
-from pynccl.mirror.base.operators import ReduceOp
+from pynccl.mirror.base.operators import Operator, ReduceOp
 from pynccl.mirror.group import operations
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
@@ -132,7 +132,7 @@ def all_gather_coalesced(
 )
 def all_reduce_coalesced(
     tensors: list[torch.Tensor],
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> torch.Future | None:
@@ -143,7 +143,7 @@ def all_reduce_coalesced(
     Args:
         tensors: this rank's contributions and the results; a list of tensors of one dtype and any
             shape, with the same sizes on every rank, or one tensor.
-        op: a ReduceOp, as for :func:`all_reduce`.
+        op: the operator, as for :func:`all_reduce`.
         group: the group; None is the default group.
         async_op: whether to return a future instead of waiting.
 
@@ -152,7 +152,7 @@ def all_reduce_coalesced(
         this rank is not in the group, None.
 
     Raises:
-        TypeError: tensors is not a list of tensors, op is not a ReduceOp, or op is AVG on booleans.
+        TypeError: tensors is not a list of tensors, op is not an operator, or is AVG on booleans.
         ValueError: the dtypes differ, NCCL has no such operator, a tensor is not contiguous or its
             dtype is not NCCL's, or there is no default group.
         RuntimeError: no backend of the group is for the tensors' device.
@@ -341,7 +341,7 @@ def scatter(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor],
-    op: ReduceOp | ReduceOp.RedOpType = ReduceOp.SUM,
+    op: Operator = ReduceOp.SUM,
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -354,7 +354,7 @@ def reduce_scatter(
         output: this rank's output.
         input_list: a tensor for each rank, of as many elements as that rank's output and of its
             dtype.
-        op: a ReduceOp, as for :func:`all_reduce`.
+        op: the operator, as for :func:`all_reduce`.
         group: the group; None is the default group.
         async_op: whether to return a Work instead of waiting.
 
@@ -362,7 +362,7 @@ def reduce_scatter(
         The Work of an asynchronous call; else, and where this rank is not in the group, None.
 
     Raises:
-        TypeError: output is not a tensor, input_list not a list of tensors, op is not a ReduceOp,
+        TypeError: output is not a tensor, input_list not a list of tensors, op is not an operator,
             or op is AVG on booleans.
         ValueError: the dtypes, the length of the list or the sizes do not fit, NCCL has no such
             operator, a tensor is not contiguous or its dtype is not NCCL's, or there is no default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import ClassVar
@@ -104,7 +105,11 @@ class BackendConfig:
         return names[0] if len(names) == 1 else repr(self)
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """The backend for each type of device."""
+        """The backend for each type of device.
+
+        Returns:
+            Types of devices and names of backends, as ``{"cpu": "host", "cuda": "nccl"}``.
+        """
         return self.device_backend_map
 
 
@@ -117,6 +122,33 @@ def _known(name: str) -> str:
             "for tensors on GPUs, or None for both"
         )
     raise ValueError(f"backend {name!r}: pynccl has 'nccl' and 'host'")
+
+
+def check_usable(config: BackendConfig) -> None:
+    """Check, before any rank waits for others, that this machine has what named backends need.
+
+    Raises:
+        ValueError: ``"nccl"`` is among them, and there is no GPU that torch can use.
+        LibraryNotFoundError: libnccl.so.2 was not found or cannot be loaded.
+    """
+    if Backend.NCCL not in config.device_backend_map.values():
+        return
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"backend {config.name!r}: this machine has no GPU that can be used: "
+            f"{_why_no_gpu()}. Pass backend='host' for tensors on CPUs, or None for the devices of "
+            "the machine; `pynccl doctor` says what is missing"
+        )
+    libraries.load("cuda")
+
+
+def _why_no_gpu() -> str:
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides all GPUs"
+    return "torch.cuda.is_available() is False"
 
 
 def timeout_of(timeout: timedelta | None, config: BackendConfig) -> timedelta:

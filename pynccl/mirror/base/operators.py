@@ -1,10 +1,12 @@
-"""torch's reduction operators, and NCCL's for each.
+"""The reduction operators: torch's, pynccl.nccl's and their names, and NCCL's for each.
 
-``ReduceOp`` is torch's own class: the same values serve torch.distributed and pynccl.
+``ReduceOp`` is torch's own class: the same values serve torch.distributed and pynccl. A RedOp and a
+str say the same: ``ReduceOp.MAX``, ``nccl.MAX`` and ``"max"``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
@@ -25,45 +27,101 @@ __all__ = [
 # Makes the operator of a factor, for a dtype.
 PreMulSum: TypeAlias = Callable[[Any, torch.dtype], RedOp]
 
+# What the functions take as an operator.
+Operator: TypeAlias = ReduceOp | ReduceOp.RedOpType | RedOp | str
+
 _SUM = ReduceOp.SUM
+# For each of torch's operators NCCL's, and its names; the first name is the usual one.
+_TABLE: list[tuple[Any, RedOp, tuple[str, ...]]] = [
+    (ReduceOp.SUM, RedOp.SUM, ("sum",)),
+    (ReduceOp.AVG, RedOp.AVG, ("avg",)),
+    (ReduceOp.MAX, RedOp.MAX, ("max",)),
+    (ReduceOp.MIN, RedOp.MIN, ("min",)),
+    (ReduceOp.PRODUCT, RedOp.PROD, ("prod", "product")),
+]
+# In the order in which the fast functions compare: torch's, then those of NCCL, then the names.
 OPERATORS: dict[Any, RedOp] = {
-    ReduceOp.SUM: RedOp.SUM,
-    ReduceOp.AVG: RedOp.AVG,
-    ReduceOp.PRODUCT: RedOp.PROD,
-    ReduceOp.MIN: RedOp.MIN,
-    ReduceOp.MAX: RedOp.MAX,
+    **{of_torch: op for of_torch, op, _ in _TABLE},
+    **{op: op for _, op, _ in _TABLE},
+    **{sys.intern(name): op for _, op, names in _TABLE for name in names},
 }
+_OF_TORCH: dict[RedOp, Any] = {op: of_torch for of_torch, op, _ in _TABLE}
+NAMES: dict[RedOp, str] = {op: names[0] for _, op, names in _TABLE}
+
+
+def of_torch(op: Any) -> Any:
+    """The bare operator of torch for one of the five in any form; op itself for another."""
+    kind = _state(op)[0] if type(op) is ReduceOp else op
+    if isinstance(kind, (str, RedOp, ReduceOp.RedOpType)) and kind in OPERATORS:
+        return _OF_TORCH[OPERATORS[kind]]
+    return op
+
+
+def name_of(op: Any) -> str:
+    """The name of an operator: "sum", "avg", "max", "min" or "prod".
+
+    Raises:
+        TypeError, ValueError: as :func:`resolve`; an operator of a factor has no name.
+    """
+    kind = _kind(op)
+    found = OPERATORS.get(kind)
+    if found is None:
+        raise _error(op, kind)
+    return NAMES[found]
 
 
 def resolve(op: Any, tensor: torch.Tensor, pre_mul_sum: PreMulSum) -> RedOp:
     """The NCCL operator for a reduction.
 
     Args:
-        op: a ReduceOp.
+        op: a ReduceOp, a RedOp or a str.
         tensor: one of the tensors, for its dtype.
-        pre_mul_sum: makes the operator where op has a factor.
+        pre_mul_sum: makes the operator where op is a ReduceOp with a factor.
 
     Raises:
-        TypeError: op is not a ReduceOp, or is AVG on booleans.
+        TypeError: op is none of these, or is AVG on booleans.
         ValueError: NCCL has no such operator.
     """
     if op is _SUM and tensor.dtype is not torch.bool:
         return RedOp.SUM
-    # isinstance() is true for the bare values of ReduceOp too.
-    kind = _state(op)[0] if type(op) is ReduceOp else op
-    if kind == ReduceOp.PREMUL_SUM:
-        return _pre_mul_sum(op, tensor, pre_mul_sum)
+    kind = _kind(op)
     found = OPERATORS.get(kind)
     if found is None:
-        if not isinstance(kind, ReduceOp.RedOpType):
-            raise TypeError(f"op: expected a ReduceOp, got {op!r}")
-        raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL: it has no bitwise operators")
+        if isinstance(op, RedOp):
+            return op  # of a factor; its communicator checks the dtype
+        if kind == ReduceOp.PREMUL_SUM:
+            return _pre_mul_sum(op, tensor, pre_mul_sum)
+        raise _error(op, kind)
     if tensor.dtype is torch.bool:
         if found is RedOp.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with Boolean inputs")
         if found is RedOp.SUM:
             return RedOp.MAX  # "or", as torch's NCCL backend has it
     return found
+
+
+def _kind(op: Any) -> Any:
+    """What to look for in the table.
+
+    Raises:
+        TypeError: op is not an operator.
+    """
+    if type(op) is ReduceOp:
+        return _state(op)[0]
+    # isinstance(op, ReduceOp) is true for torch's bare values too.
+    if not isinstance(op, (ReduceOp.RedOpType, RedOp, str)):
+        raise TypeError(f"op: expected a ReduceOp, a RedOp or a str, got {op!r}")
+    return op
+
+
+def _error(op: Any, kind: Any) -> ValueError:
+    """The error for an operator that is not in the table."""
+    if isinstance(op, str):
+        names = ", ".join(map(repr, NAMES.values()))
+        return ValueError(f"op: {op!r} is not one of {names}")
+    if isinstance(op, RedOp) or kind == ReduceOp.PREMUL_SUM:
+        return ValueError(f"op: {op!r} has a factor, which has no name")
+    return ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL: it has no bitwise operators")
 
 
 def _state(op: ReduceOp) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from pynccl.mirror.base.checks import (
     reals,
 )
 from pynccl.mirror.base.errors import MismatchError
-from pynccl.mirror.base.operators import resolve, supports_complex
+from pynccl.mirror.base.operators import of_torch, resolve, supports_complex
 from pynccl.mirror.group.base_group import BaseGroup
 from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
@@ -69,7 +69,7 @@ def all_reduce(
     group: BaseGroup, tensor: torch.Tensor, op: Any, async_op: bool = False
 ) -> Work | None:
     """Combine the tensors of all ranks in place, on every rank."""
-    if tensor.is_complex() and not supports_complex(op):
+    if tensor.is_complex() and not supports_complex(of_torch(op)):
         raise ValueError(f"all_reduce does not support {op} on complex tensors")
     calls = [Call("all_reduce", tensor, op=_resolve(group, op, tensor))]
     return group.issue(OperationRecord("all_reduce", tensor, calls, [tensor], async_op))
@@ -159,7 +159,7 @@ def all_reduce_coalesced(
     group: BaseGroup, tensors: list[torch.Tensor], op: Any, async_op: bool = False
 ) -> Work | None:
     """Combine several tensors of all ranks at once, in place."""
-    if any(tensor.is_complex() for tensor in tensors) and not supports_complex(op):
+    if any(tensor.is_complex() for tensor in tensors) and not supports_complex(of_torch(op)):
         raise ValueError(f"all_reduce does not support {op} on complex tensors")
     red_op = _resolve(group, op, tensors[0])
     calls = [Call("all_reduce", tensor, op=red_op) for tensor in tensors]

@@ -1,73 +1,72 @@
-"""ProcessGroup: a group with torch's methods, for code that calls operations on the group.
-
-Each method begins an operation and returns its Work. Tensors come as torch's methods take them:
-alone or in a list of one; options as an Options object or by themselves. Ranks are the group's own.
-"""
+"""ProcessGroup: a group with torch's methods, for code that calls them on the group."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
 from pynccl import _C, nccl
-from pynccl.mirror.base.checks import check_same_dtype, check_tensor, check_tensor_list
-from pynccl.mirror.base.operators import OPERATORS, ReduceOp
-from pynccl.mirror.group import barriers, operations, p2p
-from pynccl.mirror.group.base_group import BaseGroup
-from pynccl.mirror.group.batch import Batch
+from pynccl.mirror.base.operators import OPERATORS
 from pynccl.mirror.group.group_hooks import GroupHooks, PostHookArgs, PreHookArgs
+from pynccl.mirror.group.group_operations import GroupOperations
 from pynccl.mirror.group.work import Work
 
 __all__ = ["ProcessGroup"]
 
-_Tensors: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 
+class ProcessGroup(GroupOperations):
+    """Some of the ranks, which can communicate with each other: torch.distributed.ProcessGroup.
 
-def _one(tensors: Any, name: str) -> Any:
-    """The only element of a list, or the tensor itself."""
-    if not isinstance(tensors, torch.Tensor):
-        if len(tensors) != 1:
-            raise ValueError(f"{name}: expected a single tensor, got {len(tensors)}")
-        tensors = tensors[0]
-    check_tensor(tensors, name)
-    return tensors
+    :func:`pynccl.init_process_group`, :func:`pynccl.new_group` and :func:`pynccl.split_group` make
+    it; programs do not. Each method named after an operation begins it and returns its
+    :class:`Work`; the function of the same name in :mod:`pynccl` says what the operation does and
+    which errors it raises. A rank in an argument is a rank of the group. ``opts`` is torch's object
+    of options for the operation, of which ``reduceOp`` and ``rootRank`` are used, or that value
+    itself.
 
-
-def _of_lists(tensors: Any, name: str) -> Any:
-    """The first list of a list of lists, or the list itself; empty for None."""
-    if tensors and not isinstance(tensors[0], torch.Tensor):
-        tensors = tensors[0]
-    if not tensors:
-        return []
-    check_tensor_list(tensors, name)
-    return tensors
-
-
-def _op(given: Any) -> Any:
-    return getattr(given, "reduceOp", given)
-
-
-def _root(given: Any) -> int:
-    return getattr(given, "rootRank", given)
-
-
-class ProcessGroup(BaseGroup):
-    """Some of the ranks, which can communicate with each other: torch.distributed.ProcessGroup."""
+    Args:
+        store: common to all groups; the group uses it below a prefix of its own.
+        peers: exchanges unique ids between two ranks, without the store.
+        ranks: the global ranks, in the order of the group.
+        rank: this process's rank in the group; -1 where it is not in it.
+        name: unique in the job.
+        config: the backends.
+        timeout: of the exchange of unique ids and of each operation.
+        options: of the communicators.
+        desc: what the group is for, in words.
+        device_id: the device of this rank.
+    """
 
     def name(self) -> str:
-        """The backend."""
+        """The backend.
+
+        Returns:
+            Its name, as ``"host"``, ``"nccl"`` or ``"cpu:host,cuda:nccl"``.
+        """
         return self.config.name
 
     def get_backend(self, device: torch.device | None = None) -> nccl.Communicator:
         """The communicator for a device: see :func:`pynccl.get_backend_impl`.
 
         torch's class has it since torch 2.14.
+
+        Args:
+            device: of the tensors; None is the device that the group is bound to, or the only one
+                that it has a backend for.
+
+        Returns:
+            The Communicator.
+
+        Raises:
+            ValueError: device is None, and the group has several backends and no device; or the
+                group has ended.
+            RuntimeError: no backend of the group is for such devices.
+            DistBackendError: the communicator cannot be made.
         """
         if device is None:
             kinds = list(self.config.device_backend_map)
@@ -105,23 +104,42 @@ class ProcessGroup(BaseGroup):
 
         Args:
             hook_id: a number for the removal; a hook with the same number is replaced.
-            hook: the function.
+            hook: the function. Its argument has ``name``, ``async_op``, ``input_tensors``,
+                ``output_tensors``, ``root`` and ``op_id``.
+
+        Raises:
+            TypeError: hook_id is no integer, or hook cannot be called.
         """
         self._group_hooks.add("pre", hook_id, hook)
 
     def unregister_pre_hook(self, hook_id: int) -> None:
-        """Undo :meth:`register_pre_hook`; torch's class has it since torch 2.14."""
+        """Undo :meth:`register_pre_hook`; torch's class has it since torch 2.14.
+
+        Args:
+            hook_id: that of the hook; a number without a hook is ignored.
+        """
         self._group_hooks.remove("pre", hook_id)
 
     def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
         """Call a function after each operation of the group was issued without an error.
 
         The rest is as for :meth:`register_pre_hook`; torch's class has it since torch 2.14.
+
+        Args:
+            hook_id: a number for the removal; a hook with the same number is replaced.
+            hook: the function. Its argument has ``name``, ``async_op``, ``work`` and ``op_id``.
+
+        Raises:
+            TypeError: hook_id is no integer, or hook cannot be called.
         """
         self._group_hooks.add("post", hook_id, hook)
 
     def unregister_post_hook(self, hook_id: int) -> None:
-        """Undo :meth:`register_post_hook`; torch's class has it since torch 2.14."""
+        """Undo :meth:`register_post_hook`; torch's class has it since torch 2.14.
+
+        Args:
+            hook_id: that of the hook; a number without a hook is ignored.
+        """
         self._group_hooks.remove("post", hook_id)
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
@@ -129,11 +147,22 @@ class ProcessGroup(BaseGroup):
 
         That is after a timeout, or because the group is aborted. The rest is as for
         :meth:`register_pre_hook`; torch's class has it since torch 2.14.
+
+        Args:
+            hook_id: a number for the removal; a hook with the same number is replaced.
+            hook: the function, which takes no argument.
+
+        Raises:
+            TypeError: hook_id is no integer, or hook cannot be called.
         """
         self._group_hooks.add("abort", hook_id, hook)
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Undo :meth:`register_abort_hook`; torch's class has it since torch 2.14."""
+        """Undo :meth:`register_abort_hook`; torch's class has it since torch 2.14.
+
+        Args:
+            hook_id: that of the hook; a number without a hook is ignored.
+        """
         self._group_hooks.remove("abort", hook_id)
 
     @functools.cached_property
@@ -149,6 +178,9 @@ class ProcessGroup(BaseGroup):
         """What other ranks need of this one: see :func:`pynccl._get_reconfigure_handle`.
 
         torch's class has it since torch 2.14.
+
+        Returns:
+            The handle, a text.
         """
         return json.dumps(self.peers.address)
 
@@ -159,6 +191,14 @@ class ProcessGroup(BaseGroup):
 
         Args:
             opts: torch's ``ReconfigureOptions``, or another object with its attributes.
+
+        Returns:
+            A Work, which is done.
+
+        Raises:
+            RuntimeError: the group was not made with
+                ``init_process_group(enable_reconfigure=True)``.
+            ValueError, DistStoreError, DistBackendError: as :func:`pynccl._reconfigure`.
         """
         if self.reconfigurer is None:
             raise RuntimeError(
@@ -168,205 +208,16 @@ class ProcessGroup(BaseGroup):
         return self.reconfigurer(self, opts)
 
     def get_group_store(self) -> Store:
-        """The store that only this group uses."""
+        """The store that only this group uses.
+
+        Returns:
+            A ``PrefixStore`` over the store of all groups.
+        """
         return self.store
 
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in self.config.device_backend_map]
-
-    def allreduce(self, tensors: _Tensors, opts: Any = ReduceOp.SUM, op: Any = None) -> Work | None:
-        """Begin :func:`pynccl.all_reduce`."""
-        tensor = _one(tensors, "tensors")
-        return operations.all_reduce(self, tensor, _op(opts if op is None else op), True)
-
-    def broadcast(self, tensors: _Tensors, root: Any = 0) -> Work | None:
-        """Begin :func:`pynccl.broadcast`."""
-        return operations.broadcast(self, _one(tensors, "tensors"), _root(root), True)
-
-    def reduce(self, tensors: _Tensors, root: Any = 0, op: Any = ReduceOp.SUM) -> Work | None:
-        """Begin :func:`pynccl.reduce`."""
-        op = getattr(root, "reduceOp", op)
-        return operations.reduce(self, _one(tensors, "tensors"), _root(root), op, True)
-
-    def allgather(
-        self, output_tensors: Any, input_tensors: _Tensors, opts: Any = None
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_gather`."""
-        outputs = _of_lists(output_tensors, "output_tensors")
-        tensor = _one(input_tensors, "input_tensors")
-        check_same_dtype([*outputs, tensor])
-        return operations.all_gather(self, outputs, tensor, True)
-
-    def all_gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_single`; torch's class has it since torch 2.13."""
-        check_tensor(output, "output")
-        check_tensor(input, "input")
-        return operations.all_gather_single(self, output, input, True)
-
-    def gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, root: Any = 0
-    ) -> Work | None:
-        """Begin :func:`pynccl.gather_single`; output is ignored but on the root.
-
-        torch's class has it since torch 2.14, as :attr:`gather_into_tensor`.
-        """
-        check_tensor(input, "input")
-        if _root(root) != self.rank():
-            return operations.gather_single(self, input, None, _root(root), True)
-        check_tensor(output, "output")
-        check_same_dtype([input, output])
-        return operations.gather_single(self, input, output, self.rank(), True)
-
-    gather_into_tensor = gather_single
-
-    def gather(self, output_tensors: Any, input_tensors: _Tensors, root: Any = 0) -> Work | None:
-        """Begin :func:`pynccl.gather`."""
-        tensor = _one(input_tensors, "input_tensors")
-        outputs = _of_lists(output_tensors, "output_tensors")
-        check_same_dtype([tensor, *outputs])
-        return operations.gather(self, tensor, outputs, _root(root), True)
-
-    def scatter(self, output_tensors: _Tensors, input_tensors: Any, root: Any = 0) -> Work | None:
-        """Begin :func:`pynccl.scatter`."""
-        tensor = _one(output_tensors, "output_tensors")
-        inputs = _of_lists(input_tensors, "input_tensors")
-        check_same_dtype([tensor, *inputs])
-        return operations.scatter(self, tensor, inputs, _root(root), True)
-
-    def reduce_scatter(
-        self, output_tensors: _Tensors, input_tensors: Any, opts: Any = ReduceOp.SUM
-    ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter`."""
-        tensor = _one(output_tensors, "output_tensors")
-        inputs = _of_lists(input_tensors, "input_tensors")
-        check_same_dtype([tensor, *inputs])
-        return operations.reduce_scatter(self, tensor, inputs, _op(opts), True)
-
-    def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = ReduceOp.SUM
-    ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter_single`; torch's class has it since torch 2.13."""
-        check_tensor(output, "output")
-        check_tensor(input, "input")
-        return operations.reduce_scatter_single(self, output, input, _op(opts), True)
-
-    def alltoall(
-        self,
-        output_tensors: list[torch.Tensor],
-        input_tensors: list[torch.Tensor],
-        opts: Any = None,
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_to_all`."""
-        check_tensor_list(output_tensors, "output_tensors")
-        check_tensor_list(input_tensors, "input_tensors")
-        return operations.all_to_all(self, output_tensors, input_tensors, True)
-
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
-        opts: Any = None,
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_to_all_single`; torch's class has it since torch 2.13."""
-        check_tensor(output, "output")
-        check_tensor(input, "input")
-        return operations.all_to_all_single(
-            self, output, input, output_split_sizes, input_split_sizes, True
-        )
-
-    def allreduce_coalesced(
-        self, tensors: list[torch.Tensor], opts: Any = ReduceOp.SUM
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_reduce_coalesced`."""
-        check_tensor_list(tensors, "tensors")
-        check_same_dtype(tensors)
-        return operations.all_reduce_coalesced(self, tensors, _op(opts), True)
-
-    def allgather_coalesced(
-        self,
-        output_lists: list[list[torch.Tensor]],
-        input_list: list[torch.Tensor],
-        opts: Any = None,
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_coalesced`."""
-        for tensors in (input_list, *output_lists):
-            check_tensor_list(tensors, "output_lists and input_list")
-            check_same_dtype(tensors)
-        return operations.all_gather_coalesced(self, output_lists, input_list, True)
-
-    def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_single` of several pairs of tensors, as one NCCL group.
-
-        torch's class has the name since torch 2.13.
-        """
-        return self._coalesced(operations.all_gather_single, outputs, inputs)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = ReduceOp.SUM
-    ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter_single` of several pairs, as one NCCL group.
-
-        torch's class has the name since torch 2.13.
-        """
-        return self._coalesced(operations.reduce_scatter_single, outputs, inputs, _op(opts))
-
-    def _coalesced(
-        self,
-        begin: Callable[..., Work | None],
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        *options: Any,
-    ) -> Work | None:
-        """Begin an operation on each pair of tensors, as one NCCL group with one Work."""
-        check_tensor_list(outputs, "outputs")
-        check_tensor_list(inputs, "inputs")
-        if len(outputs) != len(inputs):
-            raise ValueError(f"outputs: has {len(outputs)} tensors for {len(inputs)} inputs")
-        if self._batch is not None:
-            raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
-        batch = self._batch = Batch(takes_all_kinds=False)
-        try:
-            for output, sent in zip(outputs, inputs, strict=True):
-                begin(self, output, sent, *options)
-        finally:
-            self._batch = None
-        record = batch.coalesced(True)
-        return None if record is None else self.issue(record)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-
-    def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.isend`."""
-        return p2p.begin(self, True, _one(tensors, "tensors"), dst)
-
-    def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.irecv`."""
-        return p2p.begin(self, False, _one(tensors, "tensors"), src)
-
-    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.irecv` from any source."""
-        return p2p.begin(self, False, _one(tensors, "tensors"), p2p.source_in(self))
-
-    def barrier(self, opts: Any = None) -> Work | None:
-        """Begin :func:`pynccl.barrier`."""
-        return barriers.barrier(self, async_op=True)
-
-    def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
-        """Run :func:`pynccl.monitored_barrier`."""
-        barriers.monitored_barrier(self, timeout, wait_all_ranks)
 
 
 _C.set_group_classes(torch.Tensor, ProcessGroup, list(OPERATORS.items()))

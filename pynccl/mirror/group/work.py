@@ -69,11 +69,18 @@ class Work(_C.Work):
         return timedelta(seconds=self._comm_stream.timeout)
 
     def is_success(self) -> bool:
-        """Whether the operation has ended without an error."""
+        """Whether the operation has ended without an error.
+
+        Returns:
+            True where it has; False while it runs, and after an error.
+        """
         return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:
         """The group rank that an irecv received from.
+
+        Returns:
+            The rank.
 
         Raises:
             RuntimeError: the operation is not a receive.

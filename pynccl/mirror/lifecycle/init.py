@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pynccl import _C
-from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.base.store import gather_via_store
 from pynccl.mirror.group.base_group import Options
@@ -67,7 +67,9 @@ def init_process_group(
             then operations raise RuntimeError. torch.distributed has it since torch 2.14.
 
     Raises:
-        ValueError: the group exists already, or an argument is wrong.
+        ValueError: the group exists already, an argument is wrong, or the backend is ``"nccl"`` and
+            there is no GPU: at once, before the ranks wait for each other.
+        LibraryNotFoundError: the backend is ``"nccl"`` and there is no libnccl.so.2.
         TypeError: an argument has the wrong type.
         AssertionError: store comes together with init_method, or without world_size and rank.
         DistStoreError: not all ranks called it before the timeout.
@@ -86,6 +88,7 @@ def init_process_group(
     if backend is None and device is not None:
         backend = Backend.default_device_backend_map.get(device.type)
     config = BackendConfig(Backend(Backend.UNDEFINED if backend is None else backend))
+    check_usable(config)
     limit = timeout_of(timeout, config)
     options = Options(pg_options)
     if store is None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from pynccl.mirror.base.backend import Backend, BackendConfig, timeout_of
+from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
@@ -60,8 +60,8 @@ def new_group(
         2.14 returns None there with use_local_synchronization.
 
     Raises:
-        ValueError: there is no default group, or ranks is wrong: a duplicate, a rank that is out of
-            range, too many.
+        ValueError: there is no default group, ranks is wrong (a duplicate, a rank that is out of
+            range, too many), or the backend is ``"nccl"`` and there is no GPU.
         TypeError: timeout or pg_options has the wrong type.
         AssertionError: device_id is not the default group's.
         DistStoreError: not all ranks called it before the timeout.
@@ -74,7 +74,10 @@ def new_group(
         device_id = bound
     elif bound is not None and device_id != bound:
         raise AssertionError("Mismatched bound device between new pg and the default pg.")
-    config = BackendConfig(Backend(backend)) if backend else default.config
+    config = default.config
+    if backend:
+        config = BackendConfig(Backend(backend))
+        check_usable(config)
     limit = timeout_of(timeout, config)
     own = default.rank()
     if use_local_synchronization and ranks is not None and own not in ranks:

@@ -1,0 +1,96 @@
+// pack(), unpack() and checksum(): what pynccl.weights does with memory of the host.
+#include <dlpack/dlpack.h>
+
+#include <string>
+#include <vector>
+
+#include "core/checksum.h"
+#include "python/call/gil.h"
+#include "python/convert/tensor.h"
+#include "python/objects/bind.h"
+
+namespace pynccl::python {
+namespace {
+
+TensorView view_on_host(Owners& owners, const char* argument, const py::handle& object,
+                        bool written) {
+  const TensorView view = view_tensor(owners, argument, object.ptr());
+  if (view.device_type != kDLCPU && view.device_type != kDLCUDAHost)
+    throw py::value_error(std::string(argument) + ": it is not memory of the host");
+  if (written) check_writable(view);
+  return view;
+}
+
+struct Part {
+  char* tensor;
+  std::size_t offset;  // in the bucket
+  std::size_t size;    // in bytes
+};
+
+// Copies between tensors and their places in a bucket; the checksums.
+template <bool packs>
+std::vector<std::uint64_t> copy(const py::object& bucket, const py::list& offsets,
+                                const py::list& sizes, const py::list& tensors) {
+  Owners owners;
+  const TensorView place = view_on_host(owners, "bucket", bucket, packs);
+  if (offsets.size() != tensors.size() || sizes.size() != tensors.size())
+    throw py::value_error("tensors: there are " + std::to_string(tensors.size()) + " for " +
+                          std::to_string(offsets.size()) + " offsets and " +
+                          std::to_string(sizes.size()) + " sizes");
+  std::vector<Part> parts;
+  parts.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorView view = view_on_host(owners, "tensors", tensors[i], !packs);
+    const auto offset = offsets[i].cast<std::size_t>();
+    if (view.nbytes() != sizes[i].cast<std::size_t>())
+      throw py::value_error("tensors: number " + std::to_string(i) + " has " +
+                            std::to_string(view.nbytes()) + " bytes, not " +
+                            std::to_string(sizes[i].cast<std::size_t>()));
+    if (offset > place.nbytes() || view.nbytes() > place.nbytes() - offset)
+      throw py::value_error("offsets: " + std::to_string(view.nbytes()) + " bytes at " +
+                            std::to_string(offset) + " are outside of the bucket of " +
+                            std::to_string(place.nbytes()) + " bytes");
+    parts.push_back({view.data, offset, view.nbytes()});
+  }
+  const GilReleased released;
+  std::vector<std::uint64_t> sums;
+  sums.reserve(parts.size());
+  for (const Part& part : parts) {
+    char* const target = packs ? place.data + part.offset : part.tensor;
+    const char* const source = packs ? part.tensor : place.data + part.offset;
+    sums.push_back(copy_with_checksum(target, source, part.size));
+  }
+  return sums;
+}
+
+std::uint64_t checksum_of(const py::object& tensor) {
+  Owners owners;
+  const TensorView view = view_on_host(owners, "tensor", tensor, false);
+  const GilReleased released;
+  return checksum(view.data, view.nbytes());
+}
+
+}  // namespace
+
+void bind_checksum(py::module_& m) {
+  m.def("pack", &copy<true>, py::arg("bucket"), py::arg("offsets"), py::arg("sizes"),
+        py::arg("tensors"),
+        R"(Copy contiguous tensors into a bucket of the host, without the GIL.
+
+Args:
+    bucket: a contiguous buffer.
+    offsets: where each tensor begins, in bytes.
+    sizes: how many bytes each tensor has.
+    tensors: the tensors.
+
+Returns:
+    The checksum of each tensor.)");
+  m.def("unpack", &copy<false>, py::arg("bucket"), py::arg("offsets"), py::arg("sizes"),
+        py::arg("tensors"),
+        "Copy a bucket into tensors, as pack() in the other direction; the checksums of the "
+        "tensors afterwards.");
+  m.def("checksum", &checksum_of, py::arg("tensor"),
+        "The 64-bit checksum of a contiguous tensor of the host.");
+}
+
+}  // namespace pynccl::python

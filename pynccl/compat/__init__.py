@@ -1,0 +1,3 @@
+"""Modules with the interfaces of other bindings of NCCL, over pynccl."""
+
+__all__: list[str] = []

@@ -1,0 +1,144 @@
+"""OpenRLHF's weight updates over pynccl: its calls, parameter by parameter, or whole versions.
+
+    from pynccl.weights.adapters import openrlhf
+
+    openrlhf.install()  # in the trainer and the workers, before OpenRLHF's trainers are imported
+
+install() replaces stateless_init_process_group(), by which OpenRLHF 0.11 makes the group of rank 0
+of the trainer and all workers of its engines. Each parameter is then broadcast by pynccl, and every
+wait has a deadline.
+
+:class:`SessionWorker` is a worker extension of vLLM for whole versions of pynccl.weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+from datetime import timedelta
+from typing import Any
+
+from pynccl import nccl
+from pynccl.weights.receiver import WeightReceiver
+
+__all__ = ["Group", "SessionWorker", "install", "stateless_init_process_group"]
+
+_SECONDS = 300.0
+
+
+class Group:
+    """What OpenRLHF calls of its group.
+
+    Args:
+        comm: of all its ranks.
+    """
+
+    def __init__(self, comm: nccl.Communicator) -> None:
+        self._comm = comm
+
+    def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:  # noqa: ANN401
+        """Broadcast a tensor in place (ncclBroadcast).
+
+        Args:
+            tensor: contiguous, of the same size on all ranks.
+            src: the rank that has it.
+            stream: of torch; None is the current one.
+        """
+        self._comm.broadcast(tensor, src, stream=stream)
+
+    def close(self) -> None:
+        """Close the communicator."""
+        self._comm.close()
+
+
+def stateless_init_process_group(
+    master_address: str,
+    master_port: int,
+    rank: int,
+    world_size: int,
+    device: Any,  # noqa: ANN401
+) -> Group:
+    """Make a group that is beside the process groups of torch.
+
+    Args:
+        master_address: where rank 0 listens.
+        master_port: at which port.
+        rank: of this process.
+        world_size: how many ranks there are.
+        device: a torch.device, the index of a GPU, or "cpu".
+
+    Returns:
+        The group.
+
+    Raises:
+        NcclError: not all ranks have come.
+    """
+    import torch
+    from torch._C._distributed_c10d import TCPStore
+
+    where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    limit = timedelta(seconds=_SECONDS)
+    store = TCPStore(master_address, master_port, world_size, rank == 0, timeout=limit)
+    provider = "cuda" if where.type == "cuda" else "host"
+    if rank == 0:
+        store.set("id", bytes(nccl.get_unique_id(provider)).hex())
+    comm = nccl.Communicator(
+        *(world_size, bytes.fromhex(store.get("id").decode()), rank),
+        provider=provider,
+        device=where.index if provider == "cuda" else None,
+        config=nccl.Config(timeout=_SECONDS, init_timeout=_SECONDS),
+    )
+    return Group(comm)
+
+
+class SessionWorker:
+    """A worker extension of vLLM (--worker-extension-cls) that receives whole versions.
+
+    Its methods are called by collective_rpc(), as OpenRLHF calls those of its WorkerWrap. They need
+    the attributes of vLLM's worker.
+    """
+
+    _receiver: WeightReceiver | None = None
+
+    def init_weights(self, address: str, timeout: float = _SECONDS) -> None:
+        """Join the session of a :class:`WeightSender`.
+
+        Args:
+            address: "host:port" of the sender.
+            timeout: seconds for each wait.
+        """
+        self._receiver = WeightReceiver(address, library="torch", timeout=timeout)
+
+    def update_weights(self, timeout: float | None = None) -> int:
+        """Receive the next version, verify it, and have the model load it.
+
+        Args:
+            timeout: seconds until it begins; None is no limit.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            PeerLostError, ChecksumError, WeightsError: as :meth:`WeightReceiver.receive`.
+        """
+        if self._receiver is None:
+            raise RuntimeError("init_weights() was not called")
+        report = self._receiver.receive(timeout)
+        worker: Any = self
+        worker.model_runner.model.load_weights(weights=list(self._receiver.tensors.items()))
+        return report.version
+
+    def close_weights(self) -> None:
+        """Leave the session."""
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver = None
+
+
+def install() -> None:
+    """Have OpenRLHF make its groups with pynccl.
+
+    Raises:
+        ImportError: OpenRLHF is not installed.
+    """
+    module = importlib.import_module("openrlhf.utils.distributed_util")
+    module.stateless_init_process_group = stateless_init_process_group  # type: ignore[attr-defined]

@@ -1,0 +1,89 @@
+"""Weights whose metadata nobody knows beforehand: each part of a model is a version of a session.
+
+A version is committed as a whole, a model is not: who reads the parts loads each one as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from pynccl.weights.receiver import WeightReceiver
+from pynccl.weights.sender import WeightSender
+
+__all__ = ["receive_parts", "send_parts"]
+
+_LAST = "pynccl.last"  # a tensor of one element: whether this is the last part
+
+
+async def send_parts(sender: WeightSender, weights: Iterable[tuple[str, Any]], nbytes: int) -> None:
+    """Send what an iterator makes; while a part is sent, the next one is made.
+
+    Args:
+        sender: of the session. A thread uses it.
+        weights: names and tensors of torch, all on one device. They are kept until they are sent.
+        nbytes: of a part at most, unless one tensor is larger.
+
+    Raises:
+        ValueError: a name comes twice in a part.
+        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightSender.send`.
+    """
+    import torch
+
+    part: dict[str, torch.Tensor] = {}
+    filled = 0
+    under_way: asyncio.Task[object] | None = None
+
+    async def begin(is_last: bool) -> None:
+        nonlocal under_way, part, filled
+        if under_way is not None:
+            await under_way
+        device = next((tensor.device for tensor in part.values()), torch.device("cpu"))
+        part[_LAST] = torch.tensor([is_last], dtype=torch.uint8, device=device)
+        if device.type == "cuda":  # the thread has another current stream
+            torch.cuda.current_stream(device).synchronize()
+        under_way = asyncio.ensure_future(asyncio.to_thread(sender.send, part))
+        part, filled = {}, 0
+
+    try:
+        for name, tensor in weights:
+            if part and filled + tensor.nbytes > nbytes:
+                await begin(is_last=False)
+            if name in part:
+                raise ValueError(f"weights: there are two tensors {name!r}")
+            part[name] = tensor.detach()
+            filled += tensor.nbytes
+        await begin(is_last=True)
+    finally:
+        if under_way is not None:
+            await under_way
+
+
+async def receive_parts(receiver: WeightReceiver) -> AsyncIterator[tuple[str, Any]]:
+    """The names and tensors that send_parts() sends, until the last one.
+
+    While they are used, the next part is received. A tensor is overwritten after the next part.
+
+    Args:
+        receiver: of the session, made without ``into``. A thread uses it.
+
+    Raises:
+        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightReceiver.receive`.
+    """
+    under_way = asyncio.ensure_future(asyncio.to_thread(receiver.receive))
+    while True:
+        await under_way
+        tensors = dict(receiver.tensors)
+        is_last = bool(tensors.pop(_LAST).item())
+        if not is_last:
+            under_way = asyncio.ensure_future(asyncio.to_thread(receiver.receive))
+        try:
+            for item in tensors.items():
+                yield item
+        except GeneratorExit:
+            if not is_last:
+                receiver.close()  # the thread ends
+            raise
+        if is_last:
+            return

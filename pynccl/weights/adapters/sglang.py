@@ -1,0 +1,101 @@
+"""Weights into SGLang's engine by pynccl.weights, as a custom weight loader.
+
+    # the engine: --custom-weight-loader pynccl.weights.adapters.sglang.load
+    from pynccl.weights.adapters import sglang
+
+    sender = WeightSender("10.0.0.1:29600", receivers=tensor_parallel_size)  # in the trainer
+    sglang.update(engine, sender, dict(model.named_parameters()))
+
+Each scheduler of the engine joins the session at its first update. It receives whole tensors in the
+checkpoint's format, verifies them, and has its model load them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pynccl.weights.adapters.beside import beside
+from pynccl.weights.receiver import WeightReceiver
+from pynccl.weights.report import Report
+from pynccl.weights.sender import WeightSender
+from pynccl.weights.source import Metadata, Sources
+
+__all__ = ["LOADER", "load", "request", "update"]
+
+#: What SGLang's load_format and --custom-weight-loader are for load().
+LOADER = "pynccl.weights.adapters.sglang.load"
+_NAME = "pynccl.weights"
+
+_receivers: dict[str, WeightReceiver] = {}  # by address
+
+
+def request(address: str) -> list[tuple[str, Any]]:
+    """What update_weights_from_tensor() brings to load(): the address of the session.
+
+    Args:
+        address: "host:port" of the :class:`WeightSender`.
+
+    Returns:
+        Names and tensors: one of the bytes of the address.
+    """
+    import torch
+
+    return [(_NAME, torch.tensor(list(address.encode()), dtype=torch.uint8))]
+
+
+def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa: ANN401
+    """SGLang's custom weight loader: receive the next version, and have the model load it.
+
+    Args:
+        model: of SGLang.
+        named_tensors: those of request().
+
+    Raises:
+        ValueError: they are not.
+        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightReceiver.receive`; the model is
+            as it was.
+    """
+    names = [name for name, _ in named_tensors]
+    if names != [_NAME]:
+        raise ValueError(f"named_tensors: expected those of request(), got {names}")
+    address = bytes(named_tensors[0][1].tolist()).decode()
+    receiver = _receivers.get(address)
+    if receiver is None:
+        receiver = _receivers[address] = WeightReceiver(address, library="torch")
+    try:
+        receiver.receive()
+    except BaseException:
+        _receivers.pop(address).close()  # the next request joins again
+        raise
+    model.load_weights(list(receiver.tensors.items()))
+
+
+def update(
+    engine: Any,  # noqa: ANN401 - sglang.Engine, or what has its method
+    sender: WeightSender,
+    tensors: Sources,
+    *,
+    metadata: Metadata | None = None,
+    version: int | None = None,
+) -> Report:
+    """Send a version to an engine and wait until its model has loaded it.
+
+    Args:
+        engine: with update_weights_from_tensor(named_tensors, load_format).
+        sender: for as many receivers as the engine has schedulers.
+        tensors: as for :meth:`WeightSender.send`.
+        metadata: as for it.
+        version: as for it.
+
+    Returns:
+        The sender's summary.
+
+    Raises:
+        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightSender.send`.
+        Exception: what the engine raised.
+    """
+    return beside(
+        lambda: engine.update_weights_from_tensor(request(sender.address), load_format=LOADER),
+        lambda: sender.send(tensors, metadata=metadata, version=version),
+    )

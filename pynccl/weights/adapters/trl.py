@@ -1,0 +1,127 @@
+"""TRL's weight transfer to a vLLM server, over pynccl.weights.
+
+    from pynccl.weights.adapters.trl import WeightTransfer
+
+    # the server: vllm serve ... --weight-transfer-config '{"backend": "pynccl"}'
+    client = VLLMClient(url)  # of trl.experimental.async_grpo
+    trainer = AsyncGRPOTrainer(..., weight_transfer=WeightTransfer(client))
+
+It has the methods of TRL's WeightTransferProtocol. Written for TRL 1.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pynccl.weights.adapters.beside import beside
+from pynccl.weights.meeting import own_host
+from pynccl.weights.report import Report
+from pynccl.weights.sender import WeightSender
+from pynccl.weights.source import Metadata, Spec
+
+__all__ = ["WeightTransfer"]
+
+_CONTROL_SECONDS = 300  # for a request that moves no weights
+
+
+class WeightTransfer:
+    """Sends a trainer's weights to the workers of a vLLM server, in a session.
+
+    Args:
+        client: TRL's client of the server: trl.experimental.async_grpo.vllm_client.VLLMClient.
+        metadata: of all tensors, in the order in which the trainer makes them. None: the tensors of
+            the first version are all kept until it is sent, and describe the others.
+        timeout: seconds for each wait of a transfer.
+        host: the address at which this process listens; None finds one.
+
+    Attributes:
+        report: of the last version.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401
+        *,
+        metadata: Metadata | None = None,
+        timeout: float = 1800.0,
+        host: str | None = None,
+    ) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._timeout = timeout
+        self._host = host
+        self._sender: WeightSender | None = None
+        self.report: Report | None = None
+
+    def init_weight_transfer(self) -> None:
+        """Have the server's workers join the session."""
+        self._client.wait_for_server_ready()
+        workers = self._client.get_world_size()
+        host = own_host() if self._host is None else self._host
+        self._sender = WeightSender(f"{host}:0", receivers=workers, timeout=self._timeout)
+        info = {"address": self._sender.address, "timeout": self._timeout}
+        self._client.init_weight_transfer_engine(info, timeout=self._timeout)
+
+    def pause(self) -> None:
+        """Pause the server's requests."""
+        self._client.pause(timeout=_CONTROL_SECONDS)
+
+    def resume(self) -> None:
+        """Resume the server's requests."""
+        self._client.resume(timeout=_CONTROL_SECONDS)
+
+    def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
+        """Send a version.
+
+        Args:
+            iterator: makes names and tensors, one after the other.
+
+        Raises:
+            RuntimeError: init_weight_transfer() was not called; a receiver died, and the tensors
+                cannot be made again for the others.
+            PeerLostError, ChecksumError, WeightsError: as :meth:`WeightSender.send`.
+        """
+        sender = self._sender
+        if sender is None:
+            raise RuntimeError("init_weight_transfer() was not called")
+        self._client.start_weight_update(timeout=_CONTROL_SECONDS)
+        try:
+            self.report = beside(
+                lambda: self._client.update_weights(
+                    {"timeout": self._timeout}, timeout=self._timeout
+                ),
+                lambda: self._send(sender, iterator),
+            )
+        finally:
+            self._client.finish_weight_update(timeout=self._timeout)
+
+    def destroy(self) -> None:
+        """End the session."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = None
+
+    def _send(self, sender: WeightSender, iterator: Iterable[tuple[str, Any]]) -> Report:
+        if self._metadata is not None:
+            return sender.send(_Once(iterator), metadata=self._metadata)
+        tensors = {name: tensor.detach() for name, tensor in iterator}
+        report = sender.send(tensors)
+        self._metadata = {
+            name: Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+        return report
+
+
+class _Once:
+    """An iterator as a function that makes tensors, once."""
+
+    def __init__(self, iterator: Iterable[tuple[str, Any]]) -> None:
+        self._iterator: Iterable[tuple[str, Any]] | None = iterator
+
+    def __call__(self) -> Iterable[tuple[str, Any]]:
+        iterator, self._iterator = self._iterator, None
+        if iterator is None:
+            raise RuntimeError("the weights cannot be made again for another attempt")
+        return iterator

@@ -1,0 +1,160 @@
+"""verl's checkpoint engine over pynccl.weights.
+
+The module registers the engine "pynccl" when verl imports it::
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=pynccl
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=pynccl.weights.adapters.verl
+
+Rank 0 of the actors sends, in parts of update_weights_bucket_megabytes; the other actors only take
+part in making the tensors. A session stays open while the rollout workers are the same ones.
+Written for verl 0.9.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from pynccl.weights.adapters.parts import receive_parts, send_parts
+from pynccl.weights.meeting import own_host
+from pynccl.weights.receiver import WeightReceiver
+from pynccl.weights.sender import WeightSender
+
+__all__ = ["engine_class", "register"]
+
+_BASE = "verl.checkpoint_engine.base"
+_Lists = dict[str, list[Any]]
+
+
+def engine_class(base: type) -> type:
+    """The engine as a subclass of verl's abstract class.
+
+    Args:
+        base: verl.checkpoint_engine.base.CheckpointEngine.
+
+    Returns:
+        The subclass.
+    """
+
+    class PyncclCheckpointEngine(base):  # type: ignore[misc]
+        """Sends and receives weights in a session.
+
+        Args:
+            bucket_size: the size of a part in bytes.
+            is_master: this is rank 0 of the actors.
+            timeout: seconds for each wait of a transfer.
+            host: the address at which rank 0 of the actors listens; None finds one.
+        """
+
+        wire_format = "named_tensors"
+
+        def __init__(
+            self,
+            bucket_size: int,
+            is_master: bool = False,
+            timeout: float = 300.0,
+            host: str | None = None,
+        ) -> None:
+            self._bucket_size = bucket_size
+            self._is_master = is_master
+            self._timeout = timeout
+            self._host = host
+            self._session: str | None = None  # the one that is open
+            self._sender: WeightSender | None = None
+            self._receiver: WeightReceiver | None = None
+
+        def prepare(self) -> dict[str, Any]:
+            """What build_topology() needs of this worker."""
+            address = _free_address(self._host or own_host()) if self._is_master else None
+            return {"session": self._session, "address": address}
+
+        @classmethod
+        def build_topology(
+            cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+        ) -> tuple[_Lists, _Lists]:
+            """The arguments of init_process_group(): the open session, or another one."""
+            members = [metadata[0], *metadata[actor_wg_world_size:]]
+            sessions = {one["session"] for one in members}
+            session = sessions.pop() if len(sessions) == 1 else None
+            if session is None:
+                session = f"{metadata[0]['address']}/{uuid.uuid4().hex}"
+
+            def arguments(ranks: list[int]) -> _Lists:
+                return {
+                    "rank": ranks,
+                    "session": [session] * len(ranks),
+                    "receivers": [rollout_world_size] * len(ranks),
+                }
+
+            actors = [0] + [-1] * (actor_wg_world_size - 1)
+            return arguments(actors), arguments(list(range(1, rollout_world_size + 1)))
+
+        def init_process_group(self, rank: int, session: str, receivers: int) -> None:
+            """Open the session, where it is not the open one."""
+            if rank < 0 or session == self._session:
+                return
+            self.close()
+            address = session.partition("/")[0]
+            if rank == 0:
+                self._sender = WeightSender(address, receivers=receivers, timeout=self._timeout)
+            else:
+                self._receiver = WeightReceiver(address, library="torch", timeout=self._timeout)
+            self._session = session
+
+        def finalize(self) -> None:
+            """The session stays open."""
+
+        async def send_weights(
+            self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None
+        ) -> None:
+            """Send what a generator makes; an actor without a session only lets it make all."""
+            if self._sender is None:
+                for _ in weights:
+                    pass
+                return
+            await send_parts(self._sender, weights, self._bucket_size)
+
+        async def receive_weights(
+            self, global_steps: int | None = None
+        ) -> AsyncIterator[tuple[str, Any]]:
+            """The names and tensors of the model."""
+            if self._receiver is None:
+                raise RuntimeError("init_process_group was not called")
+            async for item in receive_parts(self._receiver):
+                yield item
+
+        def close(self) -> None:
+            """Leave the session. Closing twice is allowed."""
+            for member in (self._sender, self._receiver):
+                if member is not None:
+                    member.close()
+            self._sender = self._receiver = self._session = None
+
+    return PyncclCheckpointEngine
+
+
+def register(name: str = "pynccl") -> None:
+    """Register the engine with verl.
+
+    Args:
+        name: of the engine, for the configuration.
+
+    Raises:
+        ImportError: verl is not installed, or has no checkpoint engines.
+    """
+    base = importlib.import_module(_BASE)
+    base.CheckpointEngineRegistry.register(name)(engine_class(base.CheckpointEngine))
+
+
+def _free_address(host: str) -> str:
+    """An address with a port that nobody listens at."""
+    with socket.create_server((host, 0)) as server:
+        return f"{host}:{server.getsockname()[1]}"
+
+
+if _BASE in sys.modules:  # verl imports this module
+    register()

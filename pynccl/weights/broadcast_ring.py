@@ -1,0 +1,185 @@
+"""Transfers by NCCL's operations on a stream: what only some receivers get is sent to them.
+
+While a bucket is sent or received, the calling thread fills or empties the other one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pynccl import nccl
+from pynccl.weights.memory import Memory, Tensor
+from pynccl.weights.plan import Step
+from pynccl.weights.source import Source
+from pynccl.weights.target import Target
+from pynccl.weights.transfer import (
+    Bindings,
+    Bound,
+    Progress,
+    Sums,
+    nbytes_for,
+    pack,
+    pack_made,
+    unpack,
+)
+from pynccl.weights.world import World
+
+__all__ = ["BroadcastRing", "Slot"]
+
+_SLOTS = 2
+
+
+@dataclass
+class Slot:
+    """A bucket, and what is under way from or to it.
+
+    Attributes:
+        buffer: its memory.
+        bucket: the same as a tensor.
+        event: the end of the transfer.
+        step: what is received, until it is unpacked.
+        kept: tensors that are sent from, until the event.
+    """
+
+    buffer: nccl.Buffer
+    bucket: Tensor
+    event: nccl.Event
+    is_busy: bool = False
+    step: Step | None = None
+    kept: list[Tensor] = field(default_factory=list)
+
+    def wait(self) -> None:
+        if self.is_busy:
+            self.event.synchronize()
+            self.is_busy = False
+            self.kept.clear()
+
+
+class BroadcastRing:
+    """The two buckets and the stream of a member.
+
+    Args:
+        world: the communicators.
+        memory: of the session.
+        nbytes: the size of a bucket.
+    """
+
+    def __init__(self, world: World, memory: Memory, nbytes: int) -> None:
+        self.world = world
+        self.memory = memory
+        comms = list(world.comms.values())
+        provider = "host" if memory.on_host else "cuda"
+        device = None if memory.on_host else comms[0].device
+        self._stream = nccl.Stream(provider, device=device)
+        self._slots = []
+        self._registrations = []
+        for _ in range(_SLOTS):
+            buffer = comms[0].mem_alloc(nbytes)
+            event = nccl.Event(provider, device=device)
+            self._slots.append(Slot(buffer, memory.bucket(buffer), event))
+            self._registrations += [comm.register(buffer) for comm in comms]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slot.buffer.nbytes for slot in self._slots)
+
+    @property
+    def spare(self) -> Tensor:
+        return self._slots[0].bucket
+
+    def probe(self) -> float:
+        return self.world.probe(self._slots[0].buffer, self._stream)
+
+    def send(
+        self, steps: Sequence[Step], source: Source, bindings: Bindings, progress: Progress
+    ) -> Sums:
+        memory, sums = self.memory, Sums()
+        memory.synchronize()  # what the caller has enqueued makes the tensors
+        source.begin()
+        for number, step in enumerate(steps):
+            slot = self._slots[number % _SLOTS]
+            slot.wait()
+            if number >= _SLOTS:
+                progress(steps[number - _SLOTS].payload)
+            bound = Bound() if source.is_lazy else bindings.bind(step, None, source, source, memory)
+            is_direct = len(step.units) == len(bound.raws) == 1
+            if is_direct:
+                slot.kept += bound.raws
+                address = memory.address(bound.raws[0])
+            else:
+                if source.is_lazy:
+                    pack_made(memory, slot.bucket, step, source, sums)
+                else:
+                    pack(memory, slot.bucket, bound, sums)
+                address = slot.buffer.ptr
+            self._start(step, address, slot)
+            if is_direct:
+                sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
+            del bound
+        source.end()
+        for slot in self._slots:
+            slot.wait()
+        for step in steps[-_SLOTS:]:
+            progress(step.payload)
+        return sums
+
+    def receive(
+        self, steps: Sequence[Step], target: Target, bindings: Bindings, progress: Progress
+    ) -> Sums:
+        memory, receiver, sums = self.memory, self.world.receiver, Sums()
+
+        def bound_of(step: Step) -> Bound:
+            return bindings.bind(step, receiver, target.staged, target, memory)
+
+        def finish(slot: Slot) -> None:
+            slot.wait()
+            if slot.step is None:
+                return
+            step, slot.step = slot.step, None
+            bound = bound_of(step)
+            if len(step.units) == len(bound.raws) == 1:
+                sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
+            else:
+                unpack(memory, slot.bucket, bound, sums)
+            progress(nbytes_for(step, receiver))
+
+        own = [step for step in steps if step.is_for(receiver)]
+        for number, step in enumerate(own):
+            slot = self._slots[number % _SLOTS]
+            finish(slot)
+            address = slot.buffer.ptr
+            if len(step.units) == 1 and (bound := bound_of(step)).raws:
+                address = memory.address(bound.raws[0])
+            slot.step = step
+            self._start(step, address, slot)
+        for number in range(len(own), len(own) + _SLOTS):
+            finish(self._slots[number % _SLOTS])
+        return sums
+
+    def close(self) -> None:
+        for registration in self._registrations:
+            registration.close()
+
+    def _start(self, step: Step, address: int, slot: Slot) -> None:
+        """Enqueue the transfer of a step, from or to memory that begins at an address."""
+        world, comm = self.world, self.world.comms[step.sender]
+        segments = [
+            s for s in step.segments if world.receiver is None or world.receiver in s.receivers
+        ]
+        with nccl.group() if len(segments) > 1 else contextlib.nullcontext():
+            for receivers, offset, nbytes, *_ in segments:
+                options: dict[str, Any] = {"count": nbytes, "dtype": "uint8"}
+                options["stream"] = self._stream
+                if len(receivers) == world.nreceivers:
+                    comm.broadcast(address + offset, 0, **options)
+                elif world.receiver is not None:
+                    comm.recv(address + offset, 0, **options)
+                else:
+                    with nccl.group():
+                        for receiver in receivers:
+                            comm.send(address + offset, receiver + 1, **options)
+        slot.event.record(self._stream)
+        slot.is_busy = True

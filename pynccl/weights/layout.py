@@ -1,0 +1,121 @@
+"""Where the parts of a tensor are: boxes, the parts that a member has, and their metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pynccl.weights.dtypes import size_of
+
+__all__ = ["Box", "Layout", "Part", "check_part", "from_wire", "split", "to_wire", "whole"]
+
+
+class Box(NamedTuple):
+    """A slice of a tensor in all its dimensions: start inclusive, stop exclusive."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def common(self, other: Box) -> Box | None:
+        """The part that two boxes share; None where they share nothing."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        box = Box(start, stop)
+        return box if all(a < b for a, b in zip(start, stop, strict=True)) else None
+
+    def slices_in(self, outer: Box) -> tuple[slice, ...]:
+        """How to index a tensor that holds the outer box to get this one."""
+        return tuple(
+            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True)
+        )
+
+
+class Part(NamedTuple):
+    """What a member has of a tensor.
+
+    Attributes:
+        dtype: its name.
+        shape: of the whole tensor.
+        box: the part of it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+
+
+Layout = Mapping[str, Part]  # by the name of the tensor
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """The box of a whole tensor."""
+    return Box((0,) * len(shape), tuple(shape))
+
+
+def split(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
+    """Cut a box in boxes of at most limit bytes, which are contiguous where the box is.
+
+    Args:
+        box: which.
+        itemsize: the bytes of an element.
+        limit: at least itemsize.
+    """
+    if box.size * itemsize <= limit:
+        yield box
+        return
+    axis = next(i for i, n in enumerate(box.shape) if n > 1)
+    row = box.size // box.shape[axis] * itemsize
+    rows = max(1, limit // row)
+    for start in range(box.start[axis], box.stop[axis], rows):
+        stop = min(start + rows, box.stop[axis])
+        slab = Box(
+            (*box.start[:axis], start, *box.start[axis + 1 :]),
+            (*box.stop[:axis], stop, *box.stop[axis + 1 :]),
+        )
+        yield from split(slab, itemsize, limit)
+
+
+def to_wire(layout: Layout) -> list[Any]:
+    """A layout as lists, for JSON."""
+    return [
+        [name, dtype, shape, None if box == whole(shape) else [box.start, box.stop]]
+        for name, (dtype, shape, box) in layout.items()
+    ]
+
+
+def from_wire(rows: list[Any]) -> dict[str, Part]:
+    """A layout from its lists.
+
+    Raises:
+        ValueError: a box is not inside of its tensor, or there is no such dtype.
+    """
+    layout = {}
+    for name, dtype, shape, ends in rows:
+        box = whole(shape) if ends is None else Box(tuple(ends[0]), tuple(ends[1]))
+        check_part(name, part := Part(dtype, tuple(shape), box))
+        layout[name] = part
+    return layout
+
+
+def check_part(name: str, part: Part) -> None:
+    """Raise ValueError where a box is not inside of its tensor, or there is no such dtype."""
+    try:
+        size_of(part.dtype)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    box, shape = part.box, part.shape
+    inside = len(box.start) == len(box.stop) == len(shape) and all(
+        0 <= a <= b <= n for a, b, n in zip(box.start, box.stop, shape, strict=True)
+    )
+    if not inside:
+        raise ValueError(f"{name}: {box.start} to {box.stop} is not inside of shape {shape}")

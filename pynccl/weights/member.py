@@ -1,0 +1,223 @@
+"""What senders and receivers have in common: memory, communicators, buckets, the plan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from pynccl.weights.broadcast_ring import BroadcastRing
+from pynccl.weights.errors import WeightsError
+from pynccl.weights.layout import Layout, Part, from_wire, to_wire, whole
+from pynccl.weights.memory import Memory
+from pynccl.weights.plan import Step, Unit, make_plan, make_steps
+from pynccl.weights.progress import OnProgress
+from pynccl.weights.shared_ring import SharedRing
+from pynccl.weights.transfer import Bindings, Ring
+from pynccl.weights.watch import Watcher, is_ending
+from pynccl.weights.wire import Link
+from pynccl.weights.world import World
+
+__all__ = [
+    "InterruptedTransferError",
+    "Member",
+    "PlanMessage",
+    "Transport",
+    "checked_seconds",
+    "decode_plan",
+    "encode_plan",
+]
+
+PlanMessage = dict[str, Any]
+Transport = Literal["shared", "broadcast"]
+
+_LOOK = 0.05  # seconds between two looks at the connections
+
+
+class InterruptedTransferError(WeightsError):
+    """A connection has closed, or has brought the end of the transfer."""
+
+
+class Member:
+    """The state of one member of a session.
+
+    Args:
+        timeout: of every wait, in seconds.
+        device: the GPU, or None.
+        progress: called during transfers.
+    """
+
+    def __init__(self, timeout: float, device: object, progress: OnProgress | None = None) -> None:
+        self.timeout = timeout
+        self.device = device
+        self.progress = progress
+        self.memory: Memory | None = None
+        self.world: World | None = None
+        self.ring: Ring | None = None
+        self.bindings = Bindings()
+        self.watcher = Watcher()
+        self.steps: list[Step] = []
+        self.units: list[Unit] = []  # of the plan, by their numbers
+        self.layout: dict[str, Part] = {}  # of the whole tensors
+        self.link: float | None = None  # the bandwidth that was measured
+        self.bucket_bytes = 0
+        self.direct_bytes = 0
+
+    def set_plan(self, plan: PlanMessage) -> None:
+        """Make the steps that a message describes."""
+        senders, receivers = decode_plan(plan)
+        self.layout = {
+            name: Part(dtype, shape, whole(shape))
+            for layout in senders
+            for name, (dtype, shape, _) in layout.items()
+        }
+        self.bucket_bytes, self.direct_bytes = plan["bucket_bytes"], plan["direct_bytes"]
+        self.steps = make_plan(
+            *(senders, receivers),
+            bucket_bytes=self.bucket_bytes,
+            direct_bytes=self.direct_bytes,
+            order=plan["order"],
+        )
+        self.units = sorted(unit for step in self.steps for unit, _ in step.units)
+        self.bindings = Bindings()  # those of the steps of the last plan are not needed
+
+    def steps_of(self, numbers: Sequence[int] | None) -> list[Step]:
+        """The steps for some units only; None is all."""
+        if numbers is None:
+            return self.steps
+        wanted = set(numbers)
+        units = [unit for unit in self.units if unit.number in wanted]
+        return make_steps(units, bucket_bytes=self.bucket_bytes, direct_bytes=self.direct_bytes)
+
+    def form(
+        self,
+        ids: Sequence[bytes],
+        links: Sequence[Link],
+        *,
+        sender: int | None,
+        receiver: int | None,
+        nreceivers: int,
+        transport: Transport,
+        measures: bool = False,
+    ) -> None:
+        """Make the communicators and the buckets.
+
+        The communicators are made on a thread: a member that dies before it has connected would
+        be noticed at the time limit only.
+
+        Raises:
+            NcclError: they cannot be made.
+            InterruptedTransferError: a connection has closed.
+        """
+        if self.memory is None:
+            raise WeightsError("the memory of the session is not known")
+        provider = "host" if self.memory.on_host else "cuda"
+        made: list[World | BaseException] = []
+        abandoned = threading.Event()
+        lock = threading.Lock()
+
+        def make() -> None:
+            try:
+                world: World | BaseException = World(
+                    ids,
+                    sender=sender,
+                    receiver=receiver,
+                    nreceivers=nreceivers,
+                    provider=provider,
+                    device=self.device,
+                    timeout=self.timeout,
+                )
+            except BaseException as error:
+                world = error
+            with lock:
+                made.append(world)
+                if abandoned.is_set() and isinstance(world, World):
+                    world.abort()
+
+        thread = threading.Thread(target=make, name="pynccl-weights-init", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(_LOOK)
+                if thread.is_alive() and any(map(is_ending, links)):
+                    raise InterruptedTransferError("a member left while the others connected")
+        except BaseException:  # Ctrl-C, too
+            with lock:
+                abandoned.set()
+                for world in made:
+                    if isinstance(world, World):
+                        world.abort()
+            raise
+        result = made[0]
+        if isinstance(result, BaseException):
+            raise result
+        self.world = result
+        self.link = None
+        with self.watcher.watch(links, result.interrupt):
+            kind = SharedRing if transport == "shared" else BroadcastRing
+            self.ring = kind(result, self.memory, self.bucket_bytes)
+            if measures:
+                self.link = self.ring.probe()
+
+    def drop_world(self) -> None:
+        """Abort what is under way; the next attempt has other communicators and buckets."""
+        if self.world is not None:
+            self.world.abort()
+        self.world = None
+        self.ring = None
+
+    def close(self) -> None:
+        self.watcher.close()
+        if self.ring is not None:
+            self.ring.close()
+        self.ring = None
+        if self.world is not None:
+            self.world.close()
+        self.world = None
+
+
+def encode_plan(
+    senders: Iterable[Layout],
+    receivers: Iterable[Layout | None],
+    *,
+    bucket_bytes: int,
+    direct_bytes: int,
+    order: Sequence[str] | None,
+) -> PlanMessage:
+    """What a plan is made of, for JSON. Equal layouts are sent once."""
+    different: list[Any] = []
+    numbers = []
+    for layout in receivers:
+        if layout not in different:
+            different.append(layout)
+        numbers.append(different.index(layout))
+    return {
+        "senders": [to_wire(layout) for layout in senders],
+        "layouts": [None if layout is None else to_wire(layout) for layout in different],
+        "receivers": numbers,
+        "bucket_bytes": bucket_bytes,
+        "direct_bytes": direct_bytes,
+        "order": order,
+    }
+
+
+def decode_plan(plan: Mapping[str, Any]) -> tuple[list[Layout], list[Layout | None]]:
+    """The layouts of the senders and the receivers."""
+    layouts = [None if layout is None else from_wire(layout) for layout in plan["layouts"]]
+    senders: list[Layout] = [from_wire(layout) for layout in plan["senders"]]
+    return senders, [layouts[number] for number in plan["receivers"]]
+
+
+def checked_seconds(argument: str, seconds: object) -> float:
+    """A time limit of an argument.
+
+    Raises:
+        TypeError, ValueError: it is no positive number.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"{argument}: expected seconds, got {seconds!r}")
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"{argument}: {seconds} is not above 0 and at most {threading.TIMEOUT_MAX:g} seconds"
+        )
+    return float(seconds)

@@ -1,0 +1,301 @@
+"""Tensors of torch and arrays of NumPy, on CPUs and GPUs: what a transfer does with them.
+
+A "raw" tensor is contiguous, has the dtype in which it is sent, and lies in the memory of the
+session: it can be sent from, or received into, as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from pynccl import _C
+from pynccl.weights.dtypes import size_of
+
+__all__ = ["Library", "Memory", "Tensor", "current_gpu", "library_of", "memory_of", "place_of"]
+
+Tensor = Any  # of torch, an array of NumPy, or what these take by DLPack
+Library = Literal["torch", "numpy"]
+
+_CUDA = 2  # kDLCUDA
+_WITHOUT_NCCL = frozenset(  # sent as bytes
+    ("int16", "uint16", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2")
+)
+
+
+class Memory(Protocol):
+    """The operations of one library on the memory of one device.
+
+    Attributes:
+        library: "torch" or "numpy".
+        on_host: whether it is memory of the host.
+    """
+
+    library: Library
+    on_host: bool
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        """A tensor of the library on the same memory."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """A new tensor."""
+
+    def bucket(self, buffer: _C.Buffer) -> Tensor:
+        """The bytes of a buffer."""
+
+    def dtype_of(self, tensor: Tensor) -> str:
+        """The name of a tensor's dtype."""
+
+    def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
+        """The tensor, or its bytes, where it is raw."""
+
+    def address(self, raw: Tensor) -> int:
+        """Where a raw tensor begins."""
+
+    def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
+        """A place in a bucket as a tensor."""
+
+    def assign(self, target: Tensor, source: Tensor) -> None:
+        """Copy values, also to another dtype or device."""
+
+    def pack(
+        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
+    ) -> list[int]:
+        """Copy raw tensors to their places in a bucket; their checksums."""
+
+    def unpack(
+        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
+    ) -> list[int]:
+        """Copy from places in a bucket to raw tensors; the checksums of these afterwards."""
+
+    def checksum(self, raw: Tensor) -> int:
+        """The checksum of a raw tensor or a part of a bucket."""
+
+    def synchronize(self) -> None:
+        """Wait for what is enqueued on the current stream of the library."""
+
+
+class _OnHost:
+    """The part that does not depend on the library."""
+
+    on_host = True
+
+    def pack(
+        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
+    ) -> list[int]:
+        return _C.pack(bucket, offsets, sizes, raws)
+
+    def unpack(
+        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
+    ) -> list[int]:
+        return _C.unpack(bucket, offsets, sizes, raws)
+
+    def checksum(self, raw: Tensor) -> int:
+        return _C.checksum(raw)
+
+    def synchronize(self) -> None:
+        """Nothing is enqueued."""
+
+
+class _NumPy(_OnHost):
+    library: Library = "numpy"
+
+    def __init__(self) -> None:
+        import numpy
+
+        self._numpy = numpy
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        numpy = self._numpy
+        if isinstance(tensor, numpy.ndarray):
+            return tensor
+        if not hasattr(tensor, "__dlpack__"):
+            raise TypeError(f"tensors: expected a tensor, got {type(tensor).__name__}")
+        return numpy.from_dlpack(tensor)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        return self._numpy.empty(tuple(shape), self._dtype(dtype))
+
+    def bucket(self, buffer: _C.Buffer) -> Tensor:
+        return self._numpy.from_dlpack(buffer)
+
+    def dtype_of(self, tensor: Tensor) -> str:
+        return str(tensor.dtype)
+
+    def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
+        if not tensor.flags.c_contiguous or tensor.dtype != self._dtype(dtype):
+            return None
+        return self._bytes(tensor) if dtype in _WITHOUT_NCCL else tensor
+
+    def address(self, raw: Tensor) -> int:
+        return int(raw.__array_interface__["data"][0])
+
+    def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
+        kind = self._dtype(dtype)
+        count = int(self._numpy.prod(tuple(shape), dtype=int))
+        place = bucket[offset : offset + count * kind.itemsize]
+        return place.view(kind).reshape(tuple(shape))
+
+    def assign(self, target: Tensor, source: Tensor) -> None:
+        self._numpy.copyto(target, source, casting="unsafe")
+
+    def _bytes(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1).view(self._numpy.uint8)
+
+    def _dtype(self, name: str) -> Any:  # noqa: ANN401
+        try:
+            return self._numpy.dtype(name)
+        except TypeError:
+            try:
+                import ml_dtypes
+            except ImportError:
+                raise ValueError(f"dtype: NumPy has {name} only with ml_dtypes") from None
+            return self._numpy.dtype(getattr(ml_dtypes, name))
+
+
+class _Torch(_OnHost):
+    library: Library = "torch"
+
+    def __init__(self, device: str = "cpu") -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
+        self._names: dict[object, str] = {}
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        torch = self._torch
+        if isinstance(tensor, torch.Tensor):
+            return tensor
+        if not hasattr(tensor, "__dlpack__"):
+            raise TypeError(f"tensors: expected a tensor, got {type(tensor).__name__}")
+        return torch.from_dlpack(tensor)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        return self._torch.empty(tuple(shape), dtype=self._dtype(dtype), device=self._device)
+
+    def bucket(self, buffer: _C.Buffer) -> Tensor:
+        return self._torch.from_dlpack(buffer)  # type: ignore[attr-defined]
+
+    def dtype_of(self, tensor: Tensor) -> str:
+        if (name := self._names.get(tensor.dtype)) is None:
+            name = self._names[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        return name
+
+    def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
+        if (
+            self.dtype_of(tensor) != dtype
+            or not tensor.is_contiguous()
+            or tensor.device != self._device
+        ):
+            return None
+        if dtype in _WITHOUT_NCCL:
+            return tensor.detach().reshape(-1).view(self._torch.uint8)
+        return tensor
+
+    def address(self, raw: Tensor) -> int:
+        return int(raw.data_ptr())
+
+    def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
+        kind = self._dtype(dtype)
+        count = self._torch.Size(shape).numel()
+        place = bucket[offset : offset + count * size_of(dtype)]
+        return place.view(kind).view(tuple(shape))
+
+    def assign(self, target: Tensor, source: Tensor) -> None:
+        with self._torch.no_grad():
+            target.copy_(source)
+
+    def _dtype(self, name: str) -> Any:  # noqa: ANN401
+        try:
+            return getattr(self._torch, name)
+        except AttributeError:
+            raise ValueError(f"dtype: this torch has no {name}") from None
+
+
+class _TorchOnGpu(_Torch):
+    """Copies and checksums are operations of torch on the current stream, which is waited for."""
+
+    on_host = False
+
+    def pack(
+        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
+    ) -> list[int]:
+        self._copy(self._places(bucket, offsets, sizes), list(map(self._bytes, raws)))
+        return self._checksums(self._places(bucket, offsets, sizes))
+
+    def unpack(
+        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
+    ) -> list[int]:
+        targets = list(map(self._bytes, raws))
+        self._copy(targets, self._places(bucket, offsets, sizes))
+        return self._checksums(targets)
+
+    def checksum(self, raw: Tensor) -> int:
+        return self._checksums([self._bytes(raw)])[0]
+
+    def synchronize(self) -> None:
+        self._torch.cuda.current_stream(self._device).synchronize()
+
+    def _places(self, bucket: Tensor, offsets: list[int], sizes: list[int]) -> list[Tensor]:
+        return [bucket[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+
+    def _bytes(self, raw: Tensor) -> Tensor:
+        return raw.detach().reshape(-1).view(self._torch.uint8)
+
+    def _copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            if target.numel() != source.numel():
+                raise ValueError(f"tensors: {source.numel()} bytes for {target.numel()}")
+        self._torch._foreach_copy_(targets, sources)
+
+    def _checksums(self, tensors: list[Tensor]) -> list[int]:
+        from pynccl.weights.checksum import checksums
+
+        return checksums(tensors)
+
+
+def library_of(tensor: Tensor) -> Library:
+    """The library that a tensor belongs to; torch for others, where it is installed."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(tensor, numpy.ndarray):
+        return "numpy"
+    return "torch" if importlib.util.find_spec("torch") else "numpy"
+
+
+def place_of(tensor: Tensor) -> tuple[str, int | None]:
+    """The provider and the GPU of a tensor."""
+    if hasattr(tensor, "__dlpack_device__"):
+        kind, number = tensor.__dlpack_device__()
+        if int(kind) == _CUDA:
+            return "cuda", int(number)
+    return "host", None
+
+
+def current_gpu() -> int:
+    """The current GPU of torch."""
+    import torch
+
+    return torch.cuda.current_device()
+
+
+def memory_of(library: Library, provider: str, device: int) -> Memory:
+    """The operations of a library on the memory of a provider.
+
+    Args:
+        library: "torch" or "numpy".
+        provider: "host" or "cuda".
+        device: the GPU.
+
+    Raises:
+        ValueError: there is no such library, or NumPy is asked for memory of GPUs.
+    """
+    if library == "torch":
+        return _Torch() if provider == "host" else _TorchOnGpu(f"cuda:{device}")
+    if library != "numpy":
+        raise ValueError(f"library: {library!r} is neither 'torch' nor 'numpy'")
+    if provider != "host":
+        raise ValueError("library: NumPy has no memory of GPUs; torch has")
+    return _NumPy()

@@ -1,0 +1,51 @@
+"""What sender 0 decides for all members: the sizes of buckets, and how they are transferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pynccl.weights.member import Transport
+
+__all__ = ["Options"]
+
+# In bytes. Smaller buckets have more waits between the members, larger ones need more memory, and
+# those that are copied from should stay in caches.
+_BUCKETS = {"shared": 1 << 20, "host": 16 << 20, "cuda": 64 << 20}
+_DIRECT = {"shared": 1 << 20, "host": 256 << 10, "cuda": 4 << 20}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the leader decides for all.
+
+    Attributes:
+        senders: how many there are.
+        receivers: how many the first version waits for.
+        bucket_bytes: the size of a bucket; None depends on the provider.
+        direct_bytes: tensors from this size on are not packed; None depends on the provider.
+        transport: how buckets get to the receivers; None depends on the provider.
+        measures_link: whether new communicators are measured.
+    """
+
+    senders: int
+    receivers: int
+    bucket_bytes: int | None
+    direct_bytes: int | None
+    transport: Transport | None
+    measures_link: bool
+
+    def transport_on(self, provider: str) -> Transport:
+        """The transport on a provider.
+
+        Raises:
+            ValueError: it is for CPUs only.
+        """
+        if self.transport == "shared" and provider != "host":
+            raise ValueError("transport: 'shared' is for CPUs, and the tensors are on GPUs")
+        return self.transport or ("shared" if provider == "host" else "broadcast")
+
+    def sizes(self, provider: str) -> tuple[int, int]:
+        """The sizes of a bucket and of direct tensors on a provider."""
+        key = "shared" if self.transport_on(provider) == "shared" else provider
+        bucket = self.bucket_bytes or _BUCKETS[key]
+        return bucket, min(self.direct_bytes or _DIRECT[key], bucket)

@@ -1,0 +1,253 @@
+"""The plan of a transfer: which bytes go from whom to whom, in which order.
+
+It is a function of the layouts alone, so that every member computes the same. The tensors have an
+order. Their parts are cut in units of at most a bucket; a sender's small units are packed in
+buckets, a large one is a step of its own. A step is complete before a later one needs it: see
+docs/weights.md for why the order cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pynccl.weights.dtypes import size_of
+from pynccl.weights.layout import Box, Layout, Part, split, whole
+
+__all__ = ["ALIGNMENT", "Segment", "Step", "Unit", "make_plan", "make_steps", "plan_units"]
+
+ALIGNMENT = 64  # bytes, of a unit in a bucket
+
+
+class Unit(NamedTuple):
+    """A part of a tensor that is sent at once and has a checksum.
+
+    Attributes:
+        number: in the plan.
+        name: of the tensor.
+        dtype: in which it is sent.
+        box: which part.
+        sender: the number of the sender.
+        receivers: the numbers of the receivers that get it.
+        nbytes: its size.
+    """
+
+    number: int
+    name: str
+    dtype: str
+    box: Box
+    sender: int
+    receivers: tuple[int, ...]
+    nbytes: int
+
+
+class Segment(NamedTuple):
+    """The bytes of a step that go to the same receivers.
+
+    Attributes:
+        receivers: their numbers.
+        offset: where the segment begins in the bucket.
+        nbytes: its size, with the padding between units.
+        payload: the bytes of its units.
+        numbers: those of its units.
+    """
+
+    receivers: tuple[int, ...]
+    offset: int
+    nbytes: int
+    payload: int
+    numbers: tuple[int, ...]
+
+
+@dataclass
+class Step:
+    """What a sender sends at once.
+
+    Attributes:
+        sender: its number.
+        units: what is in it, with the offset of each in the bucket, in the order of the tensors.
+        segments: the bucket by receivers.
+        nbytes: the size in the bucket.
+        is_planned: whether it is one of a whole version, which comes again.
+    """
+
+    sender: int
+    units: list[tuple[Unit, int]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    nbytes: int = 0
+    is_planned: bool = False
+
+    def is_for(self, receiver: int | None) -> bool:
+        """Whether a receiver gets a part of it."""
+        return any(receiver in segment.receivers for segment in self.segments)
+
+    @property
+    def payload(self) -> int:
+        """The bytes of its units."""
+        return sum(segment.payload for segment in self.segments)
+
+
+def make_plan(
+    senders: Sequence[Layout],
+    receivers: Sequence[Layout | None],
+    *,
+    bucket_bytes: int,
+    direct_bytes: int,
+    order: Sequence[str] | None,
+) -> list[Step]:
+    """The plan of a whole version.
+
+    Args:
+        senders: what each has.
+        receivers: what each wants; None is everything.
+        bucket_bytes: the size of a bucket.
+        direct_bytes: units from this size on are steps of their own.
+        order: of the tensors; None lets small ones come after large ones, which makes fewer and
+            larger buckets.
+
+    Raises:
+        ValueError: the layouts do not fit together: the text names the tensor.
+    """
+    units = plan_units(senders, receivers, bucket_bytes=bucket_bytes, order=order)
+    if order is None:
+        units.sort(key=lambda unit: unit.nbytes < direct_bytes)
+        units = [unit._replace(number=number) for number, unit in enumerate(units)]
+    steps = make_steps(units, bucket_bytes=bucket_bytes, direct_bytes=direct_bytes)
+    for step in steps:
+        step.is_planned = True
+    return steps
+
+
+def plan_units(
+    senders: Sequence[Layout],
+    receivers: Sequence[Layout | None],
+    *,
+    bucket_bytes: int,
+    order: Sequence[str] | None,
+) -> list[Unit]:
+    """The units of a plan, in the order of the tensors."""
+    holders: dict[str, list[tuple[int, Part]]] = defaultdict(list)
+    for name in order or ():
+        holders[name] = []
+    for sender, layout in enumerate(senders):
+        for name, part in layout.items():
+            holders[name].append((sender, part))
+    for wanted in receivers:
+        if missing := [name for name in wanted or () if name not in holders]:
+            raise ValueError(f"{missing[0]}: a receiver wants it, and no sender has it")
+    load = [0] * len(senders)
+    units: list[Unit] = []
+    for name, parts in holders.items():
+        if not parts:
+            raise ValueError(f"{name}: it is in the metadata, and no sender has it")
+        shape, dtype = parts[0][1].shape, parts[0][1].dtype
+        for _, part in parts:
+            if (part.shape, part.dtype) != (shape, dtype):
+                raise ValueError(
+                    f"{name}: it is {dtype} of shape {shape} on a sender, and {part.dtype} of "
+                    f"shape {part.shape} on another"
+                )
+        targets, sent = _targets(name, parts[0][1], receivers)
+        for sender, box in _pieces(name, shape, parts, load):
+            load[sender] += box.size * size_of(sent)
+            for target_box, numbers in targets.items():
+                common = box.common(target_box)
+                if common is None:
+                    continue
+                size = size_of(sent)
+                units += (
+                    Unit(0, name, sent, cut, sender, tuple(numbers), cut.size * size)
+                    for cut in split(common, size, bucket_bytes)
+                )
+    return [unit._replace(number=number) for number, unit in enumerate(units)]
+
+
+def _targets(
+    name: str, part: Part, receivers: Sequence[Layout | None]
+) -> tuple[dict[Box, list[int]], str]:
+    """Who wants which part of a tensor, and the dtype in which it is sent."""
+    dtype, shape, _ = part
+    targets: dict[Box, list[int]] = defaultdict(list)
+    kinds = set()
+    for receiver, wanted in enumerate(receivers):
+        target = Part(dtype, shape, whole(shape)) if wanted is None else wanted.get(name)
+        if target is None:
+            continue
+        if target.shape != shape:
+            raise ValueError(
+                f"{name}: its shape is {shape} on the senders and {target.shape} on a receiver"
+            )
+        targets[target.box].append(receiver)
+        kinds.add(target.dtype)
+    # What all receivers round to is sent rounded.
+    narrow = kinds.pop() if len(kinds) == 1 else dtype
+    return targets, narrow if size_of(narrow) < size_of(dtype) else dtype
+
+
+def _pieces(
+    name: str, shape: tuple[int, ...], parts: list[tuple[int, Part]], load: list[int]
+) -> list[tuple[int, Box]]:
+    """Who sends which part: of equal ones the sender that has the least to send."""
+    holders: dict[Box, list[int]] = defaultdict(list)
+    for sender, part in parts:
+        if part.box.size:
+            holders[part.box].append(sender)
+    boxes = sorted(holders)
+    if sum(box.size for box in boxes) != whole(shape).size or any(
+        a.common(b) for i, a in enumerate(boxes) for b in boxes[:i]
+    ):
+        held = ", ".join(f"{list(box.start)} to {list(box.stop)}" for box in boxes) or "nothing"
+        raise ValueError(
+            f"{name}: the parts of the senders do not make up shape {shape}: they have {held}"
+        )
+    return [(min(holders[box], key=lambda sender: load[sender]), box) for box in boxes]
+
+
+def make_steps(units: Iterable[Unit], *, bucket_bytes: int, direct_bytes: int) -> list[Step]:
+    """Pack units in steps, in their order."""
+    steps: list[Step] = []
+    filled: dict[int, tuple[list[Unit], int]] = {}  # by sender: the open bucket, and its size
+
+    def close(sender: int) -> None:
+        if sender in filled:
+            steps.append(_arranged(sender, filled.pop(sender)[0]))
+
+    for unit in units:
+        sender, size = unit.sender, _aligned(unit.nbytes)
+        if unit.nbytes >= direct_bytes:
+            close(sender)
+            steps.append(_arranged(sender, [unit]))
+            continue
+        if sender in filled and filled[sender][1] + size > bucket_bytes:
+            close(sender)
+        bucket, total = filled.get(sender, ([], 0))
+        bucket.append(unit)
+        filled[sender] = bucket, total + size
+    for sender in sorted(filled):
+        close(sender)
+    return steps
+
+
+def _arranged(sender: int, units: list[Unit]) -> Step:
+    """A step with its units in their places: those for the same receivers side by side."""
+    by_receivers: dict[tuple[int, ...], list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_receivers[unit.receivers].append(unit)
+    step = Step(sender)
+    for receivers, together in by_receivers.items():
+        start = end = step.nbytes
+        for unit in together:
+            step.units.append((unit, step.nbytes))
+            end = step.nbytes + unit.nbytes
+            step.nbytes += _aligned(unit.nbytes)
+        payload = sum(unit.nbytes for unit in together)
+        numbers = tuple(unit.number for unit in together)
+        step.segments.append(Segment(receivers, start, end - start, payload, numbers))
+    step.units.sort()
+    return step
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

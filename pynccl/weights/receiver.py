@@ -1,0 +1,233 @@
+"""WeightReceiver: a process that gets the weights of a session."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pynccl.store import Store
+from pynccl.weights.errors import SessionClosedError
+from pynccl.weights.follower import Follower
+from pynccl.weights.layout import Layout, to_wire
+from pynccl.weights.meeting import check_address, join
+from pynccl.weights.member import Member, checked_seconds
+from pynccl.weights.memory import (
+    Library,
+    Memory,
+    Tensor,
+    current_gpu,
+    library_of,
+    memory_of,
+    place_of,
+)
+from pynccl.weights.plan import Step
+from pynccl.weights.progress import OnProgress, meter
+from pynccl.weights.report import Report
+from pynccl.weights.source import Shard, local
+from pynccl.weights.target import Commit, Target
+from pynccl.weights.transfer import Sums, nbytes_for
+from pynccl.weights.wire import Deadline, Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["WeightReceiver"]
+
+_WITH = {True: "with", False: "without"}
+
+
+class WeightReceiver:
+    """Receives versions of weights from the senders of a session.
+
+        receiver = WeightReceiver("trainer:29600", into=dict(model.named_parameters()))
+        while True:
+            report = receiver.receive()
+
+    It joins at the next version, also after it was dropped or its process was started again. Only
+    one thread may use it.
+
+    Args:
+        address: "host:port" at which sender 0 listens, or a store (of torch.distributed, or with
+            its methods set, get and check) that the members share.
+        into: the tensors to fill, or :class:`Shard` objects or DTensors for parts of them, by
+            name; other dtypes than the sender's are converted. Names that are not in it are not
+            received. None makes all tensors by the sender's metadata.
+        commit: when ``tensors`` change. "copy": each version is received in a second set, and
+            copied when all checksums are right; twice the memory. "in_place": it is received
+            straight into them; no more memory, but they have parts of two versions during the
+            transfer and after a failed one, until the next: see ``is_whole``. "swap": two sets
+            take turns, and ``tensors`` is the other dict afterwards. The default is "copy" with
+            into, and "swap" without.
+        name: for messages; the host and the process id by default.
+        library: "torch" or "numpy": what the tensors belong to. None is that of into, else torch
+            where it is installed.
+        device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of into, else the
+            current device of torch.
+        timeout: seconds for each wait of a transfer.
+        progress: called during transfers with the bytes that have arrived and those of all; a
+            :class:`ProgressBar`, or a function. None: it is not called.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+        TimeoutError: the sender does not listen within timeout.
+
+    Attributes:
+        name: as given.
+    """
+
+    def __init__(
+        self,
+        address: str | Store,
+        into: Mapping[str, Tensor | Shard] | None = None,
+        *,
+        commit: Commit | None = None,
+        name: str | None = None,
+        library: Library | None = None,
+        device: int | None = None,
+        timeout: float = 300.0,
+        progress: OnProgress | None = None,
+    ) -> None:
+        check_address(address)
+        limit = checked_seconds("timeout", timeout)
+        commit = commit or ("swap" if into is None else "copy")
+        if commit not in ("swap", "copy", "in_place"):
+            raise ValueError(f"commit: {commit!r} is not one of 'swap', 'copy', 'in_place'")
+        if commit == ("copy" if into is None else "swap"):
+            raise ValueError(f"commit: {commit!r} is for receivers {_WITH[into is None]} into")
+        self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else name
+        self._into = into
+        self._commit: Commit = commit
+        self._library = library
+        self._version: int | None = None
+        self._member = Member(limit, device, progress)
+        self._target: Target | None = None
+        if into:
+            first = local(next(iter(into.values())))
+            self._library = library or library_of(first)
+            provider, gpu = place_of(first)
+            self._member.device = gpu if device is None else device
+            self._set_memory(provider)
+        link = join(address, Deadline(limit), limit)
+        link.name = "sender 0"
+        wanted: Layout | None = self._target.wanted if self._target is not None else None
+        if into is not None and not into:
+            wanted = {}  # nothing, in memory that is known when a version begins
+        link.send(
+            "hello",
+            role="receiver",
+            name=self.name,
+            wanted=None if wanted is None else to_wire(wanted),
+            keeps_base=commit != "swap",
+        )
+        self._follower = Follower(self._member, link, _Role(self), is_sender=False)
+
+    def receive(self, timeout: float | None = None) -> Report:
+        """Wait for the next version and commit it.
+
+        Args:
+            timeout: seconds until it begins; None is no limit. The death of the sender ends the
+                wait in any case.
+
+        Returns:
+            The summary; ``tensors`` is the version now.
+
+        Raises:
+            TimeoutError: no version has begun in time.
+            PeerLostError: the sender is lost; the session has ended.
+            ChecksumError: tensors arrived with errors, also when they were sent again.
+            WeightsError: the sender has given the version up. Another one may follow.
+            SessionClosedError: the sender has closed the session.
+        """
+        report = self._follower.wait(
+            None if timeout is None else checked_seconds("timeout", timeout)
+        )
+        self._version = report.version
+        return report
+
+    def __iter__(self) -> Iterator[Report]:
+        """The versions, until the sender closes the session."""
+        while True:
+            try:
+                yield self.receive()
+            except SessionClosedError:
+                return
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the committed version by name; those of into where it was given."""
+        return self._target.tensors if self._target is not None else {}
+
+    @property
+    def version(self) -> int | None:
+        """The number of the committed version; None before the first."""
+        return self._version
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``tensors`` are one version: False before the first, and with
+        commit="in_place" from the beginning of a transfer until it is committed.
+        """
+        return self._target is not None and self._target.is_whole
+
+    def close(self) -> None:
+        """Leave the session. Closing twice is allowed."""
+        self._follower.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _set_memory(self, provider: str) -> Memory:
+        member = self._member
+        if member.memory is None:
+            library = self._library or library_of(None)
+            if provider == "cuda" and member.device is None:
+                member.device = current_gpu()
+            device = member.device if isinstance(member.device, int) else 0
+            member.memory = memory_of(library, provider, device)
+            self._target = Target(member.memory, self._into, self._commit)
+        return member.memory
+
+
+class _Role:
+    def __init__(self, receiver: WeightReceiver) -> None:
+        self._receiver = receiver
+        self._member = receiver._member
+
+    @property
+    def _target(self) -> Target:
+        target = self._receiver._target
+        if target is None:
+            raise RuntimeError("the memory of the session is not known")
+        return target
+
+    def begin(self, message: Message) -> None:
+        self._receiver._set_memory(message["provider"])
+        self._target.begin(self._member.layout)
+
+    def run(self, steps: list[Step]) -> Sums:
+        member = self._member
+        if member.ring is None:
+            raise RuntimeError("there is no communicator")
+        progress = meter(member.progress, self.nbytes(steps))
+        return member.ring.receive(steps, self._target, member.bindings, progress)
+
+    def compare(self, steps: list[Step]) -> Sums:
+        raise RuntimeError("a receiver has nothing to compare")
+
+    def nbytes(self, steps: list[Step]) -> int:
+        number = self._member.world.receiver if self._member.world is not None else None
+        return sum(nbytes_for(step, number) for step in steps)
+
+    def commit(self) -> None:
+        self._target.commit()

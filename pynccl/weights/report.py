@@ -1,0 +1,53 @@
+"""What a transfer was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The summary of a version that was transferred.
+
+    Attributes:
+        version: its number.
+        nbytes: the bytes that this member sent or received, without what was sent again.
+        seconds: from the beginning of the transfer, when all members had come, to the commit.
+        receivers: the names of those that have committed the version.
+        lost: the names of receivers that died or did not answer, and were left out.
+        repaired: the names of tensors that were sent again, since a checksum differed.
+        link: bytes per second of a broadcast to all receivers, where it was measured; else None.
+    """
+
+    version: int
+    nbytes: int
+    seconds: float
+    receivers: tuple[str, ...]
+    lost: tuple[str, ...]
+    repaired: tuple[str, ...]
+    link: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The bandwidth as a part of that of the link; None where that was not measured."""
+        return None if self.link is None else self.bandwidth / self.link
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        text = (
+            f"version {self.version}: {self.nbytes / 1e6:.1f} MB to {len(self.receivers)} "
+            f"receivers in {self.seconds * 1e3:.1f} ms, {self.bandwidth / 1e9:.2f} GB/s"
+        )
+        if self.share is not None:
+            text += f", {self.share:.0%} of the link's"
+        if self.lost:
+            text += f"; lost: {', '.join(self.lost)}"
+        if self.repaired:
+            text += f"; sent again: {', '.join(self.repaired)}"
+        return text

@@ -1,0 +1,269 @@
+"""WeightSender: a process that has the weights of a session, or a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pynccl.store import Store
+from pynccl.weights.errors import WeightsError
+from pynccl.weights.follower import Follower
+from pynccl.weights.layout import Layout, to_wire
+from pynccl.weights.leader import Leader
+from pynccl.weights.meeting import check_address, join, listen
+from pynccl.weights.member import Member, Transport, checked_seconds
+from pynccl.weights.memory import Library, Memory, library_of, memory_of, place_of
+from pynccl.weights.options import Options
+from pynccl.weights.plan import Step
+from pynccl.weights.progress import OnProgress, meter
+from pynccl.weights.report import Report
+from pynccl.weights.source import Gather, Metadata, Source, Sources, gathered, held, local
+from pynccl.weights.transfer import Sums, sums_of
+from pynccl.weights.wire import Deadline, Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["WeightSender"]
+
+_PAGE = 4096  # bytes
+
+
+class WeightSender:
+    """Sends versions of weights to the receivers of a session.
+
+        sender = WeightSender("0.0.0.0:29600", receivers=2)
+        report = sender.send(dict(model.named_parameters()))
+
+    Where there are several senders, all call :meth:`send` for each version, and each sends what it
+    has: a part of the tensors, or of each tensor. Only one thread may use it.
+
+    Args:
+        address: "host:port", at which sender 0 listens, at a free port where it is 0; or a store
+            (of torch.distributed, or with its methods set, get and check) that the members share.
+        rank: the number of this sender.
+        senders: how many senders there are.
+        receivers: for how many receivers the first version waits. Others join at later versions.
+        bucket_bytes: the size of a bucket, of which there are two on each member; larger tensors
+            are sent in parts of this size. None is 1 MiB where it is shared, else 16 MiB on CPUs
+            and 64 MiB on GPUs.
+        direct_bytes: tensors from this size on are broadcast from their own memory into their own
+            memory, where they are contiguous and have the same dtype; smaller ones are packed in
+            buckets. None is 256 KiB on CPUs and 4 MiB on GPUs.
+        transport: "shared", on CPUs only: receivers copy from the senders' buckets, which they can
+            read. "broadcast": by NCCL's operations. It counts on sender 0. None is "shared" on
+            CPUs, where "broadcast" tests what is done on GPUs.
+        library: "torch" or "numpy"; None is that of the first tensor.
+        device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of the tensors.
+        timeout: seconds for each wait of a transfer.
+        progress: called during transfers with the bytes that this sender has sent and those of all
+            that it sends; a :class:`ProgressBar`, or a function. None: it is not called.
+        measure_link: measure the bandwidth of new communicators by four broadcasts of a bucket, for
+            ``Report.share``. It counts on sender 0.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+        OSError: sender 0 cannot listen at the address.
+        TimeoutError: sender 0 does not listen within timeout.
+
+    Attributes:
+        address: where sender 0 listens; "" on others.
+    """
+
+    def __init__(
+        self,
+        address: str | Store,
+        *,
+        rank: int = 0,
+        senders: int = 1,
+        receivers: int = 1,
+        bucket_bytes: int | None = None,
+        direct_bytes: int | None = None,
+        transport: Transport | None = None,
+        library: Library | None = None,
+        device: int | None = None,
+        timeout: float = 300.0,
+        progress: OnProgress | None = None,
+        measure_link: bool = False,
+    ) -> None:
+        check_address(address, listens=rank == 0)
+        if not 0 <= rank < senders:
+            raise ValueError(f"rank: {rank} is not in [0, {senders})")
+        if receivers < 1:
+            raise ValueError(f"receivers: {receivers} must be at least 1")
+        if bucket_bytes is not None and (bucket_bytes < _PAGE or bucket_bytes % _PAGE):
+            raise ValueError(f"bucket_bytes: {bucket_bytes} is not a multiple of {_PAGE}")
+        if direct_bytes is not None and direct_bytes < 1:
+            raise ValueError(f"direct_bytes: {direct_bytes} must be at least 1")
+        if transport not in {"shared", "broadcast", None}:
+            raise ValueError(f"transport: {transport!r} is neither 'shared' nor 'broadcast'")
+        limit = checked_seconds("timeout", timeout)
+        self.address = ""
+        self._rank = rank
+        self._library = library
+        self._version = 0
+        self._source: Source | None = None
+        self._offered: tuple[Layout, list[str] | None] | None = None
+        self._provider = "host"
+        self._member = Member(limit, device, progress)
+        self._leader: Leader | None = None
+        self._follower: Follower | None = None
+        if rank == 0:
+            listener = listen(address, limit)
+            self.address = listener.address
+            options = Options(
+                *(senders, receivers, bucket_bytes, direct_bytes, transport, measure_link)
+            )
+            self._leader = Leader(self._member, listener, options)
+        else:
+            link = join(address, Deadline(limit), limit)
+            link.name = "sender 0"
+            link.send("hello", role="sender", number=rank)
+            self._follower = Follower(self._member, link, _Role(self), is_sender=True)
+
+    def send(
+        self,
+        tensors: Sources,
+        *,
+        version: int | None = None,
+        metadata: Metadata | None = None,
+        delta: bool = False,
+    ) -> Report:
+        """Send a version, and wait until all receivers have committed it.
+
+        A receiver that dies, or does not answer within the session's timeout, is left out and named
+        in the report; the others get the version.
+
+        Args:
+            tensors: by name: tensors, :class:`Shard` objects or DTensors. Or, with metadata, a
+                function that returns an iterator of names and tensors, which are made one after the
+                other, for example gathered from the ranks of the trainer. It is called again where
+                the version has to be sent again.
+            version: its number; None is one more than the last one. That of sender 0 counts.
+            metadata: of all tensors that a function makes, in its order: a :class:`Spec` for those
+                that this member sends, None for those that others send. The senders that have one
+                have the same names in the same order.
+            delta: send only the parts, of at most bucket_bytes, whose checksums differ from those
+                of the last version. It counts on sender 0. All is sent where members have come or
+                left since then, after a version that failed, to receivers with commit="swap", and
+                from functions.
+
+        Returns:
+            The summary.
+
+        Raises:
+            TypeError, ValueError: a wrong argument, or layouts that do not fit together; nothing
+                was committed.
+            PeerLostError: a sender or all receivers are lost, or members have not come within the
+                timeout; the session has ended.
+            ChecksumError: tensors arrived with errors, also when they were sent again; no receiver
+                has committed the version.
+            WeightsError: there are no receivers, or another sender has given the version up.
+        """
+        source = self._source_of(tensors, metadata)
+        self._source = source
+        if self._leader is not None:
+            number = self._version + 1 if version is None else version
+            report = self._leader.transfer(number, source, self._provider, delta=delta)
+        elif self._follower is not None:
+            offered = source.layout, source.order
+            layout = None if offered == self._offered else to_wire(source.layout)
+            self._follower.offer(layout, source.order)
+            self._offered = offered
+            report = self._follower.wait(3 * self._member.timeout)
+        else:
+            raise WeightsError("the session is closed")
+        self._version = report.version
+        return report
+
+    @property
+    def version(self) -> int:
+        """The number of the last version that was committed; 0 before the first."""
+        return self._version
+
+    def waiting(self) -> int:
+        """How many receivers have connected since the last version; they join at the next one.
+
+        It is for sender 0, which may then send the version that they lack.
+
+        Returns:
+            Their number; 0 on other senders.
+        """
+        return self._leader.waiting() if self._leader is not None else 0
+
+    def close(self) -> None:
+        """End the session for all members. Closing twice is allowed."""
+        if self._leader is not None:
+            self._leader.close()
+        if self._follower is not None:
+            self._follower.close()
+        self._leader = self._follower = self._source = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _source_of(self, tensors: Sources, metadata: Metadata | None) -> Source:
+        if isinstance(tensors, Mapping):
+            if metadata is not None:
+                raise ValueError("metadata: it is for tensors that a function makes")
+            first = local(next(iter(tensors.values()))) if tensors else None
+            return held(tensors, self._memory_of(first), self._source)
+        if not callable(tensors):
+            raise TypeError(f"tensors: expected a mapping or a function, got {tensors!r:.60}")
+        if metadata is None:
+            raise ValueError("metadata: a function that makes tensors needs it")
+        gather: Gather = tensors
+        return gathered(gather, metadata, self._memory_of(None))
+
+    def _memory_of(self, tensor: object) -> Memory:
+        member = self._member
+        if member.memory is None:
+            library = self._library or library_of(tensor)
+            if tensor is not None:
+                self._provider, gpu = place_of(tensor)
+                member.device = gpu if member.device is None else member.device
+            elif isinstance(member.device, int):
+                self._provider = "cuda"
+            device = member.device if isinstance(member.device, int) else 0
+            member.memory = memory_of(library, self._provider, device)
+        return member.memory
+
+
+class _Role:
+    def __init__(self, sender: WeightSender) -> None:
+        self._sender = sender
+
+    def begin(self, message: Message) -> None:
+        """The source is there."""
+
+    def _own(self, steps: list[Step]) -> list[Step]:
+        return [step for step in steps if step.sender == self._sender._rank]
+
+    def run(self, steps: list[Step]) -> Sums:
+        member, source = self._sender._member, self._sender._source
+        if member.ring is None or source is None:
+            raise RuntimeError("there is no communicator")
+        own = self._own(steps)
+        progress = meter(member.progress, sum(step.payload for step in own))
+        return member.ring.send(own, source, member.bindings, progress)
+
+    def compare(self, steps: list[Step]) -> Sums:
+        member, source = self._sender._member, self._sender._source
+        if member.ring is None or source is None:
+            raise RuntimeError("there is no communicator")
+        return sums_of(self._own(steps), member.ring, source, member.bindings)
+
+    def nbytes(self, steps: list[Step]) -> int:
+        return sum(step.payload for step in self._own(steps))
+
+    def commit(self) -> None:
+        """A sender keeps nothing."""

@@ -1,0 +1,266 @@
+"""What a sender sends: tensors by name, or functions that make them one after the other."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+
+from pynccl.weights.layout import Box, Layout, Part, check_part, whole
+from pynccl.weights.memory import Memory, Tensor
+from pynccl.weights.plan import Unit
+
+__all__ = [
+    "Gather",
+    "Metadata",
+    "Shard",
+    "Source",
+    "Sources",
+    "Spec",
+    "gathered",
+    "held",
+    "layout_of",
+    "local",
+]
+
+
+_KIND = operator.attrgetter("dtype", "shape")
+
+
+class Spec(NamedTuple):
+    """The metadata of a tensor that does not exist yet.
+
+    Attributes:
+        dtype: its name, as "bfloat16".
+        shape: of the whole tensor.
+        start: where the part begins that this member has; None is the whole tensor.
+        extent: the shape of that part; None reaches to the end.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...] | None = None
+    extent: tuple[int, ...] | None = None
+
+
+class Shard(NamedTuple):
+    """A tensor that is a part of a larger one.
+
+    Attributes:
+        tensor: the part.
+        shape: of the whole tensor.
+        start: where the part begins in it, for each dimension.
+    """
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+
+Metadata: TypeAlias = "Mapping[str, Spec | None]"
+Gather = Callable[[], Iterable[tuple[str, Tensor]]]
+Sources: TypeAlias = "Mapping[str, Tensor | Shard] | Gather"
+
+
+def local(value: Tensor | Shard) -> Tensor:
+    """The tensor in the memory of this process."""
+    if isinstance(value, Shard):
+        return value.tensor
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is not None and isinstance(value, dtensor.DTensor):
+        return value.to_local()
+    return value
+
+
+def _integers(name: str, attribute: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """The values of an attribute of a Shard or a Spec, which may be NumPy's."""
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError:
+        raise TypeError(f"{name}: {attribute}: expected integers, got {values!r}") from None
+
+
+def part_of(name: str, value: Tensor | Shard, memory: Memory) -> Part:
+    """The metadata of a tensor or a shard; of a DTensor, of its local shard."""
+    tensor = memory.wrap(local(value))
+    dtype, extent = memory.dtype_of(tensor), tuple(tensor.shape)
+    if isinstance(value, Shard):
+        shape, start = _integers(name, "shape", value.shape), _integers(name, "start", value.start)
+    elif tensor is value or not hasattr(value, "placements"):
+        check_part(name, part := Part(dtype, extent, whole(extent)))
+        return part
+    else:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        shape = tuple(value.shape)
+        if any(type(placement).__name__ == "_StridedShard" for placement in value.placements):
+            raise ValueError(f"{name}: a shard that is not one slice cannot be sent")
+        _, start = compute_local_shape_and_global_offset(shape, value.device_mesh, value.placements)
+        if not tensor.numel():
+            start = (0,) * len(shape)
+    if len(start) != len(extent):
+        raise ValueError(f"{name}: start is {start}, the shard has {len(extent)} dimensions")
+    stop = tuple(a + n for a, n in zip(start, extent, strict=True))
+    check_part(name, part := Part(dtype, shape, Box(tuple(start), stop)))
+    return part
+
+
+def layout_of(values: Mapping[str, Tensor | Shard], memory: Memory) -> dict[str, Part]:
+    """The metadata of tensors."""
+    return {name: part_of(name, value, memory) for name, value in values.items()}
+
+
+def layout_of_specs(metadata: Metadata) -> dict[str, Part]:
+    """The layout that metadata describes."""
+    layout = {}
+    for name, spec in metadata.items():
+        if spec is None:
+            continue
+        shape = _integers(name, "shape", spec.shape)
+        start = (0,) * len(shape) if spec.start is None else _integers(name, "start", spec.start)
+        extent = (
+            tuple(n - a for n, a in zip(shape, start))  # noqa: B905 - check_part() compares them
+            if spec.extent is None
+            else _integers(name, "extent", spec.extent)
+        )
+        if not len(shape) == len(start) == len(extent):
+            raise ValueError(
+                f"{name}: start is {start} and extent is {extent} in a shape of {len(shape)} "
+                "dimensions"
+            )
+        stop = tuple(a + n for a, n in zip(start, extent, strict=True))
+        check_part(name, part := Part(spec.dtype, shape, Box(start, stop)))
+        layout[name] = part
+    return layout
+
+
+class Source:
+    """The tensors of a sender for one version.
+
+    Attributes:
+        layout: their metadata.
+        order: where tensors are made during the transfer, the names of those of all senders in
+            the order in which they are made; else None.
+    """
+
+    layout: Layout
+    order: list[str] | None
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether tensors are made during the transfer."""
+        return self.order is not None
+
+    def begin(self) -> None:
+        """A transfer begins, from the first unit on."""
+
+    def view(self, unit: Unit) -> Tensor:
+        """The tensor of a unit."""
+        raise NotImplementedError
+
+    def holds_whole(self, unit: Unit) -> bool:
+        """Whether view() returns the same object for every version."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """All units were sent, or this member sends none of those that are left."""
+
+
+class _Held(Source):
+    order = None
+
+    def __init__(self, values: Mapping[str, Tensor | Shard], memory: Memory) -> None:
+        self.values = values
+        self.layout = layout_of(values, memory)
+        self._tensors = {name: memory.wrap(local(value)) for name, value in values.items()}
+        self._kinds = self._new_kinds()
+        # Of a DTensor the local tensor may be another one the next time.
+        self.is_lasting = all(
+            isinstance(value, Shard) or self._tensors[name] is value
+            for name, value in values.items()
+        )
+
+    def has_changed(self) -> bool:
+        """Whether a tensor has another dtype or shape now, as after module.half()."""
+        return self._new_kinds() != self._kinds
+
+    def _new_kinds(self) -> list[Any]:
+        return list(map(_KIND, self._tensors.values()))
+
+    def view(self, unit: Unit) -> Tensor:
+        tensor, box = self._tensors[unit.name], self.layout[unit.name].box
+        return tensor if unit.box == box else tensor[unit.box.slices_in(box)]
+
+    def holds_whole(self, unit: Unit) -> bool:
+        return unit.box == self.layout[unit.name].box
+
+
+def held(values: Mapping[str, Tensor | Shard], memory: Memory, last: Source | None) -> Source:
+    """The source of tensors that exist: the last one, where all are the same objects."""
+    if isinstance(last, _Held) and last.is_lasting and len(values) == len(last.values):
+        same = all(map(operator.is_, values.values(), last.values.values()))
+        if same and list(values) == list(last.values) and not last.has_changed():
+            return last
+    return _Held(dict(values), memory)
+
+
+class _Gathered(Source):
+    def __init__(self, gather: Gather, metadata: Metadata, memory: Memory) -> None:
+        self.layout = layout_of_specs(metadata)
+        self.order = list(metadata)
+        self._gather = gather
+        self._memory = memory
+        self._items: Iterator[tuple[str, Tensor]] = iter(())
+        self._name = ""
+        self._tensor: Any = None
+
+    def begin(self) -> None:
+        self._items = iter(self._gather())
+        self._name, self._tensor = "", None
+
+    def view(self, unit: Unit) -> Tensor:
+        while self._name != unit.name:
+            self._advance(unit.name)
+        box = self.layout[unit.name].box
+        return self._tensor if unit.box == box else self._tensor[unit.box.slices_in(box)]
+
+    def holds_whole(self, unit: Unit) -> bool:
+        return False
+
+    def end(self) -> None:
+        # Other members may gather with this one until the end.
+        for _ in self._items:
+            pass
+        self._name, self._tensor = "", None
+
+    def _advance(self, wanted: str) -> None:
+        self._tensor = None  # freed before the next one is made
+        try:
+            self._name, value = next(self._items)
+        except StopIteration:
+            raise ValueError(
+                f"tensors: they ended before {wanted!r}; their order must be that of the metadata"
+            ) from None
+        if self._name not in self.layout:
+            return
+        self._tensor = self._memory.wrap(local(value))
+        part = self.layout[self._name]
+        dtype, shape = self._memory.dtype_of(self._tensor), tuple(self._tensor.shape)
+        if (dtype, shape) != (part.dtype, part.box.shape):
+            raise ValueError(
+                f"{self._name}: it is {dtype} of shape {shape}, its metadata says {part.dtype} "
+                f"of shape {part.box.shape}"
+            )
+
+
+def gathered(gather: Gather, metadata: Metadata, memory: Memory) -> Source:
+    """The source of tensors that are made one after the other.
+
+    Args:
+        gather: called for each attempt to transfer the version; yields names and tensors, in the
+            order of the metadata. Those that other members send are skipped.
+        metadata: of all tensors; None for those that other members send.
+        memory: of the session.
+    """
+    return _Gathered(gather, metadata, memory)

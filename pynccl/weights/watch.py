@@ -1,0 +1,65 @@
+"""Ends the waits of a transfer when a control connection says that it cannot complete."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from pynccl.weights.wire import Link
+
+__all__ = ["Watcher", "is_ending"]
+
+_PERIOD = 0.05  # seconds between two looks
+_ENDING = frozenset(("stop", "fail", "failed", "bye"))  # kinds of messages that end a transfer
+
+
+class Watcher:
+    """A thread that looks at connections while the calling thread waits in NCCL.
+
+    A library that shares memory between its ranks notices a death by itself; NCCL need not.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = threading.Event()
+        self._links: Sequence[Link] = ()
+        self._interrupt: Callable[[], object] = lambda: None
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def watch(self, links: Sequence[Link], interrupt: Callable[[], object]) -> Iterator[None]:
+        """Call a function once if a connection closes or brings the end of the transfer."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pynccl-weights", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._links, self._interrupt = links, interrupt
+        self._active.set()
+        try:
+            yield
+        finally:
+            self._active.clear()
+            with self._lock:
+                self._links = ()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._active.set()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not self._is_closed:
+            self._active.wait()
+            pause.wait(_PERIOD)
+            with self._lock:
+                if any(is_ending(link) for link in self._links):
+                    self._interrupt()
+                    self._links = ()
+
+
+def is_ending(link: Link) -> bool:
+    """Whether a connection is closed or has brought the end of the transfer."""
+    kinds = link.peek()
+    return kinds is None or not _ENDING.isdisjoint(kinds)

@@ -1,0 +1,220 @@
+"""Proves that every fenced block of README.md and docs/ does what the page says: it is executed, or
+is output, or a comment before it says why it cannot run here.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import stat
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.docs import blocks
+from tests.docs.session import BlockError, commands
+from tests.support.commands import run_ahead, run_command
+
+_ROOT = Path(__file__).parents[2]
+_SECONDS = 240.0  # for a page; the backend of torch is built in one of them
+_PAGES = sorted(
+    path.relative_to(_ROOT).as_posix()
+    for path in (_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md"))
+    if "_build" not in path.parts
+)
+# How many blocks do not run, at most: this number is to go down.
+_NOT_RUN = 25
+# What a page calls by name, as this interpreter has it.
+_COMMANDS = {
+    "python": "",
+    "pynccl": "-m pynccl",
+    "torchrun": "-m torch.distributed.run",
+    "pytest": "-m pytest",
+}
+
+
+def _read(page: str) -> blocks.Page:
+    return blocks.read(_ROOT / page)
+
+
+def _executed(page: str) -> bool:
+    read = _read(page)
+    return read.run_by is None and any(block.is_executed for block in read.blocks)
+
+
+_RUN = [page for page in _PAGES if _executed(page)]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """That of somebody who has installed pynccl, with the commands of this interpreter."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, arguments in _COMMANDS.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    kept = {k: v for k, v in os.environ.items() if k not in ("HOSTNCCL_STRICT", "LD_PRELOAD")}
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "PATH": os.pathsep.join(
+            (str(programs), str(Path(sys.executable).parent), os.environ["PATH"])
+        ),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYNCCL_PROVIDER": "host",
+        "PET_STANDALONE": "1",  # torchrun takes a free port: two pages run at a time
+    }
+
+
+@pytest.fixture(scope="module")
+def ends(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """How each page ended."""
+
+    def run(page: str) -> subprocess.CompletedProcess[str]:
+        folder = tmp_path_factory.mktemp(Path(page).stem)
+        work = folder / "work"
+        work.mkdir()
+        for name in ("examples", "benchmarks"):
+            (work / name).symlink_to(_ROOT / name)
+        command = [sys.executable, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
+        # Commands of the page have what is left of its time, so that none outlives the session.
+        return run_command(command, work, _environment(folder), _SECONDS + 20)
+
+    with run_ahead(request, "page", run) as found:
+        yield found
+
+
+@pytest.mark.parametrize("page", _RUN)
+def test_page_runs(
+    ends: dict[str, Future[subprocess.CompletedProcess[str]]],
+    page: str,
+) -> None:
+    end = ends[page].result()
+    print(end.stderr)  # the time of each block
+    assert end.returncode == 0, end.stderr
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_blocks_are_marked(name: str) -> None:
+    """Each block has a known kind; what is not run has a reason, and Python is Python still."""
+    page = _read(name)
+    faults = [fault for block in page.blocks for fault in block.faults()]
+    for block in page.blocks:
+        if block.kind == "python":
+            try:
+                ast.parse(block.text)
+            except SyntaxError as error:
+                faults.append(f"line {block.line}: {error}")
+        reason = block.marks.get("test", "")
+        if reason.startswith("run by"):
+            faults += _wrong_test(reason.removeprefix("run by "), name)
+    if page.run_by is not None:
+        faults += _wrong_test(page.run_by, name)
+    assert not faults, f"{name}: " + "\n".join(faults)
+
+
+def _wrong_test(test: str, page: str) -> list[str]:
+    """What is wrong with the test that is said to run a block: it has to read the page."""
+    path = _ROOT / test
+    if not path.is_file():
+        return [f"there is no test {test}"]
+    return [] if Path(page).name in path.read_text() else [f"{test} does not read {page}"]
+
+
+def test_few_blocks_do_not_run() -> None:
+    reasons = Counter(
+        block.marks["test"].partition(" tests/")[0]
+        for name in _PAGES
+        for block in _read(name).blocks
+        if "test" in block.marks
+    )
+    assert reasons.total() <= _NOT_RUN, dict(reasons)
+
+
+def _page(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    command = [sys.executable, "-m", "tests.docs.session", str(path), "20"]
+    return run_command(command, tmp_path, _environment(tmp_path), 40)
+
+
+_WRONG = {
+    "an error": "```python\nx = 1\n```\ntext\n```python\nassert x == 2\n```",
+    "a wrong output": "```python\nprint(1)\n```\n```text\n2\n```",
+    "a wrong output of a command": "```console\n$ echo 1\n2\n```",
+    "a wrong status": "```console\n$ false\n```",
+    "a wrong file": "<!-- file: a.py -->\n```python\nx = y\n```\n\n```console\n$ python a.py\n```",
+    "an error of a rank": "<!-- ranks: 2 -->\n```python\nassert rank == 0\n```",
+    "a wrong setup": "<!-- setup\nx = 1 / 0\n-->\n```python\nprint(x)\n```",
+}
+
+
+@pytest.mark.parametrize("text", _WRONG.values(), ids=_WRONG.keys())
+def test_a_wrong_page_fails(tmp_path: Path, text: str) -> None:
+    end = _page(tmp_path, text)
+    assert end.returncode == 1
+    assert "this block fails" in end.stderr
+
+
+def test_a_right_page_passes(tmp_path: Path) -> None:
+    text = """
+<!-- setup
+y = 1
+-->
+```python
+x = 1
+```
+
+```python
+print(f"x is {x + y} now")
+```
+```text
+x is ... now
+```
+<!-- file: f.py -->
+```python
+print("b")
+print("a")
+```
+<!-- output: any order -->
+```console
+$ python \\
+    f.py
+a
+b
+$ echo c
+```
+<!-- status: 3 -->
+```console
+$ exit 3
+```
+<!-- ranks: 2 -->
+```python
+import numpy
+
+y = numpy.ones(1)
+comm.all_reduce(y)
+assert y[0] == nranks
+```
+<!-- test: needs a GPU -->
+```python
+import no_such_module
+```
+"""
+    end = _page(tmp_path, text)
+    assert end.returncode == 0, end.stderr
+
+
+def test_console_blocks_begin_with_a_command() -> None:
+    with pytest.raises(BlockError, match="begins with"):
+        commands("output")
+    assert commands("$ a \\\nb\nc\n$ d") == [("a \\\nb", "c\n"), ("d", "")]

@@ -1,0 +1,134 @@
+"""Proves that every name in the tables of docs/coming-from exists: those of the peer where it is
+installed, and pynccl's, with the keywords that the tables write.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pynccl
+from pynccl import nccl, raw
+from tests.support.commands import run_command
+from tests.support.preload import environment
+
+_FOLDER = Path(__file__).parents[2] / "docs" / "coming-from"
+_OURS = {
+    "nccl": nccl,
+    "comm": nccl.Communicator,
+    "dist": pynccl,
+    "stream": nccl.Stream,
+    "window": nccl.Window,
+    "raw": raw,
+}
+# The module that a peer needs, and what its page's words stand for.
+_PEERS: dict[str, tuple[str, dict[str, str]]] = {
+    "cupy-nccl": (
+        "cupy",
+        {"nccl": "cupy.cuda.nccl", "comm": "cupy.cuda.nccl:NcclCommunicator"},
+    ),
+    "nccl4py": ("nccl.core", {"nccl": "nccl.core", "comm": "nccl.core:Communicator"}),
+    "mpi4py": ("mpi4py", {"MPI": "mpi4py.MPI", "comm": "mpi4py.MPI:Intracomm"}),
+    "torch-distributed": ("torch", {"dist": "torch.distributed"}),
+}
+_PAGES = sorted(path.stem for path in _FOLDER.glob("*.md"))
+# Prints those of the names in its argument that do not exist.
+_FIND = """
+import functools, importlib, json, sys
+import warnings; warnings.simplefilter("ignore")
+if "mpi4py" in sys.argv[1]:
+    import mpi4py; mpi4py.rc.initialize = False
+roots, names = json.loads(sys.argv[1])
+def find(place):
+    module, _, attribute = place.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+found = {word: find(place) for word, place in roots.items()}
+def exists(name):
+    word, *rest = name.split(".")
+    try:
+        functools.reduce(getattr, rest, found[word])
+    except (AttributeError, KeyError):
+        return False
+    return True
+print(json.dumps([name for name in names if not exists(name)]))
+"""
+
+
+def _rows(page: str) -> Iterator[list[str]]:
+    """The cells of the rows of the table "Call by call"."""
+    text = (_FOLDER / f"{page}.md").read_text()
+    (section,) = re.findall(r"^## Call by call\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _calls(cells: list[str]) -> list[str]:
+    """What stands in code in some cells."""
+    return [call for cell in cells for call in re.findall(r"`([^`]+)`", cell)]
+
+
+def _name(call: str) -> str:
+    return call.partition("(")[0]
+
+
+@pytest.mark.parametrize("page", _PAGES)
+def test_names_of_pynccl(page: str) -> None:
+    rows = list(_rows(page))
+    assert len(rows) > 10
+    wrong = []
+    for call in _calls([cell for row in rows for cell in row[1:]]):
+        word, *rest = _name(call).split(".")
+        found: Any = _OURS.get(word)
+        for part in rest:
+            found = getattr(found, part, None)
+        if found is None:
+            wrong.append(call)
+            continue
+        text = found.__doc__ or ""
+        known = dir(found) if isinstance(found, type) else []
+        if isinstance(found, type):
+            text += str(found.__init__.__doc__)
+        wrong += [
+            f"{call}: {keyword}"
+            for keyword in re.findall(r"(\w+)=(?![\w=])", call)
+            if f"{keyword}:" not in text and keyword not in known
+        ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", _PEERS)
+def test_names_of_the_peer(page: str, tmp_path: Path) -> None:
+    module, roots = _PEERS[page]
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"{module} is not installed")
+    names = sorted({_name(call) for call in _calls([row[0] for row in _rows(page)])})
+    assert len(names) > 10
+    missing = _missing(roots, [*names, "comm.no_such_name"], tmp_path)
+    assert missing == ["comm.no_such_name"]
+
+
+def _missing(roots: dict[str, str], names: list[str], folder: Path) -> list[str]:
+    """Those of some names that do not exist, as a process with hostnccl for NCCL sees them."""
+    command = [sys.executable, "-c", _FIND, json.dumps([roots, names])]
+    end: subprocess.CompletedProcess[str] = run_command(command, folder, environment(), 60)
+    assert end.returncode == 0, end.stderr
+    found: list[str] = json.loads(end.stdout)
+    return found
+
+
+def test_calls_are_python() -> None:
+    """But for keywords without a value, as in out=, and the three dots."""
+    for page in _PAGES:
+        for call in _calls([cell for row in _rows(page) for cell in row]):
+            ast.parse(re.sub(r"(\w+)=(?=[,)])", r"\1=0", call))

@@ -1,0 +1,312 @@
+"""Proves that pynccl doctor finds nothing wrong with a sound machine, and says in words what is
+wrong with one that is not: a library that is missing or hangs, ranks that hang, die or compute
+nonsense, a misspelled variable, a full /dev/shm; and that it leaves no process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pynccl import nccl
+from pynccl.doctor import Diagnosis, Finding, diagnose
+from pynccl.doctor import ranks as doctor_ranks
+from pynccl.doctor.library import describe
+from pynccl.testing import Rank
+from tests.support.commands import run_command
+
+_DEADLINE = 90  # seconds; a loaded machine takes long to start Python
+_PATIENCE = "30"  # of the command, for the same reason
+_DOCTOR = [sys.executable, "-m", "pynccl", "doctor", "--timeout", _PATIENCE]
+_VARIABLES = ("NCCL_", "HOSTNCCL_", "PYNCCL_", "CUDA_VISIBLE", "RANK", "WORLD_SIZE", "MASTER_")
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """This process's, without what the tests set for themselves."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(_VARIABLES)}
+    return {**kept, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": "/", **more}
+
+
+def _run(env: Mapping[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """The exit status, the findings by text, and what was printed to the error output."""
+    done = run_command([*_DOCTOR, "--json", *arguments], Path("/"), env, _DEADLINE)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def _problems(found: dict[str, Any]) -> list[str]:
+    return [one["text"] for one in found["findings"] if one["level"] == "problem"]
+
+
+def test_a_sound_machine() -> None:
+    done = run_command([*_DOCTOR, "--provider", "host"], Path("/"), _environment(), _DEADLINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for heading in ("packages", "provider host", "machine", "environment", "2 ranks over host"):
+        assert heading in lines
+    assert "all_reduce, send and recv of 1 MiB are right between 2 processes" in done.stdout
+    assert re.fullmatch(r"no problems \(\d+\.\d s\)", lines[-1])
+
+
+def test_json() -> None:
+    code, found, _ = _run(_environment(), "--provider", "host")
+    assert code == 0
+    assert found["ok"] is True
+    assert all(found[name] for name in ("pynccl", "python", "platform", "seconds"))
+    for one in found["findings"]:
+        assert set(one) == {"area", "level", "text", "advice"}
+        assert one["level"] in ("ok", "note", "problem")
+
+
+def test_a_library_that_is_not_there() -> None:
+    code, found, _ = _run(_environment(PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2"))
+    assert code == 1
+    (problem,) = [one for one in found["findings"] if one["level"] == "problem"]
+    assert "/nowhere/libnccl.so.2: cannot open shared object file" in problem["text"]
+    assert problem["advice"].startswith("unset PYNCCL_NCCL_LIBRARY")
+
+
+def test_hostnccl_that_is_not_there() -> None:
+    code, found, _ = _run(_environment(PYNCCL_HOSTNCCL_LIBRARY="/nowhere.so"), "--provider", "host")
+    assert code == 1
+    assert any("/nowhere.so: cannot open shared object file" in text for text in _problems(found))
+    assert not any(one["area"].startswith("2 ranks") for one in found["findings"])
+
+
+@pytest.mark.parametrize("mistake", ["hang", "crash"])
+def test_a_library_whose_loading_goes_wrong(tmp_path: Path, mistake: str) -> None:
+    """It is loaded in a process of its own, and that process is ended."""
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    body = {"hang": "sleep(600);", "crash": "*(volatile int*)0 = 1;"}[mistake]
+    source = tmp_path / "bad.c"
+    source.write_text(
+        f"#include <unistd.h>\n__attribute__((constructor)) void start(void) {{ {body} }}\n"
+    )
+    library = tmp_path / "libnccl.so.2"
+    subprocess.run(
+        [compiler, "-w", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60
+    )
+    env = _environment(PYNCCL_NCCL_LIBRARY=str(library))
+    began = time.monotonic()
+    code, found, _ = _run(env, "--timeout", "3", "--provider", "cuda")
+    assert code == 1
+    how = {"hang": "not done within 3 s", "crash": "killed by SIGSEGV"}[mistake]
+    expected = f"a process that loads the libraries failed: {how}"
+    assert expected in _problems(found)
+    assert time.monotonic() - began < 40
+    assert not _processes_with(str(library))
+
+
+def _processes_with(text: str) -> list[int]:
+    """The processes that have mapped a file."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (folder / "maps").read_text():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_variables() -> None:
+    env = _environment(
+        NCCL_P2P_DISABEL="1",
+        NCCL_DEBUG="WARN",
+        NCCL_MADE_UP="x",
+        NCCL_BLOCKING_WAIT="1",
+        HOSTNCCL_STRIKT="1",
+        HOSTNCCL_STRICT="1",
+        PYNCCL_TIMEOUT="5",
+        RANK="0",
+    )
+    code, found, _ = _run(env)
+    assert code == 1
+    said = {one["text"].partition("=")[0]: one for one in found["findings"]}
+    assert said["NCCL_P2P_DISABEL"]["level"] == "problem"
+    assert said["NCCL_P2P_DISABEL"]["advice"].startswith("did you mean NCCL_P2P_DISABLE (")
+    assert said["HOSTNCCL_STRIKT"]["advice"].startswith("did you mean HOSTNCCL_STRICT (")
+    assert (said["NCCL_MADE_UP"]["level"], said["NCCL_MADE_UP"]["advice"]) == (
+        "note",
+        "unset NCCL_MADE_UP",
+    )
+    assert "TORCH_NCCL_BLOCKING_WAIT" in said["NCCL_BLOCKING_WAIT"]["text"]
+    assert "refuses what NCCL leaves undefined" in said["HOSTNCCL_STRICT"]["text"]
+    assert "time limit of an operation" in said["PYNCCL_TIMEOUT"]["text"]
+    assert "what NCCL prints" in said["NCCL_DEBUG"]["text"]
+    assert len(_problems(found)) == 2
+    assert any(
+        text.startswith("RANK set, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT") for text in said
+    )
+
+
+def test_a_value_that_hostnccl_refuses() -> None:
+    code, found, _ = _run(_environment(HOSTNCCL_SPIN_US="-3"), "--provider", "host")
+    assert code == 1
+    of_library, of_ranks = _problems(found)
+    assert "HOSTNCCL_SPIN_US=-3 is not a whole number" in of_library
+    assert of_ranks.startswith("ranks 0 and 1 failed after starting: NcclInvalidArgumentError")
+
+
+def test_a_provider_that_does_not_exist() -> None:
+    code, found, _ = _run(_environment(PYNCCL_PROVIDER="gpu"), "--provider", "host")
+    assert code == 1
+    assert _problems(found) == ["PYNCCL_PROVIDER=gpu is not one of cuda, host"]
+
+
+def test_ranks_that_may_not_read_each_other() -> None:
+    """The check itself runs where process_vm_readv is refused; it says so."""
+    code = (
+        "import ctypes, sys; libc = ctypes.CDLL(None); libc.prctl(38, 1, 0, 0, 0)\n"
+        "import tests.doctor.without_reads as w; w.install()\n"
+        "from pynccl.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "doctor", "--provider", "host", "--timeout", _PATIENCE]
+    done = run_command(command, Path("/"), _environment(), _DEADLINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "process_vm_readv is refused" in done.stdout
+    assert "1 MiB are right" in done.stdout
+
+
+def test_a_full_dev_shm() -> None:
+    """In a mount namespace of its own, with the size that is left to nothing."""
+    inside = (
+        "mount -t tmpfs -o size=1m none /dev/shm && "
+        f"exec {sys.executable} -m pynccl doctor --json --provider host --timeout {_PATIENCE}"
+    )
+    unshare = shutil.which("unshare")
+    if not unshare or run_command([unshare, "-rm", "true"], Path("/"), {}, 10).returncode:
+        pytest.skip("no mount namespaces for this user")
+    command = [unshare, "-rm", "sh", "-c", inside]
+    done = run_command(command, Path("/"), _environment(), _DEADLINE)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    (problem,) = [one for one in found["findings"] if one["level"] == "problem"]
+    assert problem["text"].startswith("/dev/shm has 1 MiB, of which 1 MiB are free: too little")
+    assert "--shm-size" in problem["advice"]
+    # hostnccl does not use it.
+    assert any("1 MiB are right" in one["text"] for one in found["findings"])
+
+
+def test_wrong_arguments() -> None:
+    for wrong in ({"provider": "gpu"}, {"timeout": 0.0}, {"timeout": float("nan")}):
+        name, value = next(iter(wrong.items()))
+        with pytest.raises(ValueError, match=f"^{name}: {value!r}"):
+            diagnose(**wrong)  # type: ignore[arg-type]
+    done = run_command([*_DOCTOR, "--timeout", "-1"], Path("/"), _environment(), _DEADLINE)
+    assert done.returncode == 2
+    assert done.stderr == "pynccl doctor: timeout: -1.0 is not above 0\n"
+
+
+# Ranks that go wrong: the programs run in place of the usual one.
+
+
+def _hang(rank: Rank, _: bytes) -> dict[str, Any]:
+    rank.report("starting")
+    Path(os.environ["DOCTOR_TEST_FOLDER"], str(rank.rank)).write_text(str(os.getpid()))
+    if rank.rank == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGUSR1})
+        time.sleep(600)
+    return {"seconds": 0.0, "reads": True}
+
+
+def _die(rank: Rank, unique_id: bytes) -> dict[str, Any]:
+    rank.report("starting")
+    comm = nccl.Communicator(2, unique_id, rank.rank, provider="host")
+    rank.report("making a communicator")
+    if rank.rank == 0:
+        os.kill(os.getpid(), getattr(signal, os.environ["DOCTOR_TEST_SIGNAL"]))
+    comm.barrier()
+    return {"seconds": 0.0, "reads": True}
+
+
+def _nonsense(rank: Rank, unique_id: bytes) -> dict[str, Any]:
+    doctor_ranks._Transfer.write = (  # type: ignore[method-assign]
+        lambda self, buffer, value, write=doctor_ranks._Transfer.write: write(
+            self, buffer, value * 2
+        )
+    )
+    return doctor_ranks.exchange(rank, unique_id)
+
+
+def _with(program: doctor_ranks.Program, timeout: float = 30) -> list[Finding]:
+    return [
+        finding
+        for finding in doctor_ranks.check(describe("host"), timeout, program)
+        if finding.level == "problem"
+    ]
+
+
+def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCTOR_TEST_FOLDER", str(tmp_path))
+    began = time.monotonic()
+    (problem,) = _with(_hang, timeout=4)
+    assert time.monotonic() - began < 40
+    assert re.fullmatch(
+        r"rank 1 made no progress for 4 s after starting and was ended, in _hang "
+        r"\(test_doctor\.py:\d+\)",
+        problem.text,
+    )
+    assert problem.area == "2 ranks over host"
+    for rank in (0, 1):
+        assert not Path("/proc", (tmp_path / str(rank)).read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("SIGBUS", "shared memory"), ("SIGKILL", "memory limit"), ("SIGSEGV", "")]
+)
+def test_a_rank_that_dies(monkeypatch: pytest.MonkeyPatch, name: str, advice: str) -> None:
+    """The rank that died is named, not the one that waited for it."""
+    monkeypatch.setenv("DOCTOR_TEST_SIGNAL", name)
+    (problem,) = _with(_die)
+    expected = f"rank 0 died after making a communicator: its process was killed by {name}"
+    assert problem.text == expected
+    assert advice in problem.advice
+
+
+def test_wrong_results() -> None:
+    (problem,) = _with(_nonsense)
+    assert problem.text.startswith(
+        "ranks 0 and 1 failed after making a communicator: RuntimeError:"
+    )
+    assert "all_reduce gave wrong data: 262144 of 262144 elements are not 3" in problem.text
+
+
+def test_what_ranks_print(capfd: pytest.CaptureFixture[str]) -> None:
+    """The standard output is the report's, also where NCCL prints to it (NCCL_DEBUG=INFO)."""
+    assert _with(_talk) == []
+    captured = capfd.readouterr()
+    assert "on the standard output" not in captured.out
+    assert captured.err.count("on the standard output") == 2
+
+
+def _talk(rank: Rank, unique_id: bytes) -> dict[str, Any]:
+    result = doctor_ranks.exchange(rank, unique_id)
+    os.write(1, b"on the standard output\n")
+    return result
+
+
+def test_the_report() -> None:
+    about = {"pynccl": "1", "python": "3", "platform": "Linux"}
+    good, bad = Finding("machine", "ok", "two"), Finding("machine", "problem", "none", "buy one")
+    one = Diagnosis(about, [good, bad], 1.26)
+    assert one.text() == (
+        "pynccl 1, Python 3, Linux\n\nmachine\n  ok       two\n  problem  none\n"
+        "           -> buy one\n\n1 problem (1.3 s)"
+    )
+    assert Diagnosis(about, [bad, bad], 1).text().endswith("2 problems (1.0 s)")
+    assert Diagnosis(about, [good], 1).json()["ok"] is True
+    assert one.json()["ok"] is False

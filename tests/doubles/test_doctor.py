@@ -1,0 +1,70 @@
+"""Proves that pynccl doctor checks provider "cuda" with two ranks, on one GPU and on several, and
+names what the driver lacks: on the double.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import run_command
+
+_DEADLINE = 120  # seconds; ranks over "cuda" import torch
+_DOCTOR = [sys.executable, "-m", "pynccl", "doctor", "--provider", "cuda", "--timeout", "60"]
+
+
+def _doctor(**more: str) -> tuple[int, dict[str, Any]]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
+    done = run_command([*_DOCTOR, "--json"], Path("/"), env, _DEADLINE)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def _said(found: dict[str, Any], area: str) -> list[tuple[str, str]]:
+    return [(one["level"], one["text"]) for one in found["findings"] if one["area"] == area]
+
+
+def test_several_gpus() -> None:
+    code, found = _doctor()
+    assert code == 0, found
+    (ranks,) = _said(found, "2 ranks over cuda")
+    assert ranks[0] == "ok"
+    assert "1 MiB are right between 2 processes (" in ranks[1]
+    texts = [text for _, text in _said(found, "provider cuda")]
+    assert any(text.startswith("GPUs: 0: ") and "3: " in text for text in texts)
+    assert any(text.startswith("driver for CUDA ") for text in texts)
+
+
+@pytest.mark.parametrize("version", ["2.28", "2.32"])
+def test_one_gpu(version: str) -> None:
+    """The ranks share it, in the way of each NCCL."""
+    from tests.doubles import build
+
+    folder = Path(os.environ["CUDA_DOUBLE_LIBRARIES"])
+    path = str(build.nccl(folder, version))
+    code, found = _doctor(CUDA_DOUBLE_DEVICES="1", PYNCCL_DOUBLE=version, PYNCCL_NCCL_LIBRARY=path)
+    assert code == 0, found
+    (ranks,) = _said(found, "2 ranks over cuda")
+    assert "between 2 processes that share the GPU" in ranks[1]
+
+
+def test_no_gpu() -> None:
+    code, found = _doctor(CUDA_DOUBLE_DEVICES="0")
+    assert code == 1
+    assert _said(found, "provider cuda")[-1][0] == "problem"
+    assert _said(found, "2 ranks over cuda") == []
+
+
+def test_info_says_what_to_do() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-m", "pynccl", "info"]
+    done = run_command(command, Path("/"), {**env, "CUDA_DOUBLE_DEVICES": "0"}, _DEADLINE)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "to do        CUDA_VISIBLE_DEVICES is '-1', which hides all GPUs: unset it" in done.stdout
+    )

@@ -1,0 +1,133 @@
+"""Writes the corpus of tests.fuzz.readers: small files as pynccl and PyTorch write them.
+
+    python -m tests.fuzz.corpus
+
+Times, process ids and addresses are those of the run; the files in the tree are of one run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from pynccl import _C, nccl
+from tests.fuzz.readers import CORPUS
+from tests.support.execution_traces import document, node
+from tests.support.flight_dumps import communicator, dump_json, record
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_COUNT = 16
+
+
+def _program(rank: Rank) -> None:
+    """Operations of every kind, in groups, graphs, windows and ranges."""
+    comm, stream = rank.comm, nccl.Stream(rank.provider)
+    peer = 1 - rank.rank
+    x, y = np.ones(_COUNT, np.float32), np.zeros(2 * _COUNT, np.float32)
+    comm.all_reduce(x)
+    comm.reduce(x, 1, nccl.MAX)
+    comm.all_gather(x, out=y)
+    with nccl.range("step", compute=True, stream=stream), nccl.group():
+        comm.broadcast(x, 0, stream=stream)
+        comm.send(x, peer, stream=stream)
+        comm.recv(y[:_COUNT], peer, stream=stream)
+    memory = comm.mem_alloc(4096)
+    window = comm.register_window(memory)
+    comm.put_signal(np.from_dlpack(memory).view(np.float32)[:4], peer, window, 64, stream=stream)
+    comm.wait_signal(peer, stream=stream)
+    stream.synchronize()
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(x, stream=stream)
+    graph.launch(stream)
+    stream.synchronize()
+    comm.barrier()
+    with comm.split(0, rank.rank) as half:
+        half.all_to_all(y, out=np.zeros_like(y))
+
+
+def _record(rank: Rank, folder: str) -> None:
+    _C.start_recording(f"{folder}/recording-{rank.rank}", 1 << 20)
+    try:
+        _program(rank)
+    finally:
+        _C.stop_recording()
+
+
+def _trace(rank: Rank, folder: str) -> None:
+    with nccl.trace(f"{folder}/trace-{rank.rank}.json", graphs=True):
+        _program(rank)
+
+
+def _own_part(path: Path) -> str:
+    """A trace without the events for viewers, which pynccl does not read."""
+    value = json.loads(path.read_text())
+    return json.dumps({"traceEvents": [], "pynccl": value["pynccl"]}, separators=(",", ":"))
+
+
+def _anonymous(content: bytes) -> bytes:
+    """Without the name of the machine and of its start; of the same size."""
+    for key in (b"host", b"boot"):
+        pattern = b'("%s": ?")([^"]+)"' % key
+        content = re.sub(pattern, lambda found: found[1] + b"0" * len(found[2]) + b'"', content)
+    return content
+
+
+def _execution_traces() -> list[str]:
+    wide = [3, 30, 0, 16, 4, "cuda:0"]
+    nodes = [
+        node("init", 0),
+        node("allreduce", 0, outputs=[1, 10, 0, 8, 4, "cuda:0"]),
+        node("_allgather_base", 0, outputs=wide),
+        node("broadcast", 1),
+        node("send", 1),
+        node("barrier", 0, dtype="Byte"),
+        node("all_to_allv", 0, inputs=wide, outputs=wide, in_splits=[1, 3], out_splits=[2, 2]),
+    ]
+    schema = "c10d::allreduce_(Tensor[] tensors, __torch__.torch.classes.c10d.ProcessGroup group"
+    operator = {
+        "name": "c10d::allreduce_",
+        "inputs": {"values": [[[1, 10, 0, 8, 4, "cpu"]], "<object>"], "types": ["Tensor(float)"]},
+        "outputs": {"values": [[[1, 10, 0, 8, 4, "cpu"]]], "types": []},
+        "attrs": [{"name": "op_schema", "type": "string", "value": f"{schema}) -> Tensor[]"}],
+    }
+    return [json.dumps(document(*nodes)), json.dumps(document(operator))]
+
+
+def _dumps() -> list[str]:
+    records = [
+        *(record("all_reduce"), record("send", peer=1), record("put_signal", peer=1)),
+        *(record("broadcast", "failed"), record("reduce_scatter", "issued")),
+    ]
+    call = {"function": "ncclCommSplit", "time_created_ns": 1}
+    one = communicator(0, 3, records, name="one", calls=[call], failure="rank 1 has died")
+    return [dump_json(0, one, communicator(1, 2, records[:2], id="b" * 16, parent="a" * 16))]
+
+
+def main() -> None:
+    """Write all files."""
+    shutil.rmtree(CORPUS, ignore_errors=True)
+    files: dict[str, list[bytes]] = {}
+    with tempfile.TemporaryDirectory() as name, Launcher() as launcher:
+        folder = Path(name)
+        launcher(2, _record, name)
+        launcher(2, _trace, name)
+        files["recording"] = [path.read_bytes() for path in sorted(folder.glob("recording-*"))]
+        traces = [_own_part(path).encode() for path in sorted(folder.glob("trace-*"))]
+    files["trace"] = traces
+    files = {target: [_anonymous(one) for one in contents] for target, contents in files.items()}
+    files["execution"] = [*(text.encode() for text in _execution_traces()), files["recording"][0]]
+    files["dump"] = [text.encode() for text in _dumps()]
+    for target, contents in files.items():
+        (CORPUS / target).mkdir(parents=True)
+        for number, content in enumerate(contents):
+            (CORPUS / target / f"seed-{number}").write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()

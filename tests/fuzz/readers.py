@@ -1,0 +1,240 @@
+"""What reads the files of users, on any bytes: recordings, traces, execution traces, flight dumps.
+
+A target takes bytes and raises where what reads them does anything but accept them, or refuse them
+by its own error. mutate() makes other inputs of one, by its structure. Both are used by
+tests.fuzz.atheris, and by a test with the same inputs in every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pynccl.flight import torch_format
+from pynccl.flight.analysis import analyse
+from pynccl.flight.dump import DumpError
+from pynccl.flight.dump import parse as parse_dump
+from pynccl.replay.check import check as compare
+from pynccl.replay.compiler import compile_programs
+from pynccl.replay.errors import ReplayError
+from pynccl.replay.load import load
+from pynccl.replay.recorded import gather
+from pynccl.trace import chrome, recording
+from pynccl.trace.errors import TraceError
+from pynccl.trace.merge import merge
+from pynccl.trace.model import ProcessTrace
+from pynccl.trace.order import check
+from pynccl.trace.summary import summarise
+
+__all__ = ["CORPUS", "TARGETS", "mutate", "seeds"]
+
+CORPUS = Path(__file__).parent / "corpus"
+_MAGIC = b"pynccl trace 1\n"
+_BLOCK = struct.Struct("<c3xI")
+_ENTRY = 128
+
+
+def _summarise(traces: Sequence[ProcessTrace]) -> None:
+    """``pynccl trace show``, ``check`` and ``merge``."""
+    summary = summarise(merge(traces))
+    json.dumps(summary.json())
+    summary.text()
+    for trace in traces:
+        for conflict in check(trace):
+            conflict.text()
+    json.dumps(chrome.document(traces))
+
+
+def _prepare(traces: Sequence[ProcessTrace]) -> None:
+    """``pynccl replay`` until it starts processes."""
+    recorded = gather(traces)
+    for finding in compare(recorded):
+        str(finding.text)
+    # A program has the memory that the recording says, but nothing is allocated here.
+    compile_programs(recorded, provider="host", scale=1.0, data=True)
+
+
+def _of_traces(read: Callable[[bytes], list[ProcessTrace]]) -> Callable[[bytes], None]:
+    def target(data: bytes) -> None:
+        try:
+            traces = read(data)
+        except TraceError:
+            return
+        for use in (_summarise, _prepare):
+            with contextlib.suppress(TraceError, ReplayError):
+                use(copy.deepcopy(traces))
+
+    return target
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _execution(data: bytes) -> None:
+    """An execution trace of PyTorch, or anything else that ``pynccl replay`` is given."""
+    with tempfile.NamedTemporaryFile(suffix="-0.json") as file:
+        file.write(data)
+        file.flush()
+        try:
+            traces = load(file.name)
+        except ReplayError:
+            return
+    with contextlib.suppress(ReplayError):
+        _prepare(traces)
+
+
+def _dump(data: bytes) -> None:
+    try:
+        dump = parse_dump(_text(data), "dump")
+        report = analyse([dump])
+        json.dumps(report.json())
+        report.text()
+        torch_format.convert([dump])
+    except DumpError:
+        pass
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "recording": _of_traces(lambda data: [recording.parse(data)]),
+    "trace": _of_traces(lambda data: chrome.parse(_text(data))),
+    "execution": _execution,
+    "dump": _dump,
+}
+
+
+def seeds(target: str) -> list[bytes]:
+    """The inputs of the corpus."""
+    return [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
+
+
+# --- inputs made of others
+
+_VALUES: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 2, 7, 1 << 16, 1 << 31, 1 << 63, (1 << 64) - 1, -(1 << 63)),
+    *(0.5, -0.0, 1e308, float("inf"), float("nan"), "", "x", "0", "a" * 16, "float32", "\ud800"),
+    *("all_reduce", "send", "recv", "put_signal", "wait_signal", "barrier", "host", "sum"),
+    *([], {}, [[]], [0], [0, 0, 0, 0], {"x": 1}, [None], ["x"]),
+)
+_NUMBERS = (0, 1, 2, 3, 7, 0xFF, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 63)
+
+
+def mutate(target: str, data: bytes, rng: random.Random) -> bytes:
+    """An input with a few changes, by the structure of the target's inputs."""
+    if rng.random() < 0.05:
+        return _bytes(data, rng)
+    if data.startswith(_MAGIC):
+        return _recording(data, rng)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return _bytes(data, rng)
+    if rng.random() < 0.005:
+        return b"[" * 200_000
+    changed = _json(value, rng)
+    return json.dumps(changed).encode(errors="surrogatepass")
+
+
+def _bytes(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data or b"{")
+    for _ in range(rng.randrange(1, 4)):
+        place = rng.randrange(len(changed))
+        match rng.randrange(3):
+            case 0:
+                changed[place] = rng.randrange(256)
+            case 1:
+                changed = changed[: place + 1]
+            case _:
+                changed[place:place] = changed[place : place + rng.randrange(1, 16)]
+    return bytes(changed)
+
+
+def _places(value: object) -> Iterable[tuple[Any, Any]]:
+    """Every container with every key or index in it."""
+    keys: Iterable[Any] = ()
+    if isinstance(value, dict):
+        keys = value.keys()
+    elif isinstance(value, list):
+        keys = range(len(value))
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])  # type: ignore[index]
+
+
+def _json(value: Any, rng: random.Random) -> Any:  # noqa: ANN401
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        places = list(_places(value))
+        if not places:
+            return rng.choice(_VALUES)
+        container, key = rng.choice(places)
+        match rng.randrange(8):
+            case 0:
+                del container[key]
+            case 1:
+                container[key] = copy.deepcopy(rng.choice([a[b] for a, b in places]))
+            case 2 if isinstance(container, list):
+                container.insert(key, copy.deepcopy(container[key]))
+            case 3 if isinstance(container[key], int):
+                container[key] += rng.choice((-1, 1))
+            case 4 if isinstance(container[key], str) and container[key][:1] in ("[", "{"):
+                # JSON in a text, as execution traces have it.
+                container[key] = json.dumps(_json(json.loads(container[key]), rng))
+            case _:
+                container[key] = copy.deepcopy(rng.choice(_VALUES))
+    return value
+
+
+def _recording(data: bytes, rng: random.Random) -> bytes:
+    blocks = []
+    offset = len(_MAGIC)
+    while offset + _BLOCK.size <= len(data):
+        kind, size = _BLOCK.unpack_from(data, offset)
+        offset += _BLOCK.size
+        blocks.append((kind, data[offset : offset + size]))
+        offset += size
+    if not blocks:
+        return _bytes(data, rng)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        place = rng.randrange(len(blocks))
+        kind, contents = blocks[place]
+        match rng.randrange(6):
+            case 0:
+                del blocks[place]
+                if not blocks:
+                    break
+            case 1:
+                blocks.insert(rng.randrange(len(blocks) + 1), (kind, contents))
+            case _ if kind == b"E" and len(contents) >= _ENTRY:
+                blocks[place] = kind, _entries(contents, rng)
+            case _ if kind in b"HCZ":
+                try:
+                    changed = json.dumps(_json(json.loads(contents), rng))
+                    blocks[place] = kind, changed.encode(errors="surrogatepass")
+                except (ValueError, RecursionError):
+                    blocks[place] = kind, _bytes(contents, rng)
+            case _:
+                blocks[place] = kind, _bytes(contents, rng)
+    parts = [_BLOCK.pack(kind, len(contents)) + contents for kind, contents in blocks]
+    return _MAGIC + b"".join(parts)
+
+
+def _entries(contents: bytes, rng: random.Random) -> bytes:
+    """A field of an entry with another value: of one, four or eight bytes."""
+    changed = bytearray(contents)
+    entry = rng.randrange(len(changed) // _ENTRY) * _ENTRY
+    size = rng.choice((1, 1, 4, 4, 8, 8))
+    first = {1: range(4), 4: range(4, 24, 4), 8: range(24, _ENTRY, 8)}[size]
+    place = entry + rng.choice(first)
+    number = rng.choice((*_NUMBERS, rng.randrange(12))) % (1 << 8 * size)
+    changed[place : place + size] = number.to_bytes(size, "little")
+    return bytes(changed)

@@ -1,0 +1,136 @@
+"""Proves that the mirror takes an operator as torch's ReduceOp, as a RedOp and as a str in all
+of its functions and methods, with the same result, and that none of these costs the fast path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+World = Callable[..., list[Any]]
+
+
+def _forms(dist: Any) -> dict[str, list[Any]]:
+    from pynccl import nccl
+
+    op = dist.ReduceOp
+    return {
+        "sum": [op.SUM, op(op.SUM), nccl.SUM, "sum"],
+        "avg": [op.AVG, op(op.AVG), nccl.AVG, "avg"],
+        "max": [op.MAX, op(op.MAX), nccl.MAX, "max"],
+        "min": [op.MIN, op(op.MIN), nccl.MIN, "min"],
+        "prod": [op.PRODUCT, op(op.PRODUCT), nccl.PROD, "prod", "product"],
+    }
+
+
+def _in_all_functions(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    def mine() -> torch.Tensor:
+        return torch.full((size,), 2 * rank + 2, dtype=torch.int32)
+
+    values = torch.arange(1, size + 1, dtype=torch.int32) * 2
+    expected = {
+        "sum": values.sum(),
+        "avg": values.sum() // size,
+        "max": values.max(),
+        "min": values.min(),
+        "prod": values.prod(),
+    }
+    own = dist.group.WORLD
+    for name, forms in _forms(dist).items():
+        want = [int(expected[name])] * size
+        for op in forms:
+            tensors = [mine() for _ in range(6)]
+            dist.all_reduce(tensors[0], op)
+            dist.all_reduce(tensors[1], op=op, async_op=True).wait()
+            dist.all_reduce_coalesced(tensors[2:4], op)
+            own.allreduce([tensors[4]], op).wait()
+            dist.reduce(tensors[5], 0, op)
+            for tensor in tensors[: None if rank == 0 else 5]:
+                assert tensor.tolist() == want, (name, op)
+            parts = [torch.zeros(1, dtype=torch.int32) for _ in range(3)]
+            dist.reduce_scatter_single(parts[0], mine(), op)
+            dist.reduce_scatter(parts[1], list(mine().split(1)), op)
+            own.reduce_scatter_single(parts[2], mine(), op).wait()
+            assert [part.tolist() for part in parts] == [want[:1]] * 3, (name, op)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_functions(any_world: World, nranks: int) -> None:
+    any_world(nranks, _in_all_functions)
+
+
+def _booleans_and_complex(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    for name, forms in _forms(dist).items():
+        for op in forms:
+            flags = torch.tensor([rank == 0, rank >= 0])
+            numbers = torch.full((2,), complex(rank + 1, 1))
+            if name == "avg":
+                with pytest.raises(TypeError, match="AVG with Boolean inputs"):
+                    dist.all_reduce(flags, op)
+            else:
+                dist.all_reduce(flags, op)
+                either = name in ("sum", "max") or size == 1
+                assert flags.tolist() == [either, True], op
+            if name in ("sum", "avg"):
+                dist.all_reduce(numbers, op)
+                assert numbers.sum().imag == (2 if name == "avg" else 2 * size)
+            else:
+                with pytest.raises(ValueError, match=r"all_reduce does not support .* on complex"):
+                    dist.all_reduce(numbers, op)
+
+
+def test_booleans_and_complex_numbers(world: World) -> None:
+    world(2, _booleans_and_complex)
+
+
+def _no_detour(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    from pynccl import _C
+
+    tensor = torch.ones(4)
+    for forms in _forms(dist).values():
+        for op in forms:
+            if type(op) is dist.ReduceOp:
+                continue  # an object that Python's function must read
+            before = _C.fallbacks()
+            dist.all_reduce(tensor, op)
+            dist.reduce(tensor, 0, op)
+            assert _C.fallbacks() == before, op
+    made = "".join(["su", "m"])  # not interned: Python's function reads it
+    count = _C.fallbacks()["all_reduce"]
+    dist.all_reduce(tensor, made)
+    assert _C.fallbacks()["all_reduce"] == count + 1
+
+
+def test_the_fast_path(world: World) -> None:
+    world(1, _no_detour)
+
+
+def _factors(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    from pynccl import nccl
+
+    own = dist.get_backend_impl().pre_mul_sum(0.5, "float32")
+    for async_op in (False, True):
+        tensor = torch.full((3,), float(size))
+        work = dist.all_reduce(tensor, own, async_op=async_op)
+        assert work is None or work.wait()
+        assert tensor.tolist() == [size * size / 2] * 3
+    with nccl.Communicator.init_all(1, provider="host")[0] as other:
+        foreign = other.pre_mul_sum(0.5, "float32")
+        with pytest.raises(ValueError, match="belongs to another communicator"):
+            dist.all_reduce(torch.ones(3), foreign)
+        with pytest.raises(ValueError, match="is for float32, the tensor is float64"):
+            dist.all_reduce(torch.ones(3, dtype=torch.float64), own)
+
+
+def test_operators_of_a_factor(world: World) -> None:
+    world(2, _factors)

@@ -1,0 +1,124 @@
+"""Proves that the tools of docs/quality.md change sources where they say, choose the same changes
+for a seed, sum coverage by folder and write their part of a document only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import trees
+from tools.coverage.__main__ import Counts, by_folder, table
+from tools.mutate.__main__ import AREAS, Area, chosen
+from tools.mutate.mutants import mutants
+
+_CPP = """\
+#if A < B
+template <typename T, int N = 1 < 2>
+std::vector<std::vector<int>> f(int a) {
+  // a < b, and "a == b"
+  if (int c = g(a); c < 3 && a == 4) {
+    throw Error("a < b");
+  }
+  if (const auto* d = h()) use(d);
+  log("x", a);
+  total += a + 1;
+  ++count;
+  return true;
+}
+"""
+
+_PYTHON = '''\
+def f(a, b):
+    """a < b"""
+    if a is None or a < b <= 3:
+        raise ValueError("a < b")
+    check(a)
+    a += 1
+    x = a - b if not a else 0
+    return True
+'''
+
+
+def _changes(file: str, source: str) -> set[str]:
+    """The lines that are new in each change."""
+    changes = set()
+    for one in mutants(file, source):
+        changed = one.apply(source).split("\n")
+        (line,) = [new for old, new in zip(source.split("\n"), changed, strict=True) if old != new]
+        assert source.split("\n")[one.line - 1] != line
+        changes.add(line.strip())
+    return changes
+
+
+def test_changes_of_cpp() -> None:
+    assert _changes("a.cpp", _CPP) == {
+        "if (int c = g(a); c <= 3 && a == 4) {",
+        "if (int c = g(a); c < 3 || a == 4) {",
+        "if (int c = g(a); c < 3 && a != 4) {",
+        "if (int c = g(a); !(c < 3 && a == 4)) {",
+        ";",
+        "total -= a + 1;",
+        "total += a - 1;",
+        "--count;",
+        "return false;",
+    }
+
+
+def test_changes_of_python() -> None:
+    assert _changes("a.py", _PYTHON) == {
+        "if a is None and a < b <= 3:",
+        "if a is None or a <= b <= 3:",
+        "if a is None or a < b < 3:",
+        "if not (a is None or a < b <= 3):",
+        "pass",
+        "a -= 1",
+        "x = a + b if not a else 0",
+        "x = a - b if not (not a) else 0",
+        "return False",
+    }
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_areas(area: str) -> None:
+    one = AREAS[area]
+    for path in (*one.files, *one.tests):
+        assert (trees.ROOT / path).is_file()
+    first = chosen(one, 30, 1)
+    assert first == chosen(one, 30, 1) != chosen(one, 30, 2)
+    assert len(first) == 30
+    for mutant in first:
+        source = (trees.ROOT / mutant.file).read_text()
+        assert mutant.apply(source) != source
+
+
+def test_a_file_with_few_changes_is_not_asked_for_more(tmp_path: Path) -> None:
+    (tmp_path / "few.py").write_text("x = 1 < 2\n")
+    (tmp_path / "many.py").write_text("x = 1 < 2 < 3 < 4 < 5\n")
+    files = [one.file for one in chosen(Area(("few.py", "many.py"), ()), 4, 1, tmp_path)]
+    assert files == ["few.py", "many.py", "many.py", "many.py"]
+    assert len(chosen(Area(("few.py", "many.py"), ()), 100, 1, tmp_path)) == 5
+
+
+def test_coverage_by_folder() -> None:
+    files = {
+        "a/x.py": Counts(1, 10, 5, 4, 1),
+        "a/y.py": Counts(1, 30, 25, 0, 0),
+        "a/b/z.py": Counts(1, 1, 0, 0, 0),
+    }
+    assert by_folder(files) == {"a": Counts(2, 40, 30, 4, 1), "a/b": Counts(1, 1, 0, 0, 0)}
+    assert table("Python", files)[2:] == [
+        "| a | 2 | 40 | 75.0 % | 25.0 % |",
+        "| a/b | 1 | 1 | 0.0 % | - |",
+        "| **all** | 3 | 41 | 73.2 % | 25.0 % |",
+    ]
+
+
+def test_a_part_of_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("before\n<!-- x -->\nold\nold\n<!-- end of x -->\nafter\n")
+    trees.replace_between(path, "x", ["new"])
+    assert path.read_text() == "before\n<!-- x -->\nnew\n<!-- end of x -->\nafter\n"
+    with pytest.raises(ValueError, match="has no <!-- y -->"):
+        trees.replace_between(path, "y", ["new"])

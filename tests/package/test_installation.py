@@ -1,0 +1,85 @@
+"""Proves that an installation that another project's package of the same import name has damaged
+is refused with what to do, that `pynccl info` reports one that will be, and that neither is asked
+for where all is well.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pynccl
+from tests.support.commands import run_command
+
+_ROOT = Path(__file__).parents[2]
+_REPAIR = "pip uninstall -y pynccl rawnccl && pip install rawnccl"
+
+
+def _install(site: Path) -> Path:
+    """This package, of links to its files; gives its folder."""
+    package = site / "pynccl"
+    package.mkdir(parents=True)
+    for file in Path(pynccl.__file__).parent.iterdir():
+        (package / file.name).symlink_to(file)
+    return package
+
+
+def _metadata(site: Path, name: str, version: str) -> None:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def _python(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    others = [path for path in sys.path if path and Path(path).resolve() != _ROOT]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *others])}
+    return run_command([sys.executable, *arguments], site, env, timeout=60)
+
+
+@pytest.mark.parametrize("module", ["pynccl.nccl", "pynccl.raw", "pynccl.cli", "pynccl.c10d"])
+def test_another_package_was_installed_over_it(tmp_path: Path, module: str) -> None:
+    package = _install(tmp_path)
+    (package / "__init__.py").unlink()
+    (package / "__init__.py").write_text("Nccl = NcclWrp = object\n")
+    _metadata(tmp_path, "pynccl", "0.1.2")
+    done = _python(tmp_path, "-c", f"import pynccl; pynccl.Nccl; import {module}")
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"ImportError: {package}/__init__.py is not the one of rawnccl")
+    assert "pynccl 0.1.2, another project's package" in error
+    assert _REPAIR in error
+
+
+def test_the_removal_of_another_package_removed_a_file(tmp_path: Path) -> None:
+    package = _install(tmp_path)
+    (package / "__init__.py").unlink()
+    done = _python(tmp_path, "-c", "import pynccl.nccl")
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("ImportError: pynccl/__init__.py is missing")
+    assert _REPAIR in error
+
+
+def test_a_package_below_it_is_reported(tmp_path: Path) -> None:
+    _install(tmp_path)
+    _metadata(tmp_path, "pynccl", "0.1.2")
+    done = _python(tmp_path, "-m", "pynccl", "info")
+    assert done.returncode == 0, done.stderr
+    (problem,) = (line for line in done.stdout.splitlines() if line.startswith("problem: "))
+    assert "pynccl 0.1.2, another project's package" in problem
+    assert _REPAIR in problem
+
+
+def test_nothing_is_wrong(tmp_path: Path) -> None:
+    """And the metadata of the installed packages, which take milliseconds, are not read."""
+    _install(tmp_path)
+    code = "import pynccl.nccl, sys; print(sorted(n for n in sys.modules if 'metadata' in n))"
+    done = _python(tmp_path, "-c", code)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    done = _python(tmp_path, "-m", "pynccl", "info")
+    assert done.returncode == 0, done.stderr
+    assert "problem" not in done.stdout

@@ -1,0 +1,196 @@
+"""Proves that the files of users, changed at random, are read or refused by the error of what reads
+them, whatever they say: recordings, traces, execution traces and flight dumps. ``make fuzz`` does
+more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pynccl.flight import torch_format
+from pynccl.flight.analysis import analyse
+from pynccl.flight.dump import DumpError
+from pynccl.flight.dump import parse as parse_dump
+from pynccl.replay import ReplayError, load
+from pynccl.replay.check import check
+from pynccl.replay.recorded import gather
+from pynccl.trace import chrome, recording
+from pynccl.trace.errors import TraceError
+from tests.fuzz import readers
+from tests.support.execution_traces import document, node
+from tests.support.flight_dumps import communicator, dump, record
+from tests.support.recordings import World
+
+_INPUTS = 1500
+_LONGEST = 5.0  # seconds for one input, of which each is a few kilobytes
+_NESTED = "[" * 200_000
+
+
+@pytest.mark.parametrize("target", readers.TARGETS)
+def test_any_change(target: str) -> None:
+    originals = readers.seeds(target)
+    changed = 0
+    for number in range(_INPUTS):
+        rng = random.Random(f"{target}:{number}")
+        original = rng.choice(originals)
+        data = readers.mutate(target, original, rng)
+        changed += data != original
+        began = time.monotonic()
+        try:
+            readers.TARGETS[target](data)
+        except Exception as error:
+            raise AssertionError(f"{target}, input {number}") from error
+        assert time.monotonic() - began < _LONGEST, f"{target}, input {number}"
+    assert changed > _INPUTS * 0.9
+
+
+@pytest.mark.parametrize("target", readers.TARGETS)
+def test_the_corpus_is_read(target: str, tmp_path: Path) -> None:
+    read: dict[str, Callable[[bytes], object]] = {
+        "recording": lambda data: recording.parse(data).operations,
+        "trace": lambda data: chrome.parse(data.decode())[0].operations,
+        "dump": lambda data: parse_dump(data.decode(), "dump").communicators,
+        "execution": lambda data: _loaded(data, tmp_path)[0].operations,
+    }
+    for data in readers.seeds(target):
+        assert read[target](data)
+
+
+def _loaded(data: bytes | str, folder: Path) -> list[Any]:
+    path = folder / "file-0.json"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return load(str(path))
+
+
+def _recording(kind: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A recording of the corpus with one of its objects changed."""
+    data = readers.seeds("recording")[0]
+    head, rest = data[:15], data[15:]
+    parts = [head]
+    while rest:
+        letter, size = struct.unpack_from("<c3xI", rest)
+        contents, rest = rest[8 : 8 + size], rest[8 + size :]
+        if letter == kind:
+            value = json.loads(contents)
+            value = change(value) or value
+            contents = json.dumps(value).encode()
+        parts.append(struct.pack("<c3xI", letter, len(contents)) + contents)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        (b"H", lambda one: one.update(pid="0"), "pid: '0' is not of type int"),
+        (b"H", lambda one: one.update(began=None), "began: None is not of type int"),
+        (b"H", lambda one: one.pop("host") and None, "host is missing"),
+        (b"H", lambda one: one.update(dtypes=[["int8"]] * 12), "dtypes: "),
+        (b"H", lambda _: [1], r"\[1\] is not an object"),
+        (b"Z", lambda one: one.update(ended={}), r"ended: \{\} is not of type int"),
+        (b"C", lambda one: one.update(rank=[]), r"rank: \[\] is not of type int"),
+        (b"C", lambda one: one.update(nranks=1 << 40), "rank 0 of 1099511627776"),
+        (b"C", lambda one: one.update(rank=2), "rank 2 of 2"),
+    ],
+)
+def test_values_of_a_recording(
+    kind: bytes, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    with pytest.raises(recording.RecordingError, match=says):
+        recording.parse(_recording(kind, change))
+
+
+def test_ranks_of_a_trace() -> None:
+    value = json.loads(readers.seeds("trace")[0])
+    table = value["pynccl"]["processes"][0]["communicators"]
+    table["rows"][0][table["columns"].index("nranks")] = 1 << 40
+    with pytest.raises(TraceError, match="rank 0 of 1099511627776"):
+        chrome.parse(json.dumps(value))
+
+
+def test_values_that_are_nested_too_deep(tmp_path: Path) -> None:
+    block = _NESTED.encode()
+    with pytest.raises(recording.RecordingError):
+        recording.parse(b"pynccl trace 1\n" + struct.pack("<c3xI", b"H", len(block)) + block)
+    with pytest.raises(DumpError):
+        parse_dump(_NESTED, "dump")
+    with pytest.raises(ReplayError):
+        _loaded(_NESTED, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.update(pid=float("inf")),
+        lambda value: value["nodes"][0].update(id="x"),
+        lambda value: value["nodes"][0]["attrs"].clear(),
+    ],
+)
+def test_values_of_an_execution_trace(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    value = document(node("allreduce", 0))
+    change(value)
+    with pytest.raises(ReplayError, match="this is not an execution trace"):
+        _loaded(json.dumps(value), tmp_path)
+
+
+def test_an_operator_without_a_schema(tmp_path: Path) -> None:
+    one = json.loads(readers.seeds("execution")[1])
+    one["nodes"][0]["attrs"].clear()
+    with pytest.raises(ReplayError, match="this is not an execution trace"):
+        _loaded(json.dumps(one), tmp_path)
+
+
+def test_the_size_of_a_group_of_an_execution_trace(tmp_path: Path) -> None:
+    for value in (
+        document(node("allreduce", 0), **{"0": []}),
+        document(node("allreduce", 0, pg="9", size=1 << 40), **{"0": [0, 1]}),
+    ):
+        text = json.dumps(value).replace('\\"group_size\\": 0', f'\\"group_size\\": {1 << 40}')
+        with pytest.raises(ReplayError, match="a group has 1099511627776 ranks"):
+            _loaded(text, tmp_path)
+
+
+def test_numbers_of_a_dump() -> None:
+    # More collectives than there are records of.
+    report = analyse([dump(0, communicator(0, 1, [record("all_reduce")], collectives=1 << 60))])
+    assert report.text()
+    # The first record that all should have is missing.
+    programs = [communicator(rank, 2, [record("all_reduce")] * 3, lost=rank) for rank in range(2)]
+    del programs[0]["records"][1]
+    assert not analyse([dump(rank, one) for rank, one in enumerate(programs)]).findings
+    for rank, nranks in ((0, 1 << 40), (-1, 2), (2, 2)):
+        with pytest.raises(DumpError, match=f"rank {rank} of {nranks} in communicator"):
+            analyse([dump(0, communicator(rank, nranks, []))])
+
+
+def test_a_dump_of_operations_that_torch_does_not_have() -> None:
+    one = communicator(0, 1, [record("of_the_future", "unheard of")])
+    (content,) = torch_format.convert([dump(0, one)]).values()
+    assert content["entries"][0]["profiling_name"] == "nccl:of_the_future"
+    assert content["entries"][0]["state"] == "unheard of"
+
+
+def test_a_few_ranks_of_many_are_compared_in_time() -> None:
+    world = World(2)
+    for _ in range(3):
+        world.all("all_reduce")
+    for trace in world.traces:
+        trace.communicators = {
+            key: dataclasses.replace(one, nranks=100_000)
+            for key, one in trace.communicators.items()
+        }
+    began = time.monotonic()
+    recorded = gather(world.traces)
+    check(recorded)
+    assert len(recorded.comms["0" * 16].missing) == 99_998
+    assert time.monotonic() - began < _LONGEST

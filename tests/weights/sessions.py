@@ -1,0 +1,86 @@
+"""Sessions whose members are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pynccl.weights import WeightReceiver, WeightSender
+
+__all__ = ["TRANSPORTS", "MemoryStore", "run"]
+
+TRANSPORTS = ["shared", "broadcast"]
+
+
+class MemoryStore:
+    """A store for the threads of a process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+
+def run(
+    senders: list[Callable[[WeightSender], Any]],
+    receivers: list[Callable[[WeightReceiver], Any]],
+    into: list[Any],
+    *,
+    receiver_options: dict[str, Any] | None = None,
+    **options: Any,  # noqa: ANN401 - of WeightSender
+) -> list[Any]:
+    """Call a function with each member, on threads; the results, of senders and then receivers.
+
+    An exception is a result, too.
+    """
+    store = MemoryStore()
+    results: list[Any] = [None] * (len(senders) + len(receivers))
+
+    def call(place: int, function: Callable[[], Any]) -> None:
+        try:
+            results[place] = function()
+        except BaseException as error:
+            results[place] = error
+
+    def send(rank: int) -> object:
+        with WeightSender(
+            *(store,),
+            rank=rank,
+            senders=len(senders),
+            receivers=len(receivers),
+            timeout=20,
+            **options,
+        ) as sender:
+            return senders[rank](sender)
+
+    def receive(number: int) -> object:
+        with WeightReceiver(
+            *(store, into[number]),
+            name=f"receiver {number}",
+            timeout=20,
+            **(receiver_options or {}),
+        ) as receiver:
+            return receivers[number](receiver)
+
+    threads = [
+        threading.Thread(target=call, args=(rank, lambda rank=rank: send(rank)))
+        for rank in range(len(senders))
+    ]
+    threads += [
+        threading.Thread(target=call, args=(len(senders) + i, lambda i=i: receive(i)))
+        for i in range(len(receivers))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a member hangs"
+    return results

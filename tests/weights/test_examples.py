@@ -1,0 +1,28 @@
+"""The examples of pynccl.weights print what their heads say."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run_command
+
+_ROOT = Path(__file__).parents[2]
+_EXAMPLES = sorted((_ROOT / "examples" / "weights").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
+def test_examples(example: Path) -> None:
+    head = ast.get_docstring(ast.parse(example.read_text())) or ""
+    expected = head.partition("Prints:\n")[2]
+    assert expected
+    if example.stem == "ray_actors":
+        pytest.importorskip("ray", reason="Ray has no wheel for this Python")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_command([sys.executable, str(example)], _ROOT, env, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip() == expected.strip()

@@ -1,0 +1,471 @@
+"""Errors of members, strangers at the address and unusual sessions end as documented, at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pynccl.weights import (
+    PeerLostError,
+    SessionClosedError,
+    Shard,
+    Spec,
+    WeightReceiver,
+    WeightSender,
+    WeightsError,
+)
+from pynccl.weights.source import layout_of_specs
+from pynccl.weights.target import Target
+from tests.weights.sessions import TRANSPORTS, MemoryStore, run
+
+SOON = 5.0  # seconds, far below the timeout of run()
+
+
+def model(value: float = 1) -> dict[str, Any]:
+    return {"w": np.full((2, 3), value, np.float32), "b": np.full(5, value, np.float32)}
+
+
+def together(*functions: Callable[[], Any]) -> list[Any]:
+    """Call functions on threads; the results, of which an exception is one, too."""
+    results: list[Any] = [None] * len(functions)
+
+    def call(place: int) -> None:
+        try:
+            results[place] = functions[place]()
+        except BaseException as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+        assert not thread.is_alive(), "a member hangs"
+    return results
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_receiver_that_wants_nothing(transport: str) -> None:
+    """An empty `into` is nothing, and not everything."""
+
+    def receive(receiver: WeightReceiver) -> int:
+        receiver.receive()
+        return len(receiver.tensors)
+
+    _, *counts = run(
+        [lambda sender: sender.send(model())],
+        [receive, receive],
+        [{}, None],
+        receiver_options={"library": "numpy"},
+        library="numpy",
+        transport=transport,
+    )
+    assert counts == [0, 2], counts
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("place", ["memory", "transfer"])
+def test_receivers_own_error_ends_the_version(
+    monkeypatch: pytest.MonkeyPatch, place: str, transport: str
+) -> None:
+    """Of memory that it has not, or while it unpacks: at once on all, and the session goes on."""
+    new, view = Target._new, Target.view
+    left = [1]
+
+    def broken(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: object) -> object:
+            if left[0]:
+                left[0] -= 1
+                raise MemoryError("too large")
+            return function(*args)
+
+        return call
+
+    if place == "memory":
+        monkeypatch.setattr(Target, "_new", broken(new))
+    else:
+        monkeypatch.setattr(Target, "view", broken(view))
+
+    def send(sender: WeightSender) -> float:
+        began = time.monotonic()
+        with pytest.raises(WeightsError, match="MemoryError: too large"):
+            sender.send(model())
+        seconds = time.monotonic() - began
+        sender.send(model())
+        return seconds
+
+    def receive(receiver: WeightReceiver) -> str:
+        try:
+            receiver.receive()
+        except (MemoryError, WeightsError) as error:
+            name = type(error).__name__
+        receiver.receive()
+        assert (receiver.tensors["w"] == 1).all()
+        return name
+
+    seconds, *names = run(
+        [send],
+        [receive, receive],
+        [None, None],
+        receiver_options={"library": "numpy"},
+        library="numpy",
+        transport=transport,
+    )
+    assert sorted(names) == ["MemoryError", "WeightsError"], names
+    assert seconds < SOON
+
+
+def test_several_receivers_that_do_not_answer() -> None:
+    """They are waited for together: the others would otherwise miss the sender."""
+    store = MemoryStore()
+    options: dict[str, Any] = {"timeout": 1.0, "library": "numpy"}
+    with contextlib.ExitStack() as stack:
+        sender = stack.enter_context(WeightSender(store, receivers=6, **options))
+        receivers = [
+            stack.enter_context(WeightReceiver(store, name=f"engine {i}", **options))
+            for i in range(6)
+        ]
+        sent, received = together(lambda: sender.send(model()), receivers[5].receive)
+        assert sorted(sent.lost) == [f"engine {i}" for i in range(5)], sent
+        assert received.version == 1
+
+
+def test_waiting_counts_until_the_next_version() -> None:
+    store = MemoryStore()
+    with (
+        WeightSender(store, timeout=20, library="numpy") as sender,
+        WeightReceiver(store, timeout=20, library="numpy") as receiver,
+    ):
+        together(lambda: sender.send(model()), receiver.receive)
+        assert sender.waiting() == 0
+        with WeightReceiver(store, timeout=20, library="numpy") as other:
+            while not sender.waiting():
+                time.sleep(0.01)
+            assert sender.waiting() == 1
+            results = together(
+                lambda: sender.send(model(), version=sender.version),
+                receiver.receive,
+                other.receive,
+            )
+            assert [result.version for result in results] == [1, 1, 1]
+            assert sender.waiting() == 0
+
+
+def test_receiver_that_leaves_is_not_lost() -> None:
+    store = MemoryStore()
+    with (
+        WeightSender(store, receivers=2, timeout=20, library="numpy") as sender,
+        WeightReceiver(store, timeout=20, library="numpy") as receiver,
+    ):
+        with WeightReceiver(store, name="guest", timeout=20, library="numpy") as guest:
+            together(lambda: sender.send(model()), receiver.receive, guest.receive)
+        sent, _ = together(lambda: sender.send(model()), receiver.receive)
+        assert (len(sent.receivers), sent.lost) == (1, ())
+
+
+def test_members_after_the_end() -> None:
+    store = MemoryStore()
+    sender = WeightSender(store, timeout=0.2, library="numpy")
+    receiver = WeightReceiver(store, timeout=20, library="numpy")
+    receiver.close()
+    with pytest.raises(SessionClosedError, match="the session is closed"):
+        receiver.receive()
+    with pytest.raises(WeightsError):
+        sender.send(model())
+    sender.close()
+    with pytest.raises(WeightsError, match="the session is closed"):
+        sender.send(model())
+    lonely = WeightSender(MemoryStore(), timeout=0.2, library="numpy")
+    with pytest.raises(PeerLostError):
+        lonely.send(model())
+    with pytest.raises(WeightsError, match="the session is closed"):
+        lonely.send(model())
+
+
+def test_offer_of_a_version_that_could_not_begin() -> None:
+    """Sender 1 tells its layout once, and the leader keeps it though it had no receivers."""
+    store = MemoryStore()
+    first, second = {"a": np.ones(3, np.float32)}, {"b": np.ones(4, np.float32)}
+    options: dict[str, Any] = {"timeout": 20, "library": "numpy"}
+    with (
+        WeightSender(store, senders=2, **options) as sender,
+        WeightSender(store, rank=1, senders=2, **options) as other,
+    ):
+        with WeightReceiver(store, **options) as guest:
+            together(lambda: sender.send(first), lambda: other.send(first), guest.receive)
+        # Sender 1 has other tensors now; nobody is there to get them.
+        results = together(lambda: sender.send(first), lambda: other.send(second))
+        assert ["there are no receivers" in str(result) for result in results] == [True, True]
+        with WeightReceiver(store, **options) as receiver:
+            together(lambda: sender.send(first), lambda: other.send(second), receiver.receive)
+            assert sorted(receiver.tensors) == ["a", "b"]
+
+
+def test_sender_whose_leader_does_not_send() -> None:
+    store = MemoryStore()
+    with WeightSender(store, senders=2, timeout=20, library="numpy"):
+        other = WeightSender(store, rank=1, senders=2, timeout=0.2, library="numpy")
+        with pytest.raises(PeerLostError, match="sender 0 has not answered"):
+            other.send(model())
+
+
+def test_sender_that_starts_again_at_the_same_store() -> None:
+    """A receiver that comes before it finds the old address, and looks again."""
+    store = MemoryStore()
+    WeightSender(store, timeout=20, library="numpy").close()
+
+    def send() -> None:
+        time.sleep(0.2)
+        with WeightSender(store, timeout=20, library="numpy") as sender:
+            sender.send(model())
+
+    def receive() -> int:
+        with WeightReceiver(store, timeout=20, library="numpy") as receiver:
+            return receiver.receive().version
+
+    assert together(send, receive) == [None, 1]
+
+
+def strangers(address: str) -> Iterator[socket.socket]:
+    """Connections of others than members."""
+    host, port = address.rsplit(":", 1)
+    nested = b'{"kind":"hello","role":' + b"[" * 100_000
+    hello = b'{"kind":"hello","role":"receiver","name":"x","keeps_base":true,"wanted":%s}'
+    for data in (
+        *(b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\0", struct.pack("!I", 50) + b"{"),
+        struct.pack("!I", len(nested)) + nested,
+        *(struct.pack("!I", len(text)) + text for text in (b"[]", b"{}", b"\xff", b'{"kind":1}')),
+        *(
+            struct.pack("!I", len(text)) + text
+            for text in (hello % wanted for wanted in (b"1", b'[["w"]]', b'[["w","x",[1],null]]'))
+        ),
+        struct.pack("!I", len(hello % b"null")) + hello % b"null" + b"\0\0\0\1[",
+    ):
+        stranger = socket.create_connection((host, int(port)))
+        stranger.sendall(data)
+        yield stranger
+
+
+def test_strangers_at_the_address() -> None:
+    """They are refused or dropped, and one that says half a message cannot hold the session."""
+    with WeightSender("127.0.0.1:0", timeout=60, library="numpy") as sender:
+        connections = list(strangers(sender.address))
+        connections.pop(0).close()
+        reset = socket.create_connection(connections[0].getpeername())
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset.close()
+        with WeightReceiver(sender.address, timeout=60, library="numpy") as receiver:
+            began = time.monotonic()
+            sent, received = together(lambda: sender.send(model()), receiver.receive)
+        assert received.version == 1, (sent, received)
+        assert sent.lost == ("x",)
+        # Two say half a message.
+        assert time.monotonic() - began < 20
+        for connection in connections:
+            connection.close()
+
+
+def test_descriptors_above_1024() -> None:
+    """select() has no place for them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2048:
+        pytest.skip("the limit of descriptors is below 2048")
+    opened: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    try:
+        while not opened or opened[-1] < 1100:
+            opened.append(os.dup(0))
+        results = run(
+            [lambda sender: sender.send(model()).version],
+            [lambda receiver: receiver.receive().version],
+            [None],
+            receiver_options={"library": "numpy"},
+            library="numpy",
+        )
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert results == [1, 1]
+
+
+def test_same_tensors_of_another_dtype_shape_and_memory() -> None:
+    """A parameter keeps its identity when a module is converted or its memory is replaced."""
+    short = torch.zeros(4, dtype=torch.int16)
+    weight = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    values = [
+        (torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int16)),
+        (torch.ones(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.int16)),
+        (torch.ones(4, dtype=torch.float16), torch.arange(6, dtype=torch.int16)),
+    ]
+
+    def send(sender: WeightSender) -> None:
+        for weight.data, short.data in values:
+            sender.send({"weight": weight, "short": short})
+
+    def receive(receiver: WeightReceiver) -> None:
+        for expected in values:
+            receiver.receive()
+            for got, value in zip(receiver.tensors.values(), expected, strict=True):
+                assert got.dtype == value.dtype
+                assert torch.equal(got, value)
+
+    assert run([send], [receive], [None]) == [None, None]
+
+
+def test_deltas_keep_nothing() -> None:
+    """What is known of the steps of a version does not grow with the versions."""
+
+    def known(member: Any) -> int:  # noqa: ANN401
+        return sum(len(bound) for _, bound in member.bindings._known)
+
+    tensors = {f"t{i}": np.zeros(10, np.float32) for i in range(5)}
+
+    def send(sender: WeightSender) -> list[int]:
+        counts = []
+        for version in range(1, 9):
+            tensors["t3"][:] = version
+            sender.send(tensors, delta=True)
+            counts.append(known(sender._member))
+        return counts
+
+    def receive(receiver: WeightReceiver) -> list[int]:
+        counts = []
+        for version in range(1, 9):
+            receiver.receive()
+            assert (receiver.tensors["t3"] == version).all()
+            counts.append(known(receiver._member))
+        return counts
+
+    into = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
+    for counts in run(
+        [send],
+        [receive],
+        [into],
+        receiver_options={"commit": "in_place"},
+        library="numpy",
+    ):
+        assert counts[-1] == counts[1], counts
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_interrupt_of_a_wait(transport: str) -> None:
+    """Ctrl-C ends the wait for a receiver that does nothing, and the next version goes on."""
+    store = MemoryStore()
+    options: dict[str, Any] = {"timeout": 60, "library": "numpy"}
+    with (
+        WeightSender(store, transport=transport, receivers=2, **options) as sender,
+        WeightReceiver(store, **options) as receiver,
+        WeightReceiver(store, name="asleep", **options),
+    ):
+        results: list[Any] = []
+
+        def receive() -> None:
+            try:
+                receiver.receive()
+            except WeightsError as error:
+                results.append(str(error))
+            results.append(receiver.receive().lost)
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        began = time.monotonic()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            sender.send(model())
+        sender.send(model())
+        thread.join(20)
+        assert len(results) == 2, results
+        assert "KeyboardInterrupt" in results[0]
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ({"w": np.array(["a"])}, "w: dtype: '<U1' is not known"),
+        ({"w": np.zeros(2, ">f4")}, "w: dtype: '>f4' is not known"),
+        ({"w": Shard(np.zeros(2), (2.5,), (0,))}, r"w: shape: expected integers, got \(2.5,\)"),
+        ({"w": Shard(np.zeros(2), (4,), 0)}, "w: start: expected integers, got 0"),  # type: ignore[arg-type]
+        ({"w": np.broadcast_to(np.zeros(1), 5)}, "into: w is a read-only array"),
+    ],
+)
+def test_wrong_tensors_are_errors_of_their_member(tensors: dict[str, Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        WeightReceiver("127.0.0.1:1", tensors, timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (Spec(torch.float32, (2,)), "w: dtype: torch.float32 is not known"),  # type: ignore[arg-type]
+        (Spec("float32", 2), "w: shape: expected integers, got 2"),  # type: ignore[arg-type]
+        (Spec("float32", (2, 3), (1,)), r"w: start is \(1,\)"),
+    ],
+)
+def test_wrong_metadata(spec: Spec, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        layout_of_specs({"w": spec})
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e30, -1])
+def test_wrong_timeouts(timeout: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout: {timeout}".replace("+", r"\+")):
+        WeightReceiver("127.0.0.1:1", timeout=timeout)
+
+
+def test_sessions_leave_nothing() -> None:
+    """Descriptors, threads and mappings after many sessions, a part of which failed."""
+
+    def usage() -> tuple[int, int, int]:
+        with open("/proc/self/maps") as maps:
+            shared = sum("memfd" in line for line in maps)
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), shared
+
+    def session(fails: bool) -> None:
+        def gather() -> Iterator[tuple[str, Any]]:
+            yield "w", model()["w"]
+            if fails:
+                raise KeyError("b")
+            yield "b", model()["b"]
+
+        specs = {"w": Spec("float32", (2, 3)), "b": Spec("float32", (5,))}
+        run(
+            [lambda sender: sender.send(gather, metadata=specs)],
+            [lambda receiver: receiver.receive(), lambda receiver: receiver.receive()],
+            [None, None],
+            receiver_options={"library": "numpy"},
+            library="numpy",
+        )
+
+    def settled(bound: tuple[int, int, int] | None) -> tuple[int, int, int]:
+        end = time.monotonic() + 10
+        while True:
+            now = usage()
+            if time.monotonic() > end or (
+                bound and all(a <= b for a, b in zip(now, bound, strict=True))
+            ):
+                return now
+            time.sleep(0.1)
+            if bound is None and usage() == now:
+                return now
+
+    for number in range(4):
+        session(bool(number % 2))
+    before = settled(None)
+    for number in range(40):
+        session(bool(number % 2))
+    after = settled(before)
+    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)

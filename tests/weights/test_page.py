@@ -1,0 +1,95 @@
+"""Runs the programs of docs/weights.md, which take a trainer and engines, as threads."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pynccl.weights.float8 import float8
+from tests.docs.blocks import read
+
+_PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
+_ENGINES = 2
+
+
+def _blocks() -> list[str]:
+    return [block.text for block in read(_PAGE).blocks if "test_page" in str(block.marks)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run(*functions: Callable[[], Any]) -> None:
+    failures: list[BaseException] = []
+
+    def call(function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(one,), daemon=True) for one in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+def _model(value: float) -> torch.nn.Module:
+    model = torch.nn.Linear(256, 128)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model.requires_grad_(requires_grad=False)
+
+
+def test_the_page_has_two_programs() -> None:
+    assert len(_blocks()) == 2
+
+
+def test_the_first_program() -> None:
+    text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{_free_port()}", _blocks()[0])
+    imports, trainer, engine = re.split(r"# in the trainer|# in each engine", text)
+    engines = [_model(0) for _ in range(_ENGINES)]
+
+    def part(code: str, model: torch.nn.Module) -> Callable[[], None]:
+        names = {"model": model}
+
+        def run() -> None:
+            exec(imports + code, names)
+            names.get("sender", names.get("receiver")).close()  # type: ignore[operator]
+            report = names["report"]
+            assert len(report.receivers) == _ENGINES, report
+
+        return run
+
+    _run(part(trainer, _model(3)), *(part(engine, model) for model in engines))
+    for model in engines:
+        assert all((parameter == 3).all() for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="torch has no float8")
+def test_the_program_with_float8() -> None:
+    sent: dict[str, Any] = {}
+
+    class Sender:
+        def send(self, gather: Callable[[], Any], *, metadata: Any) -> None:  # noqa: ANN401
+            sent.update(gather())
+            assert set(sent) == set(metadata)
+
+    exec(_blocks()[1], {"float8": float8, "model": _model(3), "sender": Sender()})
+    assert sent["weight"].dtype == torch.float8_e4m3fn
+    assert "weight_scale_inv" in sent

@@ -1,0 +1,59 @@
+"""Proves that members are told what is done, and how fast it was compared with the link."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+
+from pynccl.weights import ProgressBar
+from tests.weights import models
+from tests.weights.sessions import run
+
+
+def test_progress_and_the_share_of_the_link() -> None:
+    tensors = {f"{i}": torch.rand(50_000) for i in range(6)}
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    sent: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
+
+    def note(calls: list[tuple[int, int]]) -> Any:  # noqa: ANN401
+        return lambda done, total: calls.append((done, total))
+
+    reports = run(
+        [lambda sender: sender.send(tensors)],
+        [lambda receiver: receiver.receive()],
+        [models.blank(tensors)],
+        progress=note(sent),
+        receiver_options={"progress": note(received)},
+        measure_link=True,
+        bucket_bytes=1 << 18,
+        direct_bytes=1 << 16,
+    )
+    for calls in (sent, received):
+        assert calls[0] == (0, nbytes)
+        assert calls[-1] == (nbytes, nbytes)
+        assert calls == sorted(calls)
+        assert len(calls) > 3
+    for report in reports:
+        assert report.link > 0
+        assert report.share == report.bandwidth / report.link
+        assert "of the link's" in str(report)
+
+
+def test_the_progress_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = Terminal()
+    bar = ProgressBar(file)
+    bar(0, 4 << 20)
+    bar(1 << 20, 4 << 20)
+    bar(4 << 20, 4 << 20)
+    _, first, second, last = file.getvalue().split("\r\x1b[K")
+    assert first.startswith("[........................] 0/4 MiB")
+    assert second.startswith("[######..................] 1/4 MiB, ")
+    assert second.endswith(" GB/s")
+    assert last == ""

@@ -1,0 +1,305 @@
+"""Flipped bits are found, named, and repaired or refused; the last version stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pynccl.weights import (
+    ChecksumError,
+    Spec,
+    WeightReceiver,
+    WeightSender,
+    WeightsError,
+)
+from pynccl.weights.checksum import checksums
+from tests.weights import models
+from tests.weights.sessions import run
+
+
+def versions(*numbers: int) -> Any:  # noqa: ANN401
+    def call(sender: WeightSender) -> list[Any]:
+        return [sender.send(models.make(number), version=number) for number in numbers]
+
+    return call
+
+
+def flip_bits(receiver: WeightReceiver, times: int) -> None:
+    """Flip a bit of what this receiver gets, in a bucket or in place, in its next transfers."""
+    memory = receiver._member.memory
+    assert memory is not None
+    left = [times]
+    unpack, checksum = memory.unpack, memory.checksum
+
+    def flipped(tensor: torch.Tensor) -> None:
+        if left[0]:
+            left[0] -= 1
+            data = tensor.reshape(-1).view(torch.uint8)
+            data[data.numel() // 2] ^= 16
+
+    def unpack_flipped(bucket: Any, offsets: Any, sizes: Any, raws: Any) -> Any:  # noqa: ANN401
+        flipped(bucket[offsets[0] : offsets[0] + sizes[0]])
+        return unpack(bucket, offsets, sizes, raws)
+
+    def checksum_flipped(raw: Any) -> Any:  # noqa: ANN401
+        flipped(raw)
+        return checksum(raw)
+
+    memory.unpack, memory.checksum = unpack_flipped, checksum_flipped  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("transport", "direct"), [("shared", 1), ("broadcast", 1), ("broadcast", 1 << 20)]
+)
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
+def test_flipped_bits_are_repaired(commit: str, transport: str, direct: int) -> None:
+    def receive(receiver: WeightReceiver) -> Any:  # noqa: ANN401
+        receiver.receive()
+        flip_bits(receiver, 3)
+        report = receiver.receive()
+        assert models.equal(receiver.tensors, models.make(2))
+        return report
+
+    def receive_well(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        receiver.receive()
+        assert models.equal(receiver.tensors, models.make(2))
+
+    sent, report, other = run(
+        [versions(1, 2)],
+        [receive, receive_well],
+        [models.blank(models.make(0)), models.blank(models.make(0))],
+        receiver_options={"commit": commit},
+        bucket_bytes=1 << 20,
+        direct_bytes=direct,
+        transport=transport,
+    )
+    assert other is None, other
+    assert not sent[0].repaired
+    assert sent[1].repaired == report.repaired
+    assert 1 <= len(report.repaired) <= 3
+
+
+def test_bits_that_flip_always_are_refused() -> None:
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        flip_bits(receiver, 1000)
+        with pytest.raises(ChecksumError, match="embedding") as caught:
+            receiver.receive()
+        assert "embedding" in caught.value.names
+        assert receiver.version == 1
+        assert models.equal(receiver.tensors, models.make(1))
+
+    def receive_well(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        with pytest.raises(ChecksumError, match="embedding"):
+            receiver.receive()
+        # All receivers keep the same version.
+        assert models.equal(receiver.tensors, models.make(1))
+
+    sent, *others = run(
+        [versions(1, 2)],
+        [receive, receive_well],
+        [models.blank(models.make(0)), models.blank(models.make(0))],
+        bucket_bytes=1 << 20,
+        direct_bytes=1,
+    )
+    assert others == [None, None], others
+    assert isinstance(sent, ChecksumError)
+
+
+def test_error_of_the_tensors() -> None:
+    """An error while tensors are made ends the version, and the session goes on."""
+    model = models.make(1)
+    metadata = {
+        name: Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in model.items()
+    }
+
+    def gather(stop: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in model.items():
+            if name == stop:
+                raise KeyError(name)
+            yield name, tensor.clone()
+
+    def send(sender: WeightSender) -> None:
+        with pytest.raises(KeyError):
+            sender.send(lambda: gather("large"), metadata=metadata)
+        sender.send(lambda: gather(""), metadata=metadata)
+
+    def receive(receiver: WeightReceiver) -> None:
+        with pytest.raises(WeightsError, match="KeyError: 'large'"):
+            receiver.receive()
+        assert not receiver.is_whole
+        assert receiver.receive().version == 1
+        assert models.equal(receiver.tensors, model)
+
+    results = run([send], [receive, receive], [None, None], bucket_bytes=1 << 16)
+    assert results == [None, None, None], results
+
+
+def test_error_of_another_sender() -> None:
+    """The same for a sender that is not the first."""
+    spec = {"a": None, "b": Spec("float32", (4,))}
+
+    def lead(sender: WeightSender) -> None:
+        with pytest.raises(WeightsError, match="sender 1: KeyError"):
+            sender.send({"a": np.ones(4, np.float32)})
+        sender.send({"a": np.ones(4, np.float32)})
+
+    def follow(sender: WeightSender) -> None:
+        def fail() -> Iterator[tuple[str, Any]]:
+            yield "a", None
+            raise KeyError("b")
+
+        with pytest.raises(KeyError):
+            sender.send(fail, metadata=spec)
+        sender.send({"b": np.ones(4, np.float32)})
+
+    def receive(receiver: WeightReceiver) -> None:
+        with pytest.raises(WeightsError, match="sender 1: KeyError"):
+            receiver.receive()
+        receiver.receive()
+        assert all((tensor == 1).all() for tensor in receiver.tensors.values())
+
+    results = run(
+        [lead, follow],
+        [receive],
+        [None],
+        receiver_options={"library": "numpy"},
+        library="numpy",
+    )
+    assert results == [None, None, None], results
+
+
+def test_other_dtypes() -> None:
+    """Receivers that round alike get what they would have rounded themselves."""
+    model = {"w": torch.randn(100, 70), "b": torch.randn(9), "i": torch.arange(5)}
+    narrow = {
+        "w": torch.zeros(100, 70, dtype=torch.bfloat16),
+        "b": torch.zeros(9, dtype=torch.float64),
+    }
+
+    def receive(receiver: WeightReceiver) -> Any:  # noqa: ANN401
+        report = receiver.receive()
+        assert torch.equal(receiver.tensors["w"], model["w"].to(torch.bfloat16))
+        assert torch.equal(receiver.tensors["b"], model["b"].to(torch.float64))
+        return report.nbytes
+
+    results = run(
+        [lambda sender: sender.send(model)],
+        [receive, receive],
+        [models.blank(narrow), models.blank(narrow)],
+        bucket_bytes=4096,
+    )
+    assert results[1:] == [100 * 70 * 2 + 9 * 4] * 2, results
+
+
+def test_checksums_on_host_and_by_torch() -> None:
+    from pynccl import _C
+
+    random = np.random.default_rng(0)
+    for size in (0, 1, 7, 8, 9, 4095, 4096, 4097, 100_001, (1 << 22) + 3):
+        data = torch.from_numpy(random.integers(0, 256, size + 3, np.uint8))
+        for start in (0, 3):
+            part = data[start : start + size]
+            assert _C.checksum(part) == checksums([part])[0], (size, start)
+
+
+@pytest.mark.parametrize("size", [1, 8, 100, 4096, 5000])
+def test_every_flipped_bit_changes_the_checksum(size: int) -> None:
+    from pynccl import _C
+
+    data = np.zeros(size, np.uint8)
+    known = {_C.checksum(data)}
+    for bit in range(0, 8 * size, 1 if size < 1000 else 37):
+        data[bit // 8] ^= 1 << bit % 8
+        known.add(_C.checksum(data))
+        data[bit // 8] ^= 1 << bit % 8
+    assert len(known) == 1 + len(range(0, 8 * size, 1 if size < 1000 else 37))
+    swapped = np.random.default_rng(1).integers(0, 256, 8192, np.uint8)
+    assert _C.checksum(swapped) != _C.checksum(np.roll(swapped, 4096))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"address": "nowhere"}, "address: 'nowhere'"),
+        ({"address": 5}, "address: expected"),
+        ({"rank": 1}, "rank: 1 is not in"),
+        ({"receivers": 0}, "receivers: 0"),
+        ({"bucket_bytes": 100}, "bucket_bytes: 100"),
+        ({"direct_bytes": 0}, "direct_bytes: 0"),
+        ({"transport": "mail"}, "transport: 'mail'"),
+        ({"timeout": 0}, "timeout: 0"),
+        ({"timeout": "soon"}, "timeout: expected seconds"),
+    ],
+)
+def test_wrong_arguments_of_senders(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        WeightSender(**{"address": "127.0.0.1:1", **arguments})
+
+
+def test_wrong_tensors_of_receivers() -> None:
+    """A receiver whose tensors do not fit is an error on the sender before anything is sent."""
+
+    def send(sender: WeightSender) -> None:
+        with pytest.raises(ValueError, match="w: its shape is"):
+            sender.send({"w": np.zeros((4, 4))})
+
+    def receive(receiver: WeightReceiver) -> None:
+        with pytest.raises(WeightsError, match="w: its shape is"):
+            receiver.receive()
+
+    assert run([send], [receive], [{"w": np.zeros((4, 5))}]) == [None, None]
+
+
+@pytest.mark.parametrize("nsenders", [1, 2])
+@pytest.mark.parametrize("commit", ["copy", "in_place", "swap"])
+def test_only_changes_are_sent(commit: str, nsenders: int) -> None:
+    names = [f"t{i}" for i in range(20)]
+    large = np.arange(10_000, dtype=np.float32)
+
+    def model(version: int) -> dict[str, Any]:
+        tensors = {name: np.full(100, i, np.float32) for i, name in enumerate(names)}
+        tensors["t7"] = tensors["t7"] + version
+        tensors["large"] = large.copy()
+        tensors["large"][5000] = version
+        return tensors
+
+    def send(rank: int) -> Any:  # noqa: ANN401
+        def call(sender: WeightSender) -> list[int]:
+            reports = []
+            for version in (1, 2, 3, 3):
+                values = list(model(version).items())[rank::nsenders]
+                reports.append(sender.send(dict(values), delta=True))
+            return [report.nbytes for report in reports]
+
+        return call
+
+    def receive(receiver: WeightReceiver) -> list[int]:
+        sizes = []
+        for version in (1, 2, 3, 3):
+            sizes.append(receiver.receive().nbytes)
+            expected = model(version)
+            assert all(np.array_equal(receiver.tensors[name], expected[name]) for name in expected)
+        return sizes
+
+    into = {name: np.zeros_like(tensor) for name, tensor in model(0).items()}
+    results = run(
+        [send(rank) for rank in range(nsenders)],
+        [receive],
+        [None if commit == "swap" else into],
+        receiver_options={"commit": commit, "library": "numpy"},
+        bucket_bytes=4096,
+        direct_bytes=4096,
+        library="numpy",
+    )
+    everything = 20 * 400 + 40_000
+    changed = 400 + 4096
+    expected = [everything] * 4 if commit == "swap" else [everything, changed, changed, 0]
+    assert results[0] == results[-1] == expected, results
