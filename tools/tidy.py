@@ -20,10 +20,16 @@ from pathlib import Path
 
 from tools import trees
 
-__all__ = ["sources"]
+__all__ = ["configure", "sources"]
 
 _FOLDER = trees.ROOT / "build" / "tidy"
 _ONE_S = 600
+
+
+def configure(folder: Path) -> None:
+    """Configure a build in which each file is compiled by itself."""
+    options = ("-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF")
+    trees.configure(trees.ROOT, folder, options)
 
 
 def sources(folder: Path) -> list[Path]:
@@ -47,7 +53,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, help="all by default")
     options = parser.parse_args()
     began = time.monotonic()
-    trees.configure(trees.ROOT, _FOLDER, ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"])
+    configure(_FOLDER)
     files = [path.resolve() for path in options.files] or sources(_FOLDER)
     findings: dict[str, str] = {}  # those in headers once
     with ThreadPoolExecutor(os.cpu_count()) as pool:

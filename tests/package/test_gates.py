@@ -1,5 +1,6 @@
 """Proves that the tools of docs/quality.md change sources where they say, choose the same changes
-for a seed, sum coverage by folder and write their part of a document only.
+for a seed, sum coverage by folder and write their part of a document only, and that clang-tidy gets
+every source.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import trees
+from tools import tidy, trees
 from tools.coverage.__main__ import Counts, by_folder, table
 from tools.mutate.__main__ import AREAS, Area, chosen
 from tools.mutate.mutants import mutants
@@ -122,3 +123,15 @@ def test_a_part_of_a_document(tmp_path: Path) -> None:
     assert path.read_text() == "before\n<!-- x -->\nnew\n<!-- end of x -->\nafter\n"
     with pytest.raises(ValueError, match="has no <!-- y -->"):
         trees.replace_between(path, "y", ["new"])
+
+
+def test_clang_tidy_gets_every_source(tmp_path: Path) -> None:
+    tidy.configure(tmp_path)
+    checked = {path.relative_to(trees.ROOT) for path in tidy.sources(tmp_path)}
+    parts = ("common", "core", "hostnccl", "python")
+    there = {
+        path.relative_to(trees.ROOT)
+        for part in parts
+        for path in (trees.ROOT / "csrc" / part).rglob("*.cpp")
+    }
+    assert not there - checked
