@@ -54,6 +54,7 @@ void register_together(const std::vector<Group::PendingWindow>& items) {
     };
     for (const auto& part : by_library(items, library_of)) {
       std::vector<Window*> windows;
+      windows.reserve(part.size());
       for (const auto* item : part) windows.push_back(item->window.get());
       Window::make(windows);
     }
@@ -68,6 +69,7 @@ void make_devices_together(const std::vector<Group::PendingDeviceCommunicator>& 
     };
     for (const auto& part : by_library(items, library_of)) {
       std::vector<DeviceCommunicator*> made;
+      made.reserve(part.size());
       for (const auto* item : part) made.push_back(item->made.get());
       DeviceCommunicator::make(made);
     }
