@@ -86,10 +86,13 @@ plots-lab: $(TO_BENCH) ## measure the pictures of docs/lab.md on this machine
 check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt: under a minute
 	$(PY) -m pytest -q -m "not gpu" @tests/quick.txt $(PYTEST_ARGS)
 
-# First what needs a GPU, on the double; PYTEST_ARGS may select none of it (pytest's status 5).
+# First what needs a GPU, on the double; PYTEST_ARGS may select none of it (pytest's status 5). What
+# fails there does not keep the others from being run.
 test: $(TO_TEST) ## run the tests without a GPU; those that need one run on the test double
-	$(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+	@status=0; \
+	$(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(PYTEST) -m "not gpu" $(PYTEST_ARGS) || status=1; \
+	exit $$status
 
 test-all: $(TO_TEST) ## also more seeds, all versions of the double, callgrind, PyTorch's suite, sanitizers
 	for version in 2.18 2.24 2.28 2.30; do \

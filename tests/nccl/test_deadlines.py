@@ -365,6 +365,9 @@ def _last_on_a_foreign_stream(rank: Rank) -> None:
     create = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)(
         opened.driver_function(self, b"cuStreamCreateWithPriority")
     )
+    synchronize = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(
+        opened.driver_function(self, b"cuStreamSynchronize")
+    )
     assert create(ctypes.addressof(stream), 1, 0) == 0
     assert stream.value is not None
     buffer = rank.memory.put(np.ones(1000, np.float32))
@@ -373,15 +376,22 @@ def _last_on_a_foreign_stream(rank: Rank) -> None:
             rank.report("ready")
             time.sleep(3 * _LIMIT)
             comm.abort()
-            return
+            break
         comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+    else:
+        _expire(rank, comm, buffer, stream.value)
+    synchronize(stream)  # the buffer is used until then
+
+
+def _expire(rank: Rank, comm: nccl.Communicator, buffer: object, stream: int) -> None:
     rank.report("ready")
     end = time.monotonic() + _LATEST
     while not comm.expired:
         assert time.monotonic() < end, comm.flight_record()
         time.sleep(0.01)
     with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
-        comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+        comm.all_reduce(buffer, nccl.MAX, stream=stream)
+    comm.abort()
 
 
 def test_the_last_operation_on_a_foreign_stream_expires(launch: Launcher, provider: str) -> None:
