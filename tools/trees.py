@@ -12,9 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ROOT", "build", "configure", "environment", "replace_between", "synchronise"]
+__all__ = ["ROOT", "WORKERS", "build", "configure", "environment", "replace_between", "synchronise"]
 
 ROOT = Path(__file__).resolve().parents[1]
+# Of pytest: as many files of tests at a time, as in `make test`.
+WORKERS = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--max-worker-restart=0")
 _BUILD_S = 3600
 
 

@@ -34,10 +34,12 @@ def test_import_time(module: str) -> None:
 
 
 def test_a_source_tree_that_is_not_compiled(tmp_path: Path) -> None:
-    """Python started in it finds it before the installed package."""
+    """Python started in it finds it before the installed package, whose modules an editable
+    installation would add: -S leaves that out.
+    """
     (tmp_path / "pynccl").mkdir()
     shutil.copy(Path(pynccl.__file__), tmp_path / "pynccl")
-    command = [sys.executable, "-c", "from pynccl import nccl"]
+    command = [sys.executable, "-S", "-c", "from pynccl import nccl"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False

@@ -363,6 +363,7 @@ def test_deltas_keep_nothing() -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_interrupt_of_a_wait(transport: str) -> None:
     """Ctrl-C ends the wait for a receiver that does nothing, and the next version goes on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     store = MemoryStore()
     options: dict[str, Any] = {"timeout": 60, "library": "numpy"}
     with (

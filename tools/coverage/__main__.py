@@ -122,6 +122,7 @@ def _clear() -> None:
 def _test(arguments: list[str], *, double: bool) -> dict[str, int]:
     """Run the tests; how many passed, failed and were skipped."""
     run = ["-m", "coverage", "run", "--rcfile", str(_DATA / "configuration"), "-m", "pytest", "-q"]
+    run += trees.WORKERS
     env = trees.environment(
         PYTHONPATH=str(_TREE),
         LD_PRELOAD=str(_library()),

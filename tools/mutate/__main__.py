@@ -114,6 +114,10 @@ AREAS = {
             "tests/hostnccl/test_messages.py",
             "tests/hostnccl/test_rendezvous_failures.py",
             "tests/hostnccl/test_death_in_init.py",
+            "tests/nccl/test_nonblocking.py",
+            "tests/hostnccl/test_worlds.py",
+            "tests/hostnccl/test_other_users.py",
+            "tests/reliability/test_making.py",
             "tests/nccl/test_encryption.py",
             "tests/nccl/test_interrupt.py",
         ),
@@ -172,7 +176,7 @@ def chosen(area: Area, count: int, seed: int, root: Path = trees.ROOT) -> list[M
 def _test(tests: Sequence[str], seconds: float) -> tuple[str, float]:
     """Run tests until the first failure: "survived", "noticed" or "late", and the time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu", *tests]
-    command += ["-p", "no:cacheprovider"]
+    command += ["-p", "no:cacheprovider", *trees.WORKERS]
     env = trees.environment(PYTHONPATH=str(_TREE), PYTHONDONTWRITEBYTECODE="1")
     began = time.monotonic()
     with (_FOLDER / "tests.log").open("w") as log:
