@@ -51,7 +51,17 @@ OWN = {"__version__", "get_include", "memory", "nccl", "ops", "raw"}
 NOT_IN_TORCH = {"reconfigure"}
 
 # Annotations that are not torch's. "return" is that of the result.
+_REDUCTIONS = (
+    "_reduce_scatter_base",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
 ANNOTATED_OTHERWISE = {
+    **{f"{name}(op)": "operators of pynccl.nccl and names, too" for name in _REDUCTIONS},
     "_rank_not_in_group(group)": "torch takes a Backend of its own for a group",
     "all_gather(group)": "torch takes a Backend of its own for a group",
     "all_gather_single(group)": "torch takes a Backend of its own for a group",

@@ -1,6 +1,6 @@
 """Changes the sources, one change at a time, and tells which changes the tests do not notice.
 
-    python -m tools.mutate [--count 20] [--seed 1] [--area groups]
+    python -m tools.mutate [--count 20] [--seed 1] [--area groups] [--keep]
 
 Each area is some files and the tests that are to notice changes of them. Of all changes of the
 files (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. A change is noticed
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,6 +157,17 @@ class Outcome:
     seconds: float
 
 
+def _kept(areas: Container[str]) -> list[Outcome]:
+    """What earlier runs gave in other areas."""
+    path = _FOLDER / "result.json"
+    found = json.loads(path.read_text()) if path.exists() else []
+    return [
+        Outcome(one["area"], Mutant(**one["mutant"]), one["status"], one["seconds"])
+        for one in found
+        if one["area"] not in areas
+    ]
+
+
 def chosen(area: Area, count: int, seed: int, root: Path = trees.ROOT) -> list[Mutant]:
     """The changes that the seed chooses, in the order of the files: as many of each file."""
     rng = random.Random(seed)
@@ -235,6 +246,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="changes of each area")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--area", choices=AREAS, action="append", help="only these")
+    parser.add_argument("--keep", action="store_true", help="with the results of other areas")
     parser.add_argument("--list", action="store_true", help="print the changes, and make none")
     options = parser.parse_args()
     areas = {name: AREAS[name] for name in options.area or AREAS}
@@ -248,7 +260,7 @@ def main() -> int:
     trees.configure(_TREE, _CMAKE, _OPTIONS)
     if not trees.build(_TREE, _CMAKE):
         sys.exit((_CMAKE / "errors.log").read_text()[-4000:])
-    outcomes: list[Outcome] = []
+    outcomes = _kept(areas) if options.keep else []
     for name, plan in plans.items():
         usual, seconds = _test(areas[name].tests, _USUAL_S)
         if usual != "survived":
@@ -264,7 +276,7 @@ def main() -> int:
         if not trees.build(_TREE, _CMAKE):
             sys.exit(f"{name}: the sources do not compile after the changes")
     lines = _report(outcomes, options.seed)
-    if not options.area:
+    if {one.area for one in outcomes} == set(AREAS):
         trees.replace_between(_DOCUMENT, "mutants", lines)
     print("\n".join(lines))
     return 0
