@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import nccl, raw
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -342,3 +342,26 @@ def _refused_at_the_end(rank: Rank) -> None:
 
 def test_the_next_group_starts_empty(launch: Launcher) -> None:
     launch(2, _refused_at_the_end)
+
+
+@pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])
+@pytest.mark.parametrize("pending", ["ncclAllReduce", "ncclCommSplit"])
+def test_what_a_group_uses_stays_until_its_end(pending: str, end: str) -> None:
+    """The check of hostnccl itself: the objects of pynccl.nccl refuse it before."""
+    library = raw.load("host")
+    comm = library.ncclCommInitRank(1, library.ncclGetUniqueId(), 0)
+    other = library.ncclCommInitRank(1, library.ncclGetUniqueId(), 0)
+    x = np.ones(4, np.float32)
+    at = x.ctypes.data
+    library.ncclGroupStart()
+    if pending == "ncclCommSplit":
+        library.ncclCommSplit(comm, 0, 0, None)
+    else:
+        library.ncclAllReduce(at, at, 4, raw.ncclFloat32, raw.ncclSum, comm, 0)
+    library.ncclCommDestroy(other)
+    message = f"{end} on a communicator that the open group uses"
+    with pytest.raises(nccl.NcclInvalidUsageError, match=message):
+        getattr(library, end)(comm)
+    with pytest.raises(nccl.NcclInvalidUsageError, match=message):
+        library.ncclGroupEnd()
+    library.ncclCommDestroy(comm)

@@ -87,6 +87,13 @@ def test_what_the_estimate_counts(comms: list[nccl.Communicator]) -> None:
     assert added("all_reduce", 50_000_000) > 1000 * within_caches["all_reduce"]
 
 
+def test_the_estimate_grows_with_the_ranks(comms: list[nccl.Communicator]) -> None:
+    two = nccl.Communicator.init_all(2, provider="host")
+    assert _time((comms[0], "all_reduce", 1)) > 1.2 * _time((two[0], "all_reduce", 1))
+    for comm in two:
+        comm.close()
+
+
 def _simulate_call(call: Callable[[], object]) -> None:
     with nccl.simulate():
         call()

@@ -148,11 +148,11 @@ def _test(arguments: list[str], *, double: bool) -> dict[str, int]:
     return outcomes
 
 
-def _add(tests: str, outcomes: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """The outcomes of all runs whose counts are there, by their arguments."""
+def _add(name: str, outcomes: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """The outcomes of all runs whose counts are there, by what ran."""
     path = _DATA / "outcomes.json"
     runs: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
-    runs[tests] = dict(outcomes)
+    runs[name] = dict(outcomes)
     path.write_text(json.dumps(runs))
     return runs
 
@@ -215,10 +215,11 @@ def main() -> int:
     if not options.keep:
         _clear()
     outcomes = _test(shlex.split(options.tests), double=not options.no_double)
-    runs = _add(options.tests, outcomes)
+    name = options.tests or "all tests"
+    runs = _add(f"{name} but those on the double" if options.no_double else name, outcomes)
     python, cpp = _python(), _cpp()
     tests = [
-        f"{name or 'all tests'}: {', '.join(f'{count} {what}' for what, count in found.items())}"
+        f"{name}: {', '.join(f'{count} {what}' for what, count in found.items())}"
         for name, found in runs.items()
     ]
     lines = [
