@@ -230,6 +230,27 @@ elif how == "event":
 elif how == "launch":
     for _ in range(200):
         stream.launch(lambda sleep=time.sleep: sleep(0.01))
+elif how == "comparison":
+    class Silent:
+        def wait(self, *_, sleep=time.sleep):
+            for _ in range(1000):
+                sleep(0.01)
+        set = get = add = check = compare_set = wait
+    config = nccl.Config(check="every")
+    ids = nccl.get_unique_id("host")
+    def call(rank):
+        comm = nccl.Communicator(2, ids, rank, config=config, store=Silent(), provider="host")
+        comm.all_reduce(array)
+    for rank in range(2):
+        threading.Thread(target=call, args=[rank], daemon=True).start()
+    time.sleep(0.3)
+elif how == "on_timeout":
+    def note(*_, sleep=time.sleep):
+        while True:
+            sleep(0.01)
+    comms[0].on_timeout, comms[0].timeout = note, 0.01
+    comms[0].all_reduce(array, stream=stream)
+    time.sleep(0.3)
 else:
     def call():
         alone = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
@@ -250,7 +271,9 @@ slow = Slow()
 """
 
 
-@pytest.mark.parametrize("how", ["collective", "synchronize", "event", "launch", "busy"])
+@pytest.mark.parametrize(
+    "how", ["collective", "synchronize", "event", "launch", "comparison", "on_timeout", "busy"]
+)
 def test_the_interpreter_ends_with_blocked_threads(how: str) -> None:
     for _ in range(3):
         done = _run_script(_BLOCKED_AT_EXIT, how)

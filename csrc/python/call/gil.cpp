@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
-namespace pynccl::python::gil {
+namespace pynccl::python {
+
+namespace gil {
 
 void sleep_until_exit() {
   for (;;) pause();
@@ -14,4 +16,15 @@ PyGILState_STATE ensure() {
   return or_sleep([] { return PyGILState_Ensure(); });
 }
 
-}  // namespace pynccl::python::gil
+}  // namespace gil
+
+void call_reporting(PyObject* callable, PyObject* arguments) {
+  // No objects of C++: where Python ends the thread they would be released without the GIL.
+  gil::or_sleep([&] {
+    PyObject* const result = PyObject_CallObject(callable, arguments);
+    if (!result) PyErr_WriteUnraisable(callable);
+    Py_XDECREF(result);
+  });
+}
+
+}  // namespace pynccl::python

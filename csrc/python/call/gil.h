@@ -45,12 +45,20 @@ class GilReleased {
 class GilAcquired {
  public:
   GilAcquired() : state_(gil::ensure()) {}
-  ~GilAcquired() { PyGILState_Release(state_); }
+  ~GilAcquired() {
+    if (!PyGILState_Check()) [[unlikely]]
+      gil::sleep_until_exit();  // Python is ending this thread, in code that was called meanwhile
+    PyGILState_Release(state_);
+  }
   GilAcquired(const GilAcquired&) = delete;
   GilAcquired& operator=(const GilAcquired&) = delete;
 
  private:
   PyGILState_STATE state_;
 };
+
+// Calls a function of Python with a tuple of arguments, or none, on a thread of C++ that has
+// acquired the GIL. What it raises goes to sys.unraisablehook.
+void call_reporting(PyObject* callable, PyObject* arguments = nullptr);
 
 }  // namespace pynccl::python

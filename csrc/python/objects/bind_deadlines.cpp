@@ -39,14 +39,19 @@ void call_in_thread(const std::shared_ptr<void>& function,
   const common::SignalsBlocked blocked;  // inherited by the thread
   std::thread([function, communicator, failure] {
     const GilAcquired gil;
-    const py::handle callable(static_cast<PyObject*>(function.get()));
+    auto* const callable = static_cast<PyObject*>(function.get());
+    py::tuple arguments;
     try {
-      callable(communicator, error_object(failure.code, failure.function.c_str(), failure.rank,
-                                          failure.what(), failure.missing));
+      gil::or_sleep([&] {
+        arguments = py::make_tuple(
+            communicator, error_object(failure.code, failure.function.c_str(), failure.rank,
+                                       failure.what(), failure.missing));
+      });
     } catch (py::error_already_set& error) {
-      error.restore();
-      PyErr_WriteUnraisable(callable.ptr());
+      error.discard_as_unraisable("the arguments of on_timeout");
+      return;
     }
+    call_reporting(callable, arguments.ptr());
   }).detach();
 }
 

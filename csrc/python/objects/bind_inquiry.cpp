@@ -117,7 +117,8 @@ void compare(const std::vector<Comparison::Item>& items,
   for (const Comparison::Message& message : messages)
     given_messages.append(py::make_tuple(rank_of(*message.communicator), message.sends,
                                          message.peer, message.number, message.text));
-  const py::object failure = py::handle(exchange)(collectives, given_messages);
+  py::object failure;  // of a function that waits for the other ranks
+  gil::or_sleep([&] { failure = py::handle(exchange)(collectives, given_messages); });
   if (failure.is_none()) return;
   const auto [rank, text, missing] =
       py::cast<std::tuple<int, std::string, std::optional<std::vector<int>>>>(failure);

@@ -13,29 +13,21 @@
 namespace pynccl::python {
 namespace {
 
-// Calls a Python function on a stream's worker thread. Its exceptions go to sys.unraisablehook.
-void call_reporting(const py::object& callable) {
-  try {
-    callable();
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable(callable);
-  }
-}
-
-template <class Body>
-void with_gil(Body&& body) {
-  const GilAcquired gil;
-  gil::or_sleep(body);
-}
-
+// Called on a stream's worker thread; takes over a reference of the callable.
 void call_once(void* data) {
-  with_gil(
-      [&] { call_reporting(py::reinterpret_steal<py::object>(static_cast<PyObject*>(data))); });
+  const GilAcquired gil;
+  auto* const callable = static_cast<PyObject*>(data);
+  call_reporting(callable);
+  gil::or_sleep([&] { Py_DECREF(callable); });
 }
 
+// The same for a callable that a graph holds.
 void call_again(void* data) {
-  with_gil(
-      [&] { call_reporting(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(data))); });
+  {
+    const GilAcquired gil;
+    Py_INCREF(static_cast<PyObject*>(data));
+  }
+  call_once(data);
 }
 
 // Captures the call into a graph, which keeps the function.

@@ -22,7 +22,7 @@ void mark(const char* operation, bool begins) {
   const py::object function = py::reinterpret_borrow<py::object>(marks);
   if (!function) return;
   try {
-    function(operation, begins);
+    gil::or_sleep([&] { function(operation, begins); });
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("the mark of an operation of a trace");
   }
