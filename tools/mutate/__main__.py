@@ -219,9 +219,9 @@ def _try(area: str, mutant: Mutant, tests: Sequence[str], seconds: float) -> Out
     return Outcome(area, mutant, status, time.monotonic() - began)
 
 
-def _report(outcomes: Sequence[Outcome], seed: int) -> list[str]:
+def _report(outcomes: Sequence[Outcome], count: int, seed: int) -> list[str]:
     lines = [
-        f"`make mutate SEED={seed}` on {time.strftime('%Y-%m-%d')}:",
+        f"`make mutate COUNT={count} SEED={seed}` on {time.strftime('%Y-%m-%d')}:",
         "",
         "| area | changes | a test failed | not done in time | not noticed | score |",
         "|---|--:|--:|--:|--:|--:|",
@@ -275,7 +275,7 @@ def main() -> int:
             (_FOLDER / "result.json").write_text(json.dumps(listed, indent=1))
         if not trees.build(_TREE, _CMAKE):
             sys.exit(f"{name}: the sources do not compile after the changes")
-    lines = _report(outcomes, options.seed)
+    lines = _report(outcomes, options.count, options.seed)
     if {one.area for one in outcomes} == set(AREAS):
         trees.replace_between(_DOCUMENT, "mutants", lines)
     print("\n".join(lines))
