@@ -27,7 +27,7 @@ _MODULES = [
     *(module.name for module in pkgutil.walk_packages(pynccl.__path__, "pynccl.")),
 ]
 _EXAMPLES = sorted((_ROOT / "examples").glob("*.py"))
-_LONGEST = 500  # lines
+_LONGEST = 800  # lines
 
 Run = Future[subprocess.CompletedProcess[str]]
 
@@ -53,6 +53,18 @@ def test_version_is_that_of_pyproject() -> None:
     citation = (_ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {found[1]}\n" in citation
     assert f"\n## {found[1]}" in (_ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pythons_are_the_same_everywhere() -> None:
+    project = (_ROOT / "pyproject.toml").read_text()
+    classifiers = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)
+    minors = [int(minor) for minor in classifiers]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert f'requires-python = ">=3.{minors[0]}"' in project
+    assert re.findall(r'"cp3(\d+)-\*"', project) == classifiers
+    first_and_last = f"3.{minors[0]} to 3.{minors[-1]}"
+    for document in ("README.md", "docs/compatibility.md"):
+        assert first_and_last in (_ROOT / document).read_text(), document
 
 
 def test_version_needs_no_torch() -> None:
