@@ -1,7 +1,7 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
 # Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS and
 # WORKERS (tests), SECONDS (fuzz), CALLS and SEED (sanitize-module), COUNT and SEED (mutate),
-# TORCH (test-torch), PYTHONS (wheels-check), SPHINXOPTS (docs).
+# TORCH (test-torch), SPHINXOPTS (docs).
 # OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
 # the folder WHEELS (`make wheels` fills it elsewhere).
 
@@ -14,7 +14,6 @@ CALLS ?= 1000000
 SPHINXOPTS ?= --fail-on-warning --keep-going --quiet
 SEED ?= 0
 COUNT ?= 20
-PYTHONS ?= $(PYTHON)
 VENV := .venv
 PY := $(VENV)/bin/python
 # One at a time: with `make -j2`, packages are installed while the sources are compiled.
@@ -45,11 +44,10 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
 # pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
 DOUBLE := $(PYTEST) -p tests.doubles.plugin
 
-# What runs in steps: a line with its time for each, and what it printed where it fails.
-STEPS := $(VENV)/.created $(VENV)/.installed $(TORCH_VENV)/.created build/offline/.built lint lint-fast \
-  format check test bench
-$(STEPS) $(VENV)/.group-%: SHELL := tools/step
-.SILENT: $(STEPS)
+# Compiling again what is compiled already, in another folder, takes seconds where ccache is installed.
+ifneq ($(shell command -v ccache),)
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+endif
 
 .PHONY: help check test test-all test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi lint \
   lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
@@ -109,8 +107,9 @@ test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests 
 	$(PY) -m tests.support.torch_suite mirror --ranks 2 4 $(ARGS)
 	$(PY) -m tests.support.torch_suite backend --ranks 2 4 $(ARGS)
 
+test-torch: TESTS = tests/mirror tests/c10d
 test-torch: $(VENV)/.installed $(TORCH_VENV)/.created ## the tests of the mirror and the backend with another torch (TORCH=2.15.0)
-	PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0 -m "not gpu" tests/mirror tests/c10d $(PYTEST_ARGS)
+	PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0 -m "not gpu" $(TESTS) $(PYTEST_ARGS)
 
 # Its packages are those of the tests, too: the reference imports every public module.
 SITE_PACKAGES := $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-docs
@@ -122,18 +121,31 @@ docs-links: $(SITE_PACKAGES) ## follow the site's links to other sites, which ne
 	$(VENV)/bin/sphinx-build --builder linkcheck docs build/docs-links
 
 wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
-	$(PYTHON) -m tools.wheels --python $(FOR_PYTHON) --out $(WHEELS)
+	$(PYTHON) -m pip --disable-pip-version-check download --quiet --constraint constraints.txt --group offline \
+	  --only-binary=:all: --implementation cp --python-version $(FOR_PYTHON) --dest $(WHEELS) \
+	  $(foreach glibc,39 34 31 28 27 24 17,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
+	rm -f $(WHEELS)/numpy-*.whl $(WHEELS)/typing_extensions-*.whl
 
-wheels-check: $(VENV)/.group-release ## build a wheel for each of PYTHONS, and try it in empty environments of it
-	$(PY) -m tools.check_wheels $(PYTHONS) $(ARGS)
+wheels-check: $(VENV)/.group-release ## build the wheel and the source distribution, and try the wheel in an empty environment
+	rm -rf build/wheel
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(PY) -m build --outdir build/wheel .
+	$(PY) -m twine check --strict build/wheel/*
+	$(PYTHON) -m venv --without-pip build/wheel/env
+	$(PIP) --python build/wheel/env/bin/python install -c constraints.txt numpy build/wheel/*.whl
+	cd / && $(CURDIR)/build/wheel/env/bin/python $(CURDIR)/tests/package/installed.py
 
-release: $(VENV)/.group-release ## build sdist and wheel twice, compare and check them; notes from CHANGELOG.md
-	$(PY) -m tools.release --twice $(ARGS)
+# The wheel is built from the source distribution, in isolation. Both have the time of the last commit.
+release: $(VENV)/.group-release ## build the source distribution and the wheel of this Python in dist, and check them
+	rm -rf dist build/release
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	  $(PY) -m build --outdir build/release .
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --wheel-dir dist build/release/*.whl
+	mv build/release/*.tar.gz dist
+	$(PY) -m twine check --strict dist/*
 
 # In containers of manylinux_2_28, from the source distribution in dist (`make release`).
 wheels-manylinux: $(VENV)/.group-release ## build the wheels of all Pythons by cibuildwheel, which needs Docker
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(VENV)/bin/cibuildwheel --output-dir dist dist/rawnccl-*.tar.gz
-	$(PY) -m tools.wheel_contents dist/*.whl
 
 abi: $(VENV)/.group-abi ## check csrc/abi against real nccl.h files and libraries
 	$(PY) -m tests.abi.run --cache $(VENV)/abi
@@ -159,16 +171,20 @@ mutate: $(VENV)/.installed $(VENV)/.group-test ## which changes of the sources n
 lint: lint-fast $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-bench $(VENV)/.group-abi ## check style and types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/stubtest pynccl._C --mypy-config-file pyproject.toml --allowlist tests/package/stubtest_allowlist.txt
-	$(VENV)/bin/python -m tools.workflows
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(VENV)/bin/zizmor --offline --quiet .github
 
-lint-fast: $(VENV)/.group-lint ## check style
+lint-fast: $(VENV)/.group-lint ## check style, dependencies and the subjects of commits
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cu')
+	$(VENV)/bin/python -m tools.dependencies
+	$(VENV)/bin/python -m tools.commits
 
 hooks: $(VENV)/.group-lint ## have git run the linters before each commit
-	$(VENV)/bin/pre-commit install
+	$(VENV)/bin/pre-commit install --hook-type pre-commit --hook-type commit-msg
 
 format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/ruff format .
@@ -180,7 +196,7 @@ clean: ## remove all that was built
 
 $(VENV)/.created: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt --upgrade pip
+	@$(PIP) install -c constraints.txt --upgrade pip
 	@touch $@
 
 # torch 2.11 needs an older setuptools than the one that builds pynccl.
@@ -192,6 +208,7 @@ $(TORCH_VENV)/.created: constraints.txt pyproject.toml
 	@touch $@
 
 $(VENV)/.group-%: $(VENV)/.created pyproject.toml
+	@echo "install the packages of the group $*"
 	@$(PIP) install -c constraints.txt --group $*
 	@touch $@
 
@@ -200,17 +217,17 @@ $(VENV)/.group-bench $(VENV)/.group-test: | $(VENV)/.group-build
 
 # $(call COMPILE,FOLDER): compile what has changed, and install it into the source tree.
 define COMPILE
-	cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=ON \
+	@cmake -S . -B $(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=ON -DCMAKE_INSTALL_MESSAGE=NEVER \
 	  -DPython_EXECUTABLE=$$($(PY) -c "import sys; print(sys.executable)") \
 	  -DCMAKE_PREFIX_PATH=$$($(PY) -m pybind11 --cmakedir)
-	MAKEFLAGS= cmake --build $(1)
-	cmake --install $(1) --prefix .
+	@MAKEFLAGS= cmake --build $(1)
+	@cmake --install $(1) --prefix .
 endef
 
 $(VENV)/.installed: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 $(VENV)/.installed: $(VENV)/.group-build $(SOURCES)
 	$(call COMPILE,build/cmake)
-	PYNCCL_BUILT=1 $(PIP) install -c constraints.txt --no-build-isolation -e .
+	@PYTHONWARNINGS=ignore PYNCCL_BUILT=1 $(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
 build/offline/.built: $(SOURCES) $(wildcard $(WHEELS)/*.whl)

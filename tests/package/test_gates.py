@@ -1,6 +1,6 @@
 """Proves that the tools of docs/quality.md change sources where they say, choose the same changes
-for a seed, sum coverage by folder and write their part of a document only, and that clang-tidy gets
-every source.
+for a seed, sum coverage by folder and write their part of a document only, that clang-tidy gets
+every source, and that subjects of commits are checked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import tidy, trees
+from tools import commits, tidy, trees
 from tools.coverage.__main__ import Counts, by_folder, table
 from tools.mutate.__main__ import AREAS, Area, chosen
 from tools.mutate.mutants import mutants
@@ -135,3 +135,31 @@ def test_clang_tidy_gets_every_source(tmp_path: Path) -> None:
         for path in (trees.ROOT / "csrc" / part).rglob("*.cpp")
     }
     assert not there - checked
+
+
+@pytest.mark.parametrize(
+    ("subject", "text"),
+    [
+        ("core: report a failed operation from Event.synchronize", ""),
+        ("csrc/core: report a failed event", ""),
+        ("fixup! core: report a failed event", ""),
+        ("Report a failed event", "does not begin with an area"),
+        ("core: ", "does not begin with an area"),
+        ("core: report a failed event; test it", "contains ';'"),
+        (f"core: {'x' * 67}", "73 characters"),
+    ],
+)
+def test_subjects_of_commits(subject: str, text: str) -> None:
+    assert text in commits.problem(subject)
+    assert bool(text) == bool(commits.problem(subject))
+
+
+def test_the_hook_reads_the_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = tmp_path / "message"
+    for text, status in (("core: x\n\nWhy; how.\n", 0), ("x\n", 1)):
+        message.write_text(text)
+        monkeypatch.setattr("sys.argv", ["commits", "--message", str(message)])
+        assert commits.main() == status
+    assert "'x': does not begin with an area" in capsys.readouterr().out
