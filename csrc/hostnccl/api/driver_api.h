@@ -31,9 +31,10 @@ abi::CUresult driver_guarded(Body&& body) noexcept {
     error.remember();
     return error.result();
   } catch (const std::bad_alloc&) {
+    remember_error(current_error().text());
     return abi::CUDA_ERROR_OUT_OF_MEMORY;
   } catch (...) {
-    remember_error(current_error().text());
+    DeviceError(abi::CUDA_ERROR_UNKNOWN, current_error().text()).remember();
     return abi::CUDA_ERROR_UNKNOWN;
   }
 }

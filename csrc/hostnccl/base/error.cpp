@@ -1,5 +1,8 @@
 #include "hostnccl/base/error.h"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
@@ -19,6 +22,26 @@ std::string vformat(const char* pattern, va_list arguments) {
   std::vsnprintf(text.data(), text.size() + 1, pattern, again);
   va_end(again);
   return text;
+}
+
+// The beginning of the exception state of a thread, as the C++ ABI lays it out.
+struct ExceptionState {
+  void* caught;
+  unsigned int uncaught;
+};
+
+// Balances the counts of uncaught exceptions. One that a function of the program has thrown comes
+// from another C++ runtime than ours, which is linked in: it was counted there when it was thrown,
+// and subtracted here when it was caught.
+void balance_uncaught() noexcept {
+  if (std::uncaught_exceptions() >= 0) return;
+  ++reinterpret_cast<ExceptionState*>(::__cxxabiv1::__cxa_get_globals())->uncaught;
+  void* const runtime = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  if (runtime == nullptr) return;
+  using Get = ExceptionState* (*)();
+  const Get get = reinterpret_cast<Get>(dlsym(runtime, "__cxa_get_globals"));
+  if (get != nullptr && get()->uncaught > 0) --get()->uncaught;
+  dlclose(runtime);
 }
 
 std::string& last_text() {
@@ -54,6 +77,7 @@ void fail_errno(const char* pattern, ...) {
 }
 
 Error current_error() noexcept {
+  balance_uncaught();
   try {
     throw;
   } catch (const Error& error) {
