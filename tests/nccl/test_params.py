@@ -4,6 +4,7 @@ types, which are never converted; by the objects and by nccl.h's functions.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,18 +44,19 @@ _HOST = {
     "HOSTNCCL_TUNING": ("const char*", "off"),  # as given
     "HOSTNCCL_TUNING_FILE": ("const char*", ""),
     "HOSTNCCL_STRICT": (None, "FALSE"),
+    "HOSTNCCL_DEADLOCK_MS": ("uint64_t", "1000"),
     "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
 }
 
 
-def _python(code: str, **env: str) -> str:
+def _python(code: str, *arguments: str, **env: str) -> str:
     """What a fresh interpreter prints."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("HOSTNCCL_")}
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     variables["HOSTNCCL_TUNING"] = "off"
     variables.update(env)
     return subprocess.check_output(
-        [sys.executable, "-c", code], env=variables, cwd="/", text=True, timeout=60
+        [sys.executable, "-c", code, *arguments], env=variables, cwd="/", text=True, timeout=60
     ).strip()
 
 
@@ -150,7 +152,7 @@ def test_the_settings_of_hostnccl() -> None:
     code = "from pynccl import nccl; p = nccl.params('host'); "
     code += "print({k: (p.param(k).c_type, v) for k, v in p.items()})"
     found = eval(_python(code))  # a dict of strings, printed by us
-    assert found.keys() >= _HOST.keys()
+    assert found.keys() == _HOST.keys()
     documented = _DOCUMENTATION.read_text()
     assert not [key for key in found if key not in documented]
     for key, (c_type, default) in _HOST.items():
@@ -193,32 +195,66 @@ def test_a_threshold_within_a_process_is_inherited(
     assert _python(code, **given) == repr(list(values))
 
 
-@pytest.mark.parametrize(
-    ("key", "given"),
-    [
-        ("HOSTNCCL_INIT_TIMEOUT", "0"),
-        ("HOSTNCCL_CMA", "maybe"),
-        ("HOSTNCCL_SPIN_US", "-1"),
-        ("HOSTNCCL_SPIN_US", "1e3"),
-        ("HOSTNCCL_DIRECT_BYTES", str((1 << 40) + 1)),
-        ("HOSTNCCL_DIRECT_BYTES_IN_PROCESS", "16k"),
-    ],
-)
-def test_what_the_environment_must_not_say_is_refused(key: str, given: str) -> None:
-    """When it is read, and when a communicator needs it."""
-    code = f"""
-from pynccl import nccl
-uid = nccl.get_unique_id("host")
-for use in (
-    lambda: nccl.params("host")["{key}"],
-    lambda: nccl.Communicator(1, uid, 0, provider="host"),
-):
-    try:
-        use()
-    except nccl.NcclInvalidArgumentError as error:
-        print("{key}={given} is n" in str(error))
+# Most of them are read once in a process, so that each value has a process of its own: a fork,
+# before the library has read any.
+_TRY_EACH = """
+import json, os, sys
+from pynccl import errors, nccl
+unique_id = nccl.get_unique_id("host")
+
+def run_on_stream():
+    stream = nccl.Stream("host")
+    stream.launch(lambda: None)
+    stream.synchronize()
+
+for key, given in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    if child := os.fork():
+        if status := os.waitpid(child, 0)[1]:
+            print(key, given, f"ended with {status}", sep="|")
+        continue
+    os.environ[key] = given
+    for use in (
+        lambda: nccl.params("host")[key],
+        lambda: nccl.Communicator(1, unique_id, 0, provider="host"),
+        lambda: nccl.Communicator(1, unique_id, 0, provider="host"),
+        run_on_stream,
+    ):
+        try:
+            use()
+            if use is not run_on_stream:  # which does not need most of them
+                print(key, given, "was accepted", sep="|")
+        except (nccl.NcclInvalidArgumentError, errors.DriverError) as error:
+            if f"{key}={given} is n" not in str(error):
+                print(key, given, error, sep="|")
+    sys.stdout.flush()
+    os._exit(0)
 """
-    assert _python(code, **{key: given}) == "True\nTrue"
+_GARBAGE = (
+    "abc",
+    "-1",
+    "1e3",
+    "16k",
+    " 7",
+    "7 ",
+    "9" * 30,
+    "0x10",
+    "on off",
+    "\t",
+    "\N{MICRO SIGN}",
+)
+_OUT_OF_RANGE = [
+    ("HOSTNCCL_INIT_TIMEOUT", "0"),
+    ("HOSTNCCL_DIRECT_BYTES", str((1 << 40) + 1)),
+    ("HOSTNCCL_DEADLOCK_MS", "1000000001"),
+]
+
+
+def test_what_the_environment_must_not_say_is_refused() -> None:
+    """When it is read, and when a communicator is created; streams name what they refuse."""
+    keys = _HOST.keys() - {"HOSTNCCL_TUNING_FILE"}  # which may be any text
+    cells = [(key, given) for key in sorted(keys) for given in _GARBAGE] + _OUT_OF_RANGE
+    assert _python(_TRY_EACH, json.dumps(cells)) == ""
 
 
 def test_dump(library: raw.Library) -> None:

@@ -25,30 +25,32 @@ constexpr Param kParams[] = {
      "process_vm_readv and within one by pointer; FALSE stages all data except that of collectives "
      "and one-sided operations in windows"},
     {"HOSTNCCL_ISA", ParamType::Text, true, 0, 0, nullptr,
-     "newest instruction set that the reduction kernels may use: baseline, avx2 or avx512"},
+     "newest instruction set that the reduction kernels may use: baseline, avx2 or avx512",
+     "baseline avx2 avx512"},
     {"HOSTNCCL_SPIN_US", ParamType::Uint64, true, 0, kMaxBytes, "1000",
      "microseconds that a waiting rank spins before it sleeps"},
     {"HOSTNCCL_DIRECT_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
      "minimum bytes of a rank's contribution for a collective to read it directly instead of "
      "staging it; the ranks use the largest of their values"},
     {"HOSTNCCL_DIRECT_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "16384",
-     "HOSTNCCL_DIRECT_BYTES for a communicator whose ranks are all in one process",
+     "HOSTNCCL_DIRECT_BYTES for a communicator whose ranks are all in one process", nullptr,
      ParamId::DirectBytes},
     {"HOSTNCCL_DIRECT_ROOTED_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
-     "HOSTNCCL_DIRECT_BYTES for a broadcast, a gather and a scatter", ParamId::DirectBytes},
+     "HOSTNCCL_DIRECT_BYTES for a broadcast, a gather and a scatter", nullptr,
+     ParamId::DirectBytes},
     {"HOSTNCCL_DIRECT_REDUCTION_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
-     "HOSTNCCL_DIRECT_BYTES for a collective that reduces", ParamId::DirectBytes},
+     "HOSTNCCL_DIRECT_BYTES for a collective that reduces", nullptr, ParamId::DirectBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
      "minimum bytes of a message to read it directly instead of sending it in pieces; messages of "
      "up to 8192 bytes are always copied"},
     {"HOSTNCCL_DIRECT_EXCHANGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "65536",
-     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message in a group with other operations",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message in a group with other operations", nullptr,
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED", ParamType::Uint64, true, 0, kMaxBytes, "49152",
-     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a communicator with more ranks than CPUs",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a communicator with more ranks than CPUs", nullptr,
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "0",
-     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message between two ranks of one process",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message between two ranks of one process", nullptr,
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_WINDOW_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "131072",
      "HOSTNCCL_DIRECT_BYTES for a collective whose buffers lie in windows on all ranks"},
@@ -57,7 +59,8 @@ constexpr Param kParams[] = {
      "past "
      "the caches"},
     {"HOSTNCCL_TUNING", ParamType::Text, true, 0, 0, "default",
-     "on: thresholds are those that the first communicator since boot measures; off: the defaults"},
+     "on: thresholds are those that the first communicator since boot measures; off: the defaults",
+     "on off"},
     {"HOSTNCCL_TUNING_FILE", ParamType::Text, true, 0, 0, "",
      "file for the measurements; none: hostnccl-tuning in XDG_RUNTIME_DIR, else "
      "/tmp/hostnccl-tuning-UID"},
@@ -144,7 +147,27 @@ uint64_t parse_number(const Param& param, const std::string& text) {
   return value;
 }
 
+void check_choice(ParamId id) {
+  const Param& param = row_of(id);
+  const std::optional<std::string> given = given_text(id);
+  if (!given || param.choices == nullptr) return;
+  const bool is_word = given->find(' ') == std::string::npos;
+  if (is_word && format(" %s ", param.choices).find(" " + *given + " ") != std::string::npos)
+    return;
+  fail(abi::ncclInvalidArgument, "%s=%s is none of: %s", param.key, given->c_str(), param.choices);
+}
+
 }  // namespace
+
+void check_params() {
+  for (size_t i = 0; i < std::size(kParams); ++i) {
+    const auto id = static_cast<ParamId>(i);
+    if (kParams[i].type == ParamType::Text)
+      check_choice(id);
+    else
+      param_number(id);
+  }
+}
 
 std::span<const Param> all_params() { return kParams; }
 
@@ -188,6 +211,7 @@ uint64_t param_number(ParamId id) {
 
 std::string param_text(ParamId id) {
   if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
+  check_choice(id);
   // The instruction set in use: HOSTNCCL_ISA may name one that this CPU does not have.
   if (id == ParamId::Isa) return kernel_isa();
   // What was measured, also if "on" is given; nothing is with "off".

@@ -45,12 +45,18 @@ struct Param {
   uint64_t min, max;         // of a number
   const char* default_text;  // null for HOSTNCCL_ISA, whose default depends on the CPU
   const char* description;
+  // Of a Text: what the environment may hold, separated by spaces; null for anything.
+  const char* choices = nullptr;
   // If the environment does not set this parameter, the value that it sets for that one applies.
   std::optional<ParamId> inherits = std::nullopt;
 };
 
 std::span<const Param> all_params();       // in the order of ParamId
 const Param* find_param(const char* key);  // null if there is no such parameter
+
+// Throws ncclInvalidArgument if the environment holds a value that a parameter cannot have. A new
+// communicator checks them all, so that later calls, some of which cannot fail, find none.
+void check_params();
 
 enum class ParamSource : uint8_t { Default, Measured, Environment };
 

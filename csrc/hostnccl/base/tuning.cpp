@@ -43,22 +43,9 @@ void keep(Known& all, const Measurements& measured) {
   set_measured(ParamId::Tuning, "measured: " + to_text(measured));
 }
 
-bool tuning_enabled() {
-  const std::optional<std::string> given = given_text(ParamId::Tuning);
-  if (!given || *given == "on") return true;
-  if (*given == "off") return false;
-  fail(abi::ncclInvalidArgument, "HOSTNCCL_TUNING=%s is neither on nor off", given->c_str());
-}
+bool tuning_enabled() { return given_text(ParamId::Tuning).value_or("on") == "on"; }
 
 }  // namespace
-
-void check_tuning() {
-  spin_time();
-  tuning_enabled();
-  param_number(ParamId::Cma);
-  tuning_from(std::nullopt, false, false);
-  tuning_from(std::nullopt, true, true);
-}
 
 std::chrono::microseconds spin_time() {
   static const std::chrono::microseconds time(param_number(ParamId::SpinUs));

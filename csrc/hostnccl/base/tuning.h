@@ -11,9 +11,6 @@
 
 namespace hostnccl {
 
-// Throws if the environment holds a wrong value.
-void check_tuning();
-
 // HOSTNCCL_SPIN_US: how long a waiting rank spins before it sleeps.
 std::chrono::microseconds spin_time();
 

@@ -5,6 +5,7 @@
 
 #include "hostnccl/base/delay.h"
 #include "hostnccl/base/interrupt.h"
+#include "hostnccl/base/params.h"
 #include "hostnccl/base/tuning.h"
 #include "hostnccl/base/tuning_file.h"
 #include "hostnccl/communicator/deadlock.h"
@@ -94,7 +95,7 @@ void Communicator::initialize(int nranks, int rank, const RendezvousKey& key,
 
 std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
                                                     Rendezvous::Watch watch) {
-  check_tuning();
+  check_params();
   Delay::read_seed();
   Delay::set_rank(rank_);
   const auto rendezvous =

@@ -332,7 +332,7 @@ void Deadlocks::remove(const Segment& segment, int rank) { detector().remove(seg
 void Deadlocks::note_failure(const Communicator& comm, const Error& error) noexcept {
   try {
     detector().note_failure(comm, error);
-  } catch (const std::bad_alloc&) {  // the others get no reason
+  } catch (...) {  // the others get no reason
   }
 }
 
