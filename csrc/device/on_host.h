@@ -268,13 +268,27 @@ template <typename T>
          detail::reached(word, least);
 }
 
+namespace detail {
+inline int checked_barrier(const abi::ncclDevComm& comm, int index) {
+  const int barriers = comm.lsaBarrier.nBarriers;
+  if (index >= 0 && index < barriers) [[likely]]
+    return index;
+  throw std::out_of_range("LsaBarrier: index " + std::to_string(index) +
+                          " is out of range, the device communicator has " +
+                          std::to_string(barriers) + " barriers: ask for more by lsa_barriers");
+}
+}  // namespace detail
+
 // A barrier of the LSA team, as ncclLsaBarrierSession: arrive() releases, wait() acquires, and both
 // are called in turns. `index` counts the barriers of the device communicator; blocks with the same
 // index on all ranks meet. One session at a time uses a barrier.
+// Raises: std::out_of_range if the device communicator has no such barrier.
 class LsaBarrier {
  public:
   LsaBarrier(const Block&, const ncclDevComm& comm, int index)
-      : comm_(detail::fields(comm)), index_(index), epoch_(own().load(std::memory_order_relaxed)) {}
+      : comm_(detail::fields(comm)),
+        index_(detail::checked_barrier(comm_, index)),
+        epoch_(own().load(std::memory_order_relaxed)) {}
   LsaBarrier(const LsaBarrier&) = delete;
   LsaBarrier& operator=(const LsaBarrier&) = delete;
   ~LsaBarrier() { own().store(epoch_, std::memory_order_relaxed); }

@@ -83,14 +83,14 @@ def _as_field(argument: _Argument) -> _Field:
 class _Kernels:
     """The kernels of the module on one rank's window and device communicator."""
 
-    def __init__(self, rank: Rank, module: str) -> None:
+    def __init__(self, rank: Rank, module: str, barriers: int = 2) -> None:
         self._rank, self._module = rank, ctypes.CDLL(module)
         self.stream: nccl.Stream | None = None  # on which kernels run; None: the calling thread
         self.array = memory.numpy_empty(rank.comm, _BYTES, "uint8")
         self.array[:] = 0
         self._window = rank.comm.register_window(self.array)
         requirements = raw.ncclDevCommRequirements_t()
-        requirements.lsaBarrierCount = 2
+        requirements.lsaBarrierCount = barriers
         library = rank.comm.library
         self._comm = library.ncclDevCommCreate(rank.comm.handle, requirements)
         rank.comm.all_reduce(np.ones(1, np.int32))  # the memory of all ranks is 0
@@ -208,3 +208,35 @@ def _run_all(rank: Rank, module: str) -> None:
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_over_hostnccl(launch: Launcher, module: Path, nranks: int, threads: bool) -> None:
     launch(nranks, _run_all, str(module), threads=threads)
+
+
+_BARRIERS = """
+#include <pynccl/device.h>
+struct Arguments { ncclDevComm comm; ncclWindow_t window; int index; };
+PYNCCL_KERNEL(meet, Arguments, block, a) {
+  pynccl::device::LsaBarrier barrier(block, a.comm, a.index);
+  if (!barrier.sync()) return;
+}
+"""
+
+
+def _meet(rank: Rank, module: str) -> None:
+    for barriers in (0, 2):
+        kernels = _Kernels(rank, module, barriers)
+        kernels.stream = rank.stream()
+        for index in range(barriers):
+            kernels.run("meet", ctypes.c_int(index))
+        for index in (-1, barriers, 2**31 - 1):
+            text = f"index {index} is out of range, the device communicator has {barriers} barriers"
+            with pytest.raises(RuntimeError, match=text):
+                kernels.run("meet", ctypes.c_int(index))
+        for index in range(barriers):  # no barrier was changed
+            kernels.run("meet", ctypes.c_int(index))
+        rank.comm.all_reduce(np.ones(1, np.int32))
+        kernels.close()
+
+
+def test_a_barrier_that_does_not_exist(launch: Launcher, tmp_path: Path) -> None:
+    """The error reaches the caller of synchronize(), and no memory is written."""
+    module = builds.compile_for_cpus(tmp_path / "meet.so", _BARRIERS, "-shared", "-fPIC")
+    launch(2, _meet, str(module), threads=True)

@@ -133,6 +133,11 @@ def _requirements(rank: Rank) -> None:
     exchange = raw.ncclLLA2AHandle_t()
     library.ncclLLA2ACreateRequirement(2, 10, exchange, resource)
     assert (exchange.nSlots, resource.bufferSize, resource.bufferAlign) == (10, 2 * 21 * 16, 16)
+    with pytest.raises(NcclInvalidArgumentError, match="need more memory than there can be"):
+        library.ncclLLA2ACreateRequirement(2**31 - 1, 2**31 - 1, exchange, resource)
+    for buffers in ((2**64 - 64,), (2**63, 2**63), (2**39 - 4096,)):
+        with pytest.raises(NcclInvalidArgumentError, match="bytes of resource memory"):
+            rank.comm.device_comm(buffers=buffers)
     with pytest.raises(NcclInvalidArgumentError, match="nBarriers=-1 is negative"):
         library.ncclLsaBarrierCreateRequirement(world, -1, barrier, resource)
     with pytest.raises(NcclInvalidArgumentError, match="nSlots=-1 is negative"):

@@ -172,7 +172,11 @@ ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle
     non_null(outHandle, "outHandle")->nSlots = static_cast<uint32_t>(nSlots);
     *non_null(outReq, "outReq") = {};
     // For each block a counter, and two sets of slots that alternate; all of 16 bytes.
-    outReq->bufferSize = static_cast<size_t>(nBlocks) * (1 + 2 * static_cast<size_t>(nSlots)) * 16;
+    const size_t bytes_of_block = (1 + 2 * static_cast<size_t>(nSlots)) * 16;
+    if (__builtin_mul_overflow(static_cast<size_t>(nBlocks), bytes_of_block, &outReq->bufferSize)) {
+      fail(ncclInvalidArgument, "nBlocks=%d and nSlots=%d need more memory than there can be",
+           nBlocks, nSlots);
+    }
     outReq->bufferAlign = 16;
     outReq->outBufferHandle = &outHandle->bufHandle;
     return ncclSuccess;

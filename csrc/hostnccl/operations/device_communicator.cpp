@@ -24,6 +24,9 @@ uint32_t reciprocal(int divisor) {
   return static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint64_t>(divisor));
 }
 
+// What a handle of resource memory can address, less room for the header and the rounding.
+constexpr size_t kMostResources = (size_t{UINT32_MAX} - (1 << 20)) * abi::kResourceUnit;
+
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 // The least significant half of a word, which changes with every signal.
@@ -97,6 +100,15 @@ DeviceRequirements::DeviceRequirements(const abi::ncclDevCommRequirements_t& giv
   if (lsa_barriers_ < 0) {
     fail(abi::ncclInvalidArgument, "reqs->lsaBarrierCount=%d is negative", lsa_barriers_);
   }
+  size_t left = kMostResources;
+  const auto need = [&left](size_t bytes) {
+    if (bytes > left) {
+      fail(abi::ncclInvalidArgument,
+           "reqs asks for more than %zu bytes of resource memory on each rank", kMostResources);
+    }
+    left -= bytes;
+  };
+  need(pynccl::device::barrier_bytes(lsa_barriers_, nranks_));
   bool gin = given.ginSignalCount > 0 || given.ginCounterCount > 0 || given.barrierCount > 0 ||
              given.railGinBarrierCount > 0 || given.worldGinBarrierCount > 0 ||
              given.ginForceEnable || given.ginConnectionType != abi::NCCL_GIN_CONNECTION_NONE;
@@ -106,6 +118,8 @@ DeviceRequirements::DeviceRequirements(const abi::ncclDevCommRequirements_t& giv
     if ((align & (align - 1)) != 0 || align > static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
       fail(abi::ncclInvalidArgument, "bufferAlign=%zu is not a power of two up to a page", align);
     }
+    need(each->bufferSize);
+    need(each->bufferAlign);
     resources_.push_back(*each);
   }
   if (gin) {
