@@ -1,4 +1,5 @@
 // The extension module pynccl._C. Each folder uses only the folders bound before it.
+#include "core/barrier.h"
 #include "python/call/errors.h"
 #include "python/call/fastcall.h"
 #include "python/call/interrupt.h"
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   using namespace pynccl::python;
   m.attr("__version__") = PYNCCL_VERSION;
   m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
+  pynccl::prepare_heavy_barrier();
   bind_errors(m);
   bind_interrupt();
   bind_enums(m);

@@ -1,5 +1,5 @@
 """Proves that importing pynccl takes less than 60 ms, and that the error of a source tree that is
-not compiled says what to do. test_package.py looks for torch and NumPy.
+not compiled says what to do; and that the process is then ready to abort. test_package.py looks for torch and NumPy.
 """
 
 from __future__ import annotations
@@ -31,6 +31,41 @@ def _seconds(module: str) -> float:
 @pytest.mark.parametrize("module", ["pynccl", "pynccl.nccl", "pynccl.raw"])
 def test_import_time(module: str) -> None:
     assert min(_seconds(module) for _ in range(_ATTEMPTS)) < _BOUND
+
+
+# Prints whether the process is registered for membarrier(PRIVATE_EXPEDITED), which the kernel
+# refuses else, and whether a child of a fork is.
+_REGISTERED = """
+import ctypes, os, platform, sys, threading, time
+membarrier = {"x86_64": 324, "aarch64": 283}[platform.machine()]
+private_expedited, gate = 8, threading.Event()
+
+def registered():
+    return ctypes.CDLL(None).syscall(membarrier, private_expedited, 0, 0) == 0
+
+if sys.argv[1] == "threads":
+    threading.Thread(target=gate.wait, daemon=True).start()
+assert not registered()
+from pynccl import nccl
+deadline = time.monotonic() + 60
+while not registered() and sys.argv[1] == "threads" and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(registered(), flush=True)
+if (child := os.fork()) == 0:
+    print(registered(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("threads", ["alone", "threads"])
+def test_the_barrier_of_an_abort_is_prepared(threads: str) -> None:
+    """The kernel takes up to seconds to do that when there are several threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", _REGISTERED, threads],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
 
 
 def test_a_source_tree_that_is_not_compiled(tmp_path: Path) -> None:
