@@ -257,7 +257,7 @@ def dump_flight_record(
         raise ValueError(f"format: {format!r} is neither 'json' nor 'torch'")
     reason = "nccl.dump_flight_record()"
     if format == "json":
-        _C.write_flight_dump(name, reason)
+        _C.write_new_file(name, _C.flight_dump_json(reason).encode())
     else:
         from pynccl.flight import torch_format  # it makes the import of pynccl slower
 

@@ -1,18 +1,15 @@
 #include "core/flight_dump.h"
 
-#include <fcntl.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
-#include <system_error>
 #include <thread>
 
+#include "common/new_file.h"
 #include "common/signals_blocked.h"
 #include "core/deadlines.h"
 #include "core/json.h"
@@ -76,33 +73,6 @@ std::string communicator_json(Deadlines& deadlines, std::int64_t epoch) {
   });
 }
 
-[[noreturn]] void throw_system(const std::string& what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
-
-class File {
- public:
-  explicit File(const std::string& path)
-      : descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (descriptor_ < 0) throw_system(path);
-  }
-  ~File() { close(descriptor_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  void write_all(std::string_view text) const {
-    while (!text.empty()) {
-      const ssize_t written = ::write(descriptor_, text.data(), text.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) throw_system("write");
-      text.remove_prefix(static_cast<std::size_t>(written));
-    }
-  }
-
- private:
-  int descriptor_;
-};
-
 sem_t requested;  // a dump, by the handler
 std::atomic<pid_t> listening = 0;
 
@@ -135,16 +105,9 @@ std::string FlightDump::json(const std::string& reason) {
 
 void FlightDump::write(const std::string& path, const std::string& reason) {
   const std::string text = json(reason);
-  static std::atomic<int> writes = 0;  // several threads may write at once
-  const std::string temporary =
-      path + ".tmp" + std::to_string(getpid()) + "." + std::to_string(++writes);
-  try {
-    File(temporary).write_all(text);
-    if (rename(temporary.c_str(), path.c_str()) != 0) throw_system(path);
-  } catch (...) {
-    unlink(temporary.c_str());
-    throw;
-  }
+  common::NewFile file(path);
+  file.write_all(text);
+  file.publish();
 }
 
 std::optional<std::string> FlightDump::default_path() {

@@ -1,11 +1,9 @@
 #include "core/trace_output.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <system_error>
@@ -120,10 +118,6 @@ std::string TraceWriter::take_last(const TraceTables& tables) {
   return std::exchange(bytes_, {});
 }
 
-TraceFile::~TraceFile() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
 void TraceFile::write(const TraceEntry& entry) {
   if (left_ < sizeof entry || error_ != 0) return writer_.drop();
   left_ -= sizeof entry;
@@ -149,18 +143,14 @@ std::string TraceFile::finish(const TraceTables& tables) {
   return name_;
 }
 
+// The file has its name from the beginning: it is readable while it grows, and if the process dies.
 void TraceFile::write_all(std::string_view bytes) {
-  if (descriptor_ < 0) {
+  if (!file_) {
     name_ = Trace::path_of_process(path_);
-    descriptor_ = open(name_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (descriptor_ < 0) throw std::system_error(errno, std::generic_category(), name_);
+    file_ = std::make_unique<common::NewFile>(name_);
+    file_->publish();
   }
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw std::system_error(errno, std::generic_category(), name_);
-    bytes.remove_prefix(static_cast<std::size_t>(written));
-  }
+  file_->write_all(bytes);
 }
 
 }  // namespace pynccl

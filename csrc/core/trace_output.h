@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/new_file.h"
 #include "core/trace_entry.h"
 
 namespace pynccl {
@@ -80,7 +81,6 @@ class TraceFile {
  public:
   TraceFile(std::string path, std::uint64_t bytes)
       : path_(std::move(path)), writer_(false), left_(bytes) {}
-  ~TraceFile();
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
@@ -93,7 +93,7 @@ class TraceFile {
 
   const std::string path_;
   std::string name_;  // once there is the file
-  int descriptor_ = -1;
+  std::unique_ptr<common::NewFile> file_;
   TraceWriter writer_;
   std::uint64_t left_;
   bool used_ = false;

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from pynccl import _C
 from pynccl.flight.dump import Dump, DumpError, Record, parse
 from pynccl.flight.merged import Merged, merge
 
@@ -65,7 +65,7 @@ def write(dumps: Sequence[Dump], prefix: str) -> list[str]:
     paths = []
     for rank, content in convert(dumps).items():
         paths.append(f"{prefix}{rank}")
-        Path(paths[-1]).write_bytes(pickle.dumps(content))
+        _C.write_new_file(paths[-1], pickle.dumps(content))
     return paths
 
 
@@ -77,7 +77,7 @@ def write_own(text: str, path: str) -> None:
         OSError: the file cannot be written.
     """
     content = next(iter(convert([parse(text, path)]).values()))
-    Path(path).write_bytes(pickle.dumps(content))
+    _C.write_new_file(path, pickle.dumps(content))
 
 
 def convert(dumps: Sequence[Dump]) -> dict[int, dict[str, Any]]:

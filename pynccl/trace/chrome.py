@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pynccl import _C
 from pynccl.trace import rows
 from pynccl.trace.bandwidth import operation_bandwidths, operation_bytes
 from pynccl.trace.errors import TraceError
@@ -48,7 +49,7 @@ def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
     text = json.dumps(document(traces), separators=(",", ":"), allow_nan=False)
     data = text.encode()
     compressed = os.fspath(path).endswith(".gz")
-    Path(path).write_bytes(gzip.compress(data, 6) if compressed else data)
+    _C.write_new_file(os.fspath(path), gzip.compress(data, 6) if compressed else data)
 
 
 def load(path: _Path) -> list[ProcessTrace]:

@@ -5,11 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "common/new_file.h"
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/process.h"
@@ -75,17 +75,12 @@ void save_measurements(const Measurements& measured) {
   content.boot = boot_identity();
   content.measured = measured;
   content.checksum = checksum_of(content);
-  const std::string name = path();
-  struct stat info;
-  if (lstat(name.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return;
-  const std::string temporary = name + format(".%d", static_cast<int>(getpid()));
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  const Fd file(open(temporary.c_str(), flags, kPrivate));
-  if (!file) return;
-  const bool written =
-      write(file.get(), &content, sizeof content) == static_cast<ssize_t>(sizeof content);
-  // Fails if another user has taken the name in a folder with the sticky bit.
-  if (!written || std::rename(temporary.c_str(), name.c_str()) != 0) unlink(temporary.c_str());
+  try {
+    common::NewFile file(path(), kPrivate);
+    file.write_all({reinterpret_cast<const char*>(&content), sizeof content});
+    file.publish();
+  } catch (const std::system_error&) {  // another user may have taken the name
+  }
 }
 
 }  // namespace hostnccl

@@ -1,7 +1,9 @@
 // The flight record: the class FlightRecord, and the functions that read and dump it.
 #include <cerrno>
+#include <string_view>
 #include <system_error>
 
+#include "common/new_file.h"
 #include "core/deadlines.h"
 #include "core/flight_dump.h"
 #include "core/monitor.h"
@@ -106,18 +108,27 @@ Returns:
   m.def("flight_dump_json", &FlightDump::json, py::arg("reason"), py::call_guard<GilReleased>(),
         "The dump of the flight record as JSON: see nccl.dump_flight_record().");
   m.def(
-      "write_flight_dump",
-      [](const std::string& path, const std::string& reason) {
+      "write_new_file",
+      [](const std::string& path, const py::bytes& data) {
+        const std::string_view bytes = data;
         try {
           const GilReleased released;
-          FlightDump::write(path, reason);
+          common::NewFile file(path);
+          file.write_all(bytes);
+          file.publish();
         } catch (const std::system_error& error) {
           errno = error.code().value();
           PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
           throw py::error_already_set();
         }
       },
-      py::arg("path"), py::arg("reason"), "Write that JSON to a file.");
+      py::arg("path"), py::arg("data"),
+      R"(Write a file in place of any earlier one of that name.
+
+It is complete at any time, follows no link, and only its owner can change it.
+
+Raises:
+    OSError: it cannot be written, or the path is that of a link, a folder or a device.)");
   m.def("flight_dump_path", &FlightDump::default_path,
         "The file of this process by PYNCCL_FLIGHT_FILE, or None.");
   m.def("set_process_rank", &set_process_rank, py::arg("rank").none(true),

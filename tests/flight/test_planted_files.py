@@ -1,0 +1,141 @@
+"""Proves that what another user has put in the place of a flight dump, a trace or a recording is
+neither followed nor written to, and that nobody but the owner can change the new file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pynccl import _C, nccl
+from pynccl.flight import dump, torch_format
+from pynccl.trace import chrome, recording
+
+_WORLD = """
+import numpy as np
+from pynccl import nccl
+with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+    comm.all_reduce(np.ones(3))
+"""
+
+
+def _dump(path: Path) -> None:
+    nccl.dump_flight_record(path)
+
+
+def _torch_dump(path: Path) -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host"):
+        nccl.dump_flight_record(path, format="torch")
+
+
+def _torch_dumps(path: Path) -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host"):
+        (own,) = [dump.parse(_C.flight_dump_json("test"), "own")]
+    torch_format.write([own], str(path)[:-1])
+
+
+def _trace(path: Path) -> None:
+    with nccl.trace() as trace:
+        pass
+    trace.save(path)
+
+
+_WRITERS: list[Callable[[Path], None]] = [_dump, _torch_dump, _torch_dumps, _trace]
+
+
+@pytest.mark.parametrize("write", _WRITERS)
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_what_was_planted_is_an_error(
+    tmp_path: Path, write: Callable[[Path], None], kind: str
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "name_0"
+    victim.write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(path)  # which would be waited for without a reader
+    else:
+        path.symlink_to(victim if kind == "link" else tmp_path / "nothing")
+    with pytest.raises(OSError, match="name_0"):
+        write(path)
+    assert victim.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["name_0", "victim"]
+
+
+@pytest.mark.parametrize("write", _WRITERS)
+def test_only_the_owner_can_change_it(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """Nor does an earlier file that others can write stay in place."""
+    path = tmp_path / "name_0"
+    path.write_text("old")
+    path.chmod(0o666)
+    inode = path.stat().st_ino
+    before = os.umask(0)
+    try:
+        write(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_ino != inode
+    assert os.listdir(tmp_path) == ["name_0"]
+
+
+def _run(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _WORLD],
+        env={**os.environ, "RANK": "0", **env},
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", ["PYNCCL_TRACE", "PYNCCL_RECORD"])
+def test_the_files_of_a_process(tmp_path: Path, variable: str) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "run.0.rec"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    assert "run.0.rec" in _run(tmp_path, **{variable: "run.rec"}).stderr
+    assert victim.read_text() == "precious"
+    path.unlink()
+    path.write_text("old")
+    done = _run(tmp_path, **{variable: "run.rec"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["run.0.rec", "victim"]
+    if variable == "PYNCCL_TRACE":
+        assert chrome.load(path)
+    else:
+        assert recording.load(path)
+
+
+def test_a_dump_by_a_signal(tmp_path: Path) -> None:
+    """Also while the file of an earlier dump is there."""
+    victim, path = tmp_path / "victim", tmp_path / "flight_0"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    code = "import sys, time; from pynccl import nccl; print(flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RANK": "0", "PYNCCL_FLIGHT_FILE": str(tmp_path / "flight_")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout
+            assert process.stderr
+            process.stdout.readline()
+            process.send_signal(signal.SIGUSR2)
+            assert "the flight record was not written" in process.stderr.readline()
+            path.unlink()
+            for _ in range(2):
+                path.write_text("old")
+                process.send_signal(signal.SIGUSR2)
+                deadline = time.monotonic() + 30
+                while path.read_text() == "old" and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert json.loads(path.read_text())["reason"] == "SIGUSR2"
+        finally:
+            process.kill()
+    assert victim.read_text() == "precious"
