@@ -3,6 +3,7 @@
 torch has no stable binary interface for a backend, so its sources are in the package. They are
 built when the backend is first used, into a folder for the versions of torch and pynccl and the
 contents of the sources: ``$PYNCCL_CACHE``, else ``pynccl`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+No folder or file is loaded that another user can write to: see :mod:`pynccl.c10d.private_folder`.
 ``python -m pynccl build-backend`` does it ahead of time, and the CMake option PYNCCL_BUILD_BACKEND
 when the package is built: into the package, by the same function.
 """
@@ -17,14 +18,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pynccl
+from pynccl.c10d import private_folder
 from pynccl.c10d.compile import NAME, Sources
 
 __all__ = ["build", "load", "path"]
 
 
+def _package() -> Path:
+    return Path(pynccl.__file__).parent
+
+
 def _sources() -> Sources:
     """Those of the source tree where the package is in one."""
-    package = Path(pynccl.__file__).parent
+    package = _package()
     in_tree = package.parent / "csrc" / "c10d"
     include = Path(pynccl.get_include())
     folder = in_tree if in_tree.is_dir() else include / "pynccl" / "c10d"
@@ -38,7 +44,7 @@ def path() -> Path:
     There it may still have to be built.
     """
     file = _sources().file()
-    packaged = Path(pynccl.__file__).parent / "lib" / "c10d" / file
+    packaged = _package() / "lib" / "c10d" / file
     return packaged if packaged.exists() else _cache() / file
 
 
@@ -53,11 +59,15 @@ def build(verbose: bool = False) -> Path:
 
     Raises:
         RuntimeError: there is no compiler, or it failed.
+        PermissionError: another user can write to the folder, or replace it.
     """
     file = path()
-    if file.exists():
+    if file.is_relative_to(_package()):  # as trustworthy as the module that runs this
         return file
-    file.parent.mkdir(parents=True, exist_ok=True)
+    private_folder.create(file.parent)
+    if file.exists():
+        private_folder.check(file)
+        return file
     with (file.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it if the process dies
         if not file.exists():
@@ -71,6 +81,7 @@ def load() -> ModuleType:
 
     Raises:
         RuntimeError: it cannot be built.
+        PermissionError: another user can write to its folder, or replace it.
     """
     file = build()
     spec = importlib.util.spec_from_file_location(NAME, file)

@@ -95,7 +95,9 @@ class Sources:
                     f"pynccl: its backend could not be built for torch {torch.__version__}; "
                     f"`python -m pynccl build-backend` shows the commands: {error}"
                 ) from error
-            os.replace(Path(folder) / f"{NAME}.so", file)
+            built = Path(folder) / f"{NAME}.so"
+            built.chmod(0o755)  # whatever the umask is
+            os.replace(built, file)
         if verbose:
             print(f"pynccl: built in {time.monotonic() - began:.0f} s", file=sys.stderr)
 
@@ -137,7 +139,7 @@ def main() -> int:
     if not file.exists():
         for other in options.out.glob("torch-*"):  # of another torch, or of other sources
             shutil.rmtree(other)
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(mode=0o755, parents=True)
         try:
             sources.compile(file, verbose=False)
         except RuntimeError as error:

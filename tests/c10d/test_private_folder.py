@@ -1,0 +1,103 @@
+"""Proves that the backend is neither built in nor loaded from a folder that another user can write
+to, whatever the umask is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pynccl.c10d import build, private_folder
+
+_STRANGER = 12345
+_as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_new_folders_are_private(tmp_path: Path) -> None:
+    private_folder.create(tmp_path / "a" / "b" / "c")
+    for name in ("a", "a/b", "a/b/c"):
+        assert _mode(tmp_path / name) == 0o700
+    private_folder.create(tmp_path / "a" / "b" / "c")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o775, 0o722])
+@pytest.mark.parametrize("name", ["a", "a/b", "a/b/module.so"])
+def test_what_others_can_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+    file = tmp_path / "a" / "b" / "module.so"
+    private_folder.create(file.parent)
+    file.touch(0o644)
+    private_folder.check(file)
+    (tmp_path / name).chmod(mode)
+    if mode == 0o775 and private_folder._is_own_group((tmp_path / name).stat().st_gid):
+        return private_folder.check(file)
+    with pytest.raises(PermissionError, match=f"{tmp_path / name} can be written by"):
+        private_folder.check(file)
+
+
+def test_the_sticky_bit_protects_entries(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    private_folder.create(tmp_path / "shared" / "own")
+    assert _mode(tmp_path / "shared" / "own") == 0o700
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    private_folder.create(tmp_path / "good" / "folder")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "bad" / "folder")
+    (tmp_path / "bad" / "folder").symlink_to(tmp_path / "good" / "folder")
+    private_folder.check(tmp_path / "link" / "module.so" / "..")
+    (tmp_path / "bad").chmod(0o777)
+    with pytest.raises(PermissionError, match=f"{tmp_path / 'bad'} can be written by all users"):
+        private_folder.check(tmp_path / "link")
+
+
+@_as_root
+@pytest.mark.parametrize("name", ["cache", "cache/torch", "cache/torch/module.so"])
+def test_what_belongs_to_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before anything of it is loaded."""
+    file = tmp_path / "cache" / "torch" / "module.so"
+    private_folder.create(file.parent)
+    file.write_text("this is no library")
+    os.chown(tmp_path / name, _STRANGER, _STRANGER)
+    monkeypatch.setattr(build, "path", lambda: file)
+    text = rf"{tmp_path / name} belongs to another user \(uid {_STRANGER}\).*PYNCCL_CACHE"
+    for function in (build.build, build.load.__wrapped__):
+        with pytest.raises(PermissionError, match=text):
+            function()
+
+
+@_as_root
+def test_a_folder_in_the_place_of_the_cache(tmp_path: Path) -> None:
+    """What another user has made first in /tmp: nothing is written to it."""
+    planted = tmp_path / "shared" / "cache"
+    planted.mkdir(parents=True)
+    planted.parent.chmod(0o1777)
+    os.chown(planted, _STRANGER, _STRANGER)
+    done = subprocess.run(
+        [sys.executable, "-m", "pynccl", "build-backend"],
+        env={**os.environ, "PYNCCL_CACHE": str(planted)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"{planted} belongs to another user" in done.stderr
+    assert not list(planted.iterdir())
