@@ -9,6 +9,7 @@ The backend is C++ that is built for the installed torch at its first use: see
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,27 @@ def register() -> None:
     """Register the backend with torch.distributed, once."""
     if "pynccl" not in dist.Backend.backend_list:
         dist.Backend.register_backend("pynccl", _create, extended_api=True, devices=["cpu", "cuda"])
+        _name_shrunk_groups()
+
+
+def _name_shrunk_groups() -> None:
+    # torch's shrink_group calls the new group's backend "gloo" on CPUs and "nccl" on GPUs, whatever
+    # it is, and DistributedDataParallel then casts it to torch's class of that name.
+    create = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
+    if create is None:
+        return
+
+    @functools.wraps(create)
+    def create_named(new_backend: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        group = create(new_backend, *args, **options)
+        if new_backend.name() == "pynccl":
+            custom = dist.ProcessGroup.BackendType.CUSTOM
+            for device in group._device_types:
+                group._register_backend(device, custom, new_backend)
+            group._set_default_backend(custom)
+        return group
+
+    dist.distributed_c10d._create_shrunk_process_group = create_named
 
 
 register()

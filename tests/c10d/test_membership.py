@@ -139,6 +139,23 @@ def _shrunk(rank: int, size: int, flags: int, connects: bool) -> tuple[int, int]
     return dist.get_rank(), dist.get_world_size()
 
 
+def _trained_after_shrink(rank: int, size: int) -> str | None:
+    if rank == 1:
+        return None
+    pg = dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    model(torch.full((2, 3), float(rank))).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    assert (gradient == 2 * sum(set(range(size)) - {1}) / (size - 1)).all()
+    return pg._get_backend_name()
+
+
+def test_training_after_shrink(torch_world: World) -> None:
+    """The new group is not taken for one of gloo, which DistributedDataParallel would cast it to."""
+    assert torch_world(3, _trained_after_shrink) == ["custom", None, "custom"]
+
+
 @pytest.mark.parametrize("flags", [SHRINK_DEFAULT, SHRINK_ABORT])
 @pytest.mark.parametrize("connects", [False, True])
 def test_shrink(torch_world: World, flags: int, connects: bool) -> None:
