@@ -147,23 +147,23 @@ uint64_t parse_number(const Param& param, const std::string& text) {
   return value;
 }
 
-void check_choice(ParamId id) {
+}  // namespace
+
+std::optional<std::string> given_choice(ParamId id) {
   const Param& param = row_of(id);
-  const std::optional<std::string> given = given_text(id);
-  if (!given || param.choices == nullptr) return;
+  std::optional<std::string> given = given_text(id);
+  if (!given || param.choices == nullptr) return given;
   const bool is_word = given->find(' ') == std::string::npos;
   if (is_word && format(" %s ", param.choices).find(" " + *given + " ") != std::string::npos)
-    return;
+    return given;
   fail(abi::ncclInvalidArgument, "%s=%s is none of: %s", param.key, given->c_str(), param.choices);
 }
-
-}  // namespace
 
 void check_params() {
   for (size_t i = 0; i < std::size(kParams); ++i) {
     const auto id = static_cast<ParamId>(i);
     if (kParams[i].type == ParamType::Text)
-      check_choice(id);
+      given_choice(id);
     else
       param_number(id);
   }
@@ -211,7 +211,7 @@ uint64_t param_number(ParamId id) {
 
 std::string param_text(ParamId id) {
   if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
-  check_choice(id);
+  given_choice(id);
   // The instruction set in use: HOSTNCCL_ISA may name one that this CPU does not have.
   if (id == ParamId::Isa) return kernel_isa();
   // What was measured, also if "on" is given; nothing is with "off".

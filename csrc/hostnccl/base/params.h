@@ -67,6 +67,7 @@ void set_measured(ParamId id, const std::string& text);
 // ncclInvalidArgument if the environment holds a value that the type cannot.
 ParamSource param_source(ParamId id);
 std::optional<std::string> given_text(ParamId id);
+std::optional<std::string> given_choice(ParamId id);  // of a Text
 uint64_t default_number(ParamId id);
 uint64_t param_number(ParamId id);  // 0 or 1 for a Bool
 std::string param_text(ParamId id);

@@ -43,7 +43,7 @@ void keep(Known& all, const Measurements& measured) {
   set_measured(ParamId::Tuning, "measured: " + to_text(measured));
 }
 
-bool tuning_enabled() { return given_text(ParamId::Tuning).value_or("on") == "on"; }
+bool tuning_enabled() { return given_choice(ParamId::Tuning).value_or("on") == "on"; }
 
 }  // namespace
 
