@@ -92,11 +92,13 @@ test: $(TO_TEST) ## run the tests without a GPU; those that need one run on the 
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS) || status=1; \
 	exit $$status
 
-test-all: $(TO_TEST) ## also more seeds, all versions of the double, callgrind, PyTorch's suite, sanitizers
+test-all: $(TO_TEST) ## also more seeds, all versions of the double, campaigns, PyTorch's suite, sanitizers
 	for version in 2.18 2.24 2.28 2.30; do \
 	  PYNCCL_DOUBLE=$$version $(DOUBLE) -m gpu $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; done
 	PYNCCL_TEST_FULL=1 $(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	PYNCCL_TEST_FULL=1 $(PYTEST) -m "not gpu" $(PYTEST_ARGS)
+	$(PY) -m tests.reliability.random_programs --seconds 600
+	$(PY) -m tests.c10d.kills --kills 300
 	$(MAKE) test-torch-suite sanitize
 	$(MAKE) sanitize-module CALLS=100000
 

@@ -152,7 +152,7 @@ def _trained_after_shrink(rank: int, size: int) -> str | None:
 
 
 def test_training_after_shrink(torch_world: World) -> None:
-    """The new group is not taken for one of gloo, which DistributedDataParallel would cast it to."""
+    """DistributedDataParallel does not cast the new backend to that of gloo."""
     assert torch_world(3, _trained_after_shrink) == ["custom", None, "custom"]
 
 

@@ -1,5 +1,6 @@
 """Proves that importing pynccl takes less than 60 ms, and that the error of a source tree that is
-not compiled says what to do; and that the process is then ready to abort. test_package.py looks for torch and NumPy.
+not compiled says what to do; and that the process is then ready to abort. test_package.py looks
+for torch and NumPy.
 """
 
 from __future__ import annotations

@@ -112,10 +112,11 @@ class Program:
     steps: what all ranks do, each its part.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, nranks: int | None = None) -> None:
         self.seed = seed
         chance = self._chance = random.Random(f"program {seed}")
-        self.nranks = chance.choice((2, 3, 4))
+        drawn = chance.choice((2, 3, 4))
+        self.nranks = nranks or drawn
         self.comms = [tuple(range(self.nranks))]
         self.steps: list[Step] = []
         splits_left = chance.randrange(3)

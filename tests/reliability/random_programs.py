@@ -13,12 +13,14 @@ import importlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,9 @@ LIMIT = 1.0  # seconds; of a program that is right _PATIENCE
 _PATIENCE = 60.0
 _GRACE = 1.0
 _STUCK = 30.0
+# Of the time, until a process has allocated what it keeps; what its memory may grow by after that.
+_WARM_UP = 0.3
+_GROWTH, _SLACK = 1.05, 4 << 20
 
 
 class _Runner:
@@ -130,7 +135,7 @@ def run_rank(
     member: Member, seed: int, folder: str | None = None, *, mistaken: bool
 ) -> Ending | None:
     """Run a rank of a program; its error."""
-    program = Program(seed)
+    program = Program(seed, member.nranks)
     mistake = program.mistake() if mistaken else None
     store = FolderStore(folder) if folder else None
     runner = _Runner(member, program, LIMIT if mistaken else _PATIENCE, store)
@@ -171,10 +176,16 @@ class Failure:
 
 
 def run_program(
-    lane: Lane, seed: int, provider: str, *, mistaken: bool, checked: bool = False
+    lane: Lane,
+    seed: int,
+    provider: str,
+    *,
+    mistaken: bool,
+    checked: bool = False,
+    nranks: int | None = None,
 ) -> Failure | None:
     """Run a program on all ranks; checked: they compare what they call."""
-    program = Program(seed)
+    program = Program(seed, nranks)
     mistake = program.mistake() if mistaken else None
     what = f"seed {seed}, {program.nranks} ranks, {mistake.text if mistake else 'right'}"
     gone = {mistake.rank} if mistake and mistake.kind in ("dead", "stopped") else set()
@@ -247,6 +258,82 @@ def run_programs(
     return sorted(failures, key=lambda failure: failure.seed)
 
 
+@dataclass
+class Endurance:
+    """What :func:`endure` has run.
+
+    Attributes:
+        memory: bytes of each process, when it was warm and at the end.
+    """
+
+    programs: int
+    operations: int
+    failures: list[Failure]
+    memory: dict[int, tuple[int, int]]
+
+    @property
+    def growing(self) -> dict[int, tuple[int, int]]:
+        """The processes whose memory is not flat."""
+        return {p: (a, b) for p, (a, b) in self.memory.items() if b > a * _GROWTH + _SLACK}
+
+
+def endure(
+    forks: Forks, seconds: float, *, nranks: int = 4, busy: int = 1, seed: int = 0
+) -> Endurance:
+    """Run right programs one after another in the same processes, while others take CPUs.
+
+    Args:
+        forks: of the processes.
+        seconds: how long.
+        nranks: of each program.
+        busy: processes that compute meanwhile.
+        seed: of the first program.
+    """
+    result = Endurance(0, 0, [], {})
+    lane = Lane(forks)
+    loop = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(loop) for _ in range(busy)]
+    began = time.monotonic()
+    warm: dict[int, int] = {}
+    try:
+        while (elapsed := time.monotonic() - began) < seconds:
+            if not warm and elapsed > seconds * _WARM_UP:
+                warm = {pid: _memory_of(pid) for pid in lane.pids()}
+            number = seed + result.programs
+            failure = run_program(lane, number, "host", mistaken=False, nranks=nranks)
+            result.programs += 1
+            result.operations += sum(len(step.calls) for step in Program(number, nranks).steps)
+            if failure:
+                result.failures.append(failure)
+        # Workers of a program that failed are new.
+        pids = set(lane.pids()) & warm.keys()
+        result.memory = {pid: (warm[pid], _memory_of(pid)) for pid in pids}
+    finally:
+        lane.close()
+        for other in others:
+            other.kill()
+            other.wait()
+    return result
+
+
+def _memory_of(pid: int) -> int:
+    """The bytes of a process in RAM that do not belong to a file."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return sum(int(kib) << 10 for kib in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", status))
+
+
+def _report(result: Endurance, seconds: float) -> int:
+    for failure in result.failures:
+        print(f"{failure.what}\n{failure.text}\n")
+    for pid, (warm, end) in result.memory.items():
+        print(f"process {pid}: {warm >> 10} KiB when warm, {end >> 10} KiB at the end")
+    print(
+        f"{result.programs} programs with {result.operations} operations in {seconds:.0f} s, "
+        f"{len(result.failures)} failed, {len(result.growing)} processes grew"
+    )
+    return bool(result.failures or result.growing)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=int, default=1000)
@@ -255,8 +342,22 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help='with Config(check="every")')
     parser.add_argument("--lanes", type=int, default=4, help="programs at a time")
     parser.add_argument("--provider", default="host")
+    parser.add_argument("--seconds", type=float, help="one after another for so long, on --ranks")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--busy", type=int, default=1, help="processes that take CPUs meanwhile")
     options = parser.parse_args()
     began = time.monotonic()
+    if options.seconds:
+        with Forks() as forks:
+            result = endure(
+                forks,
+                options.seconds,
+                nranks=options.ranks,
+                busy=options.busy,
+                seed=options.seed,
+            )
+            forks.check_none_left()
+        return _report(result, time.monotonic() - began)
     seeds = range(options.seed, options.seed + options.programs)
     with Forks(() if options.provider == "host" else FOR_GPUS) as forks:
         failures = run_programs(

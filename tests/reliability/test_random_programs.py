@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.reliability.random_programs import run_programs
+from tests.reliability.random_programs import endure, run_programs
 from tests.reliability.workers import Forks
 from tests.support.tier import FULL
 
@@ -26,3 +26,13 @@ def test_random_programs(forks: Forks, mistaken: bool, checked: bool) -> None:
     failures = run_programs(forks, seeds, "host", mistaken=mistaken, checked=checked)
     texts = [f"{failure.what}\n{failure.text}" for failure in failures]
     assert not texts, f"{len(texts)} of {_PROGRAMS} failed\n" + "\n\n".join(texts[:5])
+
+
+def test_endurance(forks: Forks) -> None:
+    """The long form: python -m tests.reliability.random_programs --seconds 600."""
+    result = endure(forks, 60 if FULL else 4, seed=_SEED)
+    texts = [f"{failure.what}\n{failure.text}" for failure in result.failures]
+    assert not texts, f"{len(texts)} of {result.programs} failed\n" + "\n\n".join(texts[:5])
+    assert result.operations > 0
+    assert len(result.memory) == 4
+    assert not result.growing

@@ -372,6 +372,10 @@ class Lane:
                 else:
                     self._idle.append(worker)
 
+    def pids(self) -> list[int]:
+        """The processes that wait for the next world."""
+        return sorted(worker.pid for worker in self._idle)
+
     def close(self) -> None:
         for worker in self._idle:
             worker.kill()

@@ -1,0 +1,339 @@
+"""Kills ranks in the middle of training: python -m tests.c10d.kills --kills 300.
+
+In each trial a rank of a world gets SIGKILL at a random moment. The survivors must get an error,
+continue without it from the last step that all of them have, and compute from there, bit by bit,
+what a world of that size computes that nobody has disturbed: losses, gradients and parameters, of
+DistributedDataParallel and of FSDP2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import hashlib
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import SHRINK_ABORT
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from pynccl.c10d.build import load
+from tests.c10d.training import batches, make_model
+
+__all__ = ["Trial", "run"]
+
+_STEPS = 24  # at most, before the kill is noticed
+_LATEST = 8  # step that the victim ends before it is killed
+_AFTER = 3  # steps without the victim
+_LONGEST = 0.03  # seconds from the end of that step to the kill
+_NOTICED = 10.0  # seconds within which every survivor must have an error, on a busy machine
+_STUCK = 60.0
+_TIMEOUT = timedelta(seconds=40)  # of the operations: no error may wait for it
+
+State: TypeAlias = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Attributes:
+    number: and the seed of all others.
+    kind: "ddp" or "fsdp2".
+    recovery: "shrink" continues with torch's shrink_group, "restart" with a new world.
+    step: after which the victim is killed.
+    delay: seconds after it.
+    """
+
+    number: int
+    kind: str
+    recovery: str
+    nranks: int
+    victim: int
+    step: int
+    delay: float
+
+    @classmethod
+    def of(cls, seed: int, number: int) -> Trial:
+        chance = random.Random(f"{seed} {number}")
+        kind = chance.choice(("ddp", "fsdp2"))
+        nranks = chance.choice((2, 3, 4))
+        return cls(
+            number,
+            kind,
+            chance.choice(("shrink", "restart")) if kind == "ddp" else "restart",
+            nranks,
+            chance.randrange(nranks),
+            chance.randrange(_LATEST),
+            chance.uniform(0, _LONGEST),
+        )
+
+
+@dataclass
+class Result:
+    """What a survivor reports: digests of the steps before and after, and its error."""
+
+    before: list[str]
+    error: str
+    raised: float  # when, by the clock of the machine
+    agreed: int  # the step that all continue from
+    after: list[str]
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().clone()
+
+
+class _Trainer:
+    """A model of this rank with the state of an earlier one."""
+
+    def __init__(self, kind: str, state: State | None = None) -> None:
+        self._model = make_model()
+        if state is not None:
+            self._model.load_state_dict({k: v for k, v in state.items() if k[0].isdigit()})
+        self._net: nn.Module = self._model
+        if kind == "ddp":
+            self._net = nn.parallel.DistributedDataParallel(self._model)
+        else:
+            for layer in self._model.children():
+                if isinstance(layer, nn.Linear):
+                    fully_shard(layer)
+            fully_shard(self._model)
+        momentum = 0.9 if kind == "ddp" else 0.0
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=momentum)
+        if state is not None and momentum:
+            for name, parameter in self._model.named_parameters():
+                if f"momentum {name}" in state:
+                    buffer = state[f"momentum {name}"].clone()
+                    self._optimizer.state[parameter]["momentum_buffer"] = buffer
+
+    def step(self, number: int) -> tuple[str, State]:
+        """Train one step; a digest of its loss, gradients and parameters, and the state."""
+        ((inputs, targets),) = batches(1000 * number + dist.get_rank(), 1)
+        self._optimizer.zero_grad()
+        loss = nn.functional.mse_loss(self._net(inputs), targets)
+        loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        gradients = [_whole(p.grad) for p in self._model.parameters() if p.grad is not None]
+        self._optimizer.step()
+        state: State = {}
+        for name, parameter in self._model.named_parameters():
+            state[name] = _whole(parameter)
+            buffer = self._optimizer.state[parameter].get("momentum_buffer")
+            if buffer is not None:
+                state[f"momentum {name}"] = _whole(buffer)
+        digest = hashlib.sha256()
+        for tensor in (total, *gradients, *state.values()):
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest(), state
+
+
+def _join(folder: str, name: str, rank: int, size: int) -> None:
+    store = dist.FileStore(str(Path(folder, name)), size)
+    dist.init_process_group("pynccl", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+
+
+def _live(link: Connection, rank: int, folder: str, trial: Trial) -> None:
+    """A rank of a trial."""
+    _join(folder, "first", rank, trial.nranks)
+    trainer = _Trainer(trial.kind)
+    before: list[str] = []
+    states: list[State | None] = [None]
+    error = None
+    try:
+        for number in range(_STEPS):
+            digest, state = trainer.step(number)
+            before.append(digest)
+            states.append(state)
+            if rank == trial.victim:
+                link.send(number)
+    except RuntimeError as caught:  # what the backend raises, whatever the operation
+        error = f"{type(caught).__name__}: {caught}"
+    raised = time.monotonic()
+    if error is None:
+        raise AssertionError("no operation has failed")
+    if trial.recovery == "shrink":
+        dist.shrink_group([trial.victim], shrink_flags=SHRINK_ABORT)
+    else:
+        dist.distributed_c10d._get_default_group().abort()
+        dist.destroy_process_group()
+        _join(folder, "second", rank - (rank > trial.victim), trial.nranks - 1)
+    agreed = torch.tensor([len(before)])
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    trainer = _Trainer(trial.kind, states[int(agreed)])
+    after = [trainer.step(100 + number)[0] for number in range(_AFTER)]
+    dist.destroy_process_group()
+    link.send(Result(before, error, raised, int(agreed), after))
+
+
+def _train_undisturbed(link: Connection, rank: int, folder: str, kind: str, size: int) -> None:
+    _join(folder, "whole", rank, size)
+    trainer = _Trainer(kind)
+    steps = [trainer.step(number) for number in range(_STEPS)]
+    dist.destroy_process_group()
+    link.send(
+        (
+            [digest for digest, _ in steps],
+            [{name: t.numpy() for name, t in state.items()} for _, state in steps],
+        )
+    )
+
+
+def _continue_undisturbed(
+    link: Connection, rank: int, folder: str, kind: str, states: tuple[int, list[Any]]
+) -> None:
+    size, all_arrays = states
+    _join(folder, "part", rank, size)
+    digests = []
+    for arrays in (None, *all_arrays):
+        state = arrays and {name: torch.from_numpy(array) for name, array in arrays.items()}
+        trainer = _Trainer(kind, state)
+        digests.append([trainer.step(100 + number)[0] for number in range(_AFTER)])
+    dist.destroy_process_group()
+    link.send(digests)
+
+
+class _World:
+    """Forks of this process, one for each rank."""
+
+    def __init__(self, nranks: int, function: Callable[..., None], *args: object) -> None:
+        context = multiprocessing.get_context("fork")
+        self.links: list[Connection] = []
+        self.processes: list[Any] = []
+        self._folder = tempfile.TemporaryDirectory()
+        for rank in range(nranks):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=function, args=(theirs, rank, self._folder.name, *args), daemon=True
+            )
+            process.start()
+            self.links.append(ours)
+            self.processes.append(process)
+            theirs.close()
+
+    def receive(self, rank: int) -> Any:
+        """What a rank sends next."""
+        if not self.links[rank].poll(_STUCK):
+            raise AssertionError(f"rank {rank} is stuck")
+        try:
+            return self.links[rank].recv()
+        except EOFError:
+            self.processes[rank].join(_STUCK)
+            code = self.processes[rank].exitcode
+            raise AssertionError(f"rank {rank} has ended with {code}") from None
+
+    def join(self, ranks: list[int]) -> None:
+        wait_for = [self.processes[rank] for rank in ranks]
+        deadline = time.monotonic() + _STUCK
+        while alive := [p.sentinel for p in wait_for if p.exitcode is None]:
+            if not wait(alive, max(0.0, deadline - time.monotonic())):
+                raise AssertionError("a rank does not end")
+        codes = [process.exitcode for process in wait_for]
+        assert not any(codes), f"ranks {ranks} ended with {codes}"
+
+    def close(self) -> None:
+        for process, link in zip(self.processes, self.links, strict=True):
+            process.kill()
+            process.join()
+            process.close()
+            link.close()
+        self._folder.cleanup()
+
+
+def _run_all(nranks: int, function: Callable[..., None], *args: object) -> Any:
+    """The result of all ranks, which must be the same."""
+    world = _World(nranks, function, *args)
+    try:
+        results = [world.receive(rank) for rank in range(nranks)]
+        world.join(list(range(nranks)))
+    finally:
+        world.close()
+    digests = [result[0] if isinstance(result, tuple) else result for result in results]
+    assert all(digest == digests[0] for digest in digests), "the ranks differ without a kill"
+    return results[0]
+
+
+@functools.cache
+def _undisturbed(kind: str, nranks: int) -> tuple[list[str], list[list[str]]]:
+    """Digests of every step, and of the steps without one rank after so many."""
+    digests, states = _run_all(nranks, _train_undisturbed, kind, nranks)
+    after = _run_all(nranks - 1, _continue_undisturbed, kind, (nranks - 1, states))
+    return digests, after
+
+
+def run(trial: Trial) -> str | None:
+    """Run a trial; what is wrong with it."""
+    before, after = _undisturbed(trial.kind, trial.nranks)
+    world = _World(trial.nranks, _live, trial)
+    survivors = [rank for rank in range(trial.nranks) if rank != trial.victim]
+    try:
+        while world.receive(trial.victim) < trial.step:
+            pass
+        time.sleep(trial.delay)
+        os.kill(world.processes[trial.victim].pid, signal.SIGKILL)
+        killed = time.monotonic()
+        results: list[Result] = [world.receive(rank) for rank in survivors]
+        world.join(survivors)
+        for rank, result in zip(survivors, results, strict=True):
+            who = f"rank {rank}"
+            took = result.raised - killed
+            assert took < _NOTICED, f"{who} had its error after {took:.1f} s: {result.error}"
+            steps = len(result.before)
+            assert result.before == before[:steps], f"{who} computed something else before"
+            assert result.agreed == min(len(r.before) for r in results), f"{who} disagrees"
+            assert result.after == after[result.agreed], f"{who} computed something else after"
+    except AssertionError as error:
+        return f"{trial}: {error}"
+    finally:
+        world.close()
+    return None
+
+
+def prepare() -> None:
+    """What the forks inherit: one thread, and the backend."""
+    torch.set_num_threads(1)
+    load()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
+    options = parser.parse_args()
+    prepare()
+    began = time.monotonic()
+    trials = [Trial.of(options.seed, options.first + i) for i in range(options.kills)]
+    failures = 0
+    for number, trial in enumerate(trials, 1):
+        if problem := run(trial):
+            failures += 1
+            print(problem, flush=True)
+        if number % 25 == 0:
+            print(
+                f"{number} kills, {failures} failed, {time.monotonic() - began:.0f} s", flush=True
+            )
+    kinds = collections.Counter(f"{trial.kind} {trial.recovery}" for trial in trials)
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(importlib.import_module("tests.c10d.kills").main())
