@@ -26,6 +26,8 @@ from pynccl.mirror.group import record as mirror_record
 from pynccl.mirror.group import work as mirror_work
 from pynccl.store import Store
 
+class OverlapError(ValueError): ...
+
 # Anything with DLPack, an array interface, or an integer address.
 _Tensor: TypeAlias = object
 # A pynccl, torch or CuPy stream, an object with __cuda_stream__, or an integer.

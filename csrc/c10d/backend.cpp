@@ -62,6 +62,7 @@ Lane& PyncclBackend::group_lane(const at::Device& device) {
 }
 
 WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
+  check_overlap(operation, rank_, size_);
   if (coalescing_.load(std::memory_order_relaxed)) [[unlikely]] {
     const std::scoped_lock lock(mutex_);
     if (coalesced_) {

@@ -1,6 +1,10 @@
 #include "tensors.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <pynccl/overlap.h>
+
+#include <string_view>
+#include <utility>
 
 namespace pynccl::dist {
 namespace {
@@ -42,6 +46,29 @@ int nccl_dtype(ScalarType type) {
 
 constexpr int kBytes = 1;    // ncclUint8
 constexpr int kFloat8 = 10;  // the first type that a library may lack
+
+struct ArgumentNames {
+  std::string_view output, input;
+};
+
+// The arguments of an operation by its name.
+ArgumentNames argument_names(std::string_view operation) {
+  constexpr std::pair<std::string_view, ArgumentNames> kNames[] = {
+      {"all_gather", {"tensor_list", "tensor"}},
+      {"_all_gather_base", {"output_tensor", "input_tensor"}},
+      {"all_reduce_coalesced", {"tensors", "tensors"}},
+      {"all_to_all", {"output_tensor_list", "input_tensor_list"}},
+      {"all_to_all_single", {"output", "input"}},
+      {"gather", {"gather_list", "tensor"}},
+      {"gather_single", {"gather_tensor", "tensor"}},
+      {"reduce_scatter", {"output", "input_list"}},
+      {"_reduce_scatter_base", {"output", "input"}},
+      {"scatter", {"tensor", "scatter_list"}},
+  };
+  for (const auto& [name, names] : kNames)
+    if (name == operation) return names;
+  return {"an output", "an input"};
+}
 
 bool has_complex(const at::Tensor& tensor) { return at::isComplexType(tensor.scalar_type()); }
 
@@ -91,6 +118,32 @@ void check_count(const char* name, const at::Tensor& tensor, std::int64_t expect
 at::Tensor& only(const char* name, std::vector<at::Tensor>& tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, name, ": expected one tensor, got ", tensors.size());
   return tensors.front();
+}
+
+void check_overlap(const Operation& operation, int rank, int size) {
+  const auto memory = [&](const PyncclOperation& call) {
+    return memory_of(call.kind, call.sendbuff, call.recvbuff,
+                     call.count * abi::element_size(static_cast<abi::ncclDataType_t>(call.dtype)),
+                     call.root_or_peer, rank, size);
+  };
+  if (operation.calls.size() == 1) {
+    const OperationMemory one = memory(operation.calls.front());
+    if (!one.reads || !one.writes || one.is_defined()) [[likely]]
+      return;
+  }
+  OverlapSearch search;
+  search.reserve(operation.calls.size());
+  for (const PyncclOperation& call : operation.calls)
+    search.add(memory(call), call.kind, nullptr, call.root_or_peer == rank);
+  const auto overlap = search.find();
+  if (!overlap) [[likely]]
+    return;
+  const auto [output, input] = argument_names(name_of(operation));
+  TORCH_CHECK_VALUE(!overlap->other_writes, output, ": tensors of ", name_of(operation),
+                    " that it writes overlap each other");
+  C10_THROW_ERROR(ValueError, c10::str(output, ": it overlaps ", input,
+                                       "; only the in-place position or separate memory is "
+                                       "allowed"));
 }
 
 Elements moved(const at::Tensor& tensor) {

@@ -30,6 +30,9 @@ void check_count(const char* name, const at::Tensor& tensor, std::int64_t expect
 // The only tensor of a list that must have one.
 at::Tensor& only(const char* name, std::vector<at::Tensor>& tensors);
 
+// Throws where tensors of the operation overlap in a position that NCCL does not define.
+void check_overlap(const Operation& operation, int rank, int size);
+
 // For an operation that moves elements: of any dtype, those that NCCL lacks as bytes.
 Elements moved(const at::Tensor& tensor);
 // For a reduction.

@@ -438,9 +438,4 @@ std::optional<double> GroupScope::end_simulated() {
   return static_cast<double>(info.estimatedTime) * 1e-6;
 }
 
-std::size_t element_size(ncclDataType_t dtype) {
-  constexpr unsigned char kSizes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-  return kSizes[dtype];
-}
-
 }  // namespace pynccl

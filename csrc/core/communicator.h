@@ -475,6 +475,4 @@ class GroupScope {
   bool open_ = true;
 };
 
-std::size_t element_size(ncclDataType_t dtype);  // bytes
-
 }  // namespace pynccl

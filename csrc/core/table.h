@@ -3,6 +3,7 @@
 #pragma once
 
 #include "abi/driver_types.h"
+#include "abi/element_size.h"
 #include "abi/nccl_types.h"
 
 namespace pynccl {

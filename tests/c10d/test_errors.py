@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tests.c10d.in_torch import run_in_torch
 from tests.support.launcher import Launcher
+from tests.support.overlaps import check_overlaps
 
 World = Callable[..., list[Any]]
 
@@ -51,6 +52,16 @@ def _mistakes(_rank: int, size: int) -> None:
 
 def test_mistakes_name_the_argument(torch_world: World) -> None:
     torch_world(2, _mistakes)
+
+
+def _overlaps(rank: int, _size: int) -> None:
+    import torch.distributed as dist
+
+    check_overlaps(dist, rank)
+
+
+def test_overlaps_are_refused(torch_world: World) -> None:
+    torch_world(2, _overlaps)
 
 
 def _die(rank: int, _size: int, async_op: bool) -> str:

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "abi/nccl_types.h"
+#include "abi/element_size.h"
 
 namespace hostnccl {
 
@@ -36,12 +36,6 @@ void reduce(void* dst, const void* const* sources, const Scalar* scalars, int ns
 
 // The element at address, converted to a Scalar.
 Scalar load_scalar(const void* address, pynccl::abi::ncclDataType_t dtype);
-
-inline size_t element_size(pynccl::abi::ncclDataType_t dtype) {  // bytes
-  constexpr uint8_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-  static_assert(sizeof kSizes == pynccl::abi::ncclNumTypes);
-  return kSizes[dtype];
-}
 
 // The instruction set in use: "baseline", "avx2" or "avx512". It is the best that this CPU has, or
 // the older one that HOSTNCCL_ISA names.

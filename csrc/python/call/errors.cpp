@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include "core/overlap.h"
 #include "python/call/interrupt.h"
 
 namespace pynccl::python {
@@ -81,6 +82,7 @@ bool is_library_error(const py::error_already_set& error) {
 
 void bind_errors(py::module_& m) {
   py::register_local_exception_translator(&translate);
+  py::register_local_exception<OverlapError>(m, "OverlapError", PyExc_ValueError);
   m.def("set_exceptions", &set_exceptions, py::arg("from_result"), py::arg("nccl"),
         py::arg("driver"), py::arg("missing_function"), py::arg("library_not_found"),
         R"(Set the exceptions that this module raises; pynccl.errors calls it when it is imported.

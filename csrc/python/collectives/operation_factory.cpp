@@ -1,5 +1,6 @@
 #include "python/collectives/operation_factory.h"
 
+#include "core/overlap.h"
 #include "python/convert/red_op.h"
 #include "python/objects/coll_config.h"
 
@@ -29,8 +30,11 @@ using Kind = OperationKind;
                         in.dtype->name);
 }
 
-[[noreturn, gnu::cold, gnu::noinline]] void throw_out(const char* mistake) {
-  throw py::value_error(std::string("out: ") + mistake);
+[[noreturn, gnu::cold, gnu::noinline]] void throw_overlap(bool all_to_all_in_place) {
+  throw OverlapError(
+      all_to_all_in_place
+          ? "out: NCCL has no all-to-all in place"
+          : "out: overlaps tensor; only the in-place position or separate memory is allowed");
 }
 
 // The elements of one block of a buffer that consists of nranks blocks.
@@ -38,14 +42,6 @@ std::size_t block_count(const TensorView& view, std::size_t nranks) {
   if (view.count % (nranks * view.dtype->width) != 0) [[unlikely]]
     throw_blocks(view, nranks);
   return view.count / nranks;
-}
-
-// Two buffers may be disjoint, or at the offset that NCCL defines as in place.
-void check_overlap(const TensorView& in, const TensorView& out, std::ptrdiff_t in_place_offset) {
-  if (in.data + in.nbytes() <= out.data || out.data + out.nbytes() <= in.data) [[likely]]
-    return;
-  if (in.data - out.data != in_place_offset) [[unlikely]]
-    throw_out("overlaps tensor; only the in-place position or separate memory is allowed");
 }
 
 // Checks one call and builds its operation.
@@ -109,24 +105,25 @@ class CheckedCall {
     if (in.dtype != out.dtype) [[unlikely]]
       throw_dtypes(in, out);
     std::size_t count = in.count;
-    std::ptrdiff_t in_place_offset = 0;
     if constexpr (traits.one_block()) {
       if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
     } else if constexpr (traits.send_blocks == 1) {
       if (out.count != in.count * nranks())
         throw_size(out, in.count * nranks(), ", those of tensor from each rank");
-      in_place_offset = static_cast<std::ptrdiff_t>(block_offset(in, count));
     } else if constexpr (traits.recv_blocks == 1) {
       count = out.count;
       if (in.count != out.count * nranks())
         throw_size(in, out.count * nranks(), ", those of out for each rank");
-      in_place_offset = -static_cast<std::ptrdiff_t>(block_offset(in, count));
     } else {
       count = block_count(in, nranks());
       if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
-      if (in.data == out.data && in.count) throw_out("NCCL has no all-to-all in place");
     }
-    check_overlap(in, out, in_place_offset);
+    // On all ranks alike: also where NCCL does not use one of the buffers on this one.
+    const OperationMemory memory = memory_of(
+        static_cast<int>(K), in.data, out.data, count * in.dtype->size() / in.dtype->width,
+        root_or_peer_, communicator_.rank(), communicator_.nranks());
+    if (!memory.is_defined()) [[unlikely]]
+      throw_overlap(in.data == out.data && K == Kind::kAllToAll);
     return build(in, in.data, out.data, count);
   }
 

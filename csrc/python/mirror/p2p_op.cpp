@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/issue.h"
+#include "core/overlap.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/fast_function.h"
@@ -217,6 +218,9 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
     receives ? make_operation<Kind::kRecv>(*communicator, arguments, view, &queue, operation)
              : make_operation<Kind::kSend>(*communicator, arguments, view, &queue, operation);
   }
+  OverlapCheck check(size);
+  for (const Operation& operation : exchange.operations) check.add(*communicator, operation);
+  check.run();
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include "core/comparison.h"
 #include "core/graph.h"
 #include "core/observer.h"
+#include "core/overlap.h"
 #include "core/trace.h"
 #include "core/window.h"
 #include "python/call/held.h"
@@ -65,6 +66,12 @@ void Batch::check_open() const {
                                   " uses it; nothing was issued");
     entries_[i].communicator->handle();  // throws where it is suspended
   }
+}
+
+void Batch::check_overlap() const {
+  OverlapCheck check(entries_.size());
+  for (const Entry& entry : entries_) check.add(*entry.communicator, entry.operation);
+  check.run();
 }
 
 void Batch::hold_in_captures() const {

@@ -33,6 +33,9 @@ class Batch {
   void hold(PyObject* object);  // another object that an operation needs
   void append(const Batch& other);
 
+  // Throws OverlapError where operations would use memory that another one writes.
+  void check_overlap() const;
+
   Mark mark() const { return {entries_.size(), libraries_.size(), held_.size(), owned_.size()}; }
   void cut(const Mark& mark);  // removes what was added after the mark
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/overlap.h"
 #include "core/trace.h"
 #include "core/window.h"
 #include "extension/capsule.h"
@@ -153,7 +154,9 @@ struct Exported final : PyncclCommunicator {
                         std::size_t count) {
     if (count == 1) {
       ncclWaitSignalDesc_t signals;
-      return communicator.issue(operation_of(communicator, *operations, signals));
+      const Operation operation = operation_of(communicator, *operations, signals);
+      check_overlap(communicator, operation);
+      return communicator.issue(operation);
     }
     Several(communicator, operations, count).batch.issue();
   }
@@ -164,6 +167,7 @@ struct Exported final : PyncclCommunicator {
         : signals(count) {
       for (std::size_t i = 0; i < count; ++i)
         batch.add(communicator, operation_of(communicator, operations[i], signals[i]), {});
+      batch.check_overlap();
     }
 
     std::vector<ncclWaitSignalDesc_t> signals;

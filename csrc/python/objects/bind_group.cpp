@@ -46,7 +46,7 @@ Returns:
 
 Raises:
     ValueError: at the end of the block, where a communicator or window of the group was closed
-        inside; nothing was issued.
+        inside, or an operation writes memory that another one uses; nothing was issued.
     NcclError: at the end of the block, NCCL rejects an operation.)";
 
 }  // namespace

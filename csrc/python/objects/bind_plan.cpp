@@ -1,5 +1,6 @@
 // The class Plan.
 #include "core/graph.h"
+#include "core/overlap.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
@@ -16,9 +17,14 @@ void Plan::enter() {
 }
 
 void Plan::exit(bool failed) {
-  Batch batch = Group::of_this_thread().exit(*this, failed);
-  state_ = failed ? State::kFailed : State::kReady;
-  if (!failed) batch_ = std::make_shared<const Batch>(std::move(batch));
+  try {
+    Batch batch = Group::of_this_thread().exit(*this, failed);
+    state_ = failed ? State::kFailed : State::kReady;
+    if (!failed) batch_ = std::make_shared<const Batch>(std::move(batch));
+  } catch (const OverlapError&) {
+    state_ = State::kFailed;
+    throw;
+  }
 }
 
 void Plan::close() {
@@ -146,7 +152,8 @@ Returns:
 
 Raises:
     RuntimeError: at the beginning of the block, inside a group, a plan or a simulation.
-    ValueError: at the beginning of the block, where the plan was recorded before.)");
+    ValueError: at the beginning of the block, where the plan was recorded before; at its end, where
+        operations overlap: see group().)");
 }
 
 }  // namespace pynccl::python

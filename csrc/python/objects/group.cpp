@@ -150,8 +150,21 @@ void Group::leave(bool failed) {
 void Group::exit(bool failed) {
   if (marks_.size() <= (recorder_ ? 1 : 0))
     throw std::runtime_error("group: it was not entered on this thread");
+  if (marks_.size() == 1 && !failed) check_overlap();
   leave(failed);
   if (marks_.empty() && !failed) issue();
+}
+
+// Before anything is issued; drops everything where operations overlap.
+void Group::check_overlap() {
+  if (batch_.size() < 2) return;  // each is checked by itself
+  try {
+    batch_.check_overlap();
+  } catch (...) {
+    recorder_ = nullptr;
+    leave(true);
+    throw;
+  }
 }
 
 void Group::enter(const Recorder& recorder) {
@@ -167,6 +180,7 @@ Batch Group::exit(const Recorder& recorder, bool failed) {
   if (recorder_ != &recorder)
     throw std::runtime_error(name + ": it was not entered on this thread");
   if (marks_.size() > 1) throw std::runtime_error(name + ": a group inside it has not ended");
+  if (!failed) check_overlap();
   recorder_ = nullptr;
   leave(failed);
   return std::exchange(batch_, {});

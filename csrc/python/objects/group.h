@@ -84,6 +84,7 @@ class Group {
     std::size_t communicators, windows, device_communicators, ends;
   };
 
+  void check_overlap();
   void leave(bool failed);
   void issue();
   void issue(const Batch& batch);

@@ -8,8 +8,24 @@ from typing import Any, NamedTuple
 import torch
 
 from pynccl import _C, nccl
+from pynccl.mirror.base.errors import MismatchError
 
 __all__ = ["Call", "OperationRecord"]
+
+# The argument that is the output, where it is not the only tensor.
+_OUTPUTS = {
+    "all_gather": "tensor_list",
+    "all_gather_coalesced": "output_tensor_lists",
+    "all_gather_single": "output_tensor",
+    "all_reduce_coalesced": "tensors",
+    "all_to_all": "output_tensor_list",
+    "all_to_all_single": "output",
+    "gather": "gather_list",
+    "gather_single": "gather_tensor",
+    "reduce_scatter": "output",
+    "reduce_scatter_single": "output",
+    "scatter": "tensor",
+}
 
 
 class Call(NamedTuple):
@@ -81,13 +97,20 @@ class OperationRecord:
         Args:
             comm: the communicator.
             stream: the stream's handle; None is the current stream.
+
+        Raises:
+            MismatchError: tensors overlap.
         """
-        if len(self.calls) == 1:
-            self.calls[0].enqueue(comm, stream)
-            return
-        with nccl.group():
-            for call in self.calls:
-                call.enqueue(comm, stream)
+        try:
+            if len(self.calls) == 1:
+                self.calls[0].enqueue(comm, stream)
+                return
+            with nccl.group():
+                for call in self.calls:
+                    call.enqueue(comm, stream)
+        except _C.OverlapError as error:
+            name = _OUTPUTS.get(self.kind, self.kind)
+            raise MismatchError(f"{name}: {str(error).removeprefix('out: ')}") from None
 
     def __repr__(self) -> str:
         return f"<OperationRecord {self.kind}, {len(self.calls)} calls>"

@@ -1,0 +1,267 @@
+"""Proves that memory which NCCL leaves undefined is refused in groups, plans and simulations, and
+through the capsule of extensions, before anything is issued; and that what it defines is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_Calls = Iterator[tuple[str, Callable[[nccl.Communicator], object]]]
+
+
+def _undefined(x: np.ndarray, other: int) -> _Calls:
+    """Groups of operations on 24 elements, and what the error says of them."""
+    a, b, shifted, far = x[:4], x[4:8], x[2:6], x[16:]
+
+    yield (
+        "output of all_reduce .operation 2 of 2. overlaps the output of all_reduce .*1 of 2",
+        (lambda c: (c.all_reduce(a), c.all_reduce(shifted))),
+    )
+    yield (
+        "output of broadcast .* output of all_reduce",
+        (lambda c: (c.all_reduce(a), c.broadcast(a, c.rank))),
+    )
+    yield (
+        "output of recv .* input of send .* any order",
+        (lambda c: (c.send(a, other), c.recv(a, other))),
+    )
+    yield (
+        "output of recv .* input of send",
+        (
+            lambda c: (
+                c.recv(a, other),
+                c.send(b, other),
+                c.recv(x[12:], other),
+                c.send(x[11:12], 0),
+                c.send(x[3:5], other),
+            )
+        ),
+    )
+    yield (
+        "output of recv .* output of recv",
+        (lambda c: (c.recv(a, other), c.send(b, other), c.recv(x[3:4], other))),
+    )
+    yield (
+        "output of all_gather .* input of reduce_scatter",
+        (lambda c: (c.all_gather(a, out=far), c.reduce_scatter(x[12:20], out=b))),
+    )
+    yield (
+        "output of all_reduce .* input of all_to_all",
+        (lambda c: (c.all_to_all(a, out=b), c.all_reduce(x[:1]))),
+    )
+    # A message to itself that matches another one.
+    yield (
+        "output of recv .* input of send",
+        (lambda c: (c.send(a, c.rank), c.send(b, c.rank), c.recv(b, c.rank), c.recv(a, c.rank))),
+    )
+
+
+def _defined(x: np.ndarray, other: int) -> Iterator[Callable[[nccl.Communicator], object]]:
+    a, b, far = x[:4], x[4:8], x[16:]
+
+    def several_readers(c: nccl.Communicator) -> None:
+        c.send(a, other)
+        c.recv(b, other)
+        c.all_reduce(a, out=x[8:12])
+        c.broadcast(a, c.nranks - 1, out=x[12:16])
+
+    def in_place(c: nccl.Communicator) -> None:
+        c.all_gather(far.reshape(2, -1)[c.rank], out=far)
+        c.reduce_scatter(x[8:16], out=x[8:16].reshape(2, -1)[c.rank])
+        c.all_reduce(a, out=a)
+
+    def to_itself(c: nccl.Communicator) -> None:
+        c.send(a, c.rank)
+        c.send(b, c.rank)
+        c.recv(a, c.rank)
+        c.recv(b, c.rank)
+
+    def one_root(c: nccl.Communicator) -> None:  # the others write nothing, or read nothing
+        for root in range(c.nranks):
+            c.reduce(a, root, out=x[8 + 4 * root : 12 + 4 * root])
+
+    def neighbours(c: nccl.Communicator) -> None:
+        c.all_reduce(b)
+        c.all_reduce(a)
+        c.all_reduce(x[4:4])
+        c.all_reduce(x[8:9])
+
+    yield from (several_readers, in_place, to_itself, one_root, neighbours)
+
+
+def _issue_in(
+    context: contextlib.AbstractContextManager[object],
+    comm: nccl.Communicator,
+    issue: Callable[[nccl.Communicator], object],
+) -> None:
+    with context:
+        issue(comm)
+
+
+def _groups(rank: Rank) -> None:
+    comm, other = rank.comm, 1 - rank.rank
+    x = np.arange(24, dtype=np.float32)
+    before = x.copy()
+    for text, issue in _undefined(x, other):
+        plan = nccl.plan()
+        for context in (nccl.group(), plan, nccl.simulate()):
+            with pytest.raises(ValueError, match=text):
+                _issue_in(context, comm, issue)
+        with pytest.raises(ValueError, match="an exception ended its recording"):
+            plan()
+        assert (x == before).all()
+    with nccl.plan() as plan:
+        comm.all_reduce(x[:4])
+    made = []
+
+    def replay(comm: nccl.Communicator) -> None:
+        plan()
+        comm.all_reduce(x[3:])
+
+    def create(comm: nccl.Communicator) -> None:
+        made.append(comm.split(0))
+        comm.all_reduce(x[:4])
+        comm.all_reduce(x[3:])
+
+    for issue in (replay, create):
+        with pytest.raises(ValueError, match="overlaps"):
+            _issue_in(nccl.group(), comm, issue)
+    assert made[0] is not None
+    assert made[0].closed
+    assert (x == before).all()
+    for issue in _defined(x, other):
+        with nccl.group():
+            issue(comm)
+        with nccl.plan() as plan:
+            issue(comm)
+        plan()
+    comm.barrier()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_groups(launch: Launcher, threads: bool) -> None:
+    launch(2, _groups, threads=threads)
+
+
+def test_communicators_of_one_thread_in_a_group() -> None:
+    """The ranks of one thread form a group: their memory is apart, too."""
+    id_ = nccl.get_unique_id()
+    with nccl.group():
+        comms = [nccl.Communicator(2, id_, rank) for rank in range(2)]
+    x = np.ones(8, np.float32)
+    with pytest.raises(ValueError, match="overlaps"):
+        _issue_in(nccl.group(), comms[0], lambda _: [comm.all_reduce(x[:4]) for comm in comms])
+    with nccl.group():
+        for comm in comms:
+            comm.all_reduce(x[4 * comm.rank : 4 * comm.rank + 4])
+    assert (x == 2).all()
+    with nccl.group():
+        for comm in comms:
+            comm.close()
+
+
+class _Operation(ctypes.Structure):  # PyncclOperation
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("root_or_peer", ctypes.c_int),
+        ("sendbuff", ctypes.c_void_p),
+        ("recvbuff", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+_Report = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+_Issue = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.POINTER(_Operation),
+    ctypes.c_size_t,
+    ctypes.c_double,
+    _Report,
+    ctypes.c_void_p,
+)
+_KINDS = "all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter send recv"
+
+
+def _through_capsule(
+    comm: nccl.Communicator, *operations: tuple[str, np.ndarray | None, np.ndarray | None, int, int]
+) -> str:
+    """Issue operations (name, input, output, count, root or peer); the text of the error."""
+    capsule = comm.__pynccl_communicator__()
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer = get(capsule, b"pynccl.communicator.v1")
+    # size, five functions, five numbers with their padding, path.
+    issue = ctypes.cast(pointer + 6 * 8 + 6 * 4 + 8, ctypes.POINTER(_Issue)).contents
+    texts: list[bytes] = []
+    report = _Report(lambda _, text: texts.append(text))
+
+    def address(array: np.ndarray | None) -> int | None:
+        return None if array is None else array.ctypes.data
+
+    made = [
+        _Operation(
+            _KINDS.split().index(name), 7, 0, root, address(sent), address(received), count, None
+        )
+        for name, sent, received, count, root in operations
+    ]
+    result = issue(pointer, (_Operation * len(made))(*made), len(made), 0.0, report, None)
+    assert (result != 0) == bool(texts)
+    return b"".join(texts).decode()
+
+
+def _capsule(rank: Rank) -> None:
+    comm, me, other = rank.comm, rank.rank, 1 - rank.rank
+    x = np.ones(16, np.float32)
+    for name, sent, received in (
+        ("all_reduce", x[:4], x[1:]),
+        ("all_gather", x[2 + 4 * other :], x[2:]),
+        ("reduce_scatter", x, x[1:]),
+        ("all_to_all", x, x),
+        ("all_to_all", x, x[7:]),
+    ):
+        text = _through_capsule(comm, (name, sent, received, 4, 0))
+        assert text.startswith(f"the output of {name} overlaps its input"), (name, text)
+    text = _through_capsule(comm, ("send", x, None, 4, other), ("recv", None, x[3:], 4, other))
+    assert text.startswith("the output of recv (operation 2 of 2) overlaps the input of send")
+    if me == 0:
+        text = _through_capsule(comm, ("gather", x[5:], x[1:], 4, 0))
+        assert text.startswith("the output of gather overlaps its input")
+    assert (x == 1).all()
+    assert not _through_capsule(comm, ("all_gather", x[4 * me :], x, 4, 0))
+    assert not _through_capsule(comm, ("reduce_scatter", x, x[4 * me :], 4, 0))
+    assert not _through_capsule(comm, ("gather", x[4 * me :], x if me == 0 else None, 4, 0))
+    # What the function does not use on this rank is ignored.
+    assert not _through_capsule(comm, ("reduce", x[8:], x[8 + me :], 4, 0))
+    assert not _through_capsule(comm, ("scatter", x if me == 0 else x[1:], x[4 * me :], 4, 0))
+    assert not _through_capsule(comm, ("all_to_all", x, x, 0, 0))
+    comm.barrier()
+
+
+def test_capsule(launch: Launcher) -> None:
+    launch(2, _capsule)
+
+
+def test_a_rank_by_itself() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id(), 0) as comm:
+        x = np.arange(4, dtype=np.float32)
+        with pytest.raises(ValueError, match="no all-to-all in place"):
+            comm.all_to_all(x, out=x)
+        assert "overlaps its input" in _through_capsule(comm, ("all_to_all", x, x, 4, 0))
+        for name in ("all_gather", "reduce_scatter"):
+            with pytest.raises(ValueError, match="out: overlaps"):
+                getattr(comm, name)(x[:3], out=x[1:])
+            getattr(comm, name)(x, out=x)
+        assert (x == np.arange(4)).all()
