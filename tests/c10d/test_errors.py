@@ -64,6 +64,28 @@ def test_overlaps_are_refused(torch_world: World) -> None:
     torch_world(2, _overlaps)
 
 
+def _lazy(_rank: int, size: int) -> None:
+    """As docs/c10d.md says: torch passes a copy on, so that an output keeps its old values."""
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    negated = x.conj().imag
+    assert negated.is_neg()
+    dist.all_reduce(negated)
+    assert negated.tolist() == [-2, 1]
+    assert x.tolist() == [1 + 2j, 3 - 1j]
+    gathered = [torch.empty(2) for _ in range(size)]
+    dist.all_gather(gathered, negated)  # an input is read as it should be
+    assert all(one.tolist() == [-2, 1] for one in gathered)
+    resolved = negated.resolve_neg()
+    dist.all_reduce(resolved)
+    assert resolved.tolist() == [-2 * size, size]
+    with pytest.raises(RuntimeError, match="conjugated"):
+        dist.all_reduce(x.conj())
+
+
+def test_lazily_negated_outputs_keep_their_values(torch_world: World) -> None:
+    torch_world(2, _lazy)
+
+
 def _die(rank: int, _size: int, async_op: bool) -> str:
     dist.all_reduce(torch.ones(1))
     if rank == 1:
