@@ -48,6 +48,7 @@ class _World:
         self.store: Store | None = None  # common to all groups, below their prefixes
         self.peers: Peers | None = None  # common to all groups
         self.groups: dict[ProcessGroup, str] = {}
+        self.outside: list[int] | None = None  # the ranks of the last group without this rank
         self.count = 0
 
     @property
@@ -184,9 +185,13 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     """
     if group is world.default and group is not None:
         return global_rank
-    if not is_registered(group):
+    if _rank_not_in_group(group) and world.outside is not None:
+        rank_of = {one: rank for rank, one in enumerate(world.outside)}
+    elif is_registered(group):
+        rank_of = group.rank_of
+    else:
         raise ValueError(f"Group {group} is not registered, please create group with new_group")
-    rank = group.rank_of.get(global_rank)
+    rank = rank_of.get(global_rank)
     if rank is None:
         raise ValueError(f"Global rank {global_rank} is not part of group {group}")
     return rank
@@ -207,11 +212,12 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     """
     if group is world.default and group is not None:
         return group_rank
-    if not is_registered(group):
+    if not (_rank_not_in_group(group) or is_registered(group)):
         raise ValueError(f"Group {group} is not registered, please create group with new_group")
-    if not 0 <= group_rank < group.size():
+    ranks = get_process_group_ranks(group)
+    if not 0 <= group_rank < len(ranks):
         raise ValueError(f"Group rank {group_rank} is not part of group {group}")
-    return group.ranks[group_rank]
+    return ranks[group_rank]
 
 
 def group_rank_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
@@ -236,19 +242,37 @@ def root_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -
     return group_rank_of(pg, global_rank, group_rank)
 
 
-def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
+def check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
+    """Check the other side of a message: the "source" or "destination".
+
+    Raises:
+        ValueError: it is this rank, or this rank is not in the group.
+    """
+    if _valid_group(pg).rank() == rank:
+        raise ValueError(
+            f"Invalid {kind} rank: {kind} rank should not be the same as the rank of the current "
+            "process."
+        )
+
+
+def get_process_group_ranks(group: ProcessGroup | NonMember | None) -> list[int]:
     """The ranks of a group: torch.distributed.get_process_group_ranks.
 
     Args:
-        group: the group; None is the default group.
+        group: the group; None is the default group. ``GroupMember.NON_GROUP_MEMBER`` is the last
+            group that this process made and is not in.
 
     Returns:
         The global ranks, in the order of the group's own.
 
     Raises:
-        ValueError: there is no default group.
+        ValueError: there is no default group, or no group without this process.
     """
-    return list(group_or_default(group or None).ranks)
+    if not _rank_not_in_group(group):
+        return list(group_or_default(group or None).ranks)
+    if world.outside is None:
+        raise ValueError(f"Group {group} is not registered, please create group with new_group")
+    return list(world.outside)
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:

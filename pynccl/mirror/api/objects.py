@@ -22,6 +22,7 @@ from pynccl.mirror.group import operations
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import (
     _rank_not_in_group,
+    check_not_self,
     get_global_rank,
     group_or_default,
     group_rank_of,
@@ -298,32 +299,24 @@ def send_object_list(
             ranks. torch.distributed has it since torch 2.14.
 
     Returns:
-        None; with a warning where this rank is not in the group.
+        None.
 
     Raises:
         ValueError: both or neither of dst and group_dst are given, the destination is this rank or
-            not in the group, or there is no default group.
+            not in the group, this rank is not in it, or there is no default group.
         RuntimeError: no backend of the group is for the device.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
         Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
-    if _rank_not_in_group(pg):
-        warn_outside("send_object_list")
-        return None
-    if peer == pg.rank():
-        raise ValueError(
-            "Invalid destination rank: destination rank should not be the same as the rank of the "
-            "current process."
-        )
+    check_not_self(pg, peer, "destination")
     pickles, sizes = _packed(object_list, device or pg.object_device, weights_only)
     for tensor in (sizes, pickles):
         if use_batch:
             _wait(batch_isend_irecv([P2POp(isend, tensor, group_peer=peer, group=pg)]))
         else:
             send(tensor, group=pg, group_dst=peer)
-    return None
 
 
 def recv_object_list(
@@ -349,25 +342,18 @@ def recv_object_list(
             ranks. torch.distributed has it since torch 2.14.
 
     Returns:
-        The global rank of the source, -1 where this rank is not in the group.
+        The global rank of the source.
 
     Raises:
         ValueError: both or neither of src and group_src are given, the source is this rank or not
-            in the group, or there is no default group.
+            in the group, this rank is not in it, or there is no default group.
         RuntimeError: no backend of the group is for the device.
         DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
         Exception: pickle cannot handle an object, or weights_only refuses it.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, src, group_src)
-    if _rank_not_in_group(pg):
-        warn_outside("recv_object_list")
-        return -1
-    if peer == pg.rank():
-        raise ValueError(
-            "Invalid source rank: source rank should not be the same as the rank of the current "
-            "process."
-        )
+    check_not_self(pg, peer, "source")
 
     def receive(tensor: torch.Tensor) -> None:
         if use_batch:

@@ -21,6 +21,7 @@ from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (
     _rank_not_in_group,
+    check_not_self,
     get_global_rank,
     group_or_default,
     group_rank_of,
@@ -155,14 +156,14 @@ def send(
     Raises:
         TypeError: tensor is not a tensor.
         ValueError: both or neither of dst and group_dst are given, the destination is this rank or
-            not in the group, the tensor is not contiguous or its dtype is not NCCL's, or there is
-            no default group.
+            not in the group, this rank is not in it, the tensor is not contiguous or its dtype is
+            not NCCL's, or there is no default group.
         RuntimeError: no backend of the group is for the tensor's device.
         DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
-    _check_not_self(pg, peer, "destination")
+    check_not_self(pg, peer, "destination")
     check_tensor(tensor, "tensor")
     p2p.finish(pg, True, tensor, peer)
 
@@ -203,17 +204,9 @@ def recv(
     pg = group_or_default(group)
     peer = _source(pg, src, group_src)
     if src is None:
-        _check_not_self(pg, peer, "source")
+        check_not_self(pg, peer, "source")
     p2p.finish(pg, False, tensor, peer)
     return get_global_rank(pg, peer) if src is None else src
-
-
-def _check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
-    if not _rank_not_in_group(pg) and pg.rank() == rank:
-        raise ValueError(
-            f"Invalid {kind} rank: {kind} rank should not be the same as the rank of the current "
-            "process."
-        )
 
 
 @_C.fast
@@ -228,7 +221,8 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
             in their order.
 
     Returns:
-        One Work for all of them, in a list.
+        One Work for all of them, in a list; none, with warnings, where this rank is not in the
+        group.
 
     Raises:
         ValueError: the list is not one of P2POps of one group, a peer is out of range, or a tensor
@@ -238,6 +232,10 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         DistBackendError: NCCL failed.
     """
     group = _checked_group(p2p_op_list)
+    if _rank_not_in_group(group):
+        for p2p_op in p2p_op_list:
+            warn_outside(p2p_op.op.__name__)
+        return []
     with _coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as manager:
         for p2p_op in p2p_op_list:
             p2p.begin(group, p2p_op.op is isend, p2p_op.tensor, p2p_op.group_peer)

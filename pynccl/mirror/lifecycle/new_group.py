@@ -87,6 +87,7 @@ def new_group(
     if own not in members:
         if not use_local_synchronization:
             wait_for_members(name, default)
+        world.outside = members
         return GroupMember.NON_GROUP_MEMBER
     assert world.store is not None
     assert world.peers is not None
