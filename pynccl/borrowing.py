@@ -38,6 +38,9 @@ def borrow(
     Returns:
         A Communicator that never frees the handle.
     """
+    if isinstance(owner, _C.ProcessGroup):
+        made = {kind: one.comm for kind, one in owner.comm_streams().items() if not one.closed}
+        return borrow(_chosen(made, device), provider, None)
     backend = _backend(owner, device)
     if backend is not None:
         return _borrow_from_torch(backend, provider, device)
@@ -54,8 +57,9 @@ def borrow(
         return _ask(owner, operator.attrgetter(attribute), provider)
     if isinstance(owner, bool) or not hasattr(owner, "__index__"):
         raise TypeError(
-            "owner: expected a communicator of pynccl, nccl4py or CuPy, a process group of torch, "
-            f"an object with __pynccl_communicator__() or an integer, got {type(owner).__name__}"
+            "owner: expected a communicator of pynccl, nccl4py or CuPy, a process group of pynccl "
+            "or torch, an object with __pynccl_communicator__() or an integer, got "
+            f"{type(owner).__name__}"
         )
     handle = operator.index(owner)
     if not 0 < handle < 2**64:
@@ -73,20 +77,13 @@ def _borrow_from_torch(
     if hasattr(backend, "communicator"):
         import torch
 
-        if device is None:
-            devices = filter(None, (torch.device("cpu"), _current_device()))
-            found = map(backend.communicator, devices)
-            made = [comm for comm in found if comm is not None]
-            if len(made) > 1:
-                raise ValueError("device: the group has communicators on several devices")
+        if device is not None:
+            devices = [torch.device(device)]  # type: ignore[call-overload]
         else:
-            made = [backend.communicator(torch.device(device))]  # type: ignore[call-overload]
-        if not made or made[0] is None:
-            raise ValueError(
-                "owner: the process group has no communicator on this device yet; it makes one for "
-                "its first operation there"
-            )
-        return borrow(made[0], provider, None)
+            devices = [one for one in (torch.device("cpu"), _current_device()) if one]
+        found = ((one.type, backend.communicator(one)) for one in devices)
+        made = {kind: comm for kind, comm in found if comm is not None}
+        return borrow(_chosen(made, device), provider, None)
 
     current = _current_device() if device is None else device
 
@@ -95,6 +92,23 @@ def _borrow_from_torch(
             return int(backend._comm_ptr())
 
     return _ask(backend, ask, provider)
+
+
+def _chosen(made: dict[str, Any], device: object) -> Any:  # noqa: ANN401
+    """The communicator of a process group for a device, of those that it has made by type."""
+    if device is not None:
+        import torch
+
+        kind = torch.device(device).type  # type: ignore[call-overload]
+        made = {kind: made[kind]} if kind in made else {}
+    if len(made) > 1:
+        raise ValueError("device: the group has communicators on several devices")
+    if not made:
+        raise ValueError(
+            "owner: the process group has no communicator on this device yet; it makes one for "
+            "its first operation there"
+        )
+    return next(iter(made.values()))
 
 
 def _current_device() -> torch.device | None:

@@ -396,6 +396,38 @@ def _borrow_from_a_group(rank: Rank, url: str) -> None:
         kept.all_reduce(tensor)
 
 
+def _borrow_from_the_mirror(rank: Rank, url: str) -> None:
+    import torch
+
+    import pynccl as dist
+
+    dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
+    group = dist.new_group([1, 0])
+    default = dist.group.WORLD
+    for owner in (group, default):
+        dist.all_reduce(torch.ones(1), group=owner)
+        for device in (None, "cpu", torch.device("cpu")):
+            comm = nccl.Communicator.borrow(owner, device=device)
+            assert comm.borrowed
+            assert comm.handle == dist.get_backend_impl(owner).handle
+            check_works(rank, comm, list(range(rank.nranks)))
+            comm.close()
+        dist.all_reduce(torch.ones(1), group=owner)
+        with pytest.raises(ValueError, match="no communicator on this device yet"):
+            nccl.Communicator.borrow(owner, device="cuda")
+    comm = nccl.Communicator.borrow(group)
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="closed"):
+        comm.all_reduce(torch.ones(1))
+    with pytest.raises(ValueError, match="no communicator on this device yet"):
+        nccl.Communicator.borrow(group)
+
+
+def test_groups_of_the_mirror(launch: Launcher, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    launch(2, _borrow_from_the_mirror, f"file://{tmp_path}/store")
+
+
 def test_groups_of_torch(launch: Launcher, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from pynccl.c10d.build import build

@@ -119,9 +119,9 @@ Operations of the owner and of the borrower are operations of one communicator: 
 them in the same order.
 
 Args:
-    owner: a Communicator; a process group of torch, or its backend (pynccl or nccl); a communicator
-        of nccl4py or CuPy; an object with __pynccl_communicator__(); or an ncclComm_t as an
-        integer.
+    owner: a Communicator; a process group of pynccl; a process group of torch, or its backend
+        (pynccl or nccl); a communicator of nccl4py or CuPy; an object with
+        __pynccl_communicator__(); or an ncclComm_t as an integer.
     provider: of the handle, for owners other than pynccl's: "cuda", "host" or the path of a library.
         None is the libnccl.so.2 that is loaded in this process.
     device: of the communicator, for a process group: a torch.device, its name, or the number of a
