@@ -60,6 +60,8 @@ class Rank:
     init_method: str = field(repr=False)
     report: Callable[[Any], None] = field(repr=False)
     _comm: nccl.Communicator | None = field(default=None, repr=False)
+    # Tells the launching process that a communicator is created, and that this is done.
+    _joins: Callable[[int, bool], None] | None = field(default=None, repr=False)
 
     @property
     def device(self) -> int | None:
@@ -88,7 +90,12 @@ class Rank:
 
         options.setdefault("provider", self.provider)
         options.setdefault("device", self.device)
-        return nccl.Communicator(self.world_size, self.unique_ids[unique_id], self.rank, **options)
+        id_ = self.unique_ids[unique_id]
+        tell = self._joins or (lambda _index, _done: None)
+        tell(unique_id, False)
+        comm = nccl.Communicator(self.world_size, id_, self.rank, **options)
+        tell(unique_id, True)
+        return comm
 
     @property
     def comm(self) -> nccl.Communicator:

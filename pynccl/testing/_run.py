@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from pynccl.testing._rank import Outcome
-from pynccl.testing._worker import Ended, Job, Reported
+from pynccl.testing._worker import Ended, Job, Joins, Reported
 
 if TYPE_CHECKING:
     from pynccl.testing._launcher import Launcher
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Environment", "LaunchError", "Process", "Run"]
 
 Environment = tuple[tuple[str, str], ...]
+# What compiles while a program runs, by a part of the files' names in a traceback.
+_COMPILERS = {
+    "pynccl/c10d/build.py": "the backend of torch.distributed: python -m pynccl build-backend",
+    "torch/utils/cpp_extension.py": "an extension of torch",
+    "torch/_dynamo/convert_frame.py": "torch.compile",
+    "triton/compiler/": "Triton",
+    "numba/core/": "Numba",
+    "cupy/cuda/compiler.py": "CuPy",
+}
 _MAX_TRACE_BYTES = 8000  # bytes of a dead process's traces that are reported
 
 
@@ -64,10 +73,10 @@ class Process:
     def send(self, job: Job) -> None:
         self.connection.send_bytes(pickle.dumps(job))
 
-    def receive(self) -> Ended | Reported | None:
+    def receive(self) -> Ended | Joins | Reported | None:
         """The next message; None where the process has died."""
         try:
-            message: Ended | Reported = pickle.loads(self.connection.recv_bytes())
+            message: Ended | Joins | Reported = pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             return None
         return message
@@ -134,6 +143,9 @@ class Run:
         self._folder = folder
         self._outcomes: dict[int, Outcome] = {}
         self._reports: list[Reported] = []
+        # Of each unique id that a rank uses: the ranks, and whether they have the communicator.
+        self._joins: dict[int, dict[int, bool]] = {}
+        self._killed: set[int] = set()  # the ranks that were not done in time
         self._open = True
 
     def __enter__(self) -> Run:
@@ -271,6 +283,8 @@ class Run:
                     self._note_death(index)
                 case Reported() as report:
                     self._reports.append(report)
+                case Joins(rank, unique_id, done):
+                    self._joins.setdefault(unique_id, {})[rank] = done
                 case Ended(outcome):
                     self._outcomes[outcome.rank] = outcome
         return bool(ready)
@@ -298,7 +312,9 @@ class Run:
             process.popen.kill()
             process.popen.wait()
             for rank in self._hosted[index]:
-                self._outcomes.setdefault(rank, Outcome(rank, died=died, trace=process.trace()))
+                if rank not in self._outcomes:
+                    self._killed.add(rank)
+                    self._outcomes[rank] = Outcome(rank, died=died, trace=process.trace())
 
     def _describe(self, when: str = "") -> str:
         failed = [outcome for _, outcome in sorted(self._outcomes.items()) if not outcome.ok]
@@ -306,4 +322,24 @@ class Run:
         for outcome in failed:
             what = outcome.died or f"{type(outcome.error).__name__}: {outcome.error}"
             lines += [f"--- rank {outcome.rank}: {what}", outcome.trace.rstrip()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._reasons()])
+
+    def _reasons(self) -> Iterator[str]:
+        """Why ranks were not done in time, as far as that is known."""
+        for unique_id, joins in sorted(self._joins.items()):
+            waiting = [rank for rank in sorted(joins) if not joins[rank]]
+            for rank in range(self.world_size) if waiting else ():
+                if rank not in joins:
+                    state = "was not done" if rank in self._killed else "had ended"
+                    yield (
+                        f"rank {rank} never created its communicator (unique id {unique_id}), for "
+                        f"which {' and '.join(f'rank {one}' for one in waiting)} waited; it {state}"
+                    )
+        for rank in sorted(self._killed):
+            trace = self._outcomes[rank].trace
+            compiling = [name for part, name in _COMPILERS.items() if part in trace]
+            if compiling:
+                yield (
+                    f"rank {rank} was compiling when the time was up ({compiling[0]}); compilation "
+                    "counts against the timeout: raise it, or compile before the launch"
+                )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pynccl.testing._rank import Outcome, Rank
 
-__all__ = ["Ended", "Job", "Reported", "is_importing_main", "main", "make_ids"]
+__all__ = ["Ended", "Job", "Joins", "Reported", "is_importing_main", "main", "make_ids"]
 
 _PR_SET_PDEATHSIG = 1
 _importing_main = False
@@ -63,6 +63,14 @@ class Reported(NamedTuple):
 
     rank: int
     value: Any
+
+
+class Joins(NamedTuple):
+    """A message to the launcher: a rank creates a communicator, or has created it."""
+
+    rank: int
+    unique_id: int  # its index
+    done: bool
 
 
 class Ended(NamedTuple):
@@ -141,6 +149,7 @@ class Worker:
         rank = call.rank_type(
             *(number, job.world_size, job.provider, job.unique_ids, job.init_method, report)
         )
+        rank._joins = lambda unique_id, done: self._send(Joins(number, unique_id, done))
         try:
             try:
                 value = call.function(rank, *call.args, **call.kwargs)

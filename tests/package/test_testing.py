@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -127,6 +128,68 @@ def test_a_hang_ends_at_the_deadline_and_shows_where(launch: Launcher, threads: 
     ):
         launch(2, _hang, timeout=1, threads=threads)
     assert time.monotonic() - started < 5
+
+
+def _join_late(rank: Rank, joins: int) -> None:
+    """The ranks from joins on end without a communicator."""
+    if rank.rank < joins:
+        rank.comm.barrier()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_rank_that_ended_before_it_joined_is_named(launch: Launcher, threads: bool) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(3, _join_late, 2, timeout=2, threads=threads)
+    never = "rank 2 never created its communicator (unique id 0), for which rank 0 and rank 1 "
+    assert str(caught.value).endswith(f"{never}waited; it had ended")
+    assert [outcome.ok for outcome in caught.value.outcomes] == [False, False, True]
+
+
+def _hang_or_join(rank: Rank) -> None:
+    threading.Event().wait() if rank.rank else rank.comm.barrier()
+
+
+def test_a_rank_that_is_not_done_and_did_not_join_is_named(launch: Launcher) -> None:
+    with pytest.raises(
+        LaunchError, match=r"rank 1 never created .* rank 0 waited; it was not done"
+    ):
+        launch(2, _hang_or_join, timeout=2)
+
+
+def _join_and_hang(rank: Rank) -> None:
+    rank.comm.barrier()
+    _hang(rank)
+
+
+def test_ranks_that_joined_are_not_named(launch: Launcher) -> None:
+    with pytest.raises(LaunchError, match="rank 1: not done within 2 s") as caught:
+        launch(2, _join_and_hang, timeout=2)
+    assert "never created" not in str(caught.value)
+    assert "compil" not in str(caught.value)
+
+
+_COMPILER = """
+import threading
+def compile_kernel():
+    threading.Event().wait()
+"""
+
+
+def _compile(rank: Rank, file: str) -> None:
+    if rank.rank == 1:
+        scope: dict[str, Any] = {}
+        exec(compile(_COMPILER, file, "exec"), scope)
+        scope["compile_kernel"]()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("triton/compiler/compiler.py", "Triton"), ("pynccl/c10d/build.py", "build-backend")],
+)
+def test_compilation_at_the_deadline_is_named(launch: Launcher, file: str, name: str) -> None:
+    text = f"rank 1 was compiling when the time was up .*{name}.*; compilation counts against"
+    with pytest.raises(LaunchError, match=text):
+        launch(2, _compile, f"/site-packages/{file}", timeout=1)
 
 
 def _report_and_wait(rank: Rank) -> None:
