@@ -153,6 +153,7 @@ class _Watcher:
                 threading.Thread(target=self._run, name="pynccl-inquiry", daemon=True).start()
 
     def _run(self) -> None:
+        _C.sleep_at_exit()
         import pynccl.flight.missing  # noqa: F401 - now, rather than when something is late
 
         waiting: list[_Open] = []
@@ -171,8 +172,7 @@ class _Watcher:
     def end(self) -> None:
         """Let the thread call no store any more: the interpreter ends.
 
-        Before 3.14 Python ends a thread that comes back from such a call by pthread_exit, which
-        aborts the process in the C++ of torch's stores.
+        A store that does not answer in time keeps it in a call: see sleep_at_exit().
         """
         self._calls.acquire(timeout=_LAST_CALL)  # for good
 

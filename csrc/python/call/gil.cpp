@@ -2,12 +2,35 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
+#include <exception>
+
 namespace pynccl::python {
 
 namespace gil {
+namespace {
+
+thread_local bool sleeps_instead = false;
+std::terminate_handler previous_handler;
+
+[[noreturn]] void sleep_or_terminate() {
+  if (sleeps_instead && !Py_IsInitialized()) sleep_until_exit();
+  if (previous_handler) previous_handler();
+  std::abort();
+}
+
+}  // namespace
 
 void sleep_until_exit() {
   for (;;) pause();
+}
+
+void sleep_instead_of_terminate() {
+  static const bool installed = [] {
+    previous_handler = std::set_terminate(&sleep_or_terminate);
+    return true;
+  }();
+  sleeps_instead = installed;
 }
 
 PyGILState_STATE ensure() {

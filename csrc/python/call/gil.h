@@ -26,6 +26,10 @@ auto or_sleep(Body&& body) {
 }
 
 PyGILState_STATE ensure();
+
+// The calling thread calls C++ of others, which does not expect to be ended: instead of
+// std::terminate() it sleeps once the interpreter has ended.
+void sleep_instead_of_terminate();
 }  // namespace gil
 
 class GilReleased {

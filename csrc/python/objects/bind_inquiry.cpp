@@ -203,6 +203,11 @@ Args:
 
 Args:
     function: pynccl.comparison.exchange.)");
+  m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
+        R"(Let the calling thread sleep where the interpreter ends during its call of a store.
+
+Before 3.14 Python ends such a thread by pthread_exit, which aborts the process in the C++ of torch's
+stores.)");
   m.def("take_inquiry", &take_inquiry, py::arg("seconds"), R"(Wait for an operation that is late.
 
 Args:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from pynccl import _C
 from pynccl.mirror.base.errors import BackendRemoteError, DistNetworkError, DistStoreError
 
 __all__ = ["Presence", "broadcast_via_store", "gather_via_store"]
@@ -104,6 +105,7 @@ def _answered(ask: Callable[[], _T], store: Store, name: str, rank: int, timeout
     errors: list[BaseException] = []
 
     def run() -> None:
+        _C.sleep_at_exit()  # where the store answers when the interpreter has ended
         try:
             with _named(store, name, rank):
                 answers.append(ask())

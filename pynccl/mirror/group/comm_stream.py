@@ -211,7 +211,12 @@ def _synchronized(device: torch.device, until: float) -> bool:
 
     Synchronous operations ran on streams of the caller, which may be gone: so it is all streams.
     """
-    thread = threading.Thread(target=torch.cuda.synchronize, args=[device], daemon=True)
+
+    def synchronize() -> None:
+        _C.sleep_at_exit()
+        torch.cuda.synchronize(device)
+
+    thread = threading.Thread(target=synchronize, daemon=True)
     thread.start()
     thread.join(max(0.0, until - time.monotonic()))
     return not thread.is_alive()

@@ -1,0 +1,74 @@
+"""Proves that a store which never answers, or answers after the end of the interpreter, neither
+stops an exchange past its time limit nor spoils the exit of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run_command
+
+pytest.importorskip("torch")
+
+_ROOT = Path(__file__).parents[2]
+
+# The store's process is stopped; it ends, and thereby the call of the store returns, when the
+# interpreter has begun to end.
+_LATE = """
+import os, signal, subprocess, sys, time
+from datetime import timedelta
+from torch.distributed import DistStoreError, TCPStore
+from pynccl.mirror.base import store as mirror_store
+
+server = subprocess.Popen([sys.executable, "-c", '''
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+'''], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+port = int(server.stdout.readline())
+store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+server.send_signal(signal.SIGSTOP)
+
+class AtTheEnd:
+    kill, sleep, pid = staticmethod(os.kill), staticmethod(time.sleep), server.pid
+    def __del__(self, signal=signal.SIGKILL):
+        self.kill(self.pid, signal)
+        self.sleep(0.5)
+
+sys.at_the_end = AtTheEnd()
+try:
+    mirror_store.gather_via_store(store, "x", 0, 2, timedelta(seconds=0.5), b"")
+except DistStoreError as error:
+    print(error)
+"""
+
+_NEVER = """
+import threading
+from datetime import timedelta
+from torch.distributed import DistStoreError, Store
+from pynccl.mirror.base import store as mirror_store
+
+class Silent(Store):
+    def wait_for_ever(self, *_):
+        threading.Event().wait()
+    add = set = get = check = wait_for_ever
+
+try:
+    mirror_store.gather_via_store(Silent(), "x", 0, 2, timedelta(seconds=0.1), b"")
+except DistStoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("program", "name"), [(_LATE, "127.0.0.1"), (_NEVER, "Silent")])
+def test_exit_after_a_store_did_not_answer(program: str, name: str) -> None:
+    ran = run_command([sys.executable, "-W", "ignore", "-c", program], _ROOT, os.environ, 60)
+    assert ran.returncode == 0, ran
+    assert name in ran.stdout
+    assert "has not answered" in ran.stdout
