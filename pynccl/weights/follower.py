@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 from pynccl.errors import NcclError
 from pynccl.weights.errors import (
@@ -14,21 +14,37 @@ from pynccl.weights.errors import (
     WeightsError,
 )
 from pynccl.weights.member import InterruptedTransferError, Member
+from pynccl.weights.messages import (
+    Begin,
+    Bye,
+    Check,
+    Checked,
+    Commit,
+    Compare,
+    Compared,
+    Fail,
+    Failed,
+    Message,
+    Offer,
+    Refused,
+    Repair,
+    Sent,
+    Stop,
+    Stopped,
+)
 from pynccl.weights.plan import Segment, Step
 from pynccl.weights.report import Report
 from pynccl.weights.transfer import Sums, digest_of
-from pynccl.weights.wire import Deadline, Link, LinkLostError, Message
+from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
 __all__ = ["Follower", "Role"]
-
-_ENDS = frozenset(("refused", "fail", "bye"))  # of a version
 
 
 class Role(Protocol):
     """What distinguishes senders and receivers."""
 
-    def begin(self, message: Message) -> None:
-        """An attempt begins, and the plan is known."""
+    def begin(self, provider: str) -> None:
+        """An attempt over a provider begins, and the plan is known."""
 
     def run(self, steps: list[Step]) -> Sums:
         """Transfer steps; the checksums of their units."""
@@ -82,11 +98,13 @@ class Follower:
         deadline = Deadline(timeout)
         try:
             while True:
+                if deadline.is_over():  # whatever arrives
+                    raise TimeoutError
                 message = self._link.receive(deadline)
                 if report := self._obey(message):
                     return report
                 # The leader may wait twice: for the transfer, and for members that do not answer.
-                if self._began:
+                if isinstance(message, Begin | Compare | Repair | Check):
                     deadline = Deadline(3 * self._member.timeout)
         except LinkLostError as error:
             self.close()
@@ -102,10 +120,10 @@ class Follower:
         finally:
             self._began = 0.0
 
-    def offer(self, layout: list[Any] | None, order: list[str] | None) -> None:
-        """Tell the leader what this sender has for the next version; None is the same as before."""
+    def offer(self, offer: Offer) -> None:
+        """Tell the leader what this sender has for the next version."""
         try:
-            self._link.send("offer", layout=layout, order=order)
+            self._link.send(offer)
         except LinkLostError as error:
             self.close()
             raise PeerLostError(f"the sender is lost: {error}", (self._link.name,)) from error
@@ -113,49 +131,47 @@ class Follower:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(LinkLostError):
-                self._link.send("bye")
+            post_all([self._link], Bye())
             self._link.close()
             self._member.drop_world()
             self._member.close()
 
     def _obey(self, message: Message) -> Report | None:
-        kind, epoch = message["kind"], message.get("epoch", self._epoch)
-        if kind in ("begin", "compare"):
-            self._epoch, self._began = epoch, time.monotonic()
-            self._work(message)
-        elif kind == "repair" and epoch == self._epoch:
-            self._work(message)
-        elif kind == "check" and epoch == self._epoch:
-            self._check(message)
-        elif kind == "stop":
-            self._member.drop_world()
-            self._link.send("stopped", epoch=epoch)
-        elif kind == "commit":
-            return self._commit(message)
-        elif kind == "refused":
-            names = tuple(message["names"])
-            if names:
-                raise ChecksumError(message["reason"], names)
-            raise WeightsError(message["reason"])
-        elif kind == "fail":
-            self.close()
-            raise PeerLostError(message["reason"], tuple(message["names"]))
-        elif kind == "bye":
-            self.close()
-            raise SessionClosedError("the sender has closed the session")
+        match message:
+            case Begin() | Compare():
+                self._epoch, self._began = message.epoch, time.monotonic()
+                self._work(message)
+            case Repair() if message.epoch == self._epoch:
+                self._work(message)
+            case Check() if message.epoch == self._epoch:
+                self._check(message)
+            case Stop():
+                self._member.drop_world()
+                self._link.send(Stopped(message.epoch))
+            case Commit():
+                return self._commit(message)
+            case Refused():
+                if message.names:
+                    raise ChecksumError(message.reason, tuple(message.names))
+                raise WeightsError(message.reason)
+            case Fail():
+                self.close()
+                raise PeerLostError(message.reason, tuple(message.names))
+            case Bye():
+                self.close()
+                raise SessionClosedError("the sender has closed the session")
         return None
 
-    def _work(self, message: Message) -> None:
+    def _work(self, message: Begin | Compare | Repair) -> None:
         """Do what a message asks for, and tell the leader where that fails."""
         try:
-            if message["kind"] == "begin":
+            if isinstance(message, Begin):
                 self._attempt(message)
-            elif message["kind"] == "repair":
-                self._transfer(message["units"])
+            elif isinstance(message, Repair):
+                self._transfer(message.units)
             else:
                 sums = self._role.compare(self._member.steps)
-                self._link.send("sums", epoch=self._epoch, sums=list(sums.items()))
+                self._link.send(Compared(self._epoch, sums))
         except (NcclError, InterruptedTransferError) as error:
             self._give_up(error)
         except LinkLostError:
@@ -169,25 +185,27 @@ class Follower:
             self._give_up(error)
             raise
 
-    def _attempt(self, message: Message) -> None:
+    def _attempt(self, message: Begin) -> None:
         member = self._member
-        if (plan := message.get("plan")) is not None:
-            member.set_plan(plan)
-        self._role.begin(message)
+        if message.plan is not None:
+            member.set_plan(message.plan)
+        self._role.begin(message.provider)
         self._nbytes = 0
-        if (world := message.get("world")) is not None:
-            number = world["number"]
+        if (world := message.world) is not None:
+            if world.number >= (len(world.ids) if self._is_sender else world.receivers):
+                self._link.lose("a place that is not in the communicators")
+                return
             member.drop_world()
             member.form(
-                [bytes.fromhex(text) for text in world["ids"]],
+                world.ids,
                 [self._link],
-                sender=number if self._is_sender else None,
-                receiver=None if self._is_sender else number,
-                nreceivers=world["receivers"],
-                transport=world["transport"],
-                measures=world["measures"],
+                sender=world.number if self._is_sender else None,
+                receiver=None if self._is_sender else world.number,
+                nreceivers=world.receivers,
+                transport=world.transport,
+                measures=world.measures,
             )
-        self._transfer(message.get("units"))
+        self._transfer(message.units)
 
     def _transfer(self, numbers: list[int] | None) -> None:
         member = self._member
@@ -198,7 +216,7 @@ class Follower:
         with member.watcher.watch([self._link], member.world.interrupt):
             sums = self._role.run(steps)
         if self._is_sender:
-            self._link.send("sent", epoch=self._epoch, sums=list(sums.items()))
+            self._link.send(Sent(self._epoch, sums))
         else:
             self._sums = sums
             self._segments = [segment for step in steps for segment in step.segments]
@@ -207,39 +225,39 @@ class Follower:
         """Wait until the leader has ended the version."""
         deadline = Deadline(2 * self._member.timeout)
         with contextlib.suppress(LinkLostError, TimeoutError):
-            while (message := self._link.receive(deadline))["kind"] not in _ENDS:
-                if message["kind"] == "stop":
-                    self._link.send("stopped", epoch=message["epoch"])
+            while not deadline.is_over():
+                message = self._link.receive(deadline)
+                if isinstance(message, Refused | Fail | Bye):
+                    return
+                if isinstance(message, Stop):
+                    self._link.send(Stopped(message.epoch))
 
     def _give_up(self, error: BaseException, *, own: bool = False) -> None:
         self._member.drop_world()
-        self._link.send(
-            "failed",
-            epoch=self._epoch,
-            reason=f"{type(error).__name__}: {error}",
-            own=own,
-        )
+        self._link.send(Failed(self._epoch, f"{type(error).__name__}: {error}", own))
 
-    def _check(self, message: Message) -> None:
+    def _check(self, message: Check) -> None:
         """Answer with the checksums of the segments whose digest differs."""
-        different: list[tuple[int, int]] = []
+        different: Sums = {}
         world = self._member.world
-        for number, digest in message["digests"]:
-            segment = self._segments[number]
+        if len(message.digests) != len(self._segments):
+            self._link.lose("digests of other segments than were sent")
+            return
+        for segment, digest in zip(self._segments, message.digests, strict=True):
             if world is None or world.receiver not in segment.receivers:
                 continue
             if digest_of(segment, self._sums) != digest:
-                different += [(n, self._sums[n]) for n in segment.numbers]
-        self._link.send("checked", epoch=self._epoch, sums=different)
+                different.update((n, self._sums[n]) for n in segment.numbers)
+        self._link.send(Checked(self._epoch, different))
 
-    def _commit(self, message: Message) -> Report:
+    def _commit(self, message: Commit) -> Report:
         self._role.commit()
         return Report(
-            message["version"],
+            message.version,
             self._nbytes,
             time.monotonic() - self._began,
-            tuple(message["receivers"]),
-            tuple(message["lost"]),
-            tuple(message["repaired"]),
-            message["link"],
+            tuple(message.receivers),
+            tuple(message.lost),
+            tuple(message.repaired),
+            message.link,
         )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pynccl.weights.dtypes import size_of
 
-__all__ = ["Box", "Layout", "Part", "check_part", "from_wire", "split", "to_wire", "whole"]
+__all__ = ["MOST_DIMENSIONS", "Box", "Layout", "Part", "check_part", "split", "whole"]
+
+
+LONGEST_NAME = 1 << 12  # characters
+MOST_DIMENSIONS = 64
 
 
 class Box(NamedTuple):
@@ -85,30 +89,21 @@ def split(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
         yield from split(slab, itemsize, limit)
 
 
-def to_wire(layout: Layout) -> list[Any]:
-    """A layout as lists, for JSON."""
-    return [
-        [name, dtype, shape, None if box == whole(shape) else [box.start, box.stop]]
-        for name, (dtype, shape, box) in layout.items()
-    ]
-
-
-def from_wire(rows: list[Any]) -> dict[str, Part]:
-    """A layout from its lists.
+def check_part(name: str, part: Part) -> None:
+    """Check what a message can carry.
 
     Raises:
-        ValueError: a box is not inside of its tensor, or there is no such dtype.
+        TypeError, ValueError: a name that is no text or too long, a box that is not inside of its
+            tensor, an unknown dtype, or too many dimensions.
     """
-    layout = {}
-    for name, dtype, shape, ends in rows:
-        box = whole(shape) if ends is None else Box(tuple(ends[0]), tuple(ends[1]))
-        check_part(name, part := Part(dtype, tuple(shape), box))
-        layout[name] = part
-    return layout
-
-
-def check_part(name: str, part: Part) -> None:
-    """Raise ValueError where a box is not inside of its tensor, or there is no such dtype."""
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r:.60}: the name of a tensor must be a str")
+    if len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"{name[:60]}...: the name has {len(name)} characters, more than {LONGEST_NAME}"
+        )
+    if len(part.shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{name}: {len(part.shape)} dimensions, more than {MOST_DIMENSIONS}")
     try:
         size_of(part.dtype)
     except ValueError as error:

@@ -4,33 +4,65 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from pynccl import nccl
 from pynccl.errors import NcclError
 from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
-from pynccl.weights.layout import Layout, from_wire
-from pynccl.weights.member import (
-    InterruptedTransferError,
-    Member,
-    PlanMessage,
-    encode_plan,
+from pynccl.weights.layout import Layout
+from pynccl.weights.meeting import Meeting
+from pynccl.weights.member import InterruptedTransferError, Member
+from pynccl.weights.messages import (
+    Begin,
+    Bye,
+    Check,
+    Checked,
+    Commit,
+    Compare,
+    Compared,
+    Fail,
+    Failed,
+    Hello,
+    Message,
+    Offer,
+    Plan,
+    Refused,
+    Repair,
+    SenderHello,
+    Sent,
+    Stop,
+    Stopped,
+    WorldPlace,
 )
 from pynccl.weights.options import Options
+from pynccl.weights.plan import Step
 from pynccl.weights.progress import meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Source
 from pynccl.weights.transfer import Sums, digests, sums_of
 from pynccl.weights.watch import is_ending
-from pynccl.weights.wire import Deadline, Link, LinkLostError, Listener, Message
+from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
 
 __all__ = ["Leader"]
 
 _GRACE = 5.0  # seconds for a member to say that it has stopped
 _ATTEMPTS = 3  # that fail without a member being lost
 _REPAIRS = 3  # times that tensors are sent again
+
+_Answer = TypeVar("_Answer", bound=Offer | Compared | Sent | Checked | Stopped)
+
+
+@dataclass
+class _Sender:
+    """A sender other than this one, and how many versions it has offered and seen ended."""
+
+    link: Link
+    layout: Layout | None = None
+    order: list[str] | None = None
+    heard: int = 0
+    ended: int = 0
 
 
 @dataclass
@@ -50,19 +82,18 @@ class Leader:
 
     Args:
         member: the state of this sender.
-        listener: where the others connect.
+        meeting: where the others join.
         options: of the session.
     """
 
-    def __init__(self, member: Member, listener: Listener, options: Options) -> None:
+    def __init__(self, member: Member, meeting: Meeting, options: Options) -> None:
         self._member = member
-        self._listener = listener
+        self._meeting = meeting
+        self._entrance = meeting.entrance
         self._options = options
-        self._senders: dict[int, Link] = {}
-        self._offers: dict[int, Layout] = {}
-        self._orders: dict[int, list[str] | None] = {}
+        self._senders: dict[int, _Sender] = {}
         self._receivers: list[_Receiver] = []
-        self._plan: PlanMessage | None = None
+        self._plan: Plan | None = None
         self._planned: list[object] = []  # the layouts that it is made of
         self._formed: list[Link] = []  # the members of the communicators
         self._informed: list[Link] = []  # those that know the plan
@@ -115,176 +146,192 @@ class Leader:
         except BaseException as error:
             # The user's tensors, a wrong layout, Ctrl-C: the receivers keep what they have.
             try:
-                self._stop()
+                if isinstance(error, Exception):
+                    self._stop()
+                else:  # Ctrl-C does not wait; the next version finds out who is left
+                    self._leave_attempt()
+                    post_all(self._links(), Stop(self._epoch))
             except PeerLostError as lost:
                 self._fail(lost)
                 raise
+            self._epoch += 1  # answers to this attempt that are under way are of no use
             names = error.names if isinstance(error, ChecksumError) else ()
             reason = f"version {version} was given up: {type(error).__name__}: {error}"
-            self._tell_all("refused", reason=reason, names=names)
+            self._end(Refused(reason, list(names)))
             raise
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._tell_all("bye")
+            self._end(Bye())
             for link in self._links():
                 link.close()
-            self._listener.close()
+            self._meeting.close()
             self._member.close()
 
     def _fail(self, error: PeerLostError) -> None:
         """End the session with an error on all."""
-        self._tell_all("fail", reason=str(error), names=error.names)
+        self._end(Fail(str(error), list(error.names)))
         self.close()
 
     def waiting(self) -> int:
         """How many receivers do not have the last version; they join at the next."""
-        while not self._closed and (link := self._listener.accept(0)):
-            self._greet(link)
+        if not self._closed:
+            self._greet(self._entrance.arrived(Deadline(0)))
         links = [receiver.link for receiver in self._receivers]
         return sum(link not in self._served and not is_ending(link) for link in links)
 
     # Members
 
     def _links(self) -> list[Link]:
-        senders = [self._senders[number] for number in sorted(self._senders)]
+        senders = [self._senders[number].link for number in sorted(self._senders)]
         return [*senders, *(receiver.link for receiver in self._receivers)]
 
     def _admit(self) -> None:
-        """Let in all who have connected; at first, wait for the others."""
+        """Let in all who have joined; at first, wait for the others."""
         deadline = Deadline(self._member.timeout)
         while True:
             enough = len(self._senders) == self._options.senders - 1 and (
                 self._began_once or len(self._receivers) >= self._options.receivers
             )
-            link = self._listener.accept(0 if enough else deadline.left())
-            if link is not None:
-                self._greet(link)
-            elif enough:
+            arrived = self._entrance.arrived(Deadline(0) if enough else deadline)
+            self._greet(arrived)
+            if enough:
                 break
-            elif deadline.is_over():
+            if not arrived:
                 raise PeerLostError(
                     f"{len(self._senders) + 1} of {self._options.senders} senders and "
                     f"{len(self._receivers)} of {self._options.receivers} receivers came within "
                     f"{self._member.timeout:g} s"
                 )
         for receiver in list(self._receivers):
-            kinds = receiver.link.peek()
-            if kinds is None:
-                self._drop(receiver.link)
-            elif "bye" in kinds:
+            link = receiver.link
+            if any(isinstance(message, Bye) for message in link.unread()):
                 self._receivers.remove(receiver)
-                receiver.link.close()
+                link.close()
+            elif link.lost:
+                self._drop(link)
 
-    def _greet(self, link: Link) -> None:
-        try:
-            hello = link.receive(Deadline(_GRACE))
-            if hello["kind"] != "hello":
-                raise ValueError("it does not begin with hello")
-            if hello["role"] == "sender":
-                number = hello["number"]
-                if not 0 < number < self._options.senders or number in self._senders:
-                    raise ValueError(f"there is no place for sender {number}")
-                link.name = f"sender {number}"
-                self._senders[number] = link
-                return
-            wanted = hello["wanted"]
-            names = {receiver.name for receiver in self._receivers}
-            name = str(hello["name"])
-            link.name = name if name not in names else f"{name} ({link.fileno()})"
-            layout = None if wanted is None else from_wire(wanted)
-            self._receivers.append(_Receiver(link, link.name, layout, bool(hello["keeps_base"])))
-        except (LinkLostError, TimeoutError, ValueError, TypeError, KeyError):
-            link.close()  # no member of a session
+    def _greet(self, arrived: Sequence[tuple[Link, Hello]]) -> None:
+        for link, hello in arrived:
+            if isinstance(hello, SenderHello):
+                link.name = f"sender {hello.number}"
+                self._senders[hello.number] = _Sender(link)
+            else:
+                names = {receiver.name for receiver in self._receivers}
+                name = hello.name if hello.name not in names else f"{hello.name} ({link.fileno()})"
+                link.name = name
+                self._receivers.append(_Receiver(link, name, hello.wanted, hello.keeps_base))
 
     def _hear_offers(self) -> None:
         """Get the layouts of the other senders, which come with each version."""
-        for number in self._senders:
-            self._expect(self._senders[number], "offer")
+        deadline = Deadline(self._member.timeout)  # of all: the others wait
+        for sender in self._senders.values():
+            while sender.heard <= sender.ended:  # an offer may be that of a version given up
+                self._collect([sender.link], Offer, deadline)
+            if sender.layout is None:
+                self._drop(sender.link, "it offers nothing")
 
-    def _note_offer(self, link: Link, message: Message) -> None:
+    def _note_offer(self, link: Link, offer: Offer) -> None:
         """Keep a layout, also where its version is given up: it is not sent again."""
-        (number,) = (number for number, other in self._senders.items() if other is link)
-        if message["layout"] is not None:
-            self._offers[number] = from_wire(message["layout"])
-            self._orders[number] = message["order"]
+        (sender,) = (sender for sender in self._senders.values() if sender.link is link)
+        sender.heard += 1
+        if offer.layout is not None:
+            sender.layout, sender.order = offer.layout, offer.order
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: Link, reason: str = "") -> None:
         """Go on without a member; a sender cannot be missed."""
+        reason = link.lost or reason
         link.close()
         for receiver in self._receivers:
             if receiver.link is link:
                 self._receivers.remove(receiver)
                 self._lost.append(receiver.name)
                 return
-        raise PeerLostError(f"{link.name} is lost", (link.name,))
+        raise PeerLostError(f"{link.name} is lost: {reason}", (link.name,))
 
-    def _tell(self, links: Sequence[Link], kind: str, **fields: object) -> None:
-        for link in links:
-            try:
-                link.send(kind, **fields)
-            except LinkLostError:
-                self._drop(link)
+    def _tell(self, messages: Iterable[tuple[Link, Message]]) -> None:
+        for link in send_all(messages, Deadline(self._member.timeout)):
+            self._drop(link)
 
-    def _tell_all(self, kind: str, **fields: object) -> None:
-        """Tell all that can be reached."""
-        for link in self._links():
-            try:
-                link.send(kind, **fields)
-            except LinkLostError:
-                continue
+    def _end(self, message: Refused | Fail | Bye) -> None:
+        """Tell all that can be reached, without waiting."""
+        post_all(self._links(), message)
+        self._count_end()
 
-    def _expect(self, link: Link, kind: str, deadline: Deadline | None = None) -> Message:
-        """The next message of this kind of this attempt.
+    def _count_end(self) -> None:
+        for sender in self._senders.values():
+            sender.ended += 1
 
-        Args:
-            link: of the member.
-            kind: of the message.
-            deadline: None is the timeout from now on.
+    def _collect(
+        self, links: Sequence[Link], kind: type[_Answer], deadline: Deadline
+    ) -> list[tuple[Link, _Answer]]:
+        """The next message of a kind of this attempt from each of several members.
+
+        Those that are lost, or do not answer before the deadline, are dropped.
 
         Raises:
-            InterruptedTransferError: the member has failed, or has left and is dropped.
+            InterruptedTransferError: a member has failed.
+            PeerLostError: a sender is lost.
         """
-        deadline = deadline or Deadline(self._member.timeout)
-        try:
-            while True:
-                message = link.receive(deadline)
-                if message["kind"] == "bye":
-                    raise LinkLostError(f"{link.name} has left")
-                if message.get("epoch", self._epoch) != self._epoch:
-                    continue
-                if message["kind"] == "offer":
-                    self._note_offer(link, message)
-                if message["kind"] == kind:
-                    return message
-                if message["kind"] == "failed":
-                    reason = f"{link.name}: {message['reason']}"
-                    if kind == "stopped":
-                        self._failed += [reason] if message["own"] else []
-                        continue
-                    if message["own"]:
-                        raise _FollowerError(reason)
+        answers: list[tuple[Link, _Answer]] = []
+        waiting = list(links)
+        is_last = False  # what has arrived is looked at once more when the deadline is over
+        while waiting:
+            for link in list(waiting):
+                if (answer := self._answer_of(link, kind)) is not None:
+                    answers.append((link, answer))
+                    waiting.remove(link)
+                elif link.lost:
+                    waiting.remove(link)
+                    self._drop(link)
+            if waiting and is_last:
+                for link in waiting:
+                    self._drop(link, "it does not answer")
+                break
+            is_last = deadline.is_over()
+            if waiting and not is_last:
+                wait(waiting, deadline)
+        return answers
+
+    def _answer_of(self, link: Link, kind: type[_Answer]) -> _Answer | None:
+        """The message of a kind, if it has arrived; what came before it is done with."""
+        for _ in range(len(link.unread())):
+            message = link.next()
+            if isinstance(message, Offer):
+                self._note_offer(link, message)
+            elif isinstance(message, Bye):
+                link.lose("it has left")
+            elif (
+                not isinstance(message, Compared | Sent | Checked | Failed | Stopped)
+                or message.epoch != self._epoch
+            ):
+                continue
+            if isinstance(message, kind):
+                return message
+            if isinstance(message, Failed):
+                reason = f"{link.name}: {message.reason}"
+                if kind is Stopped:
+                    self._failed += [reason] if message.own else []
+                elif message.own:
+                    raise _FollowerError(reason)
+                else:
                     raise InterruptedTransferError(reason)
-        except (LinkLostError, TimeoutError) as error:
-            self._drop(link)
-            raise InterruptedTransferError(f"{link.name} is lost: {error}") from error
+        return None
 
     def _stop(self) -> None:
         """End an attempt on all members, and find out who is left."""
+        self._leave_attempt()
+        links = self._links()
+        self._tell((link, Stop(self._epoch)) for link in links)
+        links = [link for link in links if link in self._links()]
+        self._collect(links, Stopped, Deadline(min(_GRACE, self._member.timeout)))
+
+    def _leave_attempt(self) -> None:
         self._member.drop_world()
         self._formed = []
         self._known = {}
         self._failed = []
-        links = self._links()
-        self._tell(links, "stop", epoch=self._epoch)
-        deadline = Deadline(min(_GRACE, self._member.timeout))  # of all: the others wait
-        for link in links:
-            if link in self._links():
-                try:
-                    self._expect(link, "stopped", deadline)
-                except InterruptedTransferError:
-                    continue  # it was dropped
 
     # One attempt
 
@@ -298,28 +345,29 @@ class Leader:
         ids = self._new_ids(provider) if links != self._formed else []
         units = self._changed(source) if delta and not ids and links == self._informed else None
         known, self._known = self._known, {}  # a receiver may have parts of the new version now
+        begins = []
         for number, link in enumerate(links):
-            fields: dict[str, Any] = {"epoch": self._epoch, "provider": provider, "units": units}
-            if link not in self._informed:
-                fields["plan"] = self._plan
+            link.epoch = self._epoch
+            plan = None if link in self._informed else self._plan
+            world = None
             if ids:
                 nsenders = len(self._senders)
-                place = number + 1 if number < nsenders else number - nsenders
-                fields["world"] = {
-                    "ids": ids,
-                    "number": place,
-                    "receivers": len(self._receivers),
-                    "transport": transport,
-                    "measures": self._options.measures_link,
-                }
-            self._tell([link], "begin", **fields)
+                world = WorldPlace(
+                    ids,
+                    number + 1 if number < nsenders else number - nsenders,
+                    len(self._receivers),
+                    transport,
+                    self._options.measures_link,
+                )
+            begins.append((link, Begin(self._epoch, provider, units, plan, world)))
+        self._tell(begins)
         if links != self._links():
             raise InterruptedTransferError("a receiver has died")
         self._informed = links
         if ids:
             member.drop_world()
             member.form(
-                [bytes.fromhex(text) for text in ids],
+                ids,
                 links,
                 sender=0,
                 receiver=None,
@@ -333,15 +381,9 @@ class Leader:
         if all(receiver.keeps_base for receiver in self._receivers):
             self._known = {**known, **sums} if units is not None else sums
         receivers = tuple(receiver.name for receiver in self._receivers)
-        self._tell(
-            self._links(),
-            "commit",
-            version=version,
-            receivers=receivers,
-            lost=self._lost,
-            repaired=repaired,
-            link=member.link,
-        )
+        commit = Commit(version, list(receivers), self._lost, list(repaired), member.link)
+        self._tell((link, commit) for link in self._links())
+        self._count_end()
         self._served = self._links()
         steps = member.steps_of(units)
         nbytes = sum(step.payload for step in steps)
@@ -357,19 +399,25 @@ class Leader:
 
     def _make_plan(self, source: Source, provider: str) -> None:
         """Make the plan of the layouts, where they are not the same objects as before."""
-        layouts: list[object] = [source.layout, source.is_lazy, *self._orders.values()]
-        layouts += [self._offers[number] for number in sorted(self._offers)]
+        senders = [self._senders[number] for number in sorted(self._senders)]
+        layouts: list[object] = [source.layout, source.is_lazy]
+        for sender in senders:
+            layouts += [sender.layout, sender.order]
         layouts += [receiver.wanted for receiver in self._receivers]
         if len(layouts) == len(self._planned) and all(map(operator.is_, layouts, self._planned)):
             return
-        offers = {**self._offers, 0: source.layout}
         bucket, direct = self._options.sizes(provider)
-        plan = encode_plan(
-            [offers[number] for number in sorted(offers)],
-            [receiver.wanted for receiver in self._receivers],
-            bucket_bytes=bucket,
-            direct_bytes=direct,
-            order=self._order(source),
+        different: list[Layout | None] = []
+        for receiver in self._receivers:
+            if receiver.wanted not in different:
+                different.append(receiver.wanted)
+        plan = Plan(
+            [source.layout, *(sender.layout or {} for sender in senders)],
+            different,
+            [different.index(receiver.wanted) for receiver in self._receivers],
+            bucket,
+            direct,
+            self._order(source),
         )
         if plan != self._plan:
             self._plan, self._planned, self._informed = None, [], []
@@ -382,17 +430,17 @@ class Leader:
         member = self._member
         if not self._known or self._order(source) is not None or member.ring is None:
             return None
-        for link in self._senders.values():
-            link.send("compare", epoch=self._epoch)
+        links = [sender.link for sender in self._senders.values()]
+        self._tell((link, Compare(self._epoch)) for link in links)
         own = [step for step in member.steps if step.sender == 0]
         sums = sums_of(own, member.ring, source, member.bindings)
-        for link in self._senders.values():
-            sums.update({int(n): int(value) for n, value in self._expect(link, "sums")["sums"]})
+        self._add_sums(sums, Compared, member.steps)
         return sorted(n for n, value in sums.items() if self._known.get(n) != value)
 
     def _order(self, source: Source) -> list[str] | None:
         """The order in which all senders make their tensors; None where they all exist."""
-        orders = [order for order in (source.order, *self._orders.values()) if order is not None]
+        others = [sender.order for sender in self._senders.values()]
+        orders = [order for order in (source.order, *others) if order is not None]
         if any(order != orders[0] for order in orders):
             raise ValueError(
                 "metadata: the senders have different names or orders; each has the tensors of "
@@ -400,8 +448,8 @@ class Leader:
             )
         return orders[0] if orders else None
 
-    def _new_ids(self, provider: str) -> list[str]:
-        return [bytes(nccl.get_unique_id(provider)).hex() for _ in range(self._options.senders)]
+    def _new_ids(self, provider: str) -> list[bytes]:
+        return [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
 
     def _send(self, source: Source, numbers: list[int] | None) -> Sums:
         """Have all senders send some units; the checksums."""
@@ -412,9 +460,22 @@ class Leader:
         with member.watcher.watch(self._links(), member.world.interrupt):
             progress = meter(member.progress, sum(step.payload for step in steps))
             sums = member.ring.send(steps, source, member.bindings, progress)
-        for link in self._senders.values():
-            sums.update({int(n): int(value) for n, value in self._expect(link, "sent")["sums"]})
+        self._add_sums(sums, Sent, member.steps_of(numbers))
         return sums
+
+    def _add_sums(self, sums: Sums, kind: type[Compared | Sent], steps: Sequence[Step]) -> None:
+        """Add the checksums of the other senders' units."""
+        units: dict[int, set[int]] = {number: set() for number in self._senders}
+        for step in steps:
+            if step.sender:
+                units[step.sender].update(unit.number for unit, _ in step.units)
+        links = [sender.link for sender in self._senders.values()]
+        answers = dict(self._collect(links, kind, Deadline(self._member.timeout)))
+        for number, sender in self._senders.items():
+            answer = answers[sender.link]  # who has none is lost
+            if answer.sums.keys() != units[number]:
+                self._drop(sender.link, "it sends checksums of other units than its own")
+            sums.update(answer.sums)
 
     def _verify(self, sums: Sums, source: Source, units: list[int] | None) -> tuple[str, ...]:
         """Have the receivers compare the checksums; send again what differs.
@@ -426,13 +487,15 @@ class Leader:
         steps = self._member.steps_of(units)
         for _ in range(_REPAIRS + 1):
             links = [receiver.link for receiver in self._receivers]
-            self._tell(links, "check", epoch=self._epoch, digests=digests(steps, sums))
+            check = Check(self._epoch, digests(steps, sums))
+            self._tell((link, check) for link in links)
+            links = [receiver.link for receiver in self._receivers]
             bad: set[int] = set()
-            deadline = Deadline(self._member.timeout)  # of all: the others wait
-            for link in links:
-                if link in self._links():
-                    answer = self._checked(link, deadline)
-                    bad.update(n for n, value in answer if sums[n] != value)
+            for link, answer in self._collect(links, Checked, Deadline(self._member.timeout)):
+                if not answer.sums.keys() <= sums.keys():
+                    self._drop(link, "it sends checksums of units that were not sent")
+                else:
+                    bad.update(n for n, value in answer.sums.items() if sums[n] != value)
             if not self._receivers:
                 raise InterruptedTransferError("all receivers are lost")
             if not bad:
@@ -442,7 +505,8 @@ class Leader:
             )
             if self._links() != self._formed:
                 raise InterruptedTransferError("a receiver has died")
-            self._tell(self._links(), "repair", epoch=self._epoch, units=sorted(bad))
+            repair = Repair(self._epoch, sorted(bad))
+            self._tell((link, repair) for link in self._links())
             sums = self._send(source, sorted(bad))
             steps = self._member.steps_of(sorted(bad))
         bad_names = tuple(repaired)
@@ -451,13 +515,3 @@ class Leader:
             f"sent {_REPAIRS} times again",
             bad_names,
         )
-
-    def _checked(self, link: Link, deadline: Deadline) -> list[tuple[int, int]]:
-        """The checksums of a receiver where they differ; none where it has died: it is dropped."""
-        try:
-            answer = self._expect(link, "checked", deadline)
-            return [(int(n), int(value)) for n, value in answer["sums"]]
-        except InterruptedTransferError:
-            if link in self._links():
-                raise
-            return []

@@ -3,47 +3,206 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 
 from pynccl.store import Store
-from pynccl.weights.wire import Deadline, Link, Listener, connect
+from pynccl.weights.entrance import Entrance
+from pynccl.weights.errors import WeightsError
+from pynccl.weights.handshake import connect_side
+from pynccl.weights.keys import INSECURE, LocalKey, Trust, new_key, read_local_key
+from pynccl.weights.messages import FROM_LEADER, Hello, Refused, Welcome
+from pynccl.weights.wire import Deadline, Link, LinkLostError, creation, track
 
-__all__ = ["check_address", "join", "listen", "own_host"]
+__all__ = ["Meeting", "check_address", "join", "own_host"]
 
 _KEY = "pynccl/weights"
-_STEP = 0.02  # seconds between two looks into a store
+_STEP = 0.05  # seconds between two attempts
 _TRY = 5.0  # seconds for connecting to an address of a store
 
 
-def listen(address: str | Store, timeout: float) -> Listener:
-    """Listen at an address, or at a free port that the store then has."""
-    if isinstance(address, str):
-        return Listener(*_split(address, least=0), timeout)
-    listener = Listener(own_host(), 0, timeout)
-    address.set(_KEY, listener.address)
-    return listener
+class Meeting:
+    """The address of a session, at which its sender 0 listens.
+
+    Args:
+        address: "host:port", at a free port where it is 0; or a store that then has the address.
+        trust: the key and TLS. Without a key there is a new one, which the store then has, or a
+            file of this user.
+        senders: how many senders there are.
+        timeout: of the links.
+
+    Attributes:
+        address: "host:port" to connect to.
+        key: what others must pass; None where they find it, or need none.
+        entrance: where they come in.
+    """
+
+    def __init__(
+        self,
+        address: str | Store,
+        trust: Trust,
+        senders: int,
+        timeout: float,
+    ) -> None:
+        key = trust.key
+        host, port = _split(address, least=0) if isinstance(address, str) else (own_host(), 0)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with creation():
+            listener = socket.create_server((host, port), family=family, backlog=1024)
+            track(listener)
+        self._local: LocalKey | None = None
+        self.key = None if key == INSECURE else key
+        try:
+            port = listener.getsockname()[1]
+            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if isinstance(address, str) and key is None:
+                self._local = LocalKey(port)
+                key = self._local.key
+            elif not isinstance(address, str):
+                in_store = "" if key is not None else new_key()
+                address.set(_KEY, f"{self.address} {in_store}")
+                key = key or in_store
+            self.entrance = Entrance(listener, key or "", senders, timeout, trust.tls)
+        except BaseException:
+            listener.close()
+            raise
+
+    def close(self) -> None:
+        self.entrance.close()
+        if self._local is not None:
+            self._local.remove()
 
 
-def join(address: str | Store, deadline: Deadline, timeout: float) -> Link:
-    """Connect to who listens.
+def join(
+    address: str | Store,
+    hello: Hello,
+    trust: Trust,
+    deadline: Deadline,
+    timeout: float,
+) -> Link:
+    """Join the session of an address.
+
+    Args:
+        address: of the session.
+        hello: who joins.
+        trust: the key and TLS.
+        deadline: of all of it.
+        timeout: of the link.
+
+    Returns:
+        A link to sender 0, which takes this member into account at the next version.
 
     Raises:
-        TimeoutError: nobody did before the deadline.
+        TimeoutError: nobody listened before the deadline.
+        PermissionError: who listens has another key.
+        WeightsError: the sender refuses this member.
+        ssl.SSLCertVerificationError: who listens has no certificate of that name.
+    """
+    while True:
+        failure: OSError
+        try:
+            place, key = _look_up(address, trust.key)
+        except LookupError as error:
+            failure = TimeoutError(str(error))
+        else:
+            # A sender that started again has another address or key in the store.
+            limit = deadline if isinstance(address, str) else deadline.within(_TRY)
+            try:
+                return _enter(_split(place), hello, trust._replace(key=key), limit, timeout)
+            except ssl.SSLCertVerificationError:
+                raise
+            except PermissionError as error:
+                if trust.key is not None and isinstance(address, str):
+                    raise
+                failure = error
+            except OSError as error:
+                failure = TimeoutError(f"nobody listens at {place}: {error}")
+        if deadline.is_over():
+            raise failure
+        left = deadline.left()
+        time.sleep(_STEP if left is None else min(_STEP, left))
+
+
+def _look_up(address: str | Store, key: str | None) -> tuple[str, str]:
+    """The address, and the key.
+
+    Raises:
+        LookupError: they are not there yet.
+        ValueError: the session in the store has a key that the user has not given.
     """
     if isinstance(address, str):
-        return connect(*_split(address), deadline, timeout)
-    failure = "the sender has not come to the store"
-    while True:
-        if address.check([_KEY]):
+        found = read_local_key(_split(address)[1]) if key is None else key
+        if found is None:
+            raise LookupError(f"nobody listens at {address} with a key of this user")
+        return address, found
+    if not address.check([_KEY]):
+        raise LookupError("the sender has not come to the store")
+    place, _, in_store = address.get(_KEY).decode().partition(" ")
+    if not in_store and key is None:
+        raise ValueError(
+            "key: the session in the store has a key that is not there, or none: pass the key= or "
+            "insecure=True of its sender"
+        )
+    return place, key or in_store
+
+
+def _enter(
+    place: tuple[str, int], hello: Hello, trust: Trust, deadline: Deadline, timeout: float
+) -> Link:
+    sock = _connect(*place, deadline)
+    try:
+        if trust.tls is not None:
+            sock.settimeout(deadline.left())
+            with creation():
+                sock = trust.tls.wrap_socket(
+                    sock, server_hostname=place[0], do_handshake_on_connect=False
+                )
+                track(sock)
+            sock.do_handshake()
+        connect_side(sock, trust.key or "", deadline)
+        link = Link(sock, FROM_LEADER, timeout)
+        link.name = "sender 0"
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        link.send(hello)
+        try:
+            answer = link.receive(deadline)
+        except TimeoutError:
+            raise TimeoutError("it does not answer") from None
+        if isinstance(answer, Refused):
+            raise WeightsError(answer.reason)
+        if not isinstance(answer, Welcome):
+            raise LinkLostError("sender 0 does not answer the hello")
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _connect(host: str, port: int, deadline: Deadline) -> socket.socket:
+    """Connect to one of the addresses of a host."""
+    failure: OSError = OSError("it has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        with creation():
+            sock = socket.socket(family, kind, protocol)
+            track(sock)
+        try:
             left = deadline.left()
-            limit = Deadline(_TRY if left is None else min(_TRY, left))
-            try:  # again with what the store has then: a sender that started again has another
-                return connect(*_split(address.get(_KEY).decode()), limit, timeout)
-            except TimeoutError as error:
-                failure = str(error)
-        if deadline.is_over():
-            raise TimeoutError(failure)
-        time.sleep(_STEP)
+            sock.settimeout(None if left is None else max(left, _STEP))
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure
 
 
 def check_address(address: object, *, listens: bool = False) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
 
 from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.errors import WeightsError
-from pynccl.weights.layout import Layout, Part, from_wire, to_wire, whole
+from pynccl.weights.layout import Part, whole
 from pynccl.weights.memory import Memory
+from pynccl.weights.messages import Plan, Transport
 from pynccl.weights.plan import Step, Unit, make_plan, make_steps
 from pynccl.weights.progress import OnProgress
 from pynccl.weights.shared_ring import SharedRing
@@ -21,15 +21,8 @@ from pynccl.weights.world import World
 __all__ = [
     "InterruptedTransferError",
     "Member",
-    "PlanMessage",
-    "Transport",
     "checked_seconds",
-    "decode_plan",
-    "encode_plan",
 ]
-
-PlanMessage = dict[str, Any]
-Transport = Literal["shared", "broadcast"]
 
 _LOOK = 0.05  # seconds between two looks at the connections
 
@@ -63,20 +56,20 @@ class Member:
         self.bucket_bytes = 0
         self.direct_bytes = 0
 
-    def set_plan(self, plan: PlanMessage) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Make the steps that a message describes."""
-        senders, receivers = decode_plan(plan)
         self.layout = {
             name: Part(dtype, shape, whole(shape))
-            for layout in senders
+            for layout in plan.senders
             for name, (dtype, shape, _) in layout.items()
         }
-        self.bucket_bytes, self.direct_bytes = plan["bucket_bytes"], plan["direct_bytes"]
+        self.bucket_bytes, self.direct_bytes = plan.bucket_bytes, plan.direct_bytes
         self.steps = make_plan(
-            *(senders, receivers),
+            plan.senders,
+            plan.wanted,
             bucket_bytes=self.bucket_bytes,
             direct_bytes=self.direct_bytes,
-            order=plan["order"],
+            order=plan.order,
         )
         self.units = sorted(unit for step in self.steps for unit, _ in step.units)
         self.bindings = Bindings()  # those of the steps of the last plan are not needed
@@ -174,38 +167,6 @@ class Member:
         if self.world is not None:
             self.world.close()
         self.world = None
-
-
-def encode_plan(
-    senders: Iterable[Layout],
-    receivers: Iterable[Layout | None],
-    *,
-    bucket_bytes: int,
-    direct_bytes: int,
-    order: Sequence[str] | None,
-) -> PlanMessage:
-    """What a plan is made of, for JSON. Equal layouts are sent once."""
-    different: list[Any] = []
-    numbers = []
-    for layout in receivers:
-        if layout not in different:
-            different.append(layout)
-        numbers.append(different.index(layout))
-    return {
-        "senders": [to_wire(layout) for layout in senders],
-        "layouts": [None if layout is None else to_wire(layout) for layout in different],
-        "receivers": numbers,
-        "bucket_bytes": bucket_bytes,
-        "direct_bytes": direct_bytes,
-        "order": order,
-    }
-
-
-def decode_plan(plan: Mapping[str, Any]) -> tuple[list[Layout], list[Layout | None]]:
-    """The layouts of the senders and the receivers."""
-    layouts = [None if layout is None else from_wire(layout) for layout in plan["layouts"]]
-    senders: list[Layout] = [from_wire(layout) for layout in plan["senders"]]
-    return senders, [layouts[number] for number in plan["receivers"]]
 
 
 def checked_seconds(argument: str, seconds: object) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pynccl.weights.member import Transport
+from pynccl.weights.messages import Transport
 
 __all__ = ["Options"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 from pynccl.store import Store
 from pynccl.weights.errors import SessionClosedError
 from pynccl.weights.follower import Follower
-from pynccl.weights.layout import Layout, to_wire
+from pynccl.weights.keys import trust_of
+from pynccl.weights.layout import Layout
 from pynccl.weights.meeting import check_address, join
 from pynccl.weights.member import Member, checked_seconds
 from pynccl.weights.memory import (
@@ -23,13 +25,14 @@ from pynccl.weights.memory import (
     memory_of,
     place_of,
 )
+from pynccl.weights.messages import ReceiverHello
 from pynccl.weights.plan import Step
 from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Shard, local
 from pynccl.weights.target import Commit, Target
 from pynccl.weights.transfer import Sums, nbytes_for
-from pynccl.weights.wire import Deadline, Message
+from pynccl.weights.wire import Deadline
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,9 +72,17 @@ class WeightReceiver:
         timeout: seconds for each wait of a transfer.
         progress: called during transfers with the bytes that have arrived and those of all; a
             :class:`ProgressBar`, or a function. None: it is not called.
+        key: the session's key, which all members prove to know: a secret of at least 32 characters,
+            or the path of a file with it that only its owner can read. None is that of
+            PYNCCL_WEIGHTS_KEY; else sender 0 makes one, which the others find in the store, or, at
+            a loopback address, in a file of this user.
+        insecure: without a key: everybody who can connect may join. It is the same on all members.
+        tls: encrypt the control connections: a context with the certificate of sender 0 (on the
+            others, one that verifies it). None is without; see docs/security.md.
 
     Raises:
-        TypeError, ValueError: a wrong argument.
+        TypeError, ValueError: a wrong argument, or no key for an address of other machines.
+        PermissionError: the sender has another key, or other users can read the file of the key.
         TimeoutError: the sender does not listen within timeout.
 
     Attributes:
@@ -89,9 +100,13 @@ class WeightReceiver:
         device: int | None = None,
         timeout: float = 300.0,
         progress: OnProgress | None = None,
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         check_address(address)
         limit = checked_seconds("timeout", timeout)
+        trust = trust_of(address, key, insecure=insecure, tls=tls)
         commit = commit or ("swap" if into is None else "copy")
         if commit not in ("swap", "copy", "in_place"):
             raise ValueError(f"commit: {commit!r} is not one of 'swap', 'copy', 'in_place'")
@@ -110,18 +125,11 @@ class WeightReceiver:
             provider, gpu = place_of(first)
             self._member.device = gpu if device is None else device
             self._set_memory(provider)
-        link = join(address, Deadline(limit), limit)
-        link.name = "sender 0"
         wanted: Layout | None = self._target.wanted if self._target is not None else None
         if into is not None and not into:
             wanted = {}  # nothing, in memory that is known when a version begins
-        link.send(
-            "hello",
-            role="receiver",
-            name=self.name,
-            wanted=None if wanted is None else to_wire(wanted),
-            keeps_base=commit != "swap",
-        )
+        hello = ReceiverHello(self.name, wanted, commit != "swap")
+        link = join(address, hello, trust, Deadline(limit), limit)
         self._follower = Follower(self._member, link, _Role(self), is_sender=False)
 
     def receive(self, timeout: float | None = None) -> Report:
@@ -211,8 +219,8 @@ class _Role:
             raise RuntimeError("the memory of the session is not known")
         return target
 
-    def begin(self, message: Message) -> None:
-        self._receiver._set_memory(message["provider"])
+    def begin(self, provider: str) -> None:
+        self._receiver._set_memory(provider)
         self._target.begin(self._member.layout)
 
     def run(self, steps: list[Step]) -> Sums:

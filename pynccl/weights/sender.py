@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -9,18 +11,20 @@ from typing import TYPE_CHECKING
 from pynccl.store import Store
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.follower import Follower
-from pynccl.weights.layout import Layout, to_wire
+from pynccl.weights.keys import trust_of
+from pynccl.weights.layout import Layout
 from pynccl.weights.leader import Leader
-from pynccl.weights.meeting import check_address, join, listen
-from pynccl.weights.member import Member, Transport, checked_seconds
+from pynccl.weights.meeting import Meeting, check_address, join
+from pynccl.weights.member import Member, checked_seconds
 from pynccl.weights.memory import Library, Memory, library_of, memory_of, place_of
+from pynccl.weights.messages import Offer, SenderHello, Transport
 from pynccl.weights.options import Options
 from pynccl.weights.plan import Step
 from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Gather, Metadata, Source, Sources, gathered, held, local
 from pynccl.weights.transfer import Sums, sums_of
-from pynccl.weights.wire import Deadline, Message
+from pynccl.weights.wire import Deadline
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,14 +65,24 @@ class WeightSender:
             that it sends; a :class:`ProgressBar`, or a function. None: it is not called.
         measure_link: measure the bandwidth of new communicators by four broadcasts of a bucket, for
             ``Report.share``. It counts on sender 0.
+        key: the session's key, which all members prove to know: a secret of at least 32 characters,
+            or the path of a file with it that only its owner can read. None is that of
+            PYNCCL_WEIGHTS_KEY; else sender 0 makes one, which the others find in the store, or, at
+            a loopback address, in a file of this user.
+        insecure: without a key: everybody who can connect may join. It is the same on all members.
+        tls: encrypt the control connections: a context with the certificate of sender 0 (on the
+            others, one that verifies it). None is without; see docs/security.md.
 
     Raises:
-        TypeError, ValueError: a wrong argument.
+        TypeError, ValueError: a wrong argument, or no key for an address of other machines.
+        PermissionError: sender 0 has another key, or other users can read the file of the key.
         OSError: sender 0 cannot listen at the address.
         TimeoutError: sender 0 does not listen within timeout.
 
     Attributes:
         address: where sender 0 listens; "" on others.
+        key: of sender 0: the key that was given, which receivers need, too. None where they find
+            it, or need none, and on other senders.
     """
 
     def __init__(
@@ -86,6 +100,9 @@ class WeightSender:
         timeout: float = 300.0,
         progress: OnProgress | None = None,
         measure_link: bool = False,
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         check_address(address, listens=rank == 0)
         if not 0 <= rank < senders:
@@ -99,7 +116,9 @@ class WeightSender:
         if transport not in {"shared", "broadcast", None}:
             raise ValueError(f"transport: {transport!r} is neither 'shared' nor 'broadcast'")
         limit = checked_seconds("timeout", timeout)
+        trust = trust_of(address, key, insecure=insecure, tls=tls)
         self.address = ""
+        self.key: str | None = None
         self._rank = rank
         self._library = library
         self._version = 0
@@ -110,16 +129,14 @@ class WeightSender:
         self._leader: Leader | None = None
         self._follower: Follower | None = None
         if rank == 0:
-            listener = listen(address, limit)
-            self.address = listener.address
+            meeting = Meeting(address, trust, senders, limit)
+            self.address, self.key = meeting.address, meeting.key
             options = Options(
                 *(senders, receivers, bucket_bytes, direct_bytes, transport, measure_link)
             )
-            self._leader = Leader(self._member, listener, options)
+            self._leader = Leader(self._member, meeting, options)
         else:
-            link = join(address, Deadline(limit), limit)
-            link.name = "sender 0"
-            link.send("hello", role="sender", number=rank)
+            link = join(address, SenderHello(rank), trust, Deadline(limit), limit)
             self._follower = Follower(self._member, link, _Role(self), is_sender=True)
 
     def send(
@@ -168,8 +185,8 @@ class WeightSender:
             report = self._leader.transfer(number, source, self._provider, delta=delta)
         elif self._follower is not None:
             offered = source.layout, source.order
-            layout = None if offered == self._offered else to_wire(source.layout)
-            self._follower.offer(layout, source.order)
+            layout = None if offered == self._offered else source.layout
+            self._follower.offer(Offer(layout, source.order))
             self._offered = offered
             report = self._follower.wait(3 * self._member.timeout)
         else:
@@ -242,7 +259,7 @@ class _Role:
     def __init__(self, sender: WeightSender) -> None:
         self._sender = sender
 
-    def begin(self, message: Message) -> None:
+    def begin(self, provider: str) -> None:
         """The source is there."""
 
     def _own(self, steps: list[Step]) -> list[Step]:

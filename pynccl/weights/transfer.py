@@ -229,7 +229,6 @@ def digest_of(segment: Segment, sums: Sums) -> str:
     return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
-def digests(steps: Iterable[Step], sums: Sums) -> list[tuple[int, str]]:
-    """The digests of all segments, with their numbers in the steps."""
-    segments = [segment for step in steps for segment in step.segments]
-    return [(number, digest_of(segment, sums)) for number, segment in enumerate(segments)]
+def digests(steps: Iterable[Step], sums: Sums) -> list[str]:
+    """The digests of all segments, in the order of the steps."""
+    return [digest_of(segment, sums) for step in steps for segment in step.segments]

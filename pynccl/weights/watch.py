@@ -6,12 +6,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from pynccl.weights.messages import Bye, Fail, Failed, Stop
 from pynccl.weights.wire import Link
 
 __all__ = ["Watcher", "is_ending"]
 
 _PERIOD = 0.05  # seconds between two looks
-_ENDING = frozenset(("stop", "fail", "failed", "bye"))  # kinds of messages that end a transfer
 
 
 class Watcher:
@@ -61,5 +61,9 @@ class Watcher:
 
 def is_ending(link: Link) -> bool:
     """Whether a connection is closed or has brought the end of the transfer."""
-    kinds = link.peek()
-    return kinds is None or not _ENDING.isdisjoint(kinds)
+    messages = link.unread()
+    return bool(link.lost) or any(
+        isinstance(message, Stop | Fail | Bye)
+        or (isinstance(message, Failed) and message.epoch == link.epoch)
+        for message in messages
+    )

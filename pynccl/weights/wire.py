@@ -1,29 +1,80 @@
-"""The control connections: messages of JSON over TCP, each with its length before it."""
+"""The control connections: messages over TCP, each with its length before it.
+
+No operation here waits but wait(), which takes an absolute deadline. So a peer that sends nothing,
+a byte at a time, or more than was asked for cannot hold a caller for longer than its deadline.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
+import os
 import select
 import socket
+import ssl
 import struct
+import threading
 import time
-from typing import Any
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Deadline", "Link", "LinkLostError", "Listener", "Message", "connect"]
+from pynccl.weights.messages import Message, MessageError, MessageTypes, encode, parse
 
-Message = dict[str, Any]
+__all__ = [
+    "LONGEST",
+    "Deadline",
+    "Link",
+    "LinkLostError",
+    "creation",
+    "post_all",
+    "send_all",
+    "track",
+    "wait",
+]
 
 _HEADER = struct.Struct("!I")
-_LONGEST = 1 << 28  # bytes of a message
-_STEP = 0.05  # seconds between two attempts to connect
-_PEEKED = 1 << 16  # bytes
+LONGEST = 1 << 28  # bytes of a message
+_MOST_UNREAD = 256  # messages; members send a few per version
 _READ = 1 << 20  # bytes
+_WRITTEN = 1 << 18  # bytes
 _LONGEST_WAIT = (1 << 31) - 1  # of poll(), in milliseconds
+_WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+# A forked child must not keep a connection open that its parent's death should close.
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_creating = threading.RLock()
+
+
+def _close_in_child() -> None:
+    for sock in list(_open):
+        with contextlib.suppress(OSError):
+            sock.close()
+    _open.clear()
+    _creating.release()
+
+
+os.register_at_fork(
+    before=_creating.acquire,
+    after_in_parent=_creating.release,
+    after_in_child=_close_in_child,
+)
+
+
+@contextlib.contextmanager
+def creation() -> Iterator[None]:
+    """No thread forks between the creation of a socket and track()."""
+    with _creating:
+        yield
+
+
+def track(sock: socket.socket) -> None:
+    """Close a socket in children that are forked."""
+    _open.add(sock)
 
 
 class LinkLostError(ConnectionError):
-    """The other end is closed."""
+    """The other end is closed, or has broken the protocol."""
 
 
 class Deadline:
@@ -43,25 +94,54 @@ class Deadline:
     def is_over(self) -> bool:
         return self.left() == 0
 
+    def within(self, seconds: float) -> Deadline:
+        """A deadline that is not later than this one."""
+        left = self.left()
+        return Deadline(seconds if left is None else min(left, seconds))
+
+    def milliseconds(self) -> int | None:
+        """What poll() takes."""
+        left = self.left()
+        return None if left is None else min(math.ceil(left * 1000), _LONGEST_WAIT)
+
 
 class Link:
     """A connection to another member.
 
     Args:
-        sock: connected.
+        sock: connected, and known to track().
+        types: the messages that the other end may send.
         timeout: seconds that sending a message may take.
+        longest: bytes of a message that is received.
 
     Attributes:
-        name: of the member at the other end, for messages.
+        name: of the member at the other end, for messages to people.
+        types: as given.
+        longest: as given.
+        epoch: of the attempt under way; failures in another one are over.
     """
 
-    def __init__(self, sock: socket.socket, timeout: float) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        types: MessageTypes,
+        timeout: float,
+        *,
+        longest: int = LONGEST,
+    ) -> None:
         self.name = ""
-        self._socket = sock
+        self.types = types
+        self.longest = longest
+        self.epoch = 0
         self._timeout = timeout
-        self._data = bytearray()  # of the next message, also where receive() was interrupted
+        self._socket = sock
+        self._received = bytearray()
+        self._unread: deque[Message] = deque()
+        self._unsent = bytearray()  # is kept if a wait is interrupted, so messages stay whole
+        self._lost = ""
+        sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The end of a machine is noticed within a minute, also where nothing is sent.
+        # The end of a machine is noticed within a minute, also if nothing is sent.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("KEEPIDLE", 20), ("KEEPINTVL", 10), ("KEEPCNT", 3)):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
@@ -69,134 +149,148 @@ class Link:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, kind: str, **fields: object) -> None:
-        """Send a message.
+    @property
+    def lost(self) -> str:
+        """Why the connection is lost; empty if it is not."""
+        return self._lost
+
+    def post(self, message: Message) -> None:
+        """Append a message to what flush() sends."""
+        data = encode(message)
+        self._unsent += _HEADER.pack(len(data)) + data
+
+    def flush(self) -> bool:
+        """Send what can be sent without waiting; whether nothing is left."""
+        while self._unsent and not self._lost:
+            try:
+                sent = self._socket.send(bytes(self._unsent[:_WRITTEN]))
+            except _WOULD_BLOCK:
+                return False
+            except (OSError, ValueError) as error:
+                self.lose(str(error))
+            else:
+                del self._unsent[:sent]
+        return True
+
+    def send(self, message: Message) -> None:
+        """Send a message within the link's timeout.
 
         Raises:
             LinkLostError: the other end is closed, or does not read.
         """
-        data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode()
-        try:
-            self._socket.settimeout(self._timeout)
-            self._socket.sendall(_HEADER.pack(len(data)) + data)
-        except OSError as error:  # a TimeoutError, too
-            raise LinkLostError(f"{self.name}: {error}") from error
+        send_all([(self, message)], Deadline(self._timeout))
+        if self._lost:
+            raise LinkLostError(f"{self.name}: {self._lost}")
 
     def receive(self, deadline: Deadline) -> Message:
         """The next message.
 
         Raises:
-            LinkLostError: the other end is closed, or what it sends is no message.
-            TimeoutError: there is no whole one before the deadline. It may still come.
+            LinkLostError: the other end is closed, or has broken the protocol.
+            TimeoutError: there is no whole message before the deadline. It may still come.
         """
-        self._read(_HEADER.size, deadline)
-        (size,) = _HEADER.unpack_from(self._data)
-        if size > _LONGEST:
-            raise LinkLostError(f"{self.name}: a message of {size} bytes")
-        end = _HEADER.size + size
-        self._read(end, deadline)
-        data = self._data[_HEADER.size : end]
-        del self._data[:end]
-        try:
-            message = json.loads(data)
-            if not isinstance(message["kind"], str):
-                raise TypeError("its kind is not a text")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise LinkLostError(f"{self.name}: not a message: {error}") from error
-        return dict(message)
-
-    def _read(self, size: int, deadline: Deadline) -> None:
-        """Read until there are so many bytes of the next message."""
-        while (missing := size - len(self._data)) > 0:
-            if not _is_readable(self._socket, deadline.left()):
+        while True:
+            if (message := self.next()) is not None:
+                return message
+            if self._lost:
+                raise LinkLostError(f"{self.name}: {self._lost}")
+            if deadline.is_over():
                 raise TimeoutError
-            try:
-                self._socket.settimeout(self._timeout)
-                part = self._socket.recv(min(missing, _READ))
-            except OSError as error:
-                raise LinkLostError(f"{self.name}: {error}") from error
-            if not part:
-                raise LinkLostError(f"{self.name}: the connection is closed")
-            self._data += part
+            wait([self], deadline)
 
-    def peek(self) -> list[str] | None:
-        """The kinds of the messages that wait to be received; None where the end is closed."""
+    def next(self) -> Message | None:
+        """The next message, if it has arrived."""
+        if not self._unread:
+            self._read()
+        return self._unread.popleft() if self._unread else None
+
+    def unread(self) -> Sequence[Message]:
+        """The messages that have arrived and that next() will return."""
+        self._read()
+        return self._unread
+
+    def lose(self, reason: str) -> None:
+        """Give the connection up; messages that have arrived can still be read."""
+        self._lost = self._lost or reason or "lost"
+        self._received.clear()
+        self._unsent.clear()
+        self._socket.close()
+
+    def close(self) -> None:
+        self.lose("the connection is closed")
+        self._unread.clear()
+
+    def _read(self) -> None:
+        """Read what has arrived, without waiting."""
+        if self._lost:
+            return
         try:
-            if not _is_readable(self._socket, 0):
-                return []
-            data = self._socket.recv(_PEEKED, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except (OSError, ValueError):
-            return None
+            data = self._socket.recv(_READ)
+        except _WOULD_BLOCK:
+            return
+        except (OSError, ValueError) as error:
+            self.lose(str(error))
+            return
         if not data:
-            return None
-        data = bytes(self._data) + data
-        kinds = []
-        while len(data) >= _HEADER.size:
-            (size,) = _HEADER.unpack_from(data)
-            message = data[_HEADER.size : _HEADER.size + size]
-            if len(message) < size:
+            self.lose("the connection is closed")
+            return
+        self._received += data
+        self._parse()
+
+    def _parse(self) -> None:
+        begin = 0
+        while len(self._received) - begin >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(self._received, begin)
+            if size > self.longest:
+                self.lose(f"a message of {size} bytes")
+                return
+            end = begin + _HEADER.size + size
+            if len(self._received) < end:
                 break
             try:
-                kinds.append(str(json.loads(message)["kind"]))
-            except (ValueError, TypeError, KeyError, RecursionError):
-                return None  # receive() says that it is lost
-            data = data[_HEADER.size + size :]
-        return kinds
+                message = parse(self._received[begin + _HEADER.size : end], self.types)
+            except MessageError as error:
+                self.lose(f"not a message: {error}")
+                return
+            self._unread.append(message)
+            if len(self._unread) > _MOST_UNREAD:
+                self.lose(f"{_MOST_UNREAD} messages that were not asked for")
+                return
+            begin = end
+        del self._received[:begin]
 
-    def close(self) -> None:
-        self._socket.close()
 
-
-def _is_readable(sock: socket.socket, seconds: float | None) -> bool:
-    """Whether there is something to read within a time; None is no limit."""
+def wait(links: Iterable[Link], deadline: Deadline, *, to_send: bool = False) -> None:
+    """Wait until one of several links can be read from, or sent to, or until the deadline."""
     poll = select.poll()  # select() is for descriptors below 1024 only
-    poll.register(sock, select.POLLIN)
-    wait = None if seconds is None else min(math.ceil(seconds * 1000), _LONGEST_WAIT)
-    return bool(poll.poll(wait))
+    for link in links:
+        if link.lost:
+            return
+        poll.register(link, select.POLLOUT if to_send else select.POLLIN)
+    poll.poll(deadline.milliseconds())
 
 
-class Listener:
-    """Accepts the connections of the other members.
+def post_all(links: Iterable[Link], message: Message) -> None:
+    """Send a message to several links without waiting; what cannot be sent is sent later."""
+    for link in links:
+        link.post(message)
+        link.flush()
 
-    Args:
-        host: to listen at.
-        port: 0 is any that is free.
-        timeout: of the links.
 
-    Attributes:
-        address: "host:port" to connect to.
+def send_all(messages: Iterable[tuple[Link, Message]], deadline: Deadline) -> list[Link]:
+    """Send messages to several links at the same time.
+
+    Returns:
+        The links that are lost. Those that have not read their message before the deadline are.
     """
-
-    def __init__(self, host: str, port: int, timeout: float) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024)
-        self._timeout = timeout
-        port = self._socket.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def accept(self, seconds: float | None) -> Link | None:
-        """The next connection; None where there is none in this time."""
-        if not _is_readable(self._socket, seconds):
-            return None
-        sock, _ = self._socket.accept()
-        return Link(sock, self._timeout)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def connect(host: str, port: int, deadline: Deadline, timeout: float) -> Link:
-    """Connect to a listener, which may come later.
-
-    Raises:
-        TimeoutError: it did not come before the deadline.
-    """
-    while True:
-        left = deadline.left()
-        try:
-            sock = socket.create_connection((host, port), None if left is None else left + _STEP)
-            return Link(sock, timeout)
-        except OSError as error:
-            if deadline.is_over():
-                raise TimeoutError(f"nobody listens at {host}:{port}: {error}") from error
-            time.sleep(_STEP)
+    links = []
+    for link, message in messages:
+        link.post(message)
+        links.append(link)
+    waiting = [link for link in links if not link.flush()]
+    while waiting and not deadline.is_over():
+        wait(waiting, deadline, to_send=True)
+        waiting = [link for link in waiting if not link.flush()]
+    for link in waiting:
+        link.lose("it does not read")
+    return [link for link in links if link.lost]

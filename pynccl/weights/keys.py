@@ -1,0 +1,223 @@
+"""The key of a session: where it comes from, and the proofs that two sides know it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import ssl
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pynccl.store import Store
+
+__all__ = [
+    "CONNECTING",
+    "INSECURE",
+    "LISTENING",
+    "NONCE_BYTES",
+    "PROOF_BYTES",
+    "VARIABLE",
+    "LocalKey",
+    "Trust",
+    "is_proof",
+    "new_key",
+    "prove",
+    "read_local_key",
+    "trust_of",
+]
+
+VARIABLE: Final = "PYNCCL_WEIGHTS_KEY"
+INSECURE: Final = "insecure"  # the key of sessions that everybody may join
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+LISTENING: Final = b"pynccl weights 1, listening"
+CONNECTING: Final = b"pynccl weights 1, connecting"
+
+_SHORTEST = 32  # characters
+_LONGEST = 4096
+
+
+def prove(key: str, side: bytes, connecting: bytes, listening: bytes) -> bytes:
+    """The proof of one side: it differs by side, so neither can send the other's back.
+
+    Args:
+        key: of the session.
+        side: LISTENING or CONNECTING.
+        connecting: the nonce of the side that connects.
+        listening: the nonce of the side that listens.
+    """
+    return hmac.digest(key.encode(), side + connecting + listening, hashlib.sha256)
+
+
+def is_proof(given: bytes, expected: bytes) -> bool:
+    """Compare two proofs in constant time."""
+    return hmac.compare_digest(given, expected)
+
+
+def new_key() -> str:
+    """A random key."""
+    return secrets.token_hex(32)
+
+
+class Trust(NamedTuple):
+    """What a member of a session knows the others by.
+
+    Attributes:
+        key: the session's; None if it comes from the store, or from this machine.
+        tls: the context of TLS; None is without.
+    """
+
+    key: str | None
+    tls: ssl.SSLContext | None
+
+
+def trust_of(
+    address: str | Store,
+    key: str | os.PathLike[str] | None,
+    *,
+    insecure: bool,
+    tls: ssl.SSLContext | None,
+) -> Trust:
+    """What the user has set.
+
+    Args:
+        address: of the session.
+        key: a key, the path of a file with one, or None.
+        insecure: there is none.
+        tls: the context of TLS; None is without.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or no key for an address that others can reach. The
+            text never contains the key.
+        OSError: the file cannot be read.
+        PermissionError: other users can read it, or it is another user's.
+    """
+    if tls is not None and not isinstance(tls, ssl.SSLContext):
+        raise TypeError(f"tls: expected an ssl.SSLContext or None, got {type(tls).__name__}")
+    return Trust(_given_key(address, key, insecure=insecure), tls)
+
+
+def _given_key(
+    address: str | Store, key: str | os.PathLike[str] | None, *, insecure: bool
+) -> str | None:
+    if insecure:
+        if key is not None:
+            raise ValueError(
+                "insecure: a session with a key is not insecure; pass only one of them"
+            )
+        return INSECURE
+    if isinstance(key, os.PathLike):
+        return _checked(_read_private(Path(key), "key"), f"key: {os.fspath(key)}")
+    if key is not None:
+        if not isinstance(key, str):
+            raise TypeError(f"key: expected a str, a path or None, got {type(key).__name__}")
+        return _checked(key, "key")
+    if VARIABLE in os.environ:
+        return _checked(os.environ[VARIABLE], VARIABLE)
+    if isinstance(address, str) and not _is_loopback(address):
+        raise ValueError(
+            f"key: other machines can reach {address!r}, so the session needs a key. On all members "
+            f"pass key=, a secret of at least {_SHORTEST} characters (secrets.token_hex(32)) or the "
+            f"path of a file with it that only its owner can read, or set {VARIABLE}. "
+            "insecure=True on all members lets everybody join who can connect"
+        )
+    return None
+
+
+def _checked(key: str, source: str) -> str:
+    if not _SHORTEST <= len(key) <= _LONGEST:
+        raise ValueError(
+            f"{source}: has {len(key)} characters, must have {_SHORTEST} to {_LONGEST}"
+        )
+    return key
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _read_private(path: Path, argument: str) -> str:
+    """The text of a file that only this user, or root, can read and write."""
+    # A pipe must not block; a link may lead to a file that another user has chosen.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise PermissionError(f"{argument}: {path} is not a regular file")
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{argument}: {path} belongs to another user")
+        if status.st_mode & 0o077:
+            raise PermissionError(
+                f"{argument}: {path} has mode {status.st_mode & 0o777:04o}, so other users can "
+                "read or write it; chmod 600 it, and use another key if they may have read it"
+            )
+        return file.read(_LONGEST + 1).decode(errors="replace").strip()
+
+
+# Without a key, a session on the loopback address has one that the user's processes find in a file.
+
+
+def _local_path(port: int) -> Path:
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    if folder.startswith("/"):
+        return Path(folder, f"pynccl-weights-{port}.key")
+    return Path("/tmp", f"pynccl-weights-{os.geteuid()}-{port}.key")
+
+
+class LocalKey:
+    """A new key in a file of this user, for the receivers on this machine.
+
+    Args:
+        port: at which the session listens.
+
+    Raises:
+        OSError: the file cannot be written, or another user has one with its name.
+
+    Attributes:
+        key: the key.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.key = new_key()
+        self._path = _local_path(port)
+        # Created with O_EXCL, O_NOFOLLOW and mode 0600. In a folder for all users a rename cannot
+        # replace another user's file.
+        descriptor, name = tempfile.mkstemp(prefix=".pynccl-weights-", dir=self._path.parent)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(self.key)
+            os.replace(name, self._path)
+        except BaseException as error:
+            os.unlink(name)
+            if isinstance(error, OSError):
+                raise OSError(
+                    f"key: {self._path} cannot be written ({error}); pass key= on all members"
+                ) from error
+            raise
+
+    def remove(self) -> None:
+        """Remove the file, unless another session has written it since."""
+        with contextlib.suppress(OSError):
+            if _read_private(self._path, "key") == self.key:
+                self._path.unlink()
+
+
+def read_local_key(port: int) -> str | None:
+    """The key that LocalKey has written; None if there is none yet.
+
+    Raises:
+        PermissionError: the file is not one that only this user can read.
+    """
+    try:
+        return _read_private(_local_path(port), "key")
+    except FileNotFoundError:
+        return None
