@@ -122,9 +122,10 @@ def _given_key(
         return _checked(os.environ[VARIABLE], VARIABLE)
     if isinstance(address, str) and not _is_loopback(address):
         raise ValueError(
-            f"key: other machines can reach {address!r}, so the session needs a key. On all members "
-            f"pass key=, a secret of at least {_SHORTEST} characters (secrets.token_hex(32)) or the "
-            f"path of a file with it that only its owner can read, or set {VARIABLE}. "
+            f"key: other machines can reach {address!r}, so the session needs a key. On all "
+            f"members pass key=, a secret of at least {_SHORTEST} characters "
+            "(secrets.token_hex(32)) or the path of a file with it that only its owner can read, "
+            f"or set {VARIABLE}. "
             "insecure=True on all members lets everybody join who can connect"
         )
     return None

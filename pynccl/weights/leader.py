@@ -100,6 +100,7 @@ class Leader:
         self._known: Sums = {}  # of the version that all receivers have; empty where unknown
         self._epoch = 0
         self._lost: list[str] = []
+        self._stopping: list[Link] = []  # those that have to say that they have stopped
         self._failed: list[str] = []  # errors of followers' own in an attempt that was stopped
         self._served: list[Link] = []  # those that have the last version
         self._began_once = False
@@ -120,6 +121,7 @@ class Leader:
         failures = 0
         try:
             self._admit()
+            self._await_stopped()  # of a version that Ctrl-C has ended
             self._hear_offers()  # the other senders wait, also where this version cannot begin
             if not self._receivers:
                 raise WeightsError("there are no receivers")
@@ -148,13 +150,13 @@ class Leader:
             try:
                 if isinstance(error, Exception):
                     self._stop()
-                else:  # Ctrl-C does not wait; the next version finds out who is left
+                else:  # Ctrl-C does not wait: the next version does
                     self._leave_attempt()
-                    post_all(self._links(), Stop(self._epoch))
+                    self._stopping = self._links()
+                    post_all(self._stopping, Stop(self._epoch))
             except PeerLostError as lost:
                 self._fail(lost)
                 raise
-            self._epoch += 1  # answers to this attempt that are under way are of no use
             names = error.names if isinstance(error, ChecksumError) else ()
             reason = f"version {version} was given up: {type(error).__name__}: {error}"
             self._end(Refused(reason, list(names)))
@@ -322,9 +324,12 @@ class Leader:
     def _stop(self) -> None:
         """End an attempt on all members, and find out who is left."""
         self._leave_attempt()
-        links = self._links()
-        self._tell((link, Stop(self._epoch)) for link in links)
-        links = [link for link in links if link in self._links()]
+        self._stopping = self._links()
+        self._tell((link, Stop(self._epoch)) for link in self._stopping)
+        self._await_stopped()
+
+    def _await_stopped(self) -> None:
+        links, self._stopping = [link for link in self._stopping if link in self._links()], []
         self._collect(links, Stopped, Deadline(min(_GRACE, self._member.timeout)))
 
     def _leave_attempt(self) -> None:
@@ -347,7 +352,6 @@ class Leader:
         known, self._known = self._known, {}  # a receiver may have parts of the new version now
         begins = []
         for number, link in enumerate(links):
-            link.epoch = self._epoch
             plan = None if link in self._informed else self._plan
             world = None
             if ids:

@@ -62,8 +62,4 @@ class Watcher:
 def is_ending(link: Link) -> bool:
     """Whether a connection is closed or has brought the end of the transfer."""
     messages = link.unread()
-    return bool(link.lost) or any(
-        isinstance(message, Stop | Fail | Bye)
-        or (isinstance(message, Failed) and message.epoch == link.epoch)
-        for message in messages
-    )
+    return bool(link.lost) or any(isinstance(one, Stop | Fail | Failed | Bye) for one in messages)

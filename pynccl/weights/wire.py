@@ -118,7 +118,6 @@ class Link:
         name: of the member at the other end, for messages to people.
         types: as given.
         longest: as given.
-        epoch: of the attempt under way; failures in another one are over.
     """
 
     def __init__(
@@ -132,7 +131,6 @@ class Link:
         self.name = ""
         self.types = types
         self.longest = longest
-        self.epoch = 0
         self._timeout = timeout
         self._socket = sock
         self._received = bytearray()
