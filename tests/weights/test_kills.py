@@ -214,3 +214,40 @@ def test_killed_sender(launch: Launcher, tmp_path: Path) -> None:
     assert outcomes[0].died == "killed by SIGKILL"
     assert outcomes[1].ok, outcomes[1].error
     assert outcomes[2].ok, outcomes[2].error
+
+
+def forks(rank: Rank, folder: str) -> None:
+    """Rank 0 sends a version, forks a child that lives on, and dies."""
+    pids = Path(folder, "child")
+    if rank.rank == 0:
+        sender = WeightSender(FolderStore(folder), timeout=60)
+        while not sender.waiting():
+            time.sleep(0.01)
+        if (child := os.fork()) == 0:  # what it closes is not its parent's
+            sender.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        sender.send(make(1))
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+            os._exit(0)
+        pids.write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with WeightReceiver(FolderStore(folder), timeout=60, library="numpy") as receiver:
+        receiver.receive()
+        try:
+            with pytest.raises(PeerLostError, match="the sender is lost"):
+                receiver.receive(LIMIT)
+        finally:
+            while not pids.exists():
+                time.sleep(0.01)
+            os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_forked_child_does_not_hide_the_death_of_its_parent(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    """A worker of a DataLoader has copies of its parent's sockets, if they are not closed there."""
+    outcomes = launch.outcomes(2, forks, str(tmp_path), ids=0, timeout=60)
+    assert outcomes[0].died == "killed by SIGKILL"
+    assert outcomes[1].ok, outcomes[1].trace or outcomes[1].error
