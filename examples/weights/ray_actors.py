@@ -2,8 +2,8 @@
 
 Run: python examples/weights/ray_actors.py
 
-Needs Ray (pip install ray) and torch. The trainer listens; the engines join by the address that it
-returns, and receive a version while the trainer sends it.
+Needs Ray (pip install ray) and torch. The trainer listens; the engines join by the address and the
+key that it returns, and receive a version while the trainer sends it.
 
 Prints:
 engine 0: version 1, norm 8.0
@@ -13,6 +13,7 @@ engine 1: version 2, norm 16.0
 """
 
 import logging
+import secrets
 
 import ray
 import torch
@@ -27,10 +28,11 @@ class Trainer:
     def __init__(self) -> None:
         self.weight = torch.zeros(8, 8)
         host = ray.util.get_node_ip_address()
-        self.sender = WeightSender(f"{host}:0", receivers=ENGINES, timeout=60)
+        self.key = secrets.token_hex(32)
+        self.sender = WeightSender(f"{host}:0", receivers=ENGINES, timeout=60, key=self.key)
 
-    def address(self) -> str:
-        return self.sender.address
+    def session(self) -> tuple[str, str]:
+        return self.sender.address, self.key
 
     def step(self) -> None:
         """A step of the optimizer."""
@@ -42,10 +44,12 @@ class Trainer:
 
 @ray.remote(num_cpus=0)
 class Engine:
-    def __init__(self, number: int, address: str) -> None:
+    def __init__(self, number: int, address: str, key: str) -> None:
         self.number = number
         self.weights = {"weight": torch.empty(8, 8)}
-        self.receiver = WeightReceiver(address, self.weights, name=f"engine {number}", timeout=60)
+        self.receiver = WeightReceiver(
+            address, self.weights, name=f"engine {number}", timeout=60, key=key
+        )
 
     def receive(self) -> str:
         report = self.receiver.receive()
@@ -56,8 +60,8 @@ class Engine:
 def main() -> None:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     trainer = Trainer.remote()
-    address = ray.get(trainer.address.remote())
-    engines = [Engine.remote(number, address) for number in range(ENGINES)]
+    address, key = ray.get(trainer.session.remote())
+    engines = [Engine.remote(number, address, key) for number in range(ENGINES)]
     for _ in range(2):
         ray.get(trainer.step.remote())
         received = [engine.receive.remote() for engine in engines]

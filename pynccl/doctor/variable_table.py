@@ -23,6 +23,7 @@ PYNCCL: Final = {
     "PYNCCL_RECORD_LIMIT": "the largest size of a recording, in bytes",
     "PYNCCL_TIMEOUT": "the time limit of an operation, in seconds",
     "PYNCCL_TRACE": "writes a trace of the process to this file",
+    "PYNCCL_WEIGHTS_KEY": "the key of sessions of pynccl.weights, a secret",
     "PYNCCL_WERROR": "read by the build: warnings are errors",
 }
 

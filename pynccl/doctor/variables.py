@@ -20,6 +20,7 @@ _AREA = "environment"
 _OURS = ("NCCL_", "HOSTNCCL_", "PYNCCL_")
 # Variables of the tests and of the build of the test double.
 _OF_TESTS = re.compile(r"PYNCCL_(TEST_.*|DOUBLE|BENCH_.*)")
+_SECRET = "_KEY"  # values are not shown
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 
@@ -53,7 +54,7 @@ def examine(
 def _of_variable(
     name: str, value: str, known: Mapping[str, str], hostnccl: bool, library: str
 ) -> Finding:
-    shown = f"{name}={value}"
+    shown = name if name.endswith(_SECRET) else f"{name}={value}"
     text, advice = "", ""
     level: Level = "ok"
     if name in NCCL and library and not _names(library, name):

@@ -26,6 +26,7 @@ __all__ = [
     "LocalKey",
     "Trust",
     "is_proof",
+    "key_to_pass",
     "new_key",
     "prove",
     "read_local_key",
@@ -63,6 +64,11 @@ def is_proof(given: bytes, expected: bytes) -> bool:
 def new_key() -> str:
     """A random key."""
     return secrets.token_hex(32)
+
+
+def key_to_pass() -> str | None:
+    """A new key, for the members that get the address by the program; None if they have one set."""
+    return None if VARIABLE in os.environ else new_key()
 
 
 class Trust(NamedTuple):

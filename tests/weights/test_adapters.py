@@ -19,6 +19,7 @@ import torch
 from pynccl.weights import WeightSender
 from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
 from tests.weights import models
+from tests.weights.peers import KEY
 from tests.weights.sessions import MemoryStore
 
 
@@ -84,7 +85,7 @@ def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
     def work() -> None:
         engine = engine_class(model)
         engines.append(engine)
-        engine.init_transfer_engine(vllm.InitInfo(store, timeout=20))
+        engine.init_transfer_engine(vllm.InitInfo(store, timeout=20, key=KEY))
         engine.start_weight_update()
         if older:
             engine.receive_weights(vllm.UpdateInfo(), model.load_weights)
@@ -95,7 +96,7 @@ def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
 
     worker = threading.Thread(target=work)
     worker.start()
-    with WeightSender(store, timeout=20) as sender:
+    with WeightSender(store, timeout=20, key=KEY) as sender:
         report = engine_class.trainer_send_weights(
             iter(expected.items()), {"sender": sender, "version": 7}
         )
@@ -239,7 +240,7 @@ class _SGLang:
 
 def test_sglang() -> None:
     engine = _SGLang(1)
-    with WeightSender("127.0.0.1:0", timeout=20) as sender:
+    with WeightSender("127.0.0.1:0", timeout=20, key=KEY) as sender:
         for step in (1, 2):
             expected = models.make(step)
             report = sglang.update(engine, sender, expected)
@@ -340,11 +341,11 @@ def test_openrlhf_sessions() -> None:
     with pytest.raises(RuntimeError, match="init_weights"):
         worker.update_weights()
     expected = models.make(1)
-    with WeightSender("127.0.0.1:0", timeout=20) as sender:
+    with WeightSender("127.0.0.1:0", timeout=20, key=KEY) as sender:
         versions: list[int] = []
 
         def work() -> None:
-            worker.init_weights(sender.address, timeout=20)
+            worker.init_weights(sender.address, timeout=20, key=KEY)
             versions.append(worker.update_weights(20))
             worker.close_weights()
 

@@ -99,14 +99,15 @@ class SessionWorker:
 
     _receiver: WeightReceiver | None = None
 
-    def init_weights(self, address: str, timeout: float = _SECONDS) -> None:
+    def init_weights(self, address: str, timeout: float = _SECONDS, key: str | None = None) -> None:
         """Join the session of a :class:`WeightSender`.
 
         Args:
             address: "host:port" of the sender.
             timeout: seconds for each wait.
+            key: of the session, as for :class:`WeightReceiver`.
         """
-        self._receiver = WeightReceiver(address, library="torch", timeout=timeout)
+        self._receiver = WeightReceiver(address, library="torch", timeout=timeout, key=key)
 
     def update_weights(self, timeout: float | None = None) -> int:
         """Receive the next version, verify it, and have the model load it.

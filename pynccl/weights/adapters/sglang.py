@@ -3,10 +3,12 @@
     # the engine: --custom-weight-loader pynccl.weights.adapters.sglang.load
     from pynccl.weights.adapters import sglang
 
-    sender = WeightSender("10.0.0.1:29600", receivers=tensor_parallel_size)  # in the trainer
+    # in the trainer; a key of secrets.token_hex(32), for example
+    sender = WeightSender("10.0.0.1:29600", receivers=tensor_parallel_size, key=key)
     sglang.update(engine, sender, dict(model.named_parameters()))
 
-Each scheduler of the engine joins the session at its first update. It receives whole tensors in the
+The key goes to the engine with each update. Each scheduler of the engine joins the session at its
+first update. It receives whole tensors in the
 checkpoint's format, verifies them, and has its model load them.
 """
 
@@ -27,21 +29,23 @@ __all__ = ["LOADER", "load", "request", "update"]
 LOADER = "pynccl.weights.adapters.sglang.load"
 _NAME = "pynccl.weights"
 
-_receivers: dict[str, WeightReceiver] = {}  # by address
+_receivers: dict[str, WeightReceiver] = {}  # by address and key
 
 
-def request(address: str) -> list[tuple[str, Any]]:
-    """What update_weights_from_tensor() brings to load(): the address of the session.
+def request(address: str, key: str | None = None) -> list[tuple[str, Any]]:
+    """What update_weights_from_tensor() brings to load(): the address and the key of the session.
 
     Args:
         address: "host:port" of the :class:`WeightSender`.
+        key: its key; None where the engine finds it, or needs none.
 
     Returns:
-        Names and tensors: one of the bytes of the address.
+        Names and tensors: one of the bytes of both.
     """
     import torch
 
-    return [(_NAME, torch.tensor(list(address.encode()), dtype=torch.uint8))]
+    text = address if key is None else f"{address} {key}"
+    return [(_NAME, torch.tensor(list(text.encode()), dtype=torch.uint8))]
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa: ANN401
@@ -59,14 +63,16 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa:
     names = [name for name, _ in named_tensors]
     if names != [_NAME]:
         raise ValueError(f"named_tensors: expected those of request(), got {names}")
-    address = bytes(named_tensors[0][1].tolist()).decode()
-    receiver = _receivers.get(address)
+    session = bytes(named_tensors[0][1].tolist()).decode()
+    receiver = _receivers.get(session)
     if receiver is None:
-        receiver = _receivers[address] = WeightReceiver(address, library="torch")
+        address, _, key = session.partition(" ")
+        receiver = WeightReceiver(address, library="torch", key=key or None)
+        _receivers[session] = receiver
     try:
         receiver.receive()
     except BaseException:
-        _receivers.pop(address).close()  # the next request joins again
+        _receivers.pop(session).close()  # the next request joins again
         raise
     model.load_weights(list(receiver.tensors.items()))
 
@@ -96,6 +102,8 @@ def update(
         Exception: what the engine raised.
     """
     return beside(
-        lambda: engine.update_weights_from_tensor(request(sender.address), load_format=LOADER),
+        lambda: engine.update_weights_from_tensor(
+            request(sender.address, sender.key), load_format=LOADER
+        ),
         lambda: sender.send(tensors, metadata=metadata, version=version),
     )

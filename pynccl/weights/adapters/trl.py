@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pynccl.weights.adapters.beside import beside
+from pynccl.weights.keys import key_to_pass
 from pynccl.weights.meeting import own_host
 from pynccl.weights.report import Report
 from pynccl.weights.sender import WeightSender
@@ -34,6 +35,9 @@ class WeightTransfer:
             the first version are all kept until it is sent, and describe the others.
         timeout: seconds for each wait of a transfer.
         host: the address at which this process listens; None finds one.
+        key: of the session. It goes to the workers in the request that has the address, so over
+            networks that others can read, use https. None is that of PYNCCL_WEIGHTS_KEY, which the
+            workers have, too, and is not sent; without it, a new one.
 
     Attributes:
         report: of the last version.
@@ -46,11 +50,13 @@ class WeightTransfer:
         metadata: Metadata | None = None,
         timeout: float = 1800.0,
         host: str | None = None,
+        key: str | None = None,
     ) -> None:
         self._client = client
         self._metadata = metadata
         self._timeout = timeout
         self._host = host
+        self._key = key
         self._sender: WeightSender | None = None
         self.report: Report | None = None
 
@@ -59,8 +65,11 @@ class WeightTransfer:
         self._client.wait_for_server_ready()
         workers = self._client.get_world_size()
         host = own_host() if self._host is None else self._host
-        self._sender = WeightSender(f"{host}:0", receivers=workers, timeout=self._timeout)
+        key = self._key or key_to_pass()
+        self._sender = WeightSender(f"{host}:0", receivers=workers, timeout=self._timeout, key=key)
         info = {"address": self._sender.address, "timeout": self._timeout}
+        if key is not None:
+            info["key"] = key
         self._client.init_weight_transfer_engine(info, timeout=self._timeout)
 
     def pause(self) -> None:

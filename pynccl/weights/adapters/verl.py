@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from pynccl.weights.adapters.parts import receive_parts, send_parts
+from pynccl.weights.keys import key_to_pass
 from pynccl.weights.meeting import own_host
 from pynccl.weights.receiver import WeightReceiver
 from pynccl.weights.sender import WeightSender
@@ -80,7 +81,9 @@ def engine_class(base: type) -> type:
             members = [metadata[0], *metadata[actor_wg_world_size:]]
             sessions = {one["session"] for one in members}
             session = sessions.pop() if len(sessions) == 1 else None
+            key = None  # of a session that is open already
             if session is None:
+                key = key_to_pass()
                 session = f"{metadata[0]['address']}/{uuid.uuid4().hex}"
 
             def arguments(ranks: list[int]) -> _Lists:
@@ -88,21 +91,28 @@ def engine_class(base: type) -> type:
                     "rank": ranks,
                     "session": [session] * len(ranks),
                     "receivers": [rollout_world_size] * len(ranks),
+                    "key": [key] * len(ranks),
                 }
 
             actors = [0] + [-1] * (actor_wg_world_size - 1)
             return arguments(actors), arguments(list(range(1, rollout_world_size + 1)))
 
-        def init_process_group(self, rank: int, session: str, receivers: int) -> None:
+        def init_process_group(
+            self, rank: int, session: str, receivers: int, key: str | None = None
+        ) -> None:
             """Open the session, where it is not the open one."""
             if rank < 0 or session == self._session:
                 return
             self.close()
             address = session.partition("/")[0]
             if rank == 0:
-                self._sender = WeightSender(address, receivers=receivers, timeout=self._timeout)
+                self._sender = WeightSender(
+                    address, receivers=receivers, timeout=self._timeout, key=key
+                )
             else:
-                self._receiver = WeightReceiver(address, library="torch", timeout=self._timeout)
+                self._receiver = WeightReceiver(
+                    address, library="torch", timeout=self._timeout, key=key
+                )
             self._session = session
 
         def finalize(self) -> None:

@@ -2,6 +2,7 @@
 
     vllm serve ... --weight-transfer-config '{"backend": "pynccl"}'
 
+Workers get the session's key from PYNCCL_WEIGHTS_KEY, or with the address (:class:`InitInfo`).
 pynccl is a plugin of vLLM, whose workers register the engine. Each worker receives whole tensors in
 the checkpoint's format, and its model loads them by load_weights(). It implements the abstract
 class of vLLM 0.25; older versions pass load_weights to receive_weights().
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pynccl.weights.receiver import WeightReceiver
@@ -30,10 +31,14 @@ class InitInfo:
     Attributes:
         address: that of the :class:`WeightSender`.
         timeout: seconds for each wait.
+        key: of the session, as for :class:`WeightReceiver`.
+        insecure: as for it.
     """
 
     address: str
     timeout: float = 300.0
+    key: str | None = field(default=None, repr=False)
+    insecure: bool = False
 
 
 @dataclass
@@ -67,7 +72,11 @@ def engine_class(base: type) -> type:
         def init_transfer_engine(self, init_info: InitInfo) -> None:
             """Join the session."""
             self._receiver = WeightReceiver(
-                init_info.address, library="torch", timeout=init_info.timeout
+                init_info.address,
+                library="torch",
+                timeout=init_info.timeout,
+                key=init_info.key,
+                insecure=init_info.insecure,
             )
 
         def start_weight_update(self) -> None:
