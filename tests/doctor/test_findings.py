@@ -221,6 +221,13 @@ def test_another_package_of_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.advice == "pip uninstall -y pynccl rawnccl && pip install rawnccl"
 
 
+def test_keys_are_not_shown() -> None:
+    environment = {"PYNCCL_WEIGHTS_KEY": "0123456789", "PYNCCL_WEIGHT_KEY": "0123456789"}
+    findings = list(variables.examine(environment, []))
+    assert _about(findings, "PYNCCL_WEIGHTS_KEY - the key of sessions").level == "ok"
+    assert not any("0123456789" in one.text + one.advice for one in findings)
+
+
 def test_every_variable_of_pynccl_is_known() -> None:
     read = set()
     for folder, pattern in (("pynccl", "*.py"), ("csrc", "*.cpp"), ("csrc", "*.h")):

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from pynccl import _C, nccl
+from pynccl.weights import messages as weights
+from pynccl.weights.layout import Box, Part
 from tests.fuzz.readers import CORPUS
 from tests.support.execution_traces import document, node
 from tests.support.flight_dumps import communicator, dump_json, record
@@ -109,6 +111,40 @@ def _dumps() -> list[str]:
     return [dump_json(0, one, communicator(1, 2, records[:2], id="b" * 16, parent="a" * 16))]
 
 
+def _messages() -> list[bytes]:
+    """A message of pynccl.weights of each kind."""
+    layout = {
+        "w": Part("bfloat16", (4, 6), Box((0, 2), (4, 6))),
+        "b": Part("float32", (), Box((), ())),
+    }
+    plan = weights.Plan([layout], [None, layout], [0, 1, 0], 1 << 20, 4096, ["w", "b"])
+    world = weights.WorldPlace([bytes(range(128))], 2, 3, "shared", measures=True)
+    sums = {0: (1 << 64) - 1, 1: 0}
+    return [
+        weights.encode(message)
+        for message in (
+            weights.SenderHello(1),
+            weights.ReceiverHello("engine", layout, keeps_base=True),
+            weights.Offer(layout, ["w", "b"]),
+            weights.Compared(1, sums),
+            weights.Sent(1, sums),
+            weights.Checked(1, sums),
+            weights.Failed(1, "KeyError: 'w'", own=True),
+            weights.Stopped(1),
+            weights.Bye(),
+            weights.Welcome(),
+            weights.Begin(1, "host", [0, 1], plan, world),
+            weights.Compare(1),
+            weights.Repair(1, [1]),
+            weights.Check(1, ["0123456789abcdef"]),
+            weights.Stop(1),
+            weights.Commit(7, ["engine"], ["lost"], ["w"], 1e9),
+            weights.Refused("given up", ["w"]),
+            weights.Fail("sender 1 is lost", ["sender 1"]),
+        )
+    ]
+
+
 def main() -> None:
     """Write all files."""
     shutil.rmtree(CORPUS, ignore_errors=True)
@@ -123,6 +159,7 @@ def main() -> None:
     files = {target: [_anonymous(one) for one in contents] for target, contents in files.items()}
     files["execution"] = [*(text.encode() for text in _execution_traces()), files["recording"][0]]
     files["dump"] = [text.encode() for text in _dumps()]
+    files["weights"] = _messages()
     for target, contents in files.items():
         (CORPUS / target).mkdir(parents=True)
         for number, content in enumerate(contents):

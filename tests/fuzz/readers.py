@@ -1,4 +1,5 @@
-"""What reads the files of users, on any bytes: recordings, traces, execution traces, flight dumps.
+"""What reads bytes of others: recordings, traces, execution traces, flight dumps, and the messages
+of pynccl.weights.
 
 A target takes bytes and raises where what reads them does anything but accept them, or refuse them
 by its own error. mutate() makes other inputs of one, by its structure. Both are used by
@@ -32,8 +33,10 @@ from pynccl.trace.merge import merge
 from pynccl.trace.model import ProcessTrace
 from pynccl.trace.order import check
 from pynccl.trace.summary import summarise
+from pynccl.weights import messages
+from pynccl.weights.messages import FROM_LEADER, FROM_RECEIVERS, FROM_SENDERS, HELLOS
 
-__all__ = ["CORPUS", "TARGETS", "mutate", "seeds"]
+__all__ = ["CORPUS", "MESSAGES", "TARGETS", "mutate", "seeds"]
 
 CORPUS = Path(__file__).parent / "corpus"
 _MAGIC = b"pynccl trace 1\n"
@@ -105,11 +108,23 @@ def _dump(data: bytes) -> None:
         pass
 
 
+MESSAGES = {**HELLOS, **FROM_SENDERS, **FROM_RECEIVERS, **FROM_LEADER}
+
+
+def _weights(data: bytes) -> None:
+    try:
+        message = messages.parse(data, MESSAGES)
+    except messages.MessageError:
+        return
+    assert messages.parse(messages.encode(message), MESSAGES) == message
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "recording": _of_traces(lambda data: [recording.parse(data)]),
     "trace": _of_traces(lambda data: chrome.parse(_text(data))),
     "execution": _execution,
     "dump": _dump,
+    "weights": _weights,
 }
 
 

@@ -25,6 +25,7 @@ from pynccl.replay.check import check
 from pynccl.replay.recorded import gather
 from pynccl.trace import chrome, recording
 from pynccl.trace.errors import TraceError
+from pynccl.weights import messages
 from tests.fuzz import readers
 from tests.support.execution_traces import document, node
 from tests.support.flight_dumps import communicator, dump, record
@@ -59,6 +60,7 @@ def test_the_corpus_is_read(target: str, tmp_path: Path) -> None:
         "recording": lambda data: recording.parse(data).operations,
         "trace": lambda data: chrome.parse(data.decode())[0].operations,
         "dump": lambda data: parse_dump(data.decode(), "dump").communicators,
+        "weights": lambda data: messages.parse(data, readers.MESSAGES),
         "execution": lambda data: _loaded(data, tmp_path)[0].operations,
     }
     for data in readers.seeds(target):
