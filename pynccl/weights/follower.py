@@ -234,7 +234,9 @@ class Follower:
 
     def _give_up(self, error: BaseException, *, own: bool = False) -> None:
         self._member.drop_world()
-        self._link.send(Failed(self._epoch, f"{type(error).__name__}: {error}", own))
+        # Without waiting: Ctrl-C may be the reason.
+        reason = f"{type(error).__name__}: {error}"
+        post_all([self._link], Failed(self._epoch, reason, own))
 
     def _check(self, message: Check) -> None:
         """Answer with the checksums of the segments whose digest differs."""

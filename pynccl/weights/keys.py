@@ -195,6 +195,7 @@ class LocalKey:
 
     def __init__(self, port: int) -> None:
         self.key = new_key()
+        self._owner = os.getpid()
         self._path = _local_path(port)
         # Created with O_EXCL, O_NOFOLLOW and mode 0600. In a folder for all users a rename cannot
         # replace another user's file.
@@ -212,7 +213,9 @@ class LocalKey:
             raise
 
     def remove(self) -> None:
-        """Remove the file, unless another session has written it since."""
+        """Remove the file, unless another session has written it since, or this is a forked child."""
+        if os.getpid() != self._owner:
+            return
         with contextlib.suppress(OSError):
             if _read_private(self._path, "key") == self.key:
                 self._path.unlink()

@@ -192,27 +192,34 @@ def _ids_to_wire(ids: Sequence[bytes]) -> list[str]:
 
 
 def _extents(value: Any) -> tuple[int, ...]:  # noqa: ANN401
-    return tuple(_integers(value, _LARGEST, MOST_DIMENSIONS))
+    if type(value) is not list or len(value) > MOST_DIMENSIONS:
+        raise _wrong(value, f"at most {MOST_DIMENSIONS} extents")
+    for extent in value:
+        if type(extent) is not int or not 0 <= extent <= _LARGEST:
+            raise _wrong(extent, f"an integer from 0 to {_LARGEST}")
+    return tuple(value)
 
 
 def _layout(value: Any) -> Layout:  # noqa: ANN401
+    rows = _list(value)
+    if not set(map(type, rows)) <= {list} or not set(map(len, rows)) <= {4}:
+        raise _wrong(value, "rows of a name, a dtype, a shape and a box")
+    _texts([text for row in rows for text in row[:2]])
     layout: dict[str, Part] = {}
-    for row in _list(value):
-        if type(row) is not list or len(row) != 4:
-            raise _wrong(row, "a name, a dtype, a shape and a box")
-        name, dtype = _texts(row[:2])
-        shape = _extents(row[2])
-        box = whole(shape)
-        if row[3] is not None:
-            if type(row[3]) is not list or len(row[3]) != 2:
-                raise _wrong(row[3], "a start and a stop")
-            box = Box(_extents(row[3][0]), _extents(row[3][1]))
+    for name, dtype, extents, ends in rows:
+        shape = _extents(extents)
+        if ends is None:
+            box = whole(shape)
+        elif type(ends) is list and len(ends) == 2:
+            box = Box(_extents(ends[0]), _extents(ends[1]))
+        else:
+            raise _wrong(ends, "a start and a stop")
         layout[name] = part = Part(dtype, shape, box)
         try:
             check_part(name, part)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise MessageError(str(error)) from None
-    if len(layout) != len(value):
+    if len(layout) != len(rows):
         raise MessageError("a layout has a name twice")
     return layout
 

@@ -152,6 +152,11 @@ class Link:
         """Why the connection is lost; empty if it is not."""
         return self._lost
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether flush() has something to send."""
+        return bool(self._unsent)
+
     def post(self, message: Message) -> None:
         """Append a message to what flush() sends."""
         data = encode(message)
@@ -198,6 +203,7 @@ class Link:
 
     def next(self) -> Message | None:
         """The next message, if it has arrived."""
+        self.flush()
         if not self._unread:
             self._read()
         return self._unread.popleft() if self._unread else None
@@ -264,7 +270,8 @@ def wait(links: Iterable[Link], deadline: Deadline, *, to_send: bool = False) ->
     for link in links:
         if link.lost:
             return
-        poll.register(link, select.POLLOUT if to_send else select.POLLIN)
+        events = 0 if to_send else select.POLLIN
+        poll.register(link, events | (select.POLLOUT if link.has_unsent else 0))
     poll.poll(deadline.milliseconds())
 
 
