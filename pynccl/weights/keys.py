@@ -213,7 +213,7 @@ class LocalKey:
             raise
 
     def remove(self) -> None:
-        """Remove the file, unless another session has written it since, or this is a forked child."""
+        """Remove the file, unless another session wrote it since or this is a forked child."""
         if os.getpid() != self._owner:
             return
         with contextlib.suppress(OSError):

@@ -59,6 +59,7 @@ class _Sender:
     """A sender other than this one, and how many versions it has offered and seen ended."""
 
     link: Link
+    version: int | None = None
     layout: Layout | None = None
     order: list[str] | None = None
     heard: int = 0
@@ -123,6 +124,7 @@ class Leader:
             self._admit()
             self._await_stopped()  # of a version that Ctrl-C has ended
             self._hear_offers()  # the other senders wait, also where this version cannot begin
+            self._check_numbers(version)
             if not self._receivers:
                 raise WeightsError("there are no receivers")
             self._began_once = True
@@ -238,8 +240,19 @@ class Leader:
         """Keep a layout, also where its version is given up: it is not sent again."""
         (sender,) = (sender for sender in self._senders.values() if sender.link is link)
         sender.heard += 1
+        sender.version = offer.version
         if offer.layout is not None:
             sender.layout, sender.order = offer.layout, offer.order
+
+    def _check_numbers(self, version: int) -> None:
+        """Raise ValueError if the senders do not all send the same version."""
+        for number, sender in sorted(self._senders.items()):
+            if sender.version != version:
+                raise ValueError(
+                    f"version: sender 0 sends {version} and sender {number} sends "
+                    f"{sender.version}; call send() on all senders for each version, with the "
+                    "same version= on all"
+                )
 
     def _drop(self, link: Link, reason: str = "") -> None:
         """Go on without a member; a sender cannot be missed."""

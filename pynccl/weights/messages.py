@@ -283,6 +283,7 @@ def _cut(text: str) -> str:
 
 _number = _integer(0, _LARGEST)
 _member_number = _integer(0, _MOST_MEMBERS)
+_version = _integer(-_LARGEST, _LARGEST)
 
 
 # Of members
@@ -315,10 +316,12 @@ class Offer:
     """What a sender has for the next version.
 
     Attributes:
+        version: its number.
         layout: None is the same as before, together with order.
         order: in which it makes its tensors; None where they all exist.
     """
 
+    version: int = _read(_version)
     layout: Layout | None = _read(_optional(_layout), _layout_to_wire)
     order: list[str] | None = _read(_optional(_texts))
 
@@ -502,7 +505,7 @@ class Commit:
         link: bytes per second, where that was measured.
     """
 
-    version: int = _read(_integer(-_LARGEST, _LARGEST))
+    version: int = _read(_version)
     receivers: list[str] = _read(_texts)
     lost: list[str] = _read(_texts)
     repaired: list[str] = _read(_texts)

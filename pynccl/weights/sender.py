@@ -157,7 +157,7 @@ class WeightSender:
                 function that returns an iterator of names and tensors, which are made one after the
                 other, for example gathered from the ranks of the trainer. It is called again where
                 the version has to be sent again.
-            version: its number; None is one more than the last one. That of sender 0 counts.
+            version: its number, the same on all senders; None is one more than the last one.
             metadata: of all tensors that a function makes, in its order: a :class:`Spec` for those
                 that this member sends, None for those that others send. The senders that have one
                 have the same names in the same order.
@@ -170,8 +170,9 @@ class WeightSender:
             The summary.
 
         Raises:
-            TypeError, ValueError: a wrong argument, or layouts that do not fit together; nothing
-                was committed.
+            TypeError, ValueError: a wrong argument, or layouts or version numbers of the senders
+                that do not fit together; nothing was sent. On senders other than the first:
+                WeightsError.
             PeerLostError: a sender or all receivers are lost, or members have not come within the
                 timeout; the session has ended.
             ChecksumError: tensors arrived with errors, also when they were sent again; no receiver
@@ -180,13 +181,13 @@ class WeightSender:
         """
         source = self._source_of(tensors, metadata)
         self._source = source
+        number = self._version + 1 if version is None else version
         if self._leader is not None:
-            number = self._version + 1 if version is None else version
             report = self._leader.transfer(number, source, self._provider, delta=delta)
         elif self._follower is not None:
             offered = source.layout, source.order
             layout = None if offered == self._offered else source.layout
-            self._follower.offer(Offer(layout, source.order))
+            self._follower.offer(Offer(number, layout, source.order))
             self._offered = offered
             report = self._follower.wait(3 * self._member.timeout)
         else:

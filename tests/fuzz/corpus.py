@@ -125,7 +125,7 @@ def _messages() -> list[bytes]:
         for message in (
             weights.SenderHello(1),
             weights.ReceiverHello("engine", layout, keeps_base=True),
-            weights.Offer(layout, ["w", "b"]),
+            weights.Offer(1, layout, ["w", "b"]),
             weights.Compared(1, sums),
             weights.Sent(1, sums),
             weights.Checked(1, sums),

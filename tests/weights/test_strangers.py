@@ -308,7 +308,7 @@ def test_garbage_of_a_receiver(session: Session, garbage: bytes) -> None:
         *(list(GARBAGE.values())[i] for i in (1, 2, 3)),
         frame({"kind": "Checked", "epoch": 1, "sums": [[99], [1]]}),
         frame({"kind": "Checked", "epoch": 1, "sums": [[0, 0], [1, 1]]}),
-        frame({"kind": "Offer", "layout": None, "order": None}),
+        frame({"kind": "Offer", "version": 1, "layout": None, "order": None}),
         frame({"kind": "Sent", "epoch": 1, "sums": [[], []]}),
     ],
 )
@@ -353,11 +353,13 @@ def test_garbage_of_a_sender(state: str) -> None:
     ):
         assert isinstance(peers.receive(other), Welcome)
         if state == "offer":
-            other.sendall(frame({"kind": "Offer", "layout": [[1, 2, 3, 4]], "order": None}))
+            other.sendall(
+                frame({"kind": "Offer", "version": 1, "layout": [[1, 2, 3, 4]], "order": None})
+            )
         elif state == "empty offer":
-            other.sendall(frame(Offer(None, None)))
+            other.sendall(frame(Offer(1, None, None)))
         else:
-            other.sendall(frame(Offer({}, None)))
+            other.sendall(frame(Offer(1, {}, None)))
             other.sendall(frame(Sent(1, {5: 5})))
             other.sendall(b"\xff" * 4)
         errors: list[BaseException] = []
