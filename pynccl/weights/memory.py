@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from pynccl import _C
 from pynccl.weights.dtypes import size_of
 
-__all__ = ["Library", "Memory", "Tensor", "current_gpu", "library_of", "memory_of", "place_of"]
+__all__ = [
+    "Library",
+    "Memory",
+    "Tensor",
+    "check_storage",
+    "current_gpu",
+    "library_of",
+    "memory_of",
+    "place_of",
+]
 
 Tensor = Any  # of torch, an array of NumPy, or what these take by DLPack
 Library = Literal["torch", "numpy"]
@@ -205,7 +214,7 @@ class _Torch(_OnHost):
         return place.view(kind).view(tuple(shape))
 
     def assign(self, target: Tensor, source: Tensor) -> None:
-        with self._torch.no_grad():
+        with self._torch.inference_mode():  # else torch refuses tensors that were made in it
             target.copy_(source)
 
     def _dtype(self, name: str) -> Any:  # noqa: ANN401
@@ -249,12 +258,62 @@ class _TorchOnGpu(_Torch):
         for target, source in zip(targets, sources, strict=True):
             if target.numel() != source.numel():
                 raise ValueError(f"tensors: {source.numel()} bytes for {target.numel()}")
-        self._torch._foreach_copy_(targets, sources)
+        with self._torch.inference_mode():
+            self._torch._foreach_copy_(targets, sources)
 
     def _checksums(self, tensors: list[Tensor]) -> list[int]:
         from pynccl.weights.checksum import checksums
 
         return checksums(tensors)
+
+
+def check_storage(tensors: Mapping[str, Tensor], known: list[int]) -> list[int]:
+    """Check that tensors of torch have the memory that their shapes say.
+
+    A storage can be freed or shrunk while tensors use it, as FSDP does by ``resize_(0)``; torch
+    and NCCL then read and write at invalid addresses. Arrays of NumPy own their memory.
+
+    Args:
+        tensors: by name.
+        known: what the last call returned; [] before the first. Storages that have the same sizes
+            are not looked at again.
+
+    Returns:
+        The sizes of the storages.
+
+    Raises:
+        ValueError: a tensor has no storage in memory, or one that is too small.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    sizes = []
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor):
+            if tensor.layout is not torch.strided:
+                raise ValueError(f"{name}: expected a dense tensor, got {tensor.layout}")
+            sizes.append(tensor.untyped_storage().nbytes())
+    if sizes == known:
+        return sizes
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            if storage.device.type == "meta":
+                raise ValueError(f"{name}: the tensor is on the meta device and has no memory")
+            if _reach(tensor) > storage.nbytes():
+                raise ValueError(
+                    f"{name}: the tensor needs {_reach(tensor)} bytes of its storage, which has "
+                    f"{storage.nbytes()} now; it was freed or resized"
+                )
+    return sizes
+
+
+def _reach(tensor: Tensor) -> int:
+    """The bytes of its storage that a tensor of torch needs."""
+    if not tensor.numel():
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def library_of(tensor: Tensor) -> Library:
@@ -268,7 +327,10 @@ def library_of(tensor: Tensor) -> Library:
 def place_of(tensor: Tensor) -> tuple[str, int | None]:
     """The provider and the GPU of a tensor."""
     if hasattr(tensor, "__dlpack_device__"):
-        kind, number = tensor.__dlpack_device__()
+        try:
+            kind, number = tensor.__dlpack_device__()
+        except ValueError:  # a device of torch without DLPack; check_storage() names the tensor
+            return "host", None
         if int(kind) == _CUDA:
             return "cuda", int(number)
     return "host", None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pynccl.weights.dtypes import size_of
+from pynccl.weights.dtypes import converts, size_of
 from pynccl.weights.layout import Box, Layout, Part, split, whole
 
 __all__ = ["ALIGNMENT", "Segment", "Step", "Unit", "make_plan", "make_steps", "plan_units"]
@@ -178,6 +178,11 @@ def _targets(
         if target.shape != shape:
             raise ValueError(
                 f"{name}: its shape is {shape} on the senders and {target.shape} on a receiver"
+            )
+        if not converts(dtype, target.dtype):
+            raise ValueError(
+                f"{name}: {dtype} of the senders would lose values as {target.dtype} of a "
+                f"receiver; receive it as {dtype}, or convert it before it is sent"
             )
         targets[target.box].append(receiver)
         kinds.add(target.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 from pynccl.weights.layout import Box, Layout, Part, check_part, whole
-from pynccl.weights.memory import Memory, Tensor
+from pynccl.weights.memory import Memory, Tensor, check_storage
 from pynccl.weights.plan import Unit
 
 __all__ = [
@@ -20,12 +20,13 @@ __all__ = [
     "Spec",
     "gathered",
     "held",
+    "kind_of",
     "layout_of",
     "local",
 ]
 
 
-_KIND = operator.attrgetter("dtype", "shape")
+kind_of = operator.attrgetter("dtype", "shape")
 
 
 class Spec(NamedTuple):
@@ -172,6 +173,8 @@ class _Held(Source):
 
     def __init__(self, values: Mapping[str, Tensor | Shard], memory: Memory) -> None:
         self.values = values
+        self._storages: list[int] = []
+        self.check()
         self.layout = layout_of(values, memory)
         self._tensors = {name: memory.wrap(local(value)) for name, value in values.items()}
         self._kinds = self._new_kinds()
@@ -181,12 +184,17 @@ class _Held(Source):
             for name, value in values.items()
         )
 
+    def check(self) -> None:
+        """Raise ValueError if the memory of a tensor was freed."""
+        tensors = {name: local(value) for name, value in self.values.items()}
+        self._storages = check_storage(tensors, self._storages)
+
     def has_changed(self) -> bool:
         """Whether a tensor has another dtype or shape now, as after module.half()."""
         return self._new_kinds() != self._kinds
 
     def _new_kinds(self) -> list[Any]:
-        return list(map(_KIND, self._tensors.values()))
+        return list(map(kind_of, self._tensors.values()))
 
     def view(self, unit: Unit) -> Tensor:
         tensor, box = self._tensors[unit.name], self.layout[unit.name].box
@@ -201,6 +209,7 @@ def held(values: Mapping[str, Tensor | Shard], memory: Memory, last: Source | No
     if isinstance(last, _Held) and last.is_lasting and len(values) == len(last.values):
         same = all(map(operator.is_, values.values(), last.values.values()))
         if same and list(values) == list(last.values) and not last.has_changed():
+            last.check()
             return last
     return _Held(dict(values), memory)
 
@@ -244,7 +253,9 @@ class _Gathered(Source):
             ) from None
         if self._name not in self.layout:
             return
-        self._tensor = self._memory.wrap(local(value))
+        tensor = local(value)
+        check_storage({self._name: tensor}, [])
+        self._tensor = self._memory.wrap(tensor)
         part = self.layout[self._name]
         dtype, shape = self._memory.dtype_of(self._tensor), tuple(self._tensor.shape)
         if (dtype, shape) != (part.dtype, part.box.shape):

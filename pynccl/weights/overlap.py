@@ -1,0 +1,152 @@
+"""Tensors that share memory: which are the same memory, and which overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from pynccl.weights.memory import Memory, Tensor
+
+__all__ = ["Extent", "overlap", "tied"]
+
+_LOOKS = 10_000  # for an element that two tensors share; it is found or excluded by few
+
+
+class Extent(NamedTuple):
+    """Where the elements of a tensor are.
+
+    Attributes:
+        address: of the first byte.
+        itemsize: the bytes of an element.
+        shape: its own.
+        strides: in bytes.
+    """
+
+    address: int
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """The lowest address of an element."""
+        return self.address + sum(min(span, 0) for span in self._spans())
+
+    @property
+    def stop(self) -> int:
+        """The end of the element with the highest address."""
+        return self.address + sum(max(span, 0) for span in self._spans()) + self.itemsize
+
+    def _spans(self) -> Iterator[int]:
+        return (stride * (n - 1) for n, stride in zip(self.shape, self.strides, strict=True))
+
+
+def extent_of(tensor: Tensor, memory: Memory) -> Extent:
+    """The extent of a tensor of the memory's library."""
+    if memory.library == "numpy":
+        address, size = int(tensor.__array_interface__["data"][0]), int(tensor.itemsize)
+        return Extent(address, size, tensor.shape, tensor.strides)
+    size = int(tensor.element_size())
+    strides = tuple(stride * size for stride in tensor.stride())
+    return Extent(int(tensor.data_ptr()), size, tuple(tensor.shape), strides)
+
+
+def overlap(a: Extent, b: Extent) -> bool:
+    """Whether two tensors share a byte.
+
+    It asks for x[i] in [0, n[i]) of both with the same address: a sum of terms, each a stride times
+    a number from a range, that is the distance of the tensors.
+    """
+    if 0 in a.shape or 0 in b.shape or a.start >= b.stop or b.start >= a.stop:
+        return False
+    ranges: dict[int, list[int]] = {1: [-(a.itemsize - 1), b.itemsize - 1]}
+
+    def add(stride: int, low: int, high: int) -> None:
+        if stride < 0:
+            stride, low, high = -stride, -high, -low
+        bounds = ranges.setdefault(stride, [0, 0])
+        bounds[0] += low
+        bounds[1] += high
+
+    for n, stride in zip(a.shape, a.strides, strict=True):
+        add(stride, -(n - 1), 0)
+    for n, stride in zip(b.shape, b.strides, strict=True):
+        add(stride, 0, n - 1)
+    ranges.pop(0, None)
+    terms = [(stride, low, high) for stride, (low, high) in sorted(ranges.items(), reverse=True)]
+    return _has_sum(terms, a.address - b.address)
+
+
+def overlaps_itself(extent: Extent) -> bool:
+    """Whether two indices have the same memory, or may have: where its strides are not nested."""
+    if 0 in extent.shape:
+        return False
+    reach = extent.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(extent.strides, extent.shape, strict=True)):
+        if n > 1:
+            if stride < reach:
+                return True
+            reach += stride * (n - 1)
+    return False
+
+
+def _has_sum(terms: list[tuple[int, int, int]], total: int) -> bool:
+    """Whether a sum of strides times numbers within their bounds is a total; True if unknown."""
+    least, most = [0], [0]  # of the terms from the end on
+    for stride, low, high in reversed(terms):
+        least.append(least[-1] + stride * low)
+        most.append(most[-1] + stride * high)
+    least.reverse()
+    most.reverse()
+    left = [(0, total)]
+    for _ in range(_LOOKS):
+        if not left:
+            return False
+        number, rest = left.pop()
+        if number == len(terms):
+            return True  # the bounds leave nothing over
+        stride, low, high = terms[number]
+        first = max(low, -((most[number + 1] - rest) // stride))
+        last = min(high, (rest - least[number + 1]) // stride)
+        left += ((number + 1, rest - stride * count) for count in range(first, last + 1))
+        if last - first > _LOOKS:
+            return True
+    return True
+
+
+def tied(
+    tensors: Mapping[str, Tensor], kinds: Mapping[str, object], memory: Memory
+) -> list[list[str]]:
+    """The names of tensors that are the same memory, with the same kind.
+
+    Args:
+        tensors: by name.
+        kinds: what else must be equal: the part of the whole tensor that each is.
+        memory: of the tensors.
+
+    Raises:
+        ValueError: a tensor overlaps itself or another one in part.
+    """
+    extents = {name: extent_of(tensor, memory) for name, tensor in tensors.items()}
+    groups: dict[tuple[Extent, object], list[str]] = {}
+    for name, extent in extents.items():
+        if overlaps_itself(extent):
+            raise ValueError(
+                f"into: {name} has several elements at the same address (shape {extent.shape}, "
+                f"strides of {extent.strides} bytes); give a tensor with memory of its own"
+            )
+        groups.setdefault((extent, kinds[name]), []).append(name)
+    open_groups: list[tuple[Extent, str]] = []
+    for (extent, _), names in sorted(groups.items(), key=lambda item: item[0][0].start):
+        open_groups = [(other, name) for other, name in open_groups if other.stop > extent.start]
+        for other, name in open_groups:
+            if overlap(extent, other):
+                raise ValueError(
+                    f"into: {name} and {names[0]} overlap in memory and are not the same tensor; "
+                    "leave one of them out, or give it memory of its own"
+                )
+        if 0 not in extent.shape:
+            open_groups.append((extent, names[0]))
+    return [
+        names for (extent, _), names in groups.items() if len(names) > 1 and 0 not in extent.shape
+    ]
