@@ -81,7 +81,7 @@ def _times(_rank: int, _size: int) -> None:
     def coalesced() -> None:
         with dist._coalescing_manager():
             dist.all_reduce(large)
-            dist.all_reduce(large)
+            dist.all_reduce(torch.zeros_like(large))
 
     assert _estimated(coalesced) == pytest.approx(two, rel=0.5)
     assert not large.any()
@@ -100,7 +100,9 @@ def _refused(rank: int, size: int) -> None:
     for name, run in {
         "all_to_all_single": lambda: dist.all_to_all_single(torch.zeros(size), tensor),
         "send": lambda: dist.send(tensor, (rank + 1) % size),
-        "gather": lambda: dist.gather(tensor, [torch.zeros(size)] * size if rank == 0 else None),
+        "gather": lambda: dist.gather(
+            tensor, [torch.zeros(size) for _ in range(size)] if rank == 0 else None
+        ),
     }.items():
         backend._start_time_estimate()
         dist.all_reduce(tensor)
