@@ -372,7 +372,7 @@ def _no_fallback(dist: Any, rank: int, size: int) -> None:
         sending = dist.isend(tensor, dst=peer, group=dist.group.WORLD)
         dist.recv(wide[:4], peer)
         sending.wait()
-        operations = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, tensor, peer)]
+        operations = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, wide[:4], peer)]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
     assert _C.fallbacks() == before

@@ -215,8 +215,10 @@ def _new_group(dist: Any, rank: int, size: int) -> None:
             dist.get_backend(pg)
         with pytest.warns(UserWarning, match=f"all_reduce on global rank {rank} which does not"):
             assert dist.all_reduce(torch.ones(1), group=pg) is None
-        with pytest.raises(ValueError, match="is not registered"):
-            dist.broadcast(torch.ones(1), 0, group=pg)
+        with pytest.warns(UserWarning, match="does not belong"):
+            assert dist.broadcast(torch.ones(1), 0, group=pg) is None
+        with pytest.raises(ValueError, match="is not part of group"):
+            dist.broadcast(torch.ones(1), rank, group=pg)
         with pytest.warns(UserWarning, match="does not belong"):
             assert dist.broadcast(torch.ones(1), group_src=0, group=pg) is None
         assert dist.destroy_process_group(pg) is None
