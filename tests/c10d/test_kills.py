@@ -11,7 +11,7 @@ import sys
 
 from tests.support.tier import FULL
 
-_KILLS = 50 if FULL else 4
+_KILLS = 50 if FULL else 2
 
 
 def test_kills() -> None:

@@ -37,6 +37,7 @@ _GRACE = 1.0
 _STUCK = 30.0
 # Of the time, until a process has allocated what it keeps; what its memory may grow by after that.
 _WARM_UP = 0.3
+_LEAST = 6  # programs, however long they take
 _GROWTH, _SLACK = 1.05, 4 << 20
 
 
@@ -296,8 +297,8 @@ def endure(
     began = time.monotonic()
     warm: dict[int, int] = {}
     try:
-        while (elapsed := time.monotonic() - began) < seconds:
-            if not warm and elapsed > seconds * _WARM_UP:
+        while (elapsed := time.monotonic() - began) < seconds or result.programs < _LEAST:
+            if not warm and elapsed > seconds * _WARM_UP and result.programs >= _LEAST // 2:
                 warm = {pid: _memory_of(pid) for pid in lane.pids()}
             number = seed + result.programs
             failure = run_program(lane, number, "host", mistaken=False, nranks=nranks)
