@@ -317,8 +317,9 @@ def run(trial: Trial) -> str | None:
 
 
 def prepare() -> None:
-    """What the forks inherit: one thread, and the backend."""
+    """What the forks inherit: one thread, the backend, and what every optimizer imports."""
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")
     load()
 
 
