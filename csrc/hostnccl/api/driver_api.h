@@ -34,7 +34,7 @@ abi::CUresult driver_guarded(Body&& body) noexcept {
     remember_error(current_error().text());
     return abi::CUDA_ERROR_OUT_OF_MEMORY;
   } catch (...) {
-    DeviceError(abi::CUDA_ERROR_UNKNOWN, current_error().text()).remember();
+    remember_unknown(current_error());
     return abi::CUDA_ERROR_UNKNOWN;
   }
 }
@@ -63,11 +63,16 @@ T* non_null(T* pointer) {
 
 inline void run_or_enqueue(const Ref<Stream>& stream, Stream::Callback callback) {
   if (stream && stream->capturing()) {
-    Capture::add_node({stream}, std::move(callback));
+    Capture::add_node({stream},
+                      [callback = std::move(callback)](const SharedFailure&) { callback(); });
   } else if (stream) {
     Stream::enqueue(stream, std::move(callback));
   } else {
-    callback();
+    try {
+      callback();
+    } catch (...) {
+      throw DeviceError(std::make_shared<StreamFailure>(current_error()));
+    }
   }
 }
 

@@ -1,17 +1,11 @@
 // The driver API's functions for streams and events.
 #include "hostnccl/api/driver_api.h"
+#include "hostnccl/streams/host_function.h"
 
 using namespace hostnccl;
 
 namespace pynccl::abi {
 namespace {
-
-// Throws if an operation on the stream has failed since the last check.
-void check_failed(Stream& stream) {
-  if (const std::optional<Error> failure = stream.take_failure()) {
-    throw DeviceError(CUDA_ERROR_UNKNOWN, "work queued on the stream failed: " + failure->text());
-  }
-}
 
 // A query and a synchronization cannot be captured.
 void check_capture_allows_sync(const Ref<Stream>& stream) {
@@ -70,8 +64,9 @@ CUresult hostStreamSynchronize(CUstream stream) {
     const Ref<Stream> target = stream_of(stream);
     check_capture_allows_sync(target);
     if (!target) return;
+    const uint32_t taken = target->taken();
     target->synchronize();
-    check_failed(*target);
+    check_no_failure(target->take_failure(taken));
   });
 }
 
@@ -80,8 +75,9 @@ CUresult hostStreamQuery(CUstream stream) {
     const Ref<Stream> target = stream_of(stream);
     check_capture_allows_sync(target);
     if (!target) return;
+    const uint32_t taken = target->taken();
     require(target->idle(), CUDA_ERROR_NOT_READY);
-    check_failed(*target);
+    check_no_failure(target->take_failure(taken));
   });
 }
 
@@ -97,7 +93,7 @@ CUresult hostLaunchHostFunc(CUstream stream, CUhostFn function, void* userData) 
   return driver_guarded([=] {
     const Ref<Stream> target = stream_of(stream);
     require(function != nullptr, CUDA_ERROR_INVALID_VALUE);
-    run_or_enqueue(target, [=] { function(userData); });
+    run_or_enqueue(target, [=] { run_function(function, userData); });
   });
 }
 
@@ -140,13 +136,18 @@ CUresult hostEventRecordWithFlags(CUevent event, CUstream stream, unsigned int f
 CUresult hostEventQuery(CUevent event) {
   return driver_guarded([=] {
     const auto record = checked_record(event_of(event));
-    require(record == nullptr || record->done(), CUDA_ERROR_NOT_READY);
+    if (record == nullptr) return;
+    require(record->done(), CUDA_ERROR_NOT_READY);
+    check_no_failure(record->failure());
   });
 }
 
 CUresult hostEventSynchronize(CUevent event) {
   return driver_guarded([=] {
-    if (const auto record = checked_record(event_of(event))) record->wait();
+    const auto record = checked_record(event_of(event));
+    if (record == nullptr) return;
+    record->wait();
+    check_no_failure(record->failure());
   });
 }
 

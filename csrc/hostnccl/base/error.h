@@ -17,11 +17,19 @@ class Error : public std::exception {
   Error(abi::ncclResult_t code, std::string text) : code_(code), text_(std::move(text)) {}
   abi::ncclResult_t code() const { return code_; }
   const std::string& text() const { return text_; }
+  // What has failed, as a client knows it: the handle of a communicator, or what a client has
+  // passed to hostFailFunction(). Null: unknown.
+  const void* origin() const { return origin_; }
+  Error& set_origin(const void* origin) {
+    origin_ = origin;
+    return *this;
+  }
   const char* what() const noexcept override { return text_.c_str(); }
 
  private:
   abi::ncclResult_t code_;
   std::string text_;
+  const void* origin_ = nullptr;
 };
 
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

@@ -79,10 +79,19 @@ std::optional<std::string> CommState::error_text() const {
   return std::nullopt;
 }
 
-Error CommState::error() const {
-  const std::string label = settings_.name.empty() ? "" : "communicator " + settings_.name + ": ";
+Error CommState::operation_error() const {
   const std::lock_guard lock(mutex_);
-  if (revoked()) return Error(revocation().code(), label + revocation().text());
+  return error_locked(error_code_ != abi::ncclSuccess);
+}
+
+Error CommState::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_locked(false);
+}
+
+Error CommState::error_locked(bool failed_first) const {
+  const std::string label = settings_.name.empty() ? "" : "communicator " + settings_.name + ": ";
+  if (revoked() && !failed_first) return Error(revocation().code(), label + revocation().text());
   if (error_code_ != abi::ncclSuccess) return Error(error_code_, label + error_text_);
   const Error failure = segment_->failure();
   return Error(failure.code(), label + failure.text());

@@ -49,6 +49,8 @@ class CommState {
   std::optional<Error> failure() const;           // what async_error() reports, if it is an error
   std::optional<std::string> error_text() const;  // while initializing: the missing ranks
   Error error() const;                            // requires that there is one
+  // Of an operation: a failure that came before a revocation is not replaced by that.
+  Error operation_error() const;
   // Records the first error of this rank and makes the segment fail, which ends the operations of
   // all ranks.
   void fail(const Error& error) noexcept;
@@ -85,6 +87,7 @@ class CommState {
   void set_suspended(bool suspended) { suspended_.store(suspended, std::memory_order_release); }
 
  private:
+  Error error_locked(bool failed_first) const;
   enum class Phase { Initializing, Ready, Finalizing, Finalized };
 
   void check_healthy() const;

@@ -24,12 +24,9 @@ void run_inline(ProgressEngine& engine) {
   if (error) throw *error;
 }
 
-// The engine on the first of the streams. An error is reported by each of them.
-Stream::Prepared prepare_on_first(const Streams& streams, std::shared_ptr<ProgressEngine> engine) {
-  return {streams[0], [engine = std::move(engine), streams] {
-            const std::optional<Error> error = engine->run();
-            if (!error) return;
-            for (const Ref<Stream>& stream : streams) stream->set_failure(*error);
+Stream::Prepared prepare_on(const Ref<Stream>& stream, std::shared_ptr<ProgressEngine> engine) {
+  return {stream, [engine = std::move(engine)] {
+            if (const std::optional<Error> error = engine->run()) throw Error(*error);
           }};
 }
 
@@ -43,17 +40,24 @@ void record_all(const Events& events, const Ref<Stream>& stream) {
   for (const Ref<Event>& event : events) event->record(stream);
 }
 
-// The engine starts when all streams have reached this point; later work of each waits for its end.
+// The engine starts when all streams have reached this point; later work of each waits for its end,
+// and each has the failures of all.
 void prepare_on_all(std::vector<Stream::Prepared>& prepared, const Streams& streams,
                     std::shared_ptr<ProgressEngine> engine, const Events& launch_events) {
   for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[0], record_new_event(streams[i]));
   record_all(launch_events, streams[0]);
-  prepared.push_back(prepare_on_first(streams, std::move(engine)));
+  prepared.push_back(prepare_on(streams[0], std::move(engine)));
   if (streams.size() == 1) return;
   const auto done = std::make_shared<Event::Record>();
-  prepared.emplace_back(streams[0], [done] { done->complete(); });
+  prepared.emplace_back(streams[0],
+                        [done, on = streams[0].get(), reported = streams[0]->reported_failure()] {
+                          done->complete(on->failure_besides(reported));
+                        });
   for (size_t i = 1; i < streams.size(); ++i) {
-    prepared.emplace_back(streams[i], [done] { done->wait(); });
+    prepared.emplace_back(streams[i], [done] {
+      done->wait();
+      done->throw_failure();
+    });
   }
 }
 
@@ -126,7 +130,7 @@ void dispatch(const PendingOperation& operation, ProgressEngine& inline_engine) 
     const auto engine = std::make_shared<ProgressEngine>();
     engine->add(operation.comm, operation.operation, operation.window);
     engine->prepare();
-    Stream::Prepared prepared = prepare_on_first({operation.stream}, engine);
+    Stream::Prepared prepared = prepare_on(operation.stream, engine);
     const EnqueueLock lock({&operation.comm->order()});
     engine->take_sequences();
     return prepared.enqueue();
@@ -201,11 +205,30 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     }
     for (Stream::Prepared& callback : prepared) callback.enqueue();
   }
-  for (const auto& record : earlier) record->wait();
+  // The operations run also after a failure: they have their numbers.
+  std::optional<Error> failure;
+  try {
+    for (const auto& record : earlier) {
+      record->wait();
+      record->throw_failure();
+    }
+  } catch (...) {
+    failure = current_error();
+  }
   for (Component& component : components) {
     if (component.has_calling_thread) record_all(component.launch_events, {});
   }
-  run_inline(inline_engine);
+  try {
+    run_inline(inline_engine);
+  } catch (...) {
+    if (!failure) failure = current_error();
+  }
+  if (!failure) return;
+  for (const Component& component : components) {
+    if (!component.has_calling_thread) continue;
+    for (const Ref<Stream>& stream : component.streams) stream->set_failure(*failure);
+  }
+  throw Error(*failure);
 }
 
 }  // namespace hostnccl

@@ -204,7 +204,10 @@ void ProgressEngine::fail_work(size_t index, const Error& error) {
     work.failed = true;
     work.comm->state().fail(error);
     Deadlocks::note_failure(*work.comm, work.comm->state().for_others(error));
-    if (!error_) error_ = work.comm->state().error();
+    if (!error_) {
+      error_ = work.comm->state().operation_error();
+      error_->set_origin(work.comm.slot());
+    }
   }
   for (PeerQueue& queue : queues_) {
     if (queue.work != index || queue.finished) continue;

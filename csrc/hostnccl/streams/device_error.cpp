@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 
 namespace hostnccl {
 namespace {
@@ -61,6 +62,7 @@ const ErrorText* find(CUresult result) {
 struct Reason {
   CUresult result = CUDA_SUCCESS;
   std::string text;  // empty: none
+  SharedFailure failure;
 };
 thread_local Reason last_reason;
 
@@ -74,10 +76,27 @@ DeviceError::DeviceError(CUresult result)
 DeviceError::DeviceError(CUresult result, const std::string& reason)
     : Error(ncclUnhandledCudaError, reason), result_(result), has_reason_(true) {}
 
+DeviceError::DeviceError(SharedFailure failure)
+    : DeviceError(CUDA_ERROR_UNKNOWN,
+                  "work queued on the stream failed: " + failure->error.text()) {
+  failure_ = std::move(failure);
+}
+
 void DeviceError::remember() const {
   remember_error(text());
-  last_reason = {result_, has_reason_ ? text() : std::string()};
+  last_reason = {result_, has_reason_ ? text() : std::string(), failure_};
 }
+
+void remember_unknown(const Error& error) noexcept {
+  remember_error(error.text());
+  try {
+    last_reason = {CUDA_ERROR_UNKNOWN, error.text(), nullptr};
+  } catch (const std::bad_alloc&) {
+    last_reason = {};
+  }
+}
+
+SharedFailure last_work_failure() { return last_reason.failure; }
 
 const char* device_error_name(CUresult result) {
   const ErrorText* found = find(result);

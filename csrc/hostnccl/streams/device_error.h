@@ -4,6 +4,7 @@
 
 #include "abi/driver_types.h"
 #include "hostnccl/base/error.h"
+#include "hostnccl/streams/stream.h"
 
 namespace hostnccl {
 
@@ -12,17 +13,30 @@ class DeviceError : public Error {
   explicit DeviceError(abi::CUresult result);
   // reason: more than the result says. device_error_text() returns it after the call has failed.
   DeviceError(abi::CUresult result, const std::string& reason);
+  explicit DeviceError(SharedFailure failure);  // CUDA_ERROR_UNKNOWN: work on a stream has failed
   abi::CUresult result() const { return result_; }
   void remember() const;  // as this thread's last error
 
  private:
   abi::CUresult result_;
   bool has_reason_ = false;
+  SharedFailure failure_;
 };
 
 inline void require(bool condition, abi::CUresult otherwise) {
   if (!condition) throw DeviceError(otherwise);
 }
+
+// Throws the failure, if there is one.
+inline void check_no_failure(const SharedFailure& failure) {
+  if (failure) throw DeviceError(failure);
+}
+
+// For a call that returns CUDA_ERROR_UNKNOWN for another reason.
+void remember_unknown(const Error& error) noexcept;
+
+// The failure of work that this thread's last failed call has met; null if it was another error.
+SharedFailure last_work_failure();
 
 // The name and the description of a result; null for one that hostnccl does not use. The reason of
 // this thread's last failed call is the description of its result.

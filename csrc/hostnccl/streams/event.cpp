@@ -12,21 +12,24 @@ HandleTable<Event>& events() {
   return table;
 }
 
-void Event::Record::complete() {
+void Event::Record::complete(SharedFailure failure) {
+  failure_ = std::move(failure);
   time_ = Clock::now();
   done_.signal(1);
 }
 
 void Event::Record::wait() { sleep_in_process({&done_, 1}); }
 
-void Event::record(const Ref<Stream>& stream) {
+void Event::record(const Ref<Stream>& stream, SharedFailure failure) {
   std::shared_ptr<Record> record;
   if (stream && stream->capturing()) {
     record = Capture::record_event(stream);
   } else if (record = std::make_shared<Record>(); stream) {
-    Stream::enqueue(stream, [record] { record->complete(); });
+    Stream::enqueue(stream, [record, on = stream.get(), reported = stream->reported_failure()] {
+      record->complete(on->failure_besides(reported));
+    });
   } else {
-    record->complete();
+    record->complete(std::move(failure));
   }
   const std::lock_guard lock(mutex_);
   last_record_ = std::move(record);
@@ -34,7 +37,8 @@ void Event::record(const Ref<Stream>& stream) {
 
 void Event::record_external(const Ref<Event>& event, const Ref<Stream>& stream) {
   require(stream && stream->capturing(), abi::CUDA_ERROR_INVALID_VALUE);
-  Capture::add_node({stream}, [event] { event->record({}); });
+  Capture::add_node({stream},
+                    [event](const SharedFailure& failure) { event->record({}, failure); });
 }
 
 std::shared_ptr<Event::Record> Event::last_record() const {
@@ -48,11 +52,15 @@ void stream_wait(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>
     return Capture::wait_for_position(stream, *record->capture_position());
   }
   Capture::check_not_capturing(stream, abi::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-  if (record->done()) return;
+  if (record->done() && !record->failure()) return;
   if (stream) {
-    Stream::enqueue(stream, [record] { record->wait(); });
+    Stream::enqueue(stream, [record] {
+      record->wait();
+      record->throw_failure();
+    });
   } else {
     record->wait();
+    check_no_failure(record->failure());
   }
 }
 

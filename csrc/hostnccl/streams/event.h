@@ -14,27 +14,35 @@ namespace hostnccl {
 
 class Event {
  public:
-  // One recording of an event, done when its stream has reached it. A record made in a capture
-  // holds the position in the capture instead and is never done.
+  // One recording of an event, done when its stream has reached it. It then has the failure of the
+  // work before it. A record made in a capture holds the position in the capture instead and is
+  // never done.
   class Record {
    public:
     Record() = default;
     explicit Record(CapturePosition position) : position_(std::move(position)) {}
     const std::optional<CapturePosition>& capture_position() const { return position_; }
-    void complete();
+    void complete(SharedFailure failure = nullptr);
     bool done() const { return done_.reached(1); }
     void wait();
+    const SharedFailure& failure() const { return failure_; }  // once it is done
+    void throw_failure() const {                               // as an Error, if there is one
+      if (failure_) throw Error(failure_->error);
+    }
     Clock::time_point time() const { return time_; }
 
    private:
     const std::optional<CapturePosition> position_;
     Flag done_;
+    SharedFailure failure_;
     Clock::time_point time_;
   };
 
   explicit Event(bool timing) : timing_(timing) {}
 
-  void record(const Ref<Stream>& stream);  // null: the calling thread
+  // stream: null for the calling thread. failure: of the work before, where that is not known to
+  // the stream.
+  void record(const Ref<Stream>& stream, SharedFailure failure = nullptr);
   // In a capture, each launch of the graph records the event (CU_EVENT_RECORD_EXTERNAL).
   static void record_external(const Ref<Event>& event, const Ref<Stream>& stream);
   std::shared_ptr<Record> last_record() const;  // null if the event was never recorded
@@ -48,8 +56,9 @@ class Event {
   std::shared_ptr<Record> last_record_;
 };
 
-// Makes work enqueued on the stream from now on wait for the record (cuStreamWaitEvent). A null
-// stream, the calling thread, waits here; a null record needs no wait.
+// Makes work enqueued on the stream from now on wait for the record (cuStreamWaitEvent), whose
+// failure becomes one of the stream. A null stream, the calling thread, waits here and throws the
+// failure; a null record needs no wait.
 void stream_wait(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record);
 
 HandleTable<Event>& events();

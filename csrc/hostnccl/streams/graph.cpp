@@ -17,11 +17,8 @@ void check(const Ref<Communicator>& comm) {
   }
   try {
     comm->check_usable();
-  } catch (const Error& error) {
-    if (comm->state().async_error() > abi::ncclSuccess &&
-        comm->state().async_error() != abi::ncclInProgress)
-      throw;
-    throw DeviceError(abi::CUDA_ERROR_ILLEGAL_STATE, error.text());
+  } catch (Error& error) {
+    throw DeviceError(std::make_shared<StreamFailure>(error.set_origin(comm.slot())));
   }
 }
 

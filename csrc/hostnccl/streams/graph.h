@@ -8,6 +8,7 @@
 
 #include "hostnccl/communicator/communicator.h"
 #include "hostnccl/communicator/operation.h"
+#include "hostnccl/streams/stream.h"
 
 namespace hostnccl {
 
@@ -23,8 +24,10 @@ class Graph {
     Operation operation;
     Ref<Window> window;  // the destination of a put
   };
-  // A host function, or operations that one progress engine runs together.
-  using Payload = std::variant<std::function<void()>, std::vector<NodeOperation>>;
+  // A host function, which gets the failure of the nodes before it, or operations that one progress
+  // engine runs together.
+  using Function = std::function<void(const SharedFailure&)>;
+  using Payload = std::variant<Function, std::vector<NodeOperation>>;
 
   struct Node {
     std::vector<size_t> dependencies;  // indices of earlier nodes

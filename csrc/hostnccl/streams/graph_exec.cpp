@@ -4,6 +4,7 @@
 
 #include "hostnccl/base/delay.h"
 #include "hostnccl/operations/progress_engine.h"
+#include "hostnccl/streams/device_error.h"
 
 namespace hostnccl {
 namespace {
@@ -31,11 +32,17 @@ HandleTable<GraphExec>& graph_execs() {
 // One launch of a graph, shared by the threads of its branches.
 class GraphExec::Launch {
  public:
-  Launch(Ref<Graph> graph, const Ref<Stream>& stream)
+  // previous_end: of the previous launch; or null.
+  Launch(Ref<Graph> graph, const Ref<Stream>& stream, std::shared_ptr<Event::Record> previous_end)
       : graph_(std::move(graph)),
         stream_(stream),
+        previous_end_(std::move(previous_end)),
+        ignored_(previous_end_ && previous_end_->done() ? reported(previous_end_->failure())
+                                                        : nullptr),
+        reported_(stream ? stream->reported_failure() : nullptr),
         engines_(graph_->nodes().size()),
-        node_done_(std::make_unique<Flag[]>(graph_->nodes().size())) {
+        node_done_(std::make_unique<Flag[]>(graph_->nodes().size())),
+        node_failures_(graph_->nodes().size()) {
     for (size_t i = 0; i < engines_.size(); ++i) {
       const Graph::Node& node = graph_->nodes()[i];
       const auto* operations = std::get_if<std::vector<Graph::NodeOperation>>(&node.payload);
@@ -61,34 +68,52 @@ class GraphExec::Launch {
   }
 
   // The first branch runs on the stream of the launch. It starts the launch and completes it.
-  void run_first_branch(const std::vector<size_t>& branch, Event::Record* previous_end,
-                        Event::Record& end) {
-    if (previous_end != nullptr) previous_end->wait();
+  void run_first_branch(const std::vector<size_t>& branch, Event::Record& end) {
+    if (previous_end_) previous_end_->wait();
+    if (previous_end_ && previous_end_->failure() != ignored_) failed(previous_end_->failure());
+    if (stream_) before_ = stream_->failure_besides(reported_);
     started_.signal(1);
     run(branch);
-    for (const size_t index : graph_->final_nodes()) wait(node_done_[index]);
-    end.complete();
+    for (const size_t index : graph_->final_nodes()) {
+      wait(node_done_[index]);
+      failed(node_failures_[index]);
+    }
+    if (stream_) before_ = stream_->failure_besides(reported_);
+    end.complete(before_);
   }
   void run_other_branch(const std::vector<size_t>& branch) {
     wait(started_);
     run(branch);
   }
 
-  std::optional<Error> error() const {
-    const std::lock_guard lock(mutex_);
-    return error_;
+ private:
+  static SharedFailure reported(const SharedFailure& failure) {
+    return failure && failure->reported ? failure : nullptr;
   }
 
- private:
+  // The launch has a failure, from its stream's or the calling thread.
+  void failed(const SharedFailure& failure) {
+    if (!failure || failure == before_) return;
+    if (stream_)
+      stream_->set_failure(failure->error);
+    else if (!before_)
+      before_ = failure;
+  }
+
   void run(const std::vector<size_t>& branch) {
     for (const size_t index : branch) {
       const Graph::Node& node = graph_->nodes()[index];
-      for (const size_t earlier : node.dependencies) wait(node_done_[earlier]);
+      SharedFailure& failure = node_failures_[index];
+      if (node.dependencies.empty()) failure = before_;
+      for (const size_t earlier : node.dependencies) {
+        wait(node_done_[earlier]);
+        if (!failure) failure = node_failures_[earlier];
+      }
       Delay::pause();
       try {
         run_node(index);
       } catch (...) {
-        set_error(current_error());
+        if (!failure) failure = std::make_shared<StreamFailure>(current_error());
       }
       node_done_[index].signal(1);
     }
@@ -98,23 +123,21 @@ class GraphExec::Launch {
     if (const auto& engine = engines_[index]) {
       if (const std::optional<Error> error = engine->run()) throw *error;
     } else {
-      std::get<std::function<void()>>(graph_->nodes()[index].payload)();
+      std::get<Graph::Function>(graph_->nodes()[index].payload)(node_failures_[index]);
     }
-  }
-
-  void set_error(const Error& error) {
-    if (stream_) return stream_->set_failure(error);
-    const std::lock_guard lock(mutex_);
-    if (!error_) error_ = error;
   }
 
   const Ref<Graph> graph_;
   const Ref<Stream> stream_;
+  const std::shared_ptr<Event::Record> previous_end_;
+  const SharedFailure ignored_;   // of previous_end_, since it was reported
+  const SharedFailure reported_;  // of stream_, likewise
+  SharedFailure before_;          // the failure at the start, then of the whole
   std::vector<std::unique_ptr<ProgressEngine>> engines_;  // one per node; null: a host function
   const std::unique_ptr<Flag[]> node_done_;               // one per node
+  // Of each node, its own failure or that of a node before it, once it is done.
+  std::vector<SharedFailure> node_failures_;
   Flag started_;
-  mutable std::mutex mutex_;
-  std::optional<Error> error_;  // the first one, where no stream can report it
 };
 
 GraphExec::GraphExec(Ref<Graph> graph)
@@ -133,16 +156,16 @@ GraphExec::~GraphExec() {
 
 void GraphExec::launch(const Ref<Stream>& stream) {
   graph_->check_usable();
-  const auto launch = std::make_shared<Launch>(graph_, stream);
   const auto end = std::make_shared<Event::Record>();
   // A copy that the queued branches share: they may outlive this object.
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
-  // Before the first sequence number, all that can fail.
-  std::vector<OperationOrder*> orders;
-  launch->prepare(orders);
-  std::shared_ptr<Event::Record> previous_end;
+  std::shared_ptr<Launch> launch;
   {
     const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
+    // Before the first sequence number, all that can fail.
+    launch = std::make_shared<Launch>(graph_, stream, last_end_);
+    std::vector<OperationOrder*> orders;
+    launch->prepare(orders);
     std::vector<Stream::Prepared> prepared;
     for (size_t branch = 1; branch < branches->size(); ++branch) {
       prepared.emplace_back(branch_streams_[branch - 1], [launch, branches, branch] {
@@ -150,18 +173,19 @@ void GraphExec::launch(const Ref<Stream>& stream) {
       });
     }
     if (stream) {
-      prepared.emplace_back(stream, [launch, branches, previous = last_end_, end] {
-        launch->run_first_branch((*branches)[0], previous.get(), *end);
-      });
+      prepared.emplace_back(
+          stream, [launch, branches, end] { launch->run_first_branch((*branches)[0], *end); });
     }
     const EnqueueLock enqueue_lock(std::move(orders));
     launch->take_sequences();
     for (Stream::Prepared& callback : prepared) callback.enqueue();
-    previous_end = std::exchange(last_end_, end);
+    last_end_ = end;
     if (stream) return;
   }
-  launch->run_first_branch((*branches)[0], previous_end.get(), *end);
-  if (const std::optional<Error> error = launch->error()) throw *error;
+  launch->run_first_branch((*branches)[0], *end);
+  if (!end->failure()) return;
+  end->failure()->reported = true;
+  throw DeviceError(end->failure());
 }
 
 }  // namespace hostnccl

@@ -18,8 +18,9 @@ class GraphExec {
   explicit GraphExec(Ref<Graph> graph);
   ~GraphExec();
 
-  // Runs the graph after the work of the stream (null: in the calling thread, at once) and after
-  // the previous launch of this graph. Its operations take their sequence numbers in this call.
+  // Runs the graph after the work of the stream (null: in the calling thread, at once, and throws
+  // what fails) and after the previous launch of this graph, whose failure it has as well unless a
+  // caller has been told it before. Its operations take their sequence numbers in this call.
   void launch(const Ref<Stream>& stream);
 
   bool is_of_this_process() const { return graph_->is_of_this_process(); }

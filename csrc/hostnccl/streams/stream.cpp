@@ -118,12 +118,36 @@ void Stream::run() {
 
 void Stream::set_failure(const Error& error) {
   const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = error;
+  if (!latest_ || latest_->reported) latest_ = std::make_shared<StreamFailure>(error);
+  if (!untold_) untold_ = latest_;
+  has_failed_.store(true, std::memory_order_release);
 }
 
-std::optional<Error> Stream::take_failure() {
+SharedFailure Stream::take_failure(uint32_t taken_before) {
   const std::lock_guard lock(mutex_);
-  return std::exchange(failure_, std::nullopt);
+  if (untold_) {
+    untold_->reported = latest_->reported = true;
+    last_taken_ = std::exchange(untold_, nullptr);
+    ++taken_;
+  }
+  return taken_ == taken_before ? nullptr : last_taken_;
+}
+
+uint32_t Stream::taken() {
+  const std::lock_guard lock(mutex_);
+  return taken_;
+}
+
+SharedFailure Stream::reported_failure() {
+  if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return latest_ && latest_->reported ? latest_ : nullptr;
+}
+
+SharedFailure Stream::failure_besides(const SharedFailure& reported) {
+  if (!has_failed_.load(std::memory_order_acquire)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return latest_ == reported ? nullptr : latest_;
 }
 
 void Stream::synchronize() {

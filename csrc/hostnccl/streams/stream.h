@@ -37,6 +37,16 @@ struct CapturePosition {
   size_t branch = 0;
 };
 
+// A failure of work on a stream. The stream and the events that are recorded on it share it.
+struct StreamFailure {
+  explicit StreamFailure(Error its_error) : error(std::move(its_error)) {}
+  const Error error;
+  // Whether a caller has been told the reason, by the stream or by one of the events. Work that is
+  // enqueued on the stream after that does not have the failure.
+  std::atomic<bool> reported = false;
+};
+using SharedFailure = std::shared_ptr<StreamFailure>;
+
 class Stream {
  public:
   using Callback = std::function<void()>;
@@ -73,10 +83,15 @@ class Stream {
   bool idle();   // every callback has finished
   void close();  // the handle is closed: the thread ends after the last callback
 
-  // The first operation of the stream that failed since the last synchronize or query, which
-  // reports it.
   void set_failure(const Error& error);
-  std::optional<Error> take_failure();
+  // The first failure since the last take_failure(), or null. A caller that has begun to wait when
+  // fewer were taken gets the last one that another caller has taken meanwhile.
+  SharedFailure take_failure(uint32_t taken_before);
+  uint32_t taken();
+  // For what is recorded on the stream: the latest failure, where it is reported already when the
+  // record is enqueued, and what the record then has when the stream has reached it.
+  SharedFailure reported_failure();
+  SharedFailure failure_besides(const SharedFailure& reported);
 
   int priority() const { return priority_; }
   bool capturing() const { return capturing_.load(std::memory_order_acquire); }
@@ -101,7 +116,11 @@ class Stream {
   bool has_thread_ = false;
   std::shared_ptr<WaitingThread> worker_;  // of the last thread
   bool closed_ = false;
-  std::optional<Error> failure_;
+  std::atomic<bool> has_failed_{false};
+  SharedFailure untold_;  // the first one since the last take_failure()
+  SharedFailure last_taken_;
+  uint32_t taken_ = 0;
+  SharedFailure latest_;  // the first one that is not reported, or the last that is
   std::atomic<bool> capturing_{false};
   CapturePosition capture_position_;  // while capturing; guarded by the lock of capture.cpp
 };
