@@ -39,22 +39,29 @@ void AsyncOperation::drop() {
   release();
 }
 
-bool AsyncOperation::done() const {
+void AsyncOperation::check_state() const {
   check_issued();
   if (captured_)
     throw std::invalid_argument(
         "work: it was captured into a graph and runs with every launch of it");
+}
+
+bool AsyncOperation::done() const {
+  check_state();
   return done_->query();
 }
 
 void AsyncOperation::wait(CUstream stream) const {
   check_issued();
   const DefaultStreamScope scope(done_->library(), device_, stream);
-  DRIVER_CHECK(done_->library(), StreamWaitEvent, (stream, done_->handle(), 0));
+  done_->make_wait(stream);
 }
 
 bool AsyncOperation::wait_for(double seconds) const {
-  return poll_until(seconds, [this] { return done(); });
+  return poll_until(seconds, [this] {
+    check_state();
+    return done_->done();
+  });
 }
 
 AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream)

@@ -22,11 +22,13 @@ class AsyncOperation {
   AsyncOperation(const AsyncOperation&) = delete;
   AsyncOperation& operator=(const AsyncOperation&) = delete;
 
-  bool done() const;  // throws std::invalid_argument if it was captured
+  // Whether it has ended, with or without a failure. Throws std::invalid_argument if it was
+  // captured.
+  bool done() const;
   // Makes the stream wait: what is enqueued on it later runs after this operation. Blocks where the
   // stream is the calling thread itself.
   void wait(CUstream stream) const;
-  // Blocks the caller; false where it takes longer.
+  // Blocks the caller; false where it takes longer. Throws NcclFailure where it has failed.
   bool wait_for(double seconds) const;
   // The number that the flight recorder has for it, or for the last one of several; 0: unknown.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
@@ -43,6 +45,7 @@ class AsyncOperation {
   enum class State { kDeferred, kIssued, kDropped };
 
   void check_issued() const;
+  void check_state() const;
 
   PooledEvent done_;
   std::shared_ptr<void> held_;

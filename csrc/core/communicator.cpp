@@ -31,7 +31,7 @@ Communicator::~Communicator() { discard(); }
 Communicator::Use::Use(Communicator& communicator) : communicator_(communicator) {
   communicator.begin_use();
   const State state = communicator.state_.load();
-  if (state == State::kOpen || state == State::kSuspended) return;
+  if (state == State::kOpen || state == State::kExpired || state == State::kSuspended) return;
   if (state == State::kLent && communicator.still_lent()) return;
   communicator.end_use();
   communicator.throw_not_open();

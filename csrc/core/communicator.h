@@ -176,6 +176,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_state();  // throws what has failed or expired; from any thread
   // What it throws after it has expired. nccl: the text of NCCL's failure, or empty.
   NcclFailure expiry(const std::string& function, const std::string& nccl = "") const;
+  // Throws what the communicator, or the function, whose work has failed says of it; returns where
+  // it is not known.
+  static void check_failed_work(const Library& library, const WorkFailure& failure);
   // Where a stream has failed: it may be the fault of a communicator.
   static void note_async_failures() noexcept;
   void set_name(const std::string& name);  // in the flight record
@@ -264,9 +267,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
-  // kMaking: NCCL was called and has not written the handle yet. kLent: open, and its owner has to
+  // kMaking: NCCL was called and has not written the handle yet. kExpired: open, but for no
+  // operation. kLent: open, and its owner has to
   // be asked before each use. kAbandoned: init_timeout has passed while NCCL was called.
-  enum class State { kPending, kMaking, kOpen, kSuspended, kLent, kClosed, kAbandoned };
+  enum class State { kPending, kMaking, kOpen, kExpired, kSuspended, kLent, kClosed, kAbandoned };
 
   NcclFailure noted(const NcclFailure& failure);  // with what the communicator knows of it
 
@@ -366,6 +370,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void publish_identity();
   std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Inquiry::Answer text);
   void note_failure(ncclResult_t result, const std::string& text) noexcept;
+  Deadlines::Unfinished unfinished_on_device();
+  void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
   void read_identity();
   ncclResult_t read_async_error();  // from any thread, once there is a handle
   void choose_device();

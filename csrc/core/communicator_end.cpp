@@ -4,6 +4,7 @@
 
 #include "abi/constants.h"
 #include "core/communicator.h"
+#include "core/failed_streams.h"
 #include "core/fork_lock.h"
 #include "core/interrupt.h"
 #include "core/monitor.h"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
 constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
+constexpr double kIssueSeconds = 0.1;   // how long an expiry waits for what is being issued
 
 // ncclCommAbort waits without limit for the graphs that captured the communicator and for the ranks
 // of this machine; after some seconds it continues on its thread.
@@ -99,6 +101,13 @@ void Communicator::discard() noexcept {
   }
 }
 
+// Work that ends without a result when the communicator is aborted or revoked. Nothing if the
+// library itself knows that, or it has expired: then it is noted already.
+Deadlines::Unfinished Communicator::unfinished_on_device() {
+  if (library_->tells_failed_work() || expired() || closed() || borrowed_) return {};
+  return deadlines_->unfinished();
+}
+
 // Whether it shares resources with its parent, which is open.
 bool Communicator::shares() const {
   const auto parent = shared_parent_.lock();
@@ -107,8 +116,11 @@ bool Communicator::shares() const {
 
 void Communicator::abort_alone() {
   tell_observers(true);
+  const Deadlines::Unfinished unfinished = unfinished_on_device();
   const ncclComm_t comm = take_to_free();
   if (!comm) return;
+  fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommAbort", rank_,
+                               "work queued on the stream failed: its communicator was aborted"});
   const ncclResult_t result = abort_bounded(library_, comm);
   release_kept();
   if (!succeeded(result))
@@ -200,12 +212,19 @@ std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late
   }
   if (!deadlines_->expire(late)) return std::nullopt;
   expired_.store(true, std::memory_order_release);
+  State open = State::kOpen;
+  state_.compare_exchange_strong(open, State::kExpired);  // nothing is issued any more
+  heavy_barrier();
+  if (!library_->tells_failed_work())  // there the call of an operation only enqueues it
+    poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });
+  const Deadlines::Unfinished unfinished = deadlines_->unfinished();
   NcclFailure failure = expiry(late.what);
-  ExpiredStreams::add(late.streams, [failure, communicator = weak_from_this(),
-                                     function = late.what](const std::string& cause) {
-    const auto alive = communicator.lock();
-    return alive ? alive->expiry(function, cause) : failure;
-  });
+  FailedStreams::add(
+      unfinished.streams, unfinished.since,
+      [failure, communicator = weak_from_this(), function = late.what](const std::string& cause) {
+        const auto alive = communicator.lock();
+        throw alive ? alive->expiry(function, cause) : failure;
+      });
   return failure;
 }
 
@@ -242,13 +261,20 @@ void Communicator::end_interrupted() noexcept {
   const auto revoke = library_->nccl_table().ncclCommRevoke;
   ask_owner();
   if (!revoke || closed() || revoked_.exchange(true)) return;
+  fail_unfinished(unfinished_on_device(),
+                  {ncclRemoteError, "ncclCommRevoke", rank_,
+                   "work queued on the stream failed: rank " + std::to_string(rank_) +
+                       " was interrupted by a signal while it waited"});
   note_revoked();
   revoke(comm_.load(), NCCL_REVOKE_DEFAULT);
 }
 
 void Communicator::revoke() {
   const Use comm(*this);
+  const Deadlines::Unfinished unfinished = unfinished_on_device();
   NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+  fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommRevoke", rank_,
+                               "work queued on the stream failed: its communicator was revoked"});
   note_revoked();
 }
 

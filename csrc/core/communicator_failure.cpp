@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "core/communicator.h"
+#include "core/failed_streams.h"
 #include "core/flight_dump.h"
 #include "core/interrupt.h"
 #include "core/monitor.h"
@@ -41,8 +42,8 @@ std::optional<std::vector<int>> ranks_waited_for(std::string_view text) {
 }  // namespace
 
 void Communicator::throw_not_open() const {
-  if (expired()) throw expiry("ncclCommAbort");
   const State state = state_.load();
+  if (expired()) throw expiry(state == State::kExpired ? "ncclCommRevoke" : "ncclCommAbort");
   if (state == State::kSuspended)
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
                       "communicator: it is suspended; resume() makes it usable again");
@@ -96,6 +97,27 @@ void Communicator::note_async_failures() noexcept {
     } catch (const std::exception&) {  // the failure of the stream is thrown
     }
   }
+}
+
+void Communicator::check_failed_work(const Library& library, const WorkFailure& failure) {
+  FailedFunctions::check(failure.origin);
+  const auto communicator =
+      find(library, reinterpret_cast<ncclComm_t>(const_cast<void*>(failure.origin)));
+  if (!communicator) return;
+  communicator->note_failure(failure.code, failure.what());
+  if (communicator->expired()) throw communicator->expiry(failure.function, failure.what());
+  throw NcclFailure(failure.code, failure.function, communicator->known_rank(), failure.what());
+}
+
+// Who waits for these streams throws the failure, where the library does not know it.
+void Communicator::fail_unfinished(const Deadlines::Unfinished& unfinished,
+                                   const NcclFailure& failure) {
+  if (library_->tells_failed_work() || unfinished.streams.empty()) return;
+  FailedStreams::add(unfinished.streams, unfinished.since, [failure](const std::string& cause) {
+    if (cause.empty()) throw NcclFailure(failure);
+    throw NcclFailure(failure.code, failure.function, failure.rank,
+                      failure.what() + (": " + cause));
+  });
 }
 
 NcclFailure Communicator::expiry(const std::string& function, const std::string& nccl) const {

@@ -77,50 +77,6 @@ std::int64_t DeadlineScope::applied_to(std::int64_t limit) {
 
 std::int64_t DeadlineScope::shortest() { return shortest_.load(); }
 
-namespace {
-
-struct Expired {
-  CUstream stream;
-  ExpiredStreams::Failure failure;
-  std::int64_t time;
-  bool thrown;
-};
-
-std::mutex expired_mutex;
-std::vector<Expired>& expired_streams() {
-  static auto& list = *new std::vector<Expired>;
-  return list;
-}
-
-}  // namespace
-
-void ExpiredStreams::add(const std::vector<CUstream>& streams, const Failure& failure) {
-  const std::lock_guard lock(expired_mutex);
-  for (const CUstream stream : streams) {
-    std::erase_if(expired_streams(), [&](const Expired& one) { return one.stream == stream; });
-    expired_streams().push_back({stream, failure, precise_time(), false});
-  }
-  any_.store(!expired_streams().empty(), std::memory_order_release);
-}
-
-void ExpiredStreams::forget(CUstream stream) noexcept {
-  if (!any_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(expired_mutex);
-  std::erase_if(expired_streams(), [&](const Expired& one) { return one.stream == stream; });
-  any_.store(!expired_streams().empty(), std::memory_order_release);
-}
-
-void ExpiredStreams::check_expired(CUstream stream, std::int64_t began, const std::string& cause) {
-  Failure failure;
-  {
-    const std::lock_guard lock(expired_mutex);
-    for (Expired& one : expired_streams())
-      if (one.stream == stream && (!std::exchange(one.thrown, true) || one.time >= began))
-        failure = one.failure;
-  }
-  if (failure) throw failure(cause);
-}
-
 void Deadlines::begin(std::shared_ptr<Library> library, int device, bool blocking_null) {
   library_ = std::move(library);
   device_ = device;
@@ -209,26 +165,23 @@ void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstrea
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return;
   const auto of_graph = [&](const Launch& one) { return one.what == what; };
-  Launch launch{what, stream, limit(), event, nullptr, coarse_time()};
+  const std::int64_t now = coarse_time();
+  Launch launch{what, stream, limit(), event, nullptr, now, now};
   if (DeadlineScope::on_this_thread() || std::none_of(launches_.begin(), launches_.end(), of_graph))
     launch.watched = event;
   const auto before = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& one) {
     return of_graph(one) && one.stream == stream && !one.watched;
   });
-  if (launch.watched || before == launches_.end())
+  if (launch.watched || before == launches_.end()) {
     launches_.push_back(std::move(launch));
-  else
+  } else {
+    launch.launched = before->launched;
     *before = std::move(launch);
+  }
 }
 
 void Deadlines::update_launches() {
-  const auto is_over = [](const Launch& one) {
-    try {
-      return one.watched && (*one.watched)->query();
-    } catch (const DriverFailure&) {  // what has failed waits for nobody
-      return true;
-    }
-  };
+  const auto is_over = [](const Launch& one) { return one.watched && (*one.watched)->query(); };
   std::erase_if(launches_, is_over);
   for (Launch& launch : launches_) {
     if (launch.watched) continue;
@@ -299,18 +252,48 @@ void Deadlines::record_at_end() {
   }
 }
 
-std::vector<CUstream> Deadlines::open_streams() const {
-  std::vector<CUstream> streams;
-  const auto add = [&](CUstream stream) {
-    if (stream != blocking_stream_ &&
-        std::find(streams.begin(), streams.end(), stream) == streams.end())
-      streams.push_back(stream);
+// Whether everything on a stream is done, as far as that is known.
+bool Deadlines::reached_end(CUstream stream) const noexcept {
+  bool done = true;
+  try {
+    const DeviceScope device(*library_, device_);
+    const RelaxedMode relaxed(*library_);
+    Stream::if_existing(stream, [&] {
+      done = !is_capturing(*library_, stream) &&
+             library_->driver().StreamQuery(stream) != CUDA_ERROR_NOT_READY;
+    });
+  } catch (const std::exception&) {
+  }
+  return done;
+}
+
+Deadlines::Unfinished Deadlines::unfinished() {
+  const std::lock_guard lock(mutex_);
+  update_locked();
+  Unfinished unfinished;
+  std::vector<CUstream> done_streams;
+  const auto contains = [](const std::vector<CUstream>& streams, CUstream stream) {
+    return std::find(streams.begin(), streams.end(), stream) != streams.end();
   };
-  for (const FlightRecord& record : recorder_.read_all())
-    if (record.sequence > done() && record.state != FlightRecord::State::kCaptured)
-      add(record.stream);
-  for (const Launch& launch : launches_) add(launch.stream);
-  return streams;
+  const auto add = [&](CUstream stream, std::int64_t since) {
+    if (!contains(unfinished.streams, stream)) unfinished.streams.push_back(stream);
+    unfinished.since = std::min(unfinished.since, since);
+  };
+  // Of a stream that may be destroyed only the events tell.
+  for (const Outstanding& one : outstanding_) add(one.record.stream, one.record.issued);
+  if (newest_ && !newest_->event->query()) add(newest_->record.stream, newest_->record.issued);
+  for (const Launch& launch : launches_) add(launch.stream, launch.launched);
+  for (const FlightRecord& record : recorder_.read_all()) {
+    const CUstream stream = record.stream;
+    if (record.sequence <= done() || record.state != FlightRecord::State::kIssued ||
+        stream == blocking_stream_ || contains(done_streams, stream))
+      continue;
+    if (contains(unfinished.streams, stream) || !reached_end(stream))
+      add(stream, record.issued);
+    else
+      done_streams.push_back(stream);
+  }
+  return unfinished;
 }
 
 void Deadlines::update() {
@@ -343,7 +326,7 @@ std::optional<Deadlines::Late> Deadlines::late() {
   const auto check = [&](std::int64_t began, std::int64_t limit,
                          auto&& what) -> std::optional<Late> {
     if (!is_late(began, limit)) return std::nullopt;
-    return Late{what(), began, seconds_of(limit), open_streams(), std::nullopt};
+    return Late{what(), began, seconds_of(limit), std::nullopt};
   };
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return std::nullopt;

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -56,25 +55,6 @@ class DeadlineScope {
   const Limits before_;
 };
 
-// The streams with operations that have expired. Waiting for such a stream is an error.
-class ExpiredStreams {
- public:
-  // What is thrown; cause: the text of the driver's error, or empty.
-  using Failure = std::function<NcclFailure(const std::string& cause)>;
-  static void add(const std::vector<CUstream>& streams, const Failure& failure);
-  // Throws the failure of a stream to those who began to wait for it before it expired, and else to
-  // the first one.
-  static void check(CUstream stream, std::int64_t began, const std::string& cause = {}) {
-    if (any_.load(std::memory_order_acquire)) [[unlikely]]
-      check_expired(stream, began, cause);
-  }
-  static void forget(CUstream stream) noexcept;  // it was destroyed
-
- private:
-  static void check_expired(CUstream stream, std::int64_t began, const std::string& cause);
-  inline static std::atomic<bool> any_ = false;
-};
-
 class Deadlines {
  public:
   // A call of NCCL that is no operation.
@@ -88,10 +68,9 @@ class Deadlines {
   // What is late: "all_reduce #5 (float32, count=4, sum)".
   struct Late {
     std::string what;
-    std::int64_t began;             // tells it from a later one with the same name
-    double limit;                   // seconds
-    std::vector<CUstream> streams;  // of the operations that are not done
-    std::optional<Entry> call;      // none: an operation
+    std::int64_t began;         // tells it from a later one with the same name
+    double limit;               // seconds
+    std::optional<Entry> call;  // none: an operation
   };
 
   // Once the communicator is made. blocking_null: a call on the null stream returns when the
@@ -157,6 +136,13 @@ class Deadlines {
     std::list<Entry>::iterator entry_;
   };
 
+  // The streams with operations that are not done, and when the first of these was issued.
+  struct Unfinished {
+    std::vector<CUstream> streams;
+    std::int64_t since = INT64_MAX;
+  };
+  Unfinished unfinished();
+
   std::optional<Late> late();  // for the monitor
   std::vector<Entry> calls();  // that have not returned, also the end of a group
   void update();               // finds out which operations are done
@@ -178,7 +164,7 @@ class Deadlines {
   std::uint64_t last_returned() const;
   std::uint64_t open_group() const;
   void record_at_end();
-  std::vector<CUstream> open_streams() const;
+  bool reached_end(CUstream stream) const noexcept;
 
   // What an operation reads comes before the records.
   std::atomic<std::int64_t> limit_ = FlightRecord::kNoLimit;
@@ -213,6 +199,7 @@ class Deadlines {
     std::weak_ptr<const PooledEvent> event;
     std::shared_ptr<const PooledEvent> watched;  // null: not yet
     std::int64_t since;                          // when that began
+    std::int64_t launched;                       // or the first one on the stream
   };
   std::vector<Launch> launches_;
   std::shared_ptr<EventPool> events_;

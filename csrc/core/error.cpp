@@ -40,6 +40,14 @@ void throw_nccl(const Library& library, ncclResult_t result, const char* functio
 
 void throw_driver(const Library& library, CUresult result, const char* function, const char* file,
                   int line) {
+  if (const auto failed = result == CUDA_ERROR_UNKNOWN ? library.failed_work() : std::nullopt) {
+    const bool launched = std::strcmp(function, "cuGraphLaunch") == 0;
+    const char* what = launched ? "the launch of a graph" : "work queued on the stream";
+    throw WorkFailure(failed->result, function,
+                      std::string(what) + " failed: " + failed->text + " [" + function + ", " +
+                          basename(file) + ":" + std::to_string(line) + "]",
+                      failed->origin);
+  }
   std::string text = std::string(function) + " failed";
   const char* name = nullptr;
   const char* meaning = nullptr;

@@ -3,6 +3,7 @@
 // std::invalid_argument, thrown before any call.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -30,6 +31,25 @@ class NcclFailure : public std::runtime_error {
   std::string function;
   int rank;                                 // of the communicator, or -1
   std::optional<std::vector<int>> missing;  // ncclTimeout: the ranks that did not come
+};
+
+// Queued work that has failed, met by a stream call: the failure of the work, not of the call.
+class WorkFailure : public NcclFailure {
+ public:
+  WorkFailure(ncclResult_t result, std::string name, const std::string& message,
+              const void* what_failed)
+      : NcclFailure(result, std::move(name), -1, message), origin(what_failed) {}
+
+  const void* origin;  // the handle of the communicator, or of FailedFunctions
+};
+
+// What a function of the user has thrown that a stream has called.
+class FunctionFailure : public std::runtime_error {
+ public:
+  FunctionFailure(const std::string& message, std::shared_ptr<void> what_was_thrown)
+      : std::runtime_error(message), thrown(std::move(what_was_thrown)) {}
+
+  std::shared_ptr<void> thrown;  // of the bindings
 };
 
 // A call into the CUDA driver (or hostnccl's stream calls) that did not return CUDA_SUCCESS.

@@ -15,6 +15,7 @@ namespace pynccl {
 namespace {
 
 constexpr double kDeviceWaitSeconds = 0.05;  // for a call to have looked for captures
+constexpr std::size_t kMostLaunches = 64;    // that may be unfinished, for functions in a graph
 
 std::mutex graphs_mutex;
 
@@ -247,10 +248,14 @@ void Graph::launch(CUstream stream) const {
   if (!captured)
     for (const Used& used : used_)
       calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
+  if (!library_->tells_failed_work() && launches_.use_count() > 1) launches_->add(stream);
   std::optional<TraceLaunch> trace;
   if (Trace::timed() && !captured) trace.emplace(library_, device_, id_, stream);
   try {
     DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
+  } catch (const WorkFailure& failure) {
+    Communicator::check_failed_work(*library_, failure);
+    throw NcclFailure(failure);
   } catch (const DriverFailure& failure) {
     Communicator::note_async_failures();
     check_expired(failure.what());
@@ -343,6 +348,28 @@ bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> 
   Graph* graph = captured_into(library, *id);
   if (graph) graph->held_.push_back(std::move(object));
   return graph != nullptr;
+}
+
+void Graph::Launches::add(CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  last_.push_back({stream, precise_time()});
+  if (last_.size() > kMostLaunches) last_.pop_front();
+}
+
+std::vector<CUstream> Graph::Launches::streams(std::int64_t& since) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CUstream> streams;
+  for (const One& one : last_) streams.push_back(one.stream);
+  if (!last_.empty()) since = last_.front().time;
+  return streams;
+}
+
+std::shared_ptr<const Graph::Launches> Graph::launches(const Library& library, CUstream stream) {
+  const std::optional<cuuint64_t> id = capture_id(library, stream);
+  if (!id) return nullptr;
+  const std::lock_guard lock(graphs_mutex);
+  const Graph* graph = captured_into(library, *id);
+  return graph ? graph->launches_ : nullptr;
 }
 
 bool Graph::captures(const Library& library, CUstream stream) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -58,6 +59,22 @@ class Graph {
   // Keeps an object alive as long as the graph that the stream is captured into. False where the
   // stream is not captured by a Graph.
   static bool hold(const Library& library, CUstream stream, std::shared_ptr<void> object);
+  // The streams of the last launches of a graph, for functions in it.
+  class Launches {
+   public:
+    void add(CUstream stream);
+    std::vector<CUstream> streams(std::int64_t& since) const;  // since: the first of the launches
+
+   private:
+    struct One {
+      CUstream stream;
+      std::int64_t time;
+    };
+    mutable std::mutex mutex_;
+    std::deque<One> last_;
+  };
+  // Of the graph that the stream is captured into by a Graph; else null.
+  static std::shared_ptr<const Launches> launches(const Library& library, CUstream stream);
   // Whether the stream is captured by a Graph.
   static bool captures(const Library& library, CUstream stream);
   // The stream that this thread captures, where it captures one and current is not captured;
@@ -123,6 +140,7 @@ class Graph {
   const CUstream stream_;
   const int device_;
   const CUstreamCaptureMode mode_;
+  const std::shared_ptr<Launches> launches_ = std::make_shared<Launches>();
   mutable std::mutex launching_;  // one launch at a time: their order on the device
   const std::shared_ptr<EventPool> events_;
   // Recorded after the last launch; null before the first.

@@ -107,6 +107,20 @@ Library::Library(std::string path, void* handle) : path_(std::move(path)), handl
     throw LibraryNotFound(path_ + " is NCCL " + version_text(version_) + "; pynccl needs " +
                           version_text(kOldestVersion) + " or newer");
   if (dlsym(handle_, "hostStreamCreateWithPriority")) memory_ = Memory::kHost;
+  resolve(work_failure_, handle_, "hostWorkFailure");
+}
+
+std::optional<Library::FailedWork> Library::failed_work() const {
+  FailedWork failed;
+  const char* text = nullptr;
+  if (!work_failure_ || !work_failure_(&failed.result, &text, &failed.origin)) return std::nullopt;
+  failed.text = text;
+  return failed;
+}
+
+void Library::fail_function(const std::string& text, const void* origin) const {
+  using Fail = void (*)(ncclResult_t, const char*, const void*);
+  reinterpret_cast<Fail>(symbol("hostFailFunction"))(ncclInternalError, text.c_str(), origin);
 }
 
 void Library::load_driver() const {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -42,6 +43,19 @@ class Library {
       throw_missing(reinterpret_cast<const void*>(&(nccl_.*Member)));
     return function;
   }
+
+  // Whether the library knows which queued work has failed (hostWorkFailure): then a wait for it
+  // fails. With others it ends as if the work were complete.
+  bool tells_failed_work() const { return work_failure_ != nullptr; }
+  struct FailedWork {
+    ncclResult_t result;
+    std::string text;
+    const void* origin;  // the handle of its communicator, or what hostFailFunction() was given
+  };
+  // What has failed, if the last failed stream call of this thread has met failed work.
+  std::optional<FailedWork> failed_work() const;
+  // In a function that a stream of this library calls: it has failed.
+  void fail_function(const std::string& text, const void* origin) const;
 
   // By name, for extensions: any function that the file exports, and the stream calls of
   // driver_functions.inc by their names in cuda.h; null for others. driver_symbol throws as
@@ -81,6 +95,7 @@ class Library {
   NcclTable nccl_;
   int version_ = 0;
   Memory memory_ = Memory::kDevice;
+  int (*work_failure_)(ncclResult_t*, const char**, const void**) = nullptr;
   mutable std::once_flag driver_once_;
   mutable std::atomic<bool> driver_ready_ = false;
   mutable DriverTable driver_;

@@ -9,6 +9,7 @@
 
 #include "core/communicator.h"
 #include "core/device.h"
+#include "core/failed_streams.h"
 #include "core/interrupt.h"
 #include "core/trace.h"
 
@@ -45,22 +46,26 @@ std::set<CUstream>& existing_streams() {
   return streams;
 }
 
-// Calls the driver, and throws what has expired on the stream; the driver's error is its cause.
-template <class Wait>
-auto waiting(CUstream stream, Wait&& wait) {
-  const std::int64_t began = precise_time();
+// Calls the driver, and throws what has failed. check: throws what only FailedStreams knows; the
+// driver's error is its cause.
+template <class Wait, class Check>
+auto waiting(const Library& library, Wait&& wait, Check&& check) {
   try {
     const auto result = wait();
-    ExpiredStreams::check(stream, began);
+    if (!library.tells_failed_work()) check(std::string());
     return result;
+  } catch (const WorkFailure& failure) {
+    Communicator::check_failed_work(library, failure);
+    check(std::string(failure.what()));
+    throw NcclFailure(failure);
   } catch (const DriverFailure& failure) {
     Communicator::note_async_failures();
-    ExpiredStreams::check(stream, began, failure.what());
+    check(std::string(failure.what()));
     throw;
   }
 }
 
-bool done(const Library& library, CUresult result, const char* function) {
+bool was_reached(const Library& library, CUresult result, const char* function) {
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) throw_driver(library, result, function, __FILE__, __LINE__);
   return true;
@@ -143,30 +148,35 @@ CUstreamCaptureStatus Stream::capture_status() const {
 void Stream::synchronize() const {
   const CUstream stream = handle();
   const TraceWait trace(TraceWait::What::kStream, stream);
-  waiting(stream, [&] {
+  const std::int64_t began = precise_time();
+  const auto check = [&](const std::string& cause) { FailedStreams::check(stream, began, cause); };
+  const auto wait = [&] {
     if (waits_with_handlers(*library_))
       wait_with_handlers("cuStreamSynchronize", [&] { return is_done(stream); });
     else
       CHECK_IN_CONTEXT(StreamSynchronize, (stream));
     return true;
-  });
+  };
+  waiting(*library_, wait, check);
 }
 
 bool Stream::is_done(CUstream stream) const {
   const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
-  return done(*library_, in_context(*library_, device_, call), "cuStreamQuery");
+  return was_reached(*library_, in_context(*library_, device_, call), "cuStreamQuery");
 }
 
 bool Stream::query() const {
   const RelaxedMode relaxed(*library_);
   const CUstream stream = handle();
-  return waiting(stream, [&] { return is_done(stream); });
+  const std::int64_t began = precise_time();
+  const auto check = [&](const std::string& cause) { FailedStreams::check(stream, began, cause); };
+  return waiting(*library_, [&] { return is_done(stream); }, check);
 }
 
 void Stream::wait(const Event& event) const {
   TraceWait trace(TraceWait::What::kStreamEvent, library_, device_, handle());
   trace.of(event);
-  CHECK_IN_CONTEXT(StreamWaitEvent, (handle(), event.handle(), 0));
+  event.make_wait(handle());
 }
 
 void Stream::launch_host_function(CUhostFn function, void* data) const {
@@ -184,7 +194,7 @@ void Stream::close() {
 void Stream::forget() noexcept {
   const std::lock_guard lock(existing_mutex);
   existing_streams().erase(stream_);
-  ExpiredStreams::forget(stream_);
+  FailedStreams::forget(stream_);
 }
 
 bool Stream::is_existing(CUstream stream) {
@@ -220,7 +230,8 @@ CUevent Event::handle() const {
 
 void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
-  recorded_at_.store(0, std::memory_order_relaxed);
+  const bool timed = !library_->tells_failed_work() || Trace::timed();
+  recorded_at_.store(timed ? precise_time() : 0, std::memory_order_relaxed);
   std::optional<DeviceScope> scope;  // a default stream is that of the event's device
   if (is_default(stream)) scope.emplace(*library_, device_);
   CHECK_IN_CONTEXT(EventRecord, (handle(), stream));
@@ -232,26 +243,51 @@ void Event::record_in_graph(CUstream stream) const {
 
 void Event::synchronize() const {
   const CUevent event = handle();
-  const CUstream stream = recorded_on();
-  TraceWait trace(TraceWait::What::kEvent, stream);
+  TraceWait trace(TraceWait::What::kEvent, recorded_on());
   trace.of(*this);
-  waiting(stream, [&] {
+  const auto check = [&](const std::string& cause) { check_failed(cause); };
+  const auto wait = [&] {
     if (waits_with_handlers(*library_))
       wait_with_handlers("cuEventSynchronize", [&] { return is_done(event); });
     else
       CHECK_IN_CONTEXT(EventSynchronize, (event));
     return true;
-  });
+  };
+  waiting(*library_, wait, check);
+}
+
+void Event::check_failed(const std::string& cause) const {
+  FailedStreams::check_event(recorded_on(), recorded_at(), cause);
+}
+
+bool Event::done() const {
+  const RelaxedMode relaxed(*library_);
+  const CUevent event = handle();
+  const auto check = [&](const std::string& cause) { check_failed(cause); };
+  return waiting(*library_, [&] { return is_done(event); }, check);
 }
 
 bool Event::query() const {
   const RelaxedMode relaxed(*library_);
-  return is_done(handle());
+  try {
+    return is_done(handle());
+  } catch (const WorkFailure&) {
+    return true;
+  }
+}
+
+void Event::make_wait(CUstream stream) const {
+  if (!library_->tells_failed_work()) FailedStreams::waits(stream, recorded_on(), recorded_at());
+  const auto wait = [&] {
+    CHECK_IN_CONTEXT(StreamWaitEvent, (stream, handle(), 0));
+    return true;
+  };
+  waiting(*library_, wait, [](const std::string&) {});
 }
 
 bool Event::is_done(CUevent event) const {
   const auto call = [&](const DriverTable& driver) { return driver.EventQuery(event); };
-  return done(*library_, in_context(*library_, device_, call), "cuEventQuery");
+  return was_reached(*library_, in_context(*library_, device_, call), "cuEventQuery");
 }
 
 double Event::elapsed_seconds(const Event& end) const {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "core/library.h"
 
@@ -50,7 +51,8 @@ class Stream {
   int priority() const;
   CUstreamCaptureStatus capture_status() const;
 
-  // Both throw NcclFailure where an operation on the stream has expired: see core/deadlines.
+  // Both throw NcclFailure where work on the stream has failed, or work that it waits for: see
+  // core/failed_streams.
   void synchronize() const;
   bool query() const;  // whether all enqueued work is done
   void wait(const Event& event) const;
@@ -85,17 +87,21 @@ class Event {
   void record(CUstream stream) const;
   // On a stream that is captured: each launch of the graph records it.
   void record_in_graph(CUstream stream) const;
+  // Both throw NcclFailure where the recorded work has failed.
   void synchronize() const;
-  bool query() const;                              // whether the recorded work is done
+  bool done() const;   // whether the recorded work is done
+  bool query() const;  // the same; work that has failed is done
+  // Makes the stream wait, and have the failure of the recorded work.
+  void make_wait(CUstream stream) const;
   double elapsed_seconds(const Event& end) const;  // both with timing, both recorded
-  // For traces: the stream of the last record(), and its time where note_time() was called.
+  // The stream of the last record(), and its time where someone needs it, else 0.
   CUstream recorded_on() const { return recorded_on_.load(std::memory_order_relaxed); }
   std::int64_t recorded_at() const { return recorded_at_.load(std::memory_order_relaxed); }
-  void note_time(std::int64_t time) const { recorded_at_.store(time, std::memory_order_relaxed); }
   void close();
 
  private:
   bool is_done(CUevent event) const;
+  void check_failed(const std::string& cause) const;
 
   std::shared_ptr<Library> library_;
   CUevent event_ = nullptr;

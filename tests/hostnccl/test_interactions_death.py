@@ -11,7 +11,6 @@ from collections.abc import Callable
 import pytest
 
 from pynccl import nccl
-from pynccl.errors import DriverError
 from tests.support.blocking import PAGE, Area, Blocked, synchronize
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
@@ -58,7 +57,7 @@ def _launch_a_wait(comm: nccl.Communicator) -> None:
     with nccl.capture(stream) as graph:
         comm.wait_signal(1, stream=stream)
     graph.launch(stream)
-    with pytest.raises(DriverError):
+    with pytest.raises(nccl.NcclError):
         stream.synchronize()
     error = comm.async_error()
     assert error is not None

@@ -63,7 +63,7 @@ def _revoke_once(rank: Rank) -> None:
                 comm.recv(array, 2)
         case 2:
             comm.all_reduce(array, stream=stream)
-            with pytest.raises(nccl.DriverError):
+            with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 .* revoked"):
                 stream.synchronize()
             assert isinstance(comm.async_error(), nccl.NcclRemoteError)
     if rank.rank:

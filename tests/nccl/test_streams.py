@@ -144,17 +144,19 @@ def _functions(rank: Rank) -> None:
     stream.synchronize()
     assert [number for number, _ in seen] == list(range(50))
     assert thread not in {ident for _, ident in seen}
-    # An exception of a function goes to the hook; the queue continues.
+    # An exception of a function goes to the hook and to who waits; the queue continues.
     unraisable = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda what: unraisable.append(what.exc_type)
     try:
         stream.launch(lambda: 1 // 0)
         stream.launch(seen.clear)
-        stream.synchronize()
+        with pytest.raises(ZeroDivisionError):
+            stream.synchronize()
     finally:
         sys.unraisablehook = hook
     assert unraisable == [ZeroDivisionError]
     assert seen == []
+    stream.synchronize()
     with pytest.raises(TypeError):
         stream.launch("no function")
 
@@ -241,8 +243,12 @@ def _failure_in_the_background(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     assert comm.async_error() is None
     comm.all_reduce(np.zeros(3 + rank.rank), stream=stream)  # the counts differ
-    with pytest.raises(nccl.DriverError):
+    with pytest.raises(
+        nccl.NcclInvalidUsageError, match=r"^work queued .* different calls"
+    ) as raised:
         stream.synchronize()
+    assert raised.value.rank == rank.rank
+    assert raised.value.function == "cuStreamSynchronize"
     error = comm.async_error()
     assert isinstance(error, nccl.NcclInvalidUsageError)
     assert "different calls" in str(error)

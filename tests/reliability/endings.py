@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from pynccl import nccl
-from pynccl.errors import DriverError
 from tests.support import holdings
 from tests.support.memory import memory_of
 from tests.support.rank import Rank
@@ -48,7 +47,7 @@ def ending_of(
     return Ending(began, raised, calling, kind, f"{error} {failure or ''}")
 
 
-WAIT_ERRORS = (nccl.NcclError, DriverError)
+WAIT_ERRORS = (nccl.NcclError,)
 
 
 @functools.cache

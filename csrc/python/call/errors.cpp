@@ -30,6 +30,8 @@ void raise_python(const std::exception_ptr& pointer) {
     std::rethrow_exception(pointer);
   } catch (const NcclFailure& e) {
     raise(error_object(e.code, e.function.c_str(), e.rank, e.what(), e.missing));
+  } catch (const FunctionFailure& e) {
+    raise(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(e.thrown.get())));
   } catch (const DriverFailure& e) {
     raise(
         class_or_runtime_error(exceptions.driver)(e.what(), static_cast<int>(e.code), e.function));

@@ -41,12 +41,20 @@ PyGILState_STATE ensure() {
 
 }  // namespace gil
 
-void call_reporting(PyObject* callable, PyObject* arguments) {
+PyObject* call_reporting(PyObject* callable, PyObject* arguments) {
   // No objects of C++: where Python ends the thread they would be released without the GIL.
-  gil::or_sleep([&] {
+  return gil::or_sleep([&] {
     PyObject* const result = PyObject_CallObject(callable, arguments);
-    if (!result) PyErr_WriteUnraisable(callable);
     Py_XDECREF(result);
+    if (result) return static_cast<PyObject*>(nullptr);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_INCREF(value);
+    PyErr_Restore(type, value, traceback);
+    PyErr_WriteUnraisable(callable);
+    return value;
   });
 }
 

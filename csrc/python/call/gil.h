@@ -62,7 +62,8 @@ class GilAcquired {
 };
 
 // Calls a function of Python with a tuple of arguments, or none, on a thread of C++ that has
-// acquired the GIL. What it raises goes to sys.unraisablehook.
-void call_reporting(PyObject* callable, PyObject* arguments = nullptr);
+// acquired the GIL. What it raises goes to sys.unraisablehook, and is returned as a new reference;
+// else null.
+PyObject* call_reporting(PyObject* callable, PyObject* arguments = nullptr);
 
 }  // namespace pynccl::python

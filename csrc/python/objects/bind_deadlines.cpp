@@ -51,7 +51,7 @@ void call_in_thread(const std::shared_ptr<void>& function,
       error.discard_as_unraisable("the arguments of on_timeout");
       return;
     }
-    call_reporting(callable, arguments.ptr());
+    Py_XDECREF(call_reporting(callable, arguments.ptr()));
   }).detach();
 }
 

@@ -2,6 +2,7 @@
 #include "core/stream.h"
 
 #include "core/clock.h"
+#include "core/failed_streams.h"
 #include "core/graph.h"
 #include "core/trace.h"
 #include "python/call/errors.h"
@@ -13,43 +14,94 @@
 namespace pynccl::python {
 namespace {
 
-// Called on a stream's worker thread; takes over a reference of the callable.
+// A call of a function of Python by a stream.
+struct StreamCall {
+  std::shared_ptr<Library> library;
+  PyObject* callable;
+  CUstream stream;
+  std::int64_t launched;
+  std::shared_ptr<const Graph::Launches> launches;  // of the graph that holds it
+};
+
+// What the function has raised, as a new reference; null if nothing.
+PyObject* raised_by(PyObject* callable, std::string& text) {
+  PyObject* raised = nullptr;
+  gil::or_sleep([&] {
+    raised = call_reporting(callable);
+    if (!raised) return;
+    PyObject* const shown = PyObject_Repr(raised);
+    const char* shown_text = shown ? PyUnicode_AsUTF8(shown) : nullptr;
+    text = std::string("a function that the stream called has raised ") +
+           (shown_text ? shown_text : Py_TYPE(raised)->tp_name);
+    PyErr_Clear();
+    Py_XDECREF(shown);
+  });
+  return raised;
+}
+
+// Called on a stream's thread, with the GIL. The exception becomes the failure of the stream.
+void run_call(const StreamCall& call) {
+  std::string text;
+  PyObject* const raised = raised_by(call.callable, text);
+  if (!raised) return;
+  const auto failure = std::make_shared<const FunctionFailure>(
+      text, hold(py::reinterpret_steal<py::object>(raised)));
+  if (call.library->tells_failed_work())
+    return call.library->fail_function(text, FailedFunctions::add(failure));
+  std::int64_t since = call.launched;
+  const std::vector<CUstream> streams =
+      call.launches ? call.launches->streams(since) : std::vector<CUstream>{call.stream};
+  FailedStreams::add(streams, since,
+                     [failure](const std::string&) { throw FunctionFailure(*failure); });
+}
+
 void call_once(void* data) {
   const GilAcquired gil;
-  auto* const callable = static_cast<PyObject*>(data);
-  call_reporting(callable);
-  gil::or_sleep([&] { Py_DECREF(callable); });
+  const std::unique_ptr<StreamCall> call(static_cast<StreamCall*>(data));
+  run_call(*call);
+  gil::or_sleep([&] { Py_DECREF(call->callable); });
 }
 
-// The same for a callable that a graph holds.
+// The same for a call that a graph holds, which may be closed meanwhile.
 void call_again(void* data) {
-  {
-    const GilAcquired gil;
-    Py_INCREF(static_cast<PyObject*>(data));
-  }
-  call_once(data);
+  const GilAcquired gil;
+  const StreamCall call = *static_cast<const StreamCall*>(data);
+  Py_INCREF(call.callable);
+  run_call(call);
+  gil::or_sleep([&] { Py_DECREF(call.callable); });
 }
 
-// Captures the call into a graph, which keeps the function.
+// Captures the call into a graph, which keeps it.
 void capture(const Stream& stream, const py::function& callable) {
   const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  if (!Graph::hold(stream.library(), stream.handle(), hold(py::object(callable))) && valid)
+  auto launches = Graph::launches(stream.library(), stream.handle());
+  auto* const call = new StreamCall{stream.shared_library(), callable.inc_ref().ptr(),
+                                    stream.handle(), 0, std::move(launches)};
+  const std::shared_ptr<void> held(call, [](StreamCall* released) {
+    const GilAcquired gil;
+    Py_DECREF(released->callable);
+    delete released;
+  });
+  if (!Graph::hold(stream.library(), stream.handle(), held) && valid)
     throw py::value_error(
         "stream: it is captured, but not by capture(), which would keep the function alive");
   const GilReleased released;
-  stream.launch_host_function(&call_again, callable.ptr());
+  stream.launch_host_function(&call_again, call);
 }
 
 void launch(const Stream& stream, const py::function& callable) {
   if (stream.capture_status() != CU_STREAM_CAPTURE_STATUS_NONE) return capture(stream, callable);
-  PyObject* reference = callable.inc_ref().ptr();
+  auto call = std::make_unique<StreamCall>(StreamCall{stream.shared_library(), callable.ptr(),
+                                                      stream.handle(), precise_time(), nullptr});
+  callable.inc_ref();
   try {
     const GilReleased released;
-    stream.launch_host_function(&call_once, reference);
+    stream.launch_host_function(&call_once, call.get());
   } catch (...) {
     callable.dec_ref();
     throw;
   }
+  static_cast<void>(call.release());  // call_once() deletes it
 }
 
 }  // namespace
@@ -85,7 +137,7 @@ torch and CuPy accept it.)");
 Raises:
     ValueError: the stream is closed.
     DriverError: the driver failed.
-    NcclTimeoutError: an operation on the stream took longer than its time limit.)")
+    NcclError: an operation on the stream has failed; once. The class says what has happened.)")
       .def("query", &Stream::query, Release(), R"(Whether all enqueued work is done (cuStreamQuery).
 
 Returns:
@@ -94,7 +146,7 @@ Returns:
 Raises:
     ValueError: the stream is closed.
     DriverError: the driver failed.
-    NcclTimeoutError: an operation on the stream took longer than its time limit.)")
+    NcclError: an operation on the stream has failed; once. The class says what has happened.)")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
            R"(Make work that is enqueued later wait for an event (cuStreamWaitEvent).
 
@@ -110,8 +162,8 @@ Raises:
 Inside capture() every launch of the graph calls it.
 
 Args:
-    function: called without arguments; it must not call CUDA or a collective. Its exceptions go to
-        sys.unraisablehook.
+    function: called without arguments; it must not call CUDA or a collective. What it raises goes
+        to sys.unraisablehook, and is raised by whoever waits for it: the stream, events and graphs.
 
 Raises:
     ValueError: the stream is closed, or captured other than by capture().
@@ -133,9 +185,7 @@ Raises:
           [](const Event& e, const py::object& on) {
             const cudaStream_t handle = stream_from_python(on.ptr(), e.library());
             const GilReleased released;
-            const std::int64_t now = Trace::timed() ? precise_time() : 0;
             e.record(handle);
-            e.note_time(now);
           },
           py::arg("stream"), R"(Record the present end of a stream (cuEventRecord).
 
@@ -151,8 +201,8 @@ Raises:
 Raises:
     ValueError: the event is closed.
     DriverError: the driver failed.
-    NcclTimeoutError: an operation on the stream took longer than its time limit.)")
-      .def("query", &Event::query, Release(),
+    NcclError: an operation on the stream has failed; once. The class says what has happened.)")
+      .def("query", &Event::done, Release(),
            R"(Whether the recorded point is reached (cuEventQuery).
 
 Returns:
@@ -160,9 +210,16 @@ Returns:
 
 Raises:
     ValueError: the event is closed.
-    DriverError: the driver failed.)")
-      .def("elapsed_time", &Event::elapsed_seconds, py::arg("end"), Release(),
-           R"(The time between two events (cuEventElapsedTime).
+    DriverError: the driver failed.
+    NcclError: an operation before the recorded point has failed, whenever it is asked.)")
+      .def(
+          "elapsed_time",
+          [](const Event& began, const Event& ended) {
+            began.done(), ended.done();  // throw what has failed
+            return began.elapsed_seconds(ended);
+          },
+          py::arg("end"), Release(),
+          R"(The time between two events (cuEventElapsedTime).
 
 Args:
     end: the later event. Both are made with timing=True and recorded.
@@ -172,7 +229,8 @@ Returns:
 
 Raises:
     ValueError: an event is closed.
-    DriverError: an event was made without timing, or is not recorded or not reached.)")
+    DriverError: an event was made without timing, or is not recorded or not reached.
+    NcclError: an operation before one of them has failed.)")
       .def("close", &Event::close, R"(Free the event (cuEventDestroy). Closing twice is allowed.
 
 Raises:

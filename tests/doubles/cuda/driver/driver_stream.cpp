@@ -119,11 +119,13 @@ CUresult EventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flag
 }
 
 CUresult EventQuery(CUevent event) {
-  return on_event(event, [](CUevent e) { return engine().EventQuery(e); });
+  return on_event(event,
+                  [](CUevent e) { return without_failed_operations(engine().EventQuery(e)); });
 }
 
 CUresult EventSynchronize(CUevent event) {
-  return on_event(event, [](CUevent e) { return engine().EventSynchronize(e); });
+  return on_event(
+      event, [](CUevent e) { return without_failed_operations(engine().EventSynchronize(e)); });
 }
 
 CUresult EventElapsedTime(float* milliseconds, CUevent start, CUevent end) {

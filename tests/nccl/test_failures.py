@@ -1,0 +1,369 @@
+"""Proves that a failure reaches everybody who waits for the failed work, with the class that says
+what has happened: seven failures and the own time limit, by every way to wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank
+
+_LIMIT = 0.6  # seconds, the own time limit
+_FAILURES: dict[str, type[nccl.NcclError]] = {
+    "peer died": nccl.NcclRemoteError,
+    "peer closed": nccl.NcclRemoteError,
+    "peer aborted": nccl.NcclRemoteError,
+    "peer revoked": nccl.NcclRemoteError,
+    "aborted": nccl.NcclInvalidUsageError,
+    "revoked": nccl.NcclInvalidUsageError,
+    "mismatch": nccl.NcclInvalidUsageError,
+    "deadlock": nccl.NcclInvalidUsageError,
+    "Ctrl-C": nccl.NcclRemoteError,
+    "deadline": nccl.NcclTimeoutError,
+}
+# On GPUs the others end by the time limit, and Ctrl-C only ends the wait of the caller.
+_KNOWN_TO_GPUS = ("aborted", "revoked", "deadline")
+_PARTS = ("streams", "events", "waiting_streams", "graphs", "groups")
+_PROCESSES = ("peer died", "deadlock", "Ctrl-C")  # the others run in threads
+
+Wait = Callable[[], object]
+
+
+def _until_true(query: Callable[[], bool]) -> Callable[[], None]:
+    """Polls a query."""
+
+    def poll() -> None:
+        deadline = time.monotonic() + 10
+        while not query():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    return poll
+
+
+class _Waits:
+    """Everything that waits for an operation of rank 0 that will fail."""
+
+    def __init__(self, rank: Rank, comm: nccl.Communicator, parts: tuple[str, ...]) -> None:
+        self.rank = rank
+        self.comm = comm
+        self.waits: dict[str, Wait] = {}
+        self.streams: list[nccl.Stream] = []  # that CUDA does not know after they are destroyed
+        self.array = rank.memory.put(np.ones(4, np.float32))
+        graph_stream = rank.stream()
+        with nccl.capture(graph_stream) as self.graph:
+            self.issue(graph_stream)
+        with nccl.plan() as self.plan:
+            self.issue(graph_stream)
+        for part in parts:
+            getattr(self, f"add_{part}")()
+
+    def issue(self, stream: nccl.Stream) -> nccl.Stream:
+        self.comm.all_reduce(self.array, nccl.MAX, stream=stream)
+        return stream
+
+    def stream(self) -> nccl.Stream:
+        stream = self.rank.stream()
+        if self.rank.provider == "cuda":
+            self.streams.append(stream)
+        return stream
+
+    def work(self) -> nccl.Stream:
+        """A stream with an operation."""
+        return self.issue(self.stream())
+
+    def event(self, stream: nccl.Stream, *, timing: bool = False) -> nccl.Event:
+        event = self.rank.event(timing=timing)
+        event.record(stream)
+        return event
+
+    def after(self, stream: nccl.Stream) -> nccl.Stream:
+        """A stream that waits for another one."""
+        waiting = self.stream()
+        waiting.wait(self.event(stream))
+        return waiting
+
+    def add_streams(self) -> None:
+        self.waits["stream.synchronize"] = self.work().synchronize
+        self.waits["stream.query"] = _until_true(self.work().query)
+
+    def add_events(self) -> None:
+        self.waits["event.synchronize"] = self.event(self.work()).synchronize
+        self.waits["event.query"] = _until_true(self.event(self.work()).query)
+        stream = self.stream()
+        began = self.event(stream, timing=True)
+        ended = self.event(self.issue(stream), timing=True)
+        self.waits["event.elapsed_time"] = lambda: (
+            _until_true(lambda: _reached(ended))(),
+            began.elapsed_time(ended),
+        )
+
+    def add_waiting_streams(self) -> None:
+        self.waits["waiting.synchronize"] = self.after(self.work()).synchronize
+        self.waits["waiting.query"] = _until_true(self.after(self.work()).query)
+        self.waits["event of waiting"] = self.event(self.after(self.work())).synchronize
+        self.waits["waiting for waiting"] = self.after(self.after(self.work())).synchronize
+        late, source = self.stream(), self.event(self.work())
+
+        def wait_later() -> None:
+            late.wait(source)
+            late.synchronize()
+
+        self.waits["waiting since the failure"] = wait_later
+
+    def add_graphs(self) -> None:
+        streams = [self.stream() for _ in range(4)]
+        for stream in streams:
+            self.graph.launch(stream)
+        self.waits["graph: stream"] = streams[0].synchronize
+        self.waits["graph: query"] = _until_true(streams[1].query)
+        self.waits["graph: event"] = self.event(streams[2]).synchronize
+        self.waits["graph: waiting"] = self.after(streams[3]).synchronize
+
+    def add_groups(self) -> None:
+        first, second, third = (self.stream() for _ in range(3))
+        with nccl.group():
+            self.issue(first)
+            self.issue(second)
+            self.issue(third)
+        self.waits["group: first"] = first.synchronize
+        self.waits["group: second"] = second.synchronize
+        self.waits["group: event"] = self.event(third).synchronize
+        stream = self.stream()
+        self.plan(stream=stream)
+        self.waits["plan: stream"] = stream.synchronize
+        stream = self.stream()
+        self.plan(stream=stream)
+        self.waits["plan: event"] = self.event(stream).synchronize
+
+    def outcomes(self) -> dict[str, str]:
+        return {name: _outcome(wait) for name, wait in self.waits.items()}
+
+
+def _reached(event: nccl.Event) -> bool:
+    try:
+        return event.query()
+    except nccl.NcclError:
+        return True
+
+
+def _outcome(wait: Wait) -> str:
+    """The class and the text of what a wait raises, or that it returned."""
+    try:
+        wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "returned"
+
+
+def _wait_for_a_failure(rank: Rank, failure: str, parts: tuple[str, ...]) -> dict[str, str] | None:
+    timeout = _LIMIT if failure == "deadline" else 20.0
+    comm = rank.communicator(0, config=nccl.Config(timeout=timeout))
+    other = rank.communicator(1)
+    array = rank.memory.put(np.ones(4, np.float32))
+    stream = rank.stream()
+    comm.all_reduce(array, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        _fail_others(rank, failure, comm, other)
+        return None
+    waits = _Waits(rank, comm, parts)
+    rank.report("ready")
+    if failure == "aborted":
+        comm.abort()
+    elif failure == "revoked":
+        comm.revoke()
+    elif failure == "Ctrl-C":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            comm.split(0)
+    outcomes = waits.outcomes()
+    rank.report("done")
+    other.abort()
+    comm.abort()
+    return outcomes
+
+
+def _fail_others(
+    rank: Rank, failure: str, comm: nccl.Communicator, other: nccl.Communicator
+) -> None:
+    rank.report("ready")
+    array = np.ones(5, np.float32)
+    time.sleep(0.3)  # the others wait
+    if failure == "peer died":
+        time.sleep(20)
+    elif failure == "peer closed":
+        comm.close()
+    elif failure == "peer aborted":
+        comm.abort()
+    elif failure == "peer revoked":
+        comm.revoke()
+    elif failure == "mismatch":
+        with pytest.raises(nccl.NcclInvalidUsageError):
+            comm.all_reduce(array)
+    elif failure == "deadlock":
+        with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)):
+            other.recv(array, 0)
+    else:
+        time.sleep(1.5 if failure == "deadline" else 1)
+    other.abort()
+    comm.abort()
+
+
+@pytest.mark.parametrize("failure", _FAILURES)
+def test_who_waits_raises_what_has_failed(launch: Launcher, provider: str, failure: str) -> None:
+    if provider == "cuda" and failure not in _KNOWN_TO_GPUS:
+        pytest.skip("on GPUs the time limit ends it")
+
+    def kill(run: Run) -> None:
+        run.gather_reports()
+        time.sleep(0.3)
+        run.kill(1)
+
+    def table_of(*parts: str) -> dict[str, str]:
+        arguments = (2, _wait_for_a_failure, failure, parts)
+        if failure == "peer died":
+            outcomes = launch.outcomes(
+                *arguments, while_running=kill, provider=provider, ids=2, timeout=60
+            )
+            assert outcomes[0].ok, f"{outcomes[0].died} {outcomes[0].trace}"
+            return outcomes[0].value
+        threads = provider == "host" and failure not in _PROCESSES
+        return launch(*arguments, threads=threads, provider=provider, ids=2, timeout=60)[0]
+
+    if failure == "deadlock":  # more than 16 threads of a process that wait are not looked at
+        table: dict[str, str] = {}
+        for part in _PARTS:
+            table |= table_of(part)
+    else:
+        table = table_of(*_PARTS)
+    expected = _FAILURES[failure].__name__
+    text = "\n".join(f"{wait:30}{outcome}" for wait, outcome in table.items())
+    assert all(outcome.startswith(expected + ": ") for outcome in table.values()), text
+
+
+def _reported_once(rank: Rank) -> None:
+    """What is enqueued after a failure was reported does not have it; the event keeps it."""
+    comm, other = rank.communicator(0), rank.communicator(1)
+    stream, event, array = rank.stream(), rank.event(), rank.memory.put(np.ones(4))
+    if rank.rank == 1:
+        other.all_reduce(array, stream=stream)
+        stream.synchronize()
+        comm.abort()
+        return
+    comm.all_reduce(array, stream=stream)
+    event.record(stream)
+    comm.abort()
+    for _ in range(2):
+        with pytest.raises(nccl.NcclInvalidUsageError, match="aborted"):
+            event.synchronize()
+        with pytest.raises(nccl.NcclInvalidUsageError, match="aborted"):
+            event.query()
+    other.all_reduce(array, stream=stream)
+    later = rank.event()
+    later.record(stream)
+    later.synchronize()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="aborted"):
+        stream.synchronize()
+    stream.synchronize()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="aborted"):
+        event.synchronize()
+    event.record(stream)
+    event.synchronize()
+
+
+def test_a_stream_reports_a_failure_once_and_an_event_always(
+    launch: Launcher, provider: str
+) -> None:
+    launch(2, _reported_once, provider=provider, ids=2)
+
+
+class _FunctionError(Exception):
+    """Raised by a function that a stream calls."""
+
+
+def _failed_function(rank: Rank, captured: bool) -> None:
+    def fail() -> None:
+        raise _FunctionError
+
+    stream, other, event = rank.stream(), rank.stream(), rank.event()
+    graph = None
+    if captured:
+        with nccl.capture(stream) as graph:
+            stream.launch(fail)
+    for _ in range(2):
+        stream.launch(lambda: time.sleep(0.05))
+        graph.launch(stream) if graph else stream.launch(fail)
+        event.record(stream)
+        other.wait(event)
+        for wait in (event.synchronize, event.query, stream.synchronize, other.synchronize):
+            with pytest.raises(_FunctionError):
+                wait()
+        stream.synchronize()
+        other.synchronize()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_exception_of_a_launched_function_is_raised(
+    launch: Launcher, provider: str, captured: bool
+) -> None:
+    launch(1, _failed_function, captured, provider=provider)
+
+
+def _every_thread(rank: Rank) -> None:
+    stream, raised = rank.stream(), []
+
+    def wait() -> None:
+        try:
+            stream.synchronize()
+        except nccl.NcclError as error:
+            raised.append(error)
+
+    if rank.rank == 0:
+        rank.comm.all_reduce(np.ones(4), stream=stream)
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+    rank.comm.abort()
+    if rank.rank == 0:
+        for thread in threads:
+            thread.join()
+        assert len(raised) == 3
+
+
+def test_every_thread_that_waits_raises(launch: Launcher) -> None:
+    launch(2, _every_thread)
+
+
+def _issued_after_the_expiry(rank: Rank) -> None:
+    comm = rank.communicator(0, config=nccl.Config(timeout=0.3))
+    stream, other, array = rank.stream(), rank.stream(), rank.memory.put(np.ones(4))
+    if rank.rank == 1:
+        time.sleep(1)
+        return
+    comm.all_reduce(array, stream=stream)
+    while not comm.expired:
+        pass
+    with pytest.raises(nccl.NcclTimeoutError, match="did not complete within 0"):
+        comm.all_reduce(array, stream=other)
+    with pytest.raises(nccl.NcclTimeoutError):
+        stream.synchronize()
+    other.synchronize()
+    comm.abort()
+
+
+def test_nothing_is_issued_between_the_expiry_and_the_revocation(
+    launch: Launcher, provider: str
+) -> None:
+    launch(2, _issued_after_the_expiry, provider=provider)
