@@ -1,14 +1,40 @@
-"""Changes of the members of a group: what the mirror and the backend of torch.distributed share."""
+"""Groups: what the mirror and the backend of torch.distributed share."""
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pynccl._C import Communicator, Config
+from pynccl._C import Config
 
-__all__ = ["ordered_members", "shrunk"]
+if TYPE_CHECKING:
+    from pynccl._C import Communicator
+
+__all__ = ["group_config", "ordered_members", "shrunk"]
+
+
+def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Config:
+    """The configuration of a new communicator of a group.
+
+    On GPUs wait() orders streams and returns. A program can use the data of an operation whose time
+    limit ends later, so the limit ends the process unless the user has chosen another policy.
+
+    Args:
+        given: that of the group; None is NCCL's defaults. It is not changed.
+        timeout: of the group in seconds; 0 is no limit.
+        on_cpu: whether the communicator is of CPU memory.
+
+    Returns:
+        A copy, with a limit for the creation and a policy.
+    """
+    config = Config() if given is None else copy.copy(given)
+    if config.init_timeout is None and timeout > 0:
+        config.init_timeout = timeout
+    if not on_cpu and config.on_timeout is None and not os.environ.get("PYNCCL_ON_TIMEOUT"):
+        config.on_timeout = "abort"
+    return config
 
 
 def ordered_members(

@@ -96,6 +96,7 @@ WorkPtr PyncclBackend::issue(const at::Device& device, Operation operation) {
 }
 
 WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
+  const Ending::Call call;
   prepare(operation);
   const bool extended = extended_.load(std::memory_order_relaxed);
   if (extended) extend(operation);
@@ -300,13 +301,21 @@ void PyncclBackend::end(const std::string& reason, bool drains) {
     if (ended_.empty()) ended_ = reason;
   }
   if (!drains) cancel();
+  bool waits = drains;
   std::exception_ptr error;
   const auto grace = std::min(kGrace, options_->timeout);
   for (Lane* lane : lanes()) {
     if (lane->connection().take_failure()) hooks_->failed();
+    bool done = false;
     try {
       const auto limit = lane->connection().device().is_cpu() ? grace : options_->timeout;
-      lane->connection().end(drains && lane->drain(limit), reason);
+      done = waits && lane->drain(limit);
+    } catch (...) {  // by a signal handler
+      error = std::current_exception();
+      waits = false;
+    }
+    try {
+      lane->connection().end(done, reason);
     } catch (...) {
       if (!error) error = std::current_exception();
     }

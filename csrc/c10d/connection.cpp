@@ -1,18 +1,6 @@
 #include "connection.h"
 
 namespace pynccl::dist {
-Held hold(py::object object) {
-  return Held(new py::object(std::move(object)), [](py::object* held) {
-    if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
-    with_gil([held] { delete held; });
-  });
-}
-
-void throw_backend_error(const std::string& text) { C10_THROW_ERROR(DistBackendError, text); }
-
-void throw_python_error(const py::error_already_set& error) {
-  throw_backend_error(py::str(error.value()).cast<std::string>());
-}
 
 Connection::RelaxedCapture::RelaxedCapture(const Connection& connection) {
   if (!connection.made() || !connection.ref_.on_device()) return;

@@ -2,53 +2,15 @@
 // on it. Connector: the Python object that makes communicators.
 #pragma once
 
-#include <cxxabi.h>
-#include <torch/csrc/utils/pybind.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "interpreter.h"
 #include "operation.h"
 
 namespace pynccl::dist {
-
-// A Python object that any thread can hold and release.
-using Held = std::shared_ptr<py::object>;
-Held hold(py::object object);
-
-// Calls body, in which Python may end this thread by pthread_exit because the interpreter ends: the
-// thread sleeps then, since it must not unwind through destructors.
-template <class Body>
-auto or_sleep(Body&& body) {
-  try {
-    return body();
-  } catch (const ::abi::__forced_unwind&) {
-    while (true) pause();
-  }
-}
-
-// Calls body with the GIL, from any thread.
-template <class Body>
-auto with_gil(Body&& body) {
-  return or_sleep([&] {
-    const py::gil_scoped_acquire gil;
-    return or_sleep(body);
-  });
-}
-
-// Calls body without the GIL, whether the caller has it or not.
-template <class Body>
-void without_gil(Body&& body) {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    const py::gil_scoped_release released;
-    body();
-  } else {
-    body();
-  }
-}
 
 inline double seconds(std::chrono::milliseconds duration) {
   return std::chrono::duration<double>(duration).count();
@@ -58,11 +20,6 @@ inline double seconds(std::chrono::milliseconds duration) {
 struct TimeLimitError : c10::DistBackendError {
   using DistBackendError::DistBackendError;
 };
-
-// Throws DistBackendError.
-[[noreturn]] void throw_backend_error(const std::string& text);
-// The same, with the text of an exception of Python. Needs the GIL.
-[[noreturn]] void throw_python_error(const py::error_already_set& error);
 
 // Which communicator: of the group, or of one direction between two ranks of it.
 struct Route {

@@ -62,6 +62,7 @@ class DeviceLane final : public Lane {
     };
     while (!done()) {
       if (std::chrono::steady_clock::now() > until) return false;
+      run_signal_handlers();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return true;

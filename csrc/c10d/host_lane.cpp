@@ -1,8 +1,10 @@
 // The lane of a communicator of CPU memory: a call on the null stream returns when its operation is
 // done, so asynchronous operations are calls on a thread of the lane.
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <thread>
+#include <vector>
 
 #include "lane.h"
 #include "work.h"
@@ -10,7 +12,12 @@
 namespace pynccl::dist {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::milliseconds kStopLimit{100};  // for a thread to see that it is to stop
+constexpr std::chrono::seconds kFinishLimit{2};       // for operations when the interpreter ends
+constexpr std::chrono::seconds kAbortLimit{1};        // for those that were aborted
+constexpr std::chrono::milliseconds kHandover{5};
 
 class HostLane final : public Lane {
  public:
@@ -20,10 +27,11 @@ class HostLane final : public Lane {
   ~HostLane() override {
     queue_->stop();
     if (!thread_.joinable()) return;
-    // After the interpreter the thread may wait for the GIL for ever, and NCCL may connect until
-    // its time limit.
-    const bool connects = !connection_->made() && !queue_->drain(kStopLimit);
-    if (connects || !Py_IsInitialized() || thread_.get_id() == std::this_thread::get_id())
+    // When the interpreter ends the thread may wait for the GIL for ever, and NCCL may connect
+    // until its time limit.
+    const bool may_stay = !connection_->made() || Ending::begun();
+    const bool stays = may_stay && !queue_->finish(Clock::now() + kStopLimit);
+    if (stays || !Py_IsInitialized() || thread_.get_id() == std::this_thread::get_id())
       thread_.detach();
     else
       thread_.join();
@@ -60,6 +68,8 @@ class HostLane final : public Lane {
 
   bool drain(std::chrono::milliseconds timeout) override { return queue_->drain(timeout); }
   void retire() override { queue_->stop(); }
+
+  static void leave(const std::function<void()>& cancel);
 
  private:
   struct Task {
@@ -105,7 +115,14 @@ class HostLane final : public Lane {
     bool drain(std::chrono::milliseconds timeout) {
       std::unique_lock lock(mutex_);
       const Waiter waiter(*this);
-      return changed_.wait_for(lock, timeout, [this] { return idle(); });
+      return wait_with_signals(changed_, lock, Clock::now() + timeout, [this] { return idle(); });
+    }
+
+    // Waits until the thread of the lane has nothing to do.
+    bool finish(Clock::time_point until) {
+      std::unique_lock lock(mutex_);
+      const Waiter waiter(*this);
+      return changed_.wait_until(lock, until, [this] { return tasks_.empty() && !running_; });
     }
 
     bool on_its_thread() {
@@ -115,12 +132,13 @@ class HostLane final : public Lane {
 
     // The thread of the lane.
     void run() {
+      Ending::exempt_thread();
       std::unique_lock lock(mutex_);
       runner_ = std::this_thread::get_id();
       while (true) {
         changed_.wait(lock, [this] { return !busy_ && (stopped_ || !tasks_.empty()); });
         if (tasks_.empty()) return;
-        busy_ = true;
+        busy_ = running_ = true;
         {
           Task task = std::move(tasks_.front());
           tasks_.pop_front();
@@ -128,7 +146,7 @@ class HostLane final : public Lane {
           task.run();
         }  // releases the tensors without the lock
         lock.lock();
-        busy_ = false;
+        busy_ = running_ = false;
         if (waiters_ > 0) changed_.notify_all();
       }
     }
@@ -143,7 +161,7 @@ class HostLane final : public Lane {
         if (nested_) return;
         if (!queue_.idle()) {
           const Waiter waiter(queue_);
-          queue_.changed_.wait(lock, [this] { return queue_.idle(); });
+          wait_with_signals(queue_.changed_, lock, std::nullopt, [this] { return queue_.idle(); });
         }
         queue_.busy_ = true;
       }
@@ -179,13 +197,37 @@ class HostLane final : public Lane {
     std::condition_variable changed_;
     std::deque<Task> tasks_;
     bool busy_ = false;
+    bool running_ = false;  // busy with an operation of the thread
     bool stopped_ = false;
     int waiters_ = 0;
     std::thread::id runner_;
   };
 
+  // What the end of the interpreter needs of a lane with a thread.
+  struct Started {
+    std::weak_ptr<Queue> queue;
+    std::weak_ptr<Connection> connection;
+    pid_t process = getpid();  // the child of a fork does not have its thread
+  };
+
+  struct AllStarted {
+    std::mutex mutex;
+    std::vector<Started> lanes;
+  };
+
+  static AllStarted& all_started() {
+    static auto* all = new AllStarted;  // threads of the process use it until its end
+    return *all;
+  }
+
   void start_thread() {
-    std::call_once(started_, [this] { thread_ = std::thread([queue = queue_] { queue->run(); }); });
+    std::call_once(started_, [this] {
+      thread_ = std::thread([queue = queue_] { queue->run(); });
+      AllStarted& all = all_started();
+      const std::scoped_lock lock(all.mutex);
+      std::erase_if(all.lanes, [](const Started& one) { return one.queue.expired(); });
+      all.lanes.push_back({.queue = queue_, .connection = connection_});
+    });
   }
 
   const std::shared_ptr<Queue> queue_;
@@ -193,7 +235,40 @@ class HostLane final : public Lane {
   std::thread thread_;
 };
 
+void HostLane::leave(const std::function<void()>& cancel) {
+  const auto started = [] {
+    AllStarted& all = all_started();
+    const std::scoped_lock lock(all.mutex);
+    return all.lanes;
+  };
+  // Aborts the lanes that have not finished at the end of the time, if they are to be aborted.
+  const auto finish = [&started](Clock::time_point until, bool aborts) {
+    bool finished = true;
+    for (const Started& one : started()) {
+      const auto queue = one.queue.lock();
+      if (!queue || one.process != getpid() || queue->finish(until)) continue;
+      finished = false;
+      if (const auto connection = one.connection.lock(); aborts && connection) {
+        try {
+          connection->end(false, "the interpreter ends");
+        } catch (const std::exception&) {  // the operation fails in any case
+        }
+      }
+    }
+    return finished;
+  };
+  if (!finish(Clock::now() + kFinishLimit, false)) {
+    cancel();
+    finish(Clock::now(), true);
+    finish(Clock::now() + kAbortLimit, false);
+  }
+  // Threads that return from the backend at this moment get the GIL once more.
+  std::this_thread::sleep_for(kHandover);
+}
+
 }  // namespace
+
+void leave_host_lanes(const std::function<void()>& cancel) { HostLane::leave(cancel); }
 
 std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection,
                                      std::shared_ptr<Hooks> hooks) {

@@ -43,6 +43,9 @@ class Lane {
 
 std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection,
                                      std::shared_ptr<Hooks> hooks);
+// When the interpreter ends: lets the threads of lanes finish what they have to do, else calls
+// cancel, which ends what waits to connect, and aborts the others. Call it without the GIL.
+void leave_host_lanes(const std::function<void()>& cancel);
 std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection,
                                        std::shared_ptr<Hooks> hooks, bool high_priority);
 

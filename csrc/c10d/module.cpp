@@ -3,9 +3,16 @@
 #include <pybind11/stl.h>
 
 #include "backend.h"
+#include "lane.h"
 
 namespace pynccl::dist {
 namespace {
+
+void leave(const py::function& cancel) {
+  Ending::begin();
+  const GilReleased released;
+  leave_host_lanes([&] { with_gil([&] { cancel(); }); });
+}
 
 c10::intrusive_ptr<PyncclOptions> copied(const PyncclOptions& options) {
   return c10::make_intrusive<PyncclOptions>(options);
@@ -18,6 +25,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace pynccl::dist;
   // The base classes are torch's.
   py::module_::import("torch._C._distributed_c10d");
+
+  m.def("_leave", &leave, py::arg("cancel"),
+        "At the end of the interpreter, while threads can run Python: end the threads of lanes.");
 
   py::class_<PyncclOptions, c10::intrusive_ptr<PyncclOptions>, c10d::Backend::Options>(
       m, "Options",

@@ -31,12 +31,12 @@ void PyncclWork::end_record() {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
+  const Ending::Call call;
   Connection::Wait traced(connection_.get(), nullptr);
   std::unique_lock lock(mutex_);
-  const auto done = [this] { return completed_; };
-  if (timeout == kNoTimeout)
-    cv_.wait(lock, done);  // the communicator's deadline ends it
-  else if (!cv_.wait_for(lock, timeout, done))
+  std::optional<std::chrono::steady_clock::time_point> until;  // else the communicator's deadline
+  if (timeout != kNoTimeout) until = std::chrono::steady_clock::now() + timeout;
+  if (!wait_with_signals(cv_, lock, until, [this] { return completed_; }))
     throw_timed_out(name_, rank_, timeout);
   traced.of(sequence_);
   if (exception_) std::rethrow_exception(exception_);
@@ -161,7 +161,12 @@ std::exception_ptr DeviceWork::exception() const {
   }
 }
 
+void DeviceWork::check() const {
+  if (const auto error = exception()) std::rethrow_exception(error);
+}
+
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  const Ending::Call call;
   synchronize();
   if (blocks_ || timeout != kNoTimeout) wait_on_host(timeout == kNoTimeout ? timeout_ : timeout);
   return true;
@@ -175,24 +180,23 @@ void DeviceWork::synchronize() {
     done_->block(current);
   }
   held_.clear();
+  check();
 }
 
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
-  const auto rethrow = [this] {
-    if (const auto error = exception()) std::rethrow_exception(error);
-  };
   auto now = std::chrono::steady_clock::now();
   const auto until = now + timeout;
   auto look = now + kBetweenLooks;  // at the communicator
   for (; !done(); now = std::chrono::steady_clock::now()) {
     if (now > look) {
-      rethrow();
+      check();
+      run_signal_handlers();
       look = now + kBetweenLooks;
     }
     if (now > until) throw_timed_out(name_, rank_, timeout);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  rethrow();  // the kernels of a communicator that has failed end, too
+  check();  // the kernels of a communicator that has failed end, too
 }
 
 float DeviceWork::getDuration() const {
@@ -206,7 +210,10 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{stream_.device()});
   const c10::MultiStreamGuard current(stream_);
-  future->markCompleted(c10::IValue(outputs_));
+  if (const auto error = exception())
+    future->setError(error);
+  else
+    future->markCompleted(c10::IValue(outputs_));
   return future;
 }
 

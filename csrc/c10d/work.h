@@ -110,6 +110,7 @@ class DeviceWork final : public PyncclWork {
 
  private:
   bool done() const;
+  void check() const;  // throws where the communicator has failed
   void wait_on_host(std::chrono::milliseconds timeout);
 
   const c10::Stream stream_;

@@ -9,14 +9,16 @@ The backend is C++ that is built for the installed torch at its first use: see
 
 from __future__ import annotations
 
+import atexit
 import functools
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from pynccl.c10d.build import load
-from pynccl.c10d.connector import Connector
+from pynccl.c10d.connector import Connector, leave_stores
 from pynccl.c10d.lending import lend
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool 
     Returns:
         An object of the backend's module; it has these two attributes.
     """
-    made = load().Options()
+    made = _module().Options()
     made.config = config
     made.is_high_priority_stream = is_high_priority_stream
     return made
@@ -58,9 +60,18 @@ def communicator(group: dist.ProcessGroup | None, device: torch.device) -> nccl.
     return made
 
 
+@functools.cache
+def _module() -> ModuleType:
+    """The module of the backend, whose threads leave Python before the interpreter ends."""
+    module = load()
+    atexit.register(leave_stores)
+    atexit.register(module._leave, leave_stores)  # runs first
+    return module
+
+
 def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
     """Make the backend of a group: the function that torch calls."""
-    module = load()
+    module = _module()
     chosen = module.Options() if pg_options is None else pg_options
     if not isinstance(chosen, module.Options):
         raise TypeError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import collections
-import copy
 import ctypes
 import dataclasses
 import functools
@@ -26,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from pynccl import _C, membership, memory, nccl
 from pynccl.libraries import load
 
-__all__ = ["Connector"]
+__all__ = ["Connector", "leave_stores"]
 
 _ALLOCATE = "the backend's allocate_tensor() or of pynccl.memory.torch_empty()"
 _NOT_SHAREABLE = (
@@ -40,8 +38,7 @@ _connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
 _in_store: set[object] = set()  # one object for each thread that waits for a store
 
 
-@atexit.register
-def _leave_stores() -> None:
+def leave_stores() -> None:
     """Cancel what waits for a store: a thread that is in one when Python ends ends the process."""
     for connector in list(_connectors):
         connector.cancel()
@@ -164,13 +161,13 @@ class Connector:
     def _make(
         self, size: int, unique_id: bytes, rank: int, device: torch.device
     ) -> nccl.Communicator:
-        config = nccl.Config() if self._config is None else copy.copy(self._config)
-        if config.init_timeout is None and self.timeout > 0:
-            config.init_timeout = self.timeout
+        on_cpu = device.type == "cpu"
         return nccl.Communicator(
-            *(size, unique_id, rank),
-            config=config,
-            device=None if device.type == "cpu" else device,
+            size,
+            unique_id,
+            rank,
+            config=membership.group_config(self._config, timeout=self.timeout, on_cpu=on_cpu),
+            device=None if on_cpu else device,
             provider=_provider(device),
         )
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import pynccl.c10d
+from pynccl import nccl
 from tests.c10d import test_collectives as collectives
-from tests.c10d.in_torch import backend_of
+from tests.c10d.in_torch import backend_of, run_on_device
 from tests.c10d.training import Values, batches, make_model, values
+from tests.support.launcher import Launcher, Outcome
 
 World = Callable[..., list[Any]]
 
@@ -403,10 +406,87 @@ def _absent(rank: int, _size: int) -> list[str]:
     return [str(waited.value), str(work.exception()), str(issued.value)]
 
 
+_RAISE = {"PYNCCL_ON_TIMEOUT": "raise"}
+
+
 def test_timeout_of_an_operation(device_world: World) -> None:
-    for text in device_world(2, _absent)[0]:
+    for text in device_world(2, _absent, env=_RAISE)[0]:
         assert "all_reduce" in text
         assert "within 1 s" in text, text
+
+
+def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list[str]:
+    """What of the data of an operation without its other rank the program sees."""
+    torch.cuda.set_device(rank)
+    options = pynccl.c10d.options(config=nccl.Config(on_timeout=chosen))
+    group = dist.new_group(pg_options=options)
+    if how == "message":
+        x = _full(0)
+        dist.isend(x, 1, group) if rank == 0 else dist.irecv(x, 0, group)
+    else:
+        x = _full(rank + 1)
+        dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == 1:
+        time.sleep(4)
+        return []
+    group.set_timeout(timedelta(seconds=1))
+    if how == "message":
+        work = dist.irecv(x, 1, group)
+    else:
+        work = dist.all_reduce(x, group=group, async_op=how == "work")
+    if work is not None:
+        work.wait()  # orders streams
+    y = x + 1
+    torch.cuda.synchronize()
+    used = [f"used {y[0].item()}"]
+    end = time.monotonic() + 10
+    while time.monotonic() < end and len(used) == 1:
+        try:
+            if work is not None:
+                work.wait()
+            else:
+                dist.all_reduce(x, group=group)
+        except dist.DistBackendError as error:
+            used.append(str(error))
+        time.sleep(0.01)
+    if work is not None:
+        with pytest.raises(dist.DistBackendError, match="within 1 s"):
+            work.synchronize()
+        with pytest.raises(Exception, match="within 1 s"):
+            work.get_future().wait()
+        assert not work.is_success()
+    return used
+
+
+def _outcomes(launch: Launcher, tmp_path: Path, env: dict[str, str], *args: Any) -> list[Outcome]:
+    url = f"file://{tmp_path}/store"
+    env = {"CUDA_DOUBLE_TENSORS": "device", **env}
+    return launch.outcomes(2, run_on_device, _used_too_early, url, {}, args, env=env)
+
+
+@pytest.mark.usefixtures("_device")
+@pytest.mark.parametrize("how", ["call", "work", "message"])
+def test_a_timeout_ends_the_process_before_the_data_is_used(
+    launch: Launcher, tmp_path: Path, how: str
+) -> None:
+    absent = _outcomes(launch, tmp_path, {}, None, how)[0]
+    assert "SIGABRT" in absent.died, absent
+
+
+@pytest.mark.usefixtures("_device")
+@pytest.mark.parametrize("how", ["call", "work"])
+@pytest.mark.parametrize("chosen", ["configuration", "environment"])
+def test_a_timeout_raises_if_that_is_chosen(
+    launch: Launcher, tmp_path: Path, chosen: str, how: str
+) -> None:
+    given, env = ("raise", {}) if chosen == "configuration" else (None, _RAISE)
+    absent = _outcomes(launch, tmp_path, env, given, how)[0]
+    assert not absent.died, absent
+    assert absent.error is None, absent
+    assert absent.value[0].startswith("used")
+    assert "within 1 s" in absent.value[1]
 
 
 def _aborted(rank: int, _size: int) -> None:
@@ -464,7 +544,7 @@ def _destroyed_alone(rank: int, _size: int, async_op: bool) -> float:
 
 @pytest.mark.parametrize("async_op", [False, True])
 def test_destroy_ends_an_operation_that_hangs(device_world: World, async_op: bool) -> None:
-    assert device_world(2, _destroyed_alone, async_op)[0] < 10
+    assert device_world(2, _destroyed_alone, async_op, env=_RAISE)[0] < 10
 
 
 # Groups of a device

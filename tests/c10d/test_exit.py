@@ -1,5 +1,6 @@
 """Proves that a process ends in time and without an error whatever it leaves: operations that
-no other rank joins, connections that are being made, a group that is not destroyed.
+no other rank joins, connections that are being made, a group that is not destroyed, callbacks of
+futures that run, daemon threads in a collective or in a wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands import run_command
+from tests.support.tier import FULL
+
+_ROOT = Path(__file__).parents[2]
 
 _SCRIPT = """
 import sys, torch, torch.distributed as dist, pynccl.c10d
@@ -52,3 +58,12 @@ def test_process_ends(tmp_path: Path, left: str) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+@pytest.mark.parametrize("case", ["futures", "subgroup", "daemon", "abort", "waiting"])
+def test_exits_are_counted(case: str) -> None:
+    """Ten ranks of each case; beside gloo in the long form: python -m tests.c10d.exits."""
+    options = ["--runs", "40"] if FULL else ["--runs", "5", "--backend", "pynccl"]
+    command = [sys.executable, "-m", "tests.c10d.exits", "--case", case, *options]
+    done = run_command(command, _ROOT, os.environ, timeout=600 if FULL else 120)
+    assert done.returncode == 0, (done.stdout, done.stderr)

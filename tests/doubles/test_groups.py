@@ -234,13 +234,15 @@ def test_relay(world: World, nranks: int) -> None:
 
 
 def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
+    import torch
+
     from pynccl import nccl
     from pynccl.mirror.group.base_group import Options
 
-    pg = dist.group.WORLD
-    few = pg._config_of_pair("cuda").max_ctas
+    pg, device = dist.group.WORLD, torch.device("cuda")
+    few = pg._config_of_pair(device).max_ctas
     pg.options = Options(nccl.Config(max_ctas=20, min_ctas=2))
-    given = pg._config_of_pair("cuda")
+    given = pg._config_of_pair(device)
     assert given.min_ctas == 2
     assert given is not pg.options.config
     return few, given.max_ctas

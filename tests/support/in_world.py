@@ -39,7 +39,10 @@ def world_runner(
         **options: Any,  # noqa: ANN401
     ) -> list[Any]:
         url = f"file://{folder}/store{next(numbers)}"
-        return launch(nranks, enter, function, url, init or {}, args, **always, **options)
+        env = {**always.get("env", {}), **options.pop("env", {})}
+        return launch(
+            nranks, enter, function, url, init or {}, args, **always | {"env": env}, **options
+        )
 
     return run
 

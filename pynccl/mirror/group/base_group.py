@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl import _C, nccl
 from pynccl.errors import NcclError
+from pynccl.membership import group_config
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig
 from pynccl.mirror.base.checks import real
 from pynccl.mirror.base.errors import translated
@@ -344,17 +344,18 @@ class BaseGroup(_C.ProcessGroup):
         with translated(NcclError):
             return nccl.Communicator(
                 *(size, unique_id, rank),
-                config=self._new_config(),
+                config=self._new_config(device),
                 device=device,
                 store=self._common_store,
             )
 
-    def _new_config(self) -> nccl.Config:
-        """A copy of the group's configuration, with a time limit to make a communicator."""
-        config = nccl.Config() if self.options.config is None else copy.copy(self.options.config)
-        if config.init_timeout is None and self.timeout.total_seconds() > 0:
-            config.init_timeout = self.timeout.total_seconds()
-        return config
+    def _new_config(self, device: torch.device) -> nccl.Config:
+        """The configuration of a new communicator for a device."""
+        return group_config(
+            self.options.config,
+            timeout=self.timeout.total_seconds(),
+            on_cpu=device.type == "cpu",
+        )
 
     def make_comm_stream(self, comm: nccl.Communicator, device: torch.device) -> CommStream:
         """A CommStream with this group's options, named after it in the flight record."""
@@ -383,7 +384,6 @@ class BaseGroup(_C.ProcessGroup):
             kind: the operation, for messages.
             cancelled: once it returns True, waiting for the other rank ends.
         """
-        provider = self.provider(device)
         device = _concrete(device)
         # The rank that makes the ids: the sender, or for both directions the lower rank.
         offers = directions == [True] if len(directions) == 1 else self.rank() < peer
@@ -402,7 +402,7 @@ class BaseGroup(_C.ProcessGroup):
         size = len(ids) // len(directions)
         parts = [ids[:size], ids[-size:]]
         rank = int(self.rank() > peer)
-        config = self._config_of_pair(provider)
+        config = self._config_of_pair(device)
         made = {}
         with translated(NcclError), nccl.group():
             for sends in directions:
@@ -412,10 +412,10 @@ class BaseGroup(_C.ProcessGroup):
                 )
         return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
 
-    def _config_of_pair(self, provider: str) -> nccl.Config:
+    def _config_of_pair(self, device: torch.device) -> nccl.Config:
         """The group's configuration; on GPUs with few CTAs, for many pairs share a device."""
-        config = self._new_config()
-        if provider != "host" and config.max_ctas is None:
+        config = self._new_config(device)
+        if device.type != "cpu" and config.max_ctas is None:
             config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)
         return config
 

@@ -1,0 +1,36 @@
+#include "interpreter.h"
+
+#include <c10/util/Exception.h>
+#include <sys/syscall.h>
+
+namespace pynccl::dist {
+
+Held hold(py::object object) {
+  return Held(new py::object(std::move(object)), [](py::object* held) {
+    if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
+    with_gil([held] { delete held; });
+  });
+}
+
+void Ending::stay() {
+  if (exempt_ || std::this_thread::get_id() == main_.load()) return;
+  if (Py_IsInitialized() && PyGILState_Check()) return;  // it must not keep the GIL
+  while (true) pause();
+}
+
+void run_signal_handlers() {
+  // Python runs handlers in its main thread, which is that of the process.
+  if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
+  with_gil([] {
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+}
+
+void throw_backend_error(const std::string& text) { C10_THROW_ERROR(DistBackendError, text); }
+
+void throw_python_error(const py::error_already_set& error) {
+  if (!error.matches(PyExc_Exception)) throw;
+  throw_backend_error(py::str(error.value()).cast<std::string>());
+}
+
+}  // namespace pynccl::dist

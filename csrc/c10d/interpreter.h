@@ -1,0 +1,130 @@
+// The Python interpreter: the GIL, its signals, its end, and its objects in threads of C++.
+#pragma once
+
+#include <cxxabi.h>
+#include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace pynccl::dist {
+
+// A Python object that any thread can hold and release.
+using Held = std::shared_ptr<py::object>;
+Held hold(py::object object);
+
+// Calls body, in which Python may end this thread by pthread_exit because the interpreter ends: the
+// thread sleeps then, since it must not unwind through destructors.
+template <class Body>
+auto or_sleep(Body&& body) {
+  try {
+    return body();
+  } catch (const ::abi::__forced_unwind&) {
+    while (true) pause();
+  }
+}
+
+// Calls body with the GIL, from any thread.
+template <class Body>
+auto with_gil(Body&& body) {
+  return or_sleep([&] {
+    const py::gil_scoped_acquire gil;
+    return or_sleep(body);
+  });
+}
+
+// The GIL is released for the length of a scope, if the thread has it.
+class GilReleased {
+ public:
+  GilReleased()
+      : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~GilReleased() {
+    if (state_) or_sleep([this] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Calls body without the GIL, whether the caller has it or not.
+template <class Body>
+void without_gil(Body&& body) {
+  const GilReleased released;
+  body();
+}
+
+// The end of the interpreter. When it has begun only daemon threads and the main thread run Python.
+// Before 3.14 Python ends a daemon thread that needs the GIL by pthread_exit, which unwinds through
+// the destructors of torch's bindings and so aborts the process.
+class Ending {
+ public:
+  // In the main thread, by an atexit function.
+  static void begin() { main_.store(std::this_thread::get_id()); }
+  static bool begun() { return main_.load() != std::thread::id(); }
+  // This thread is one of the backend's, which ends in time.
+  static void exempt_thread() { exempt_ = true; }
+
+  // Around a call of the backend without the GIL: a thread that would return to Python after the
+  // end has begun sleeps until the process has ended.
+  class Call {
+   public:
+    Call() = default;
+    ~Call() {
+      if (begun()) [[unlikely]]
+        stay();
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+  };
+
+ private:
+  static void stay();
+
+  inline static std::atomic<std::thread::id> main_{};
+  inline static thread_local bool exempt_ = false;
+};
+
+// Runs the handlers of signals, if this is the main thread. Throws what they raise. Call it without
+// the GIL and without locks.
+void run_signal_handlers();
+
+// Waits until done() is true, which is false at the end of the time; none is no limit. Meanwhile
+// the main thread runs the handlers of signals, without the lock. Throws what they raise.
+template <class Done>
+bool wait_with_signals(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+                       std::optional<std::chrono::steady_clock::time_point> until, Done&& done) {
+  constexpr std::chrono::milliseconds kBetweenLooks{50};
+  while (!done()) {
+    auto next = std::chrono::steady_clock::now() + kBetweenLooks;
+    if (until) next = std::min(next, *until);
+    if (changed.wait_until(lock, next, done)) return true;
+    if (until && std::chrono::steady_clock::now() >= *until) return false;
+    struct Unlocked {
+      explicit Unlocked(std::unique_lock<std::mutex>& given) : lock(given) { lock.unlock(); }
+      ~Unlocked() { lock.lock(); }
+      Unlocked(const Unlocked&) = delete;
+      Unlocked& operator=(const Unlocked&) = delete;
+      std::unique_lock<std::mutex>& lock;
+    };
+    const Unlocked unlocked(lock);
+    run_signal_handlers();
+  }
+  return true;
+}
+
+// Throws DistBackendError.
+[[noreturn]] void throw_backend_error(const std::string& text);
+// The same, with the text of an exception of Python, in a handler of it. What is not an Exception,
+// as KeyboardInterrupt, is thrown as it is. Needs the GIL.
+[[noreturn]] void throw_python_error(const py::error_already_set& error);
+
+}  // namespace pynccl::dist

@@ -1,0 +1,171 @@
+"""Counts how processes end that leave work of torch.distributed behind, over the backend and over
+gloo, in turns: ``python -m tests.c10d.exits --runs 40``.
+
+Each run is two ranks, forked from a process that has imported torch and has no group. They leave
+through the end of the interpreter. The command fails if a process over the backend does not end
+with status 0. gloo is there to compare with; ``--backend pynccl`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import pynccl.c10d  # noqa: F401 - it registers the backend
+from pynccl.c10d.build import load
+
+__all__ = ["LEFT", "count"]
+
+_LIMIT = 30.0  # seconds for a rank to end
+# gloo waits for its timeout at the end.
+_TIMEOUTS = {"pynccl": timedelta(seconds=60), "gloo": timedelta(seconds=2)}
+
+
+def _futures(rank: int) -> None:
+    """Callbacks of futures that are pending, or run, when the interpreter ends."""
+    for _ in range(20):
+        future = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
+        future.then(lambda done: sum(range(1000)) and done.value())
+    if rank == 0:
+        dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda done: done.value())
+
+
+def _subgroup(rank: int) -> None:
+    """Asynchronous work of a subgroup."""
+    group = dist.new_group([0, 1])
+    for _ in range(5):
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    if rank == 0:
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+
+
+def _in_daemon_threads(count: int) -> None:
+    groups = [dist.new_group([0, 1]) for _ in range(count)]
+
+    def run(group: Any) -> None:
+        while True:
+            dist.all_reduce(torch.ones(1000), group=group)
+
+    for group in groups:
+        threading.Thread(target=run, args=[group], daemon=True).start()
+    time.sleep(0.01)
+
+
+def _daemon(rank: int) -> None:
+    """Daemon threads in collectives."""
+    _in_daemon_threads(2)
+
+
+def _abort(rank: int) -> None:
+    """Groups that are aborted while a daemon thread is in a collective of one."""
+    _in_daemon_threads(1)
+    dist.distributed_c10d._abort_process_group()
+
+
+def _waiting(rank: int) -> None:
+    """A daemon thread that waits for work that never completes."""
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        threading.Thread(target=work.wait, daemon=True).start()
+        time.sleep(0.01)
+
+
+LEFT: dict[str, Callable[[int], None]] = {
+    "futures": _futures,
+    "subgroup": _subgroup,
+    "daemon": _daemon,
+    "abort": _abort,
+    "waiting": _waiting,
+}
+
+
+def _leave(left: str, backend: str, rank: int, store: Path, seed: int) -> None:
+    """What a rank does before its interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    chance = random.Random(seed * 2 + rank)
+    url = f"file://{store}"
+    dist.init_process_group(
+        backend, init_method=url, rank=rank, world_size=2, timeout=_TIMEOUTS[backend]
+    )
+    dist.all_reduce(torch.ones(4))
+    LEFT[left](rank)
+    time.sleep(chance.choice([0, 0, 0.001, 0.01, 0.05]) * chance.random())
+
+
+def _ended(process: int, until: float) -> str:
+    """How a process ends: an exit status, the name of a signal or "late"."""
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return f"exit {code}" if code >= 0 else signal.Signals(-code).name
+        time.sleep(0.002)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return "late"
+
+
+def count(
+    left: str, runs: int, backends: list[str], seed: int = 0
+) -> dict[str, Counter[str]] | None:
+    """How the ranks of some runs end, by the backend; None in a rank, which is to return at once.
+
+    Args:
+        left: what they leave, a key of LEFT.
+        runs: of each backend.
+        backends: "pynccl" and "gloo", or one of them.
+        seed: of the first run.
+    """
+    ends: dict[str, Counter[str]] = {backend: Counter() for backend in backends}
+    folder = Path(tempfile.mkdtemp())
+    for run in range(runs):
+        for backend, counted in ends.items():
+            processes = []
+            for rank in range(2):
+                process = os.fork()
+                if process == 0:
+                    _leave(left, backend, rank, folder / f"{backend}{run}", seed + run)
+                    return None
+                processes.append(process)
+            until = time.monotonic() + _LIMIT
+            counted.update(_ended(process, until) for process in processes)
+    shutil.rmtree(folder)
+    return ends
+
+
+def main() -> int:
+    """Count, print a line for each case, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=40, help="of each backend and case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=_TIMEOUTS, action="append")
+    parser.add_argument("--case", choices=LEFT, action="append")
+    given = parser.parse_args()
+    load()
+    status = 0
+    for left in given.case or LEFT:
+        ends = count(left, given.runs, given.backend or list(_TIMEOUTS), given.seed)
+        if ends is None:
+            return 0  # a rank, whose interpreter ends now
+        print(f"{left}:", *(f"{name} {dict(each)}" for name, each in ends.items()), flush=True)
+        status |= any(end != "exit 0" for end in ends.get("pynccl", ()))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
