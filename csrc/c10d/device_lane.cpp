@@ -60,9 +60,10 @@ class DeviceLane final : public Lane {
       const Connection::RelaxedCapture relaxed(*connection_);
       return stream_.query() && (!callers_ || callers_->query());
     };
+    SignalPoll signals;
     while (!done()) {
       if (std::chrono::steady_clock::now() > until) return false;
-      run_signal_handlers();
+      signals.look();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return true;

@@ -97,14 +97,29 @@ class Ending {
 // the GIL and without locks.
 void run_signal_handlers();
 
+inline constexpr std::chrono::milliseconds kBetweenSignals{50};
+
+// For a wait that looks more often: the same, at most every 50 ms.
+class SignalPoll {
+ public:
+  void look() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    run_signal_handlers();
+    next_ = now + kBetweenSignals;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kBetweenSignals;
+};
+
 // Waits until done() is true, which is false at the end of the time; none is no limit. Meanwhile
 // the main thread runs the handlers of signals, without the lock. Throws what they raise.
 template <class Done>
 bool wait_with_signals(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                        std::optional<std::chrono::steady_clock::time_point> until, Done&& done) {
-  constexpr std::chrono::milliseconds kBetweenLooks{50};
   while (!done()) {
-    auto next = std::chrono::steady_clock::now() + kBetweenLooks;
+    auto next = std::chrono::steady_clock::now() + kBetweenSignals;
     if (until) next = std::min(next, *until);
     if (changed.wait_until(lock, next, done)) return true;
     if (until && std::chrono::steady_clock::now() >= *until) return false;

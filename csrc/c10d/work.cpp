@@ -184,13 +184,14 @@ void DeviceWork::synchronize() {
 }
 
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
+  SignalPoll signals;
   auto now = std::chrono::steady_clock::now();
   const auto until = now + timeout;
   auto look = now + kBetweenLooks;  // at the communicator
   for (; !done(); now = std::chrono::steady_clock::now()) {
     if (now > look) {
       check();
-      run_signal_handlers();
+      signals.look();
       look = now + kBetweenLooks;
     }
     if (now > until) throw_timed_out(name_, rank_, timeout);
