@@ -290,7 +290,26 @@ def _named(dist: Any, rank: int, size: int) -> None:
 
 
 def test_a_timeout_names_the_missing_ranks(any_world: World) -> None:
-    any_world(2, _named)
+    any_world(2, _named, env={"PYNCCL_ON_TIMEOUT": "raise"})
+
+
+def _policies(dist: Any, rank: int, size: int) -> list[Any]:
+    import torch
+
+    from pynccl import nccl
+
+    found = []
+    for chosen in (None, "raise"):
+        group = dist.new_group(pg_options=nccl.Config(on_timeout=chosen))
+        dist.all_reduce(torch.ones(1), group=group)
+        found += [stream.comm.on_timeout for stream in group.comm_streams().values()]
+    return found
+
+
+def test_a_timeout_on_gpus_ends_the_process(any_world: World, provider: str) -> None:
+    """There wait() orders streams: the data is used before an error could be raised."""
+    default = "raise" if provider == "host" else "abort"
+    assert any_world(1, _policies) == [[default, "raise"]]
 
 
 def _checked(dist: Any, rank: int, size: int) -> None:
