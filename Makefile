@@ -99,6 +99,7 @@ test-all: $(TO_TEST) ## also more seeds, all versions of the double, campaigns, 
 	PYNCCL_TEST_FULL=1 $(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 	$(PY) -m tests.reliability.random_programs --seconds 600
 	$(PY) -m tests.c10d.kills --kills 300
+	$(PY) -m tests.weights.interrupts --count 2000
 	$(MAKE) test-torch-suite sanitize
 	$(MAKE) sanitize-module CALLS=100000
 

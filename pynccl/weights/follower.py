@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Protocol
 
-from pynccl.errors import NcclError
+from pynccl.errors import DriverError, NcclError, NcclRemoteError, NcclTimeoutError
 from pynccl.weights.errors import (
     ChecksumError,
     PeerLostError,
@@ -20,6 +20,7 @@ from pynccl.weights.messages import (
     Check,
     Checked,
     Commit,
+    Committed,
     Compare,
     Compared,
     Fail,
@@ -39,6 +40,9 @@ from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
 __all__ = ["Follower", "Role"]
 
+_End = Commit | Refused | Fail | Bye  # of a version
+_ATTEMPTS = 3  # with an error of NCCL on this member, after which it is its own
+
 
 class Role(Protocol):
     """What distinguishes senders and receivers."""
@@ -55,8 +59,8 @@ class Role(Protocol):
     def nbytes(self, steps: list[Step]) -> int:
         """The bytes of steps that this member transfers."""
 
-    def commit(self) -> None:
-        """All receivers have the version."""
+    def commit(self, version: int) -> None:
+        """All receivers have received the version."""
 
 
 class Follower:
@@ -67,6 +71,10 @@ class Follower:
         link: to the leader.
         role: sender or receiver.
         is_sender: which of them.
+
+    Attributes:
+        has_left: whether this receiver has left the session because of an error of its own. The
+            link is closed, and the member can join again.
     """
 
     def __init__(self, member: Member, link: Link, role: Role, *, is_sender: bool) -> None:
@@ -79,13 +87,16 @@ class Follower:
         self._began = 0.0
         self._nbytes = 0
         self._epoch = -1
+        self._failures = 0  # of attempts at this version, by errors of NCCL on this member
+        self._is_settled = True  # the end of the version of the last offer has been read
         self._closed = False
+        self.has_left = False
 
-    def wait(self, timeout: float | None) -> Report:
+    def wait(self, deadline: Deadline) -> Report:
         """Take part in the next version until it is committed.
 
         Args:
-            timeout: seconds until it begins; None is no limit.
+            deadline: until which it begins.
 
         Raises:
             TimeoutError: it has not begun in time.
@@ -95,40 +106,38 @@ class Follower:
         """
         if self._closed:
             raise SessionClosedError("the session is closed")
-        deadline = Deadline(timeout)
         try:
-            while True:
-                if deadline.is_over():  # whatever arrives
-                    raise TimeoutError
-                message = self._link.receive(deadline)
-                if report := self._obey(message):
-                    return report
-                # The leader may wait twice: for the transfer, and for members that do not answer.
-                if isinstance(message, Begin | Compare | Repair | Check):
-                    deadline = Deadline(3 * self._member.timeout)
+            end = self._take_part(deadline)
         except LinkLostError as error:
-            self.close()
-            raise PeerLostError(f"the sender is lost: {error}", (self._link.name,)) from error
-        except TimeoutError:
-            if not self._began and not self._is_sender:
-                raise TimeoutError(f"no version has begun within {timeout:g} s") from None
-            self.close()
-            raise PeerLostError(
-                f"{self._link.name} has not answered for {3 * self._member.timeout:g} s",
-                (self._link.name,),
-            ) from None
+            raise self._lost(error) from error
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        else:
+            if end is None:
+                if not self._began and not self._is_sender:
+                    raise TimeoutError(f"no version has begun within {deadline.seconds:g} s")
+                raise self._silent()
+            return self._ended(end)
         finally:
             self._began = 0.0
+            self._failures = 0
 
     def offer(self, offer: Offer) -> None:
         """Tell the leader what this sender has for the next version."""
+        if self._closed:
+            raise SessionClosedError("the session is closed")
         try:
+            self._settle()
+            self._is_settled = False
             self._link.send(offer)
         except LinkLostError as error:
-            self.close()
-            raise PeerLostError(f"the sender is lost: {error}", (self._link.name,)) from error
+            raise self._lost(error) from error
 
     def close(self) -> None:
+        if self.has_left:
+            self.has_left = False
+            self._member.close()
         if not self._closed:
             self._closed = True
             post_all([self._link], Bye())
@@ -136,10 +145,35 @@ class Follower:
             self._member.drop_world()
             self._member.close()
 
-    def _obey(self, message: Message) -> Report | None:
+    def _next(self, deadline: Deadline) -> Message | None:
+        """The next message; None when the deadline is over, whatever has arrived."""
+        if deadline.is_over():
+            return None
+        try:
+            return self._link.receive(deadline)
+        except TimeoutError:
+            return None
+
+    def _take_part(self, deadline: Deadline) -> _End | None:
+        """Obey the leader until the version ends; the message that ends it, None without one."""
+        while (message := self._next(deadline)) is not None:
+            if isinstance(message, Begin | Compare):
+                self._epoch, self._began = message.epoch, time.monotonic()
+            elif isinstance(message, Commit) and not self._began:
+                self._link.lose("a commit of a version that has not begun")
+                continue
+            self._is_settled |= isinstance(message, _End)
+            self._obey(message)
+            if isinstance(message, _End):
+                return message
+            # The leader may wait twice: for the transfer, and for members that do not answer.
+            if isinstance(message, Begin | Compare | Repair | Check):
+                deadline = Deadline(3 * self._member.timeout)
+        return None
+
+    def _obey(self, message: Message) -> None:
         match message:
             case Begin() | Compare():
-                self._epoch, self._began = message.epoch, time.monotonic()
                 self._work(message)
             case Repair() if message.epoch == self._epoch:
                 self._work(message)
@@ -149,21 +183,40 @@ class Follower:
                 self._member.drop_world()
                 self._link.send(Stopped(message.epoch))
             case Commit():
-                return self._commit(message)
+                self._role.commit(message.version)
+                if not self._is_sender:
+                    with contextlib.suppress(LinkLostError):  # it is committed all the same
+                        self._link.send(Committed(self._epoch))
+
+    def _ended(self, end: _End) -> Report:
+        """What the end of a version is: a report or an error."""
+        match end:
+            case Commit():
+                return self._report(end)
+            case Refused() if end.names:
+                raise ChecksumError(end.reason, tuple(end.names))
             case Refused():
-                if message.names:
-                    raise ChecksumError(message.reason, tuple(message.names))
-                raise WeightsError(message.reason)
+                raise WeightsError(end.reason)
             case Fail():
                 self.close()
-                raise PeerLostError(message.reason, tuple(message.names))
+                raise PeerLostError(end.reason, tuple(end.names))
             case Bye():
                 self.close()
                 raise SessionClosedError("the sender has closed the session")
-        return None
+
+    def _lost(self, error: LinkLostError) -> PeerLostError:
+        self.close()
+        return PeerLostError(f"the sender is lost: {error}", (self._link.name,))
+
+    def _silent(self) -> PeerLostError:
+        self.close()
+        return PeerLostError(
+            f"{self._link.name} has not answered for {3 * self._member.timeout:g} s",
+            (self._link.name,),
+        )
 
     def _work(self, message: Begin | Compare | Repair) -> None:
-        """Do what a message asks for, and tell the leader where that fails."""
+        """Do what a message asks for; the leader tries again where NCCL fails."""
         try:
             if isinstance(message, Begin):
                 self._attempt(message)
@@ -172,18 +225,14 @@ class Follower:
             else:
                 sums = self._role.compare(self._member.steps)
                 self._link.send(Compared(self._epoch, sums))
-        except (NcclError, InterruptedTransferError) as error:
+        except (NcclError, DriverError, InterruptedTransferError) as error:
+            # It may be the death of another member. What this one lacks fails again.
+            is_own = isinstance(error, NcclError)
+            is_own &= not isinstance(error, (NcclRemoteError, NcclTimeoutError))
+            self._failures += is_own
+            if self._failures == _ATTEMPTS and not self._is_sender:
+                raise
             self._give_up(error)
-        except LinkLostError:
-            raise
-        except Exception as error:
-            # Its own error: the leader ends the version for all.
-            self._give_up(error, own=True)
-            self._settle()
-            raise
-        except BaseException as error:  # Ctrl-C: it may come back, and is left out otherwise
-            self._give_up(error)
-            raise
 
     def _attempt(self, message: Begin) -> None:
         member = self._member
@@ -221,16 +270,37 @@ class Follower:
             self._sums = sums
             self._segments = [segment for step in steps for segment in step.segments]
 
+    def _abandon(self, error: BaseException) -> None:
+        """This member has an error of its own, or was interrupted.
+
+        A receiver leaves, and the others go on. Without a sender the version ends for all.
+        """
+        if not self._began:
+            return
+        self._give_up(error, own=True)
+        if self._is_sender:
+            post_all([self._link], Stopped(self._epoch))
+        else:
+            self.has_left = self._closed = True
+            self._link.close()
+
     def _settle(self) -> None:
-        """Wait until the leader has ended the version."""
-        deadline = Deadline(2 * self._member.timeout)
-        with contextlib.suppress(LinkLostError, TimeoutError):
-            while not deadline.is_over():
-                message = self._link.receive(deadline)
-                if isinstance(message, Refused | Fail | Bye):
-                    return
-                if isinstance(message, Stop):
+        """Read the end of a version that this sender has abandoned."""
+        deadline = Deadline(3 * self._member.timeout)
+        while not self._is_settled:
+            message = self._next(deadline)
+            match message:
+                case None:
+                    raise self._silent()
+                case Begin() | Compare():
+                    self._epoch = message.epoch
+                    self._give_up(InterruptedTransferError("send() was interrupted"), own=True)
+                case Stop():
                     self._link.send(Stopped(message.epoch))
+                case Commit() | Refused():
+                    self._is_settled = True
+                case Fail() | Bye():
+                    self._ended(message)  # raises
 
     def _give_up(self, error: BaseException, *, own: bool = False) -> None:
         self._member.drop_world()
@@ -240,20 +310,21 @@ class Follower:
 
     def _check(self, message: Check) -> None:
         """Answer with the checksums of the segments whose digest differs."""
-        different: Sums = {}
         world = self._member.world
+        if world is None:
+            return  # this attempt was given up, and the leader has yet to read it
         if len(message.digests) != len(self._segments):
             self._link.lose("digests of other segments than were sent")
             return
+        different: Sums = {}
         for segment, digest in zip(self._segments, message.digests, strict=True):
-            if world is None or world.receiver not in segment.receivers:
+            if world.receiver not in segment.receivers:
                 continue
             if digest_of(segment, self._sums) != digest:
                 different.update((n, self._sums[n]) for n in segment.numbers)
         self._link.send(Checked(self._epoch, different))
 
-    def _commit(self, message: Commit) -> Report:
-        self._role.commit()
+    def _report(self, message: Commit) -> Report:
         return Report(
             message.version,
             self._nbytes,

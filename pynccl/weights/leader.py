@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pynccl import nccl
-from pynccl.errors import NcclError
+from pynccl.errors import DriverError, NcclError
 from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
 from pynccl.weights.layout import Layout
 from pynccl.weights.meeting import Meeting
@@ -20,6 +20,7 @@ from pynccl.weights.messages import (
     Check,
     Checked,
     Commit,
+    Committed,
     Compare,
     Compared,
     Fail,
@@ -51,7 +52,7 @@ _GRACE = 5.0  # seconds for a member to say that it has stopped
 _ATTEMPTS = 3  # that fail without a member being lost
 _REPAIRS = 3  # times that tensors are sent again
 
-_Answer = TypeVar("_Answer", bound=Offer | Compared | Sent | Checked | Stopped)
+_Answer = TypeVar("_Answer", bound=Offer | Compared | Sent | Checked | Committed | Stopped)
 
 
 @dataclass
@@ -102,7 +103,10 @@ class Leader:
         self._epoch = 0
         self._lost: list[str] = []
         self._stopping: list[Link] = []  # those that have to say that they have stopped
-        self._failed: list[str] = []  # errors of followers' own in an attempt that was stopped
+        self._failed: list[str] = []  # errors of senders' own in an attempt that was stopped
+        self._left: list[str] = []  # errors of receivers' own, which have left
+        self._is_decided = False  # receivers were told to commit, and not all are lost
+        self.version = 0  # the last one of which that is true
         self._served: list[Link] = []  # those that have the last version
         self._began_once = False
         self._closed = False
@@ -118,36 +122,16 @@ class Leader:
         """
         if self._closed:
             raise WeightsError("the session is closed")
-        self._lost = []
-        failures = 0
+        self._is_decided = False
         try:
-            self._admit()
-            self._await_stopped()  # of a version that Ctrl-C has ended
-            self._hear_offers()  # the other senders wait, also where this version cannot begin
-            self._check_numbers(version)
-            if not self._receivers:
-                raise WeightsError("there are no receivers")
-            self._began_once = True
-            while True:
-                lost = len(self._lost)
-                try:
-                    return self._attempt(version, source, provider, delta=delta)
-                except (NcclError, InterruptedTransferError) as error:
-                    self._stop()
-                    if not self._receivers:
-                        names = tuple(self._lost)
-                        raise PeerLostError(
-                            f"all receivers are lost: {', '.join(names)}", names
-                        ) from error
-                    if self._failed:
-                        raise _FollowerError("; ".join(self._failed)) from error
-                    failures += len(self._lost) == lost
-                    if failures == _ATTEMPTS:
-                        raise WeightsError(f"version {version} was given up: {error}") from error
+            self._begin(version)
+            return self._attempts(version, source, provider, delta=delta)
         except PeerLostError as error:
             self._fail(error)
             raise
         except BaseException as error:
+            if self._is_decided:
+                raise  # Ctrl-C, after receivers were told to commit
             # The user's tensors, a wrong layout, Ctrl-C: the receivers keep what they have.
             try:
                 if isinstance(error, Exception):
@@ -187,9 +171,11 @@ class Leader:
 
     # Members
 
+    def _sender_links(self) -> list[Link]:
+        return [self._senders[number].link for number in sorted(self._senders)]
+
     def _links(self) -> list[Link]:
-        senders = [self._senders[number].link for number in sorted(self._senders)]
-        return [*senders, *(receiver.link for receiver in self._receivers)]
+        return [*self._sender_links(), *(receiver.link for receiver in self._receivers)]
 
     def _admit(self) -> None:
         """Let in all who have joined; at first, wait for the others."""
@@ -213,7 +199,7 @@ class Leader:
             if any(isinstance(message, Bye) for message in link.unread()):
                 self._receivers.remove(receiver)
                 link.close()
-            elif link.lost:
+            elif link.lost or self._own_errors(link):
                 self._drop(link)
 
     def _greet(self, arrived: Sequence[tuple[Link, Hello]]) -> None:
@@ -221,11 +207,15 @@ class Leader:
             if isinstance(hello, SenderHello):
                 link.name = f"sender {hello.number}"
                 self._senders[hello.number] = _Sender(link)
-            else:
-                names = {receiver.name for receiver in self._receivers}
-                name = hello.name if hello.name not in names else f"{hello.name} ({link.fileno()})"
-                link.name = name
-                self._receivers.append(_Receiver(link, name, hello.wanted, hello.keeps_base))
+                continue
+            for receiver in list(self._receivers):  # it left after its last commit, and is back
+                if receiver.name == hello.name and is_ending(receiver.link):
+                    self._receivers.remove(receiver)
+                    receiver.link.close()
+            names = {receiver.name for receiver in self._receivers}
+            name = hello.name if hello.name not in names else f"{hello.name} ({link.fileno()})"
+            link.name = name
+            self._receivers.append(_Receiver(link, name, hello.wanted, hello.keeps_base))
 
     def _hear_offers(self) -> None:
         """Get the layouts of the other senders, which come with each version."""
@@ -254,14 +244,25 @@ class Leader:
                     "same version= on all"
                 )
 
+    @staticmethod
+    def _own_errors(link: Link) -> list[str]:
+        """The reasons of a receiver that has left, where they are not read yet."""
+        return [
+            f"{link.name}: {message.reason}"
+            for message in link.unread()
+            if isinstance(message, Failed) and message.own
+        ]
+
     def _drop(self, link: Link, reason: str = "") -> None:
         """Go on without a member; a sender cannot be missed."""
         reason = link.lost or reason
+        own = self._own_errors(link)
         link.close()
         for receiver in self._receivers:
             if receiver.link is link:
                 self._receivers.remove(receiver)
                 self._lost.append(receiver.name)
+                self._left += own
                 return
         raise PeerLostError(f"{link.name} is lost: {reason}", (link.name,))
 
@@ -318,7 +319,7 @@ class Leader:
             elif isinstance(message, Bye):
                 link.lose("it has left")
             elif (
-                not isinstance(message, Compared | Sent | Checked | Failed | Stopped)
+                not isinstance(message, Compared | Sent | Checked | Committed | Failed | Stopped)
                 or message.epoch != self._epoch
             ):
                 continue
@@ -326,7 +327,10 @@ class Leader:
                 return message
             if isinstance(message, Failed):
                 reason = f"{link.name}: {message.reason}"
-                if kind is Stopped:
+                if link not in self._sender_links() and (message.own or kind is Committed):
+                    self._left.append(reason)
+                    link.lose(message.reason)  # it has left
+                elif kind is Stopped:
                     self._failed += [reason] if message.own else []
                 elif message.own:
                     raise _FollowerError(reason)
@@ -348,10 +352,45 @@ class Leader:
     def _leave_attempt(self) -> None:
         self._member.drop_world()
         self._formed = []
+        self._informed = []  # one that was interrupted may not have read the plan
         self._known = {}
         self._failed = []
 
-    # One attempt
+    # One version
+
+    def _begin(self, version: int) -> None:
+        """Find out who takes part in a version."""
+        self._lost = []
+        self._admit()
+        self._await_stopped()  # of a version that Ctrl-C has ended
+        self._hear_offers()  # the other senders wait, also where this version cannot begin
+        self._check_numbers(version)
+        if not self._receivers:
+            raise WeightsError("there are no receivers")
+        self._left = []  # before this version
+        self._began_once = True
+
+    def _attempts(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
+        """Try until all that are left have the version."""
+        failures = 0
+        while True:
+            lost = len(self._lost)
+            try:
+                return self._attempt(version, source, provider, delta=delta)
+            except (NcclError, DriverError, InterruptedTransferError) as error:
+                self._stop()
+                if not self._receivers:
+                    if self._left:  # they may come again
+                        raise _FollowerError("; ".join(self._left)) from error
+                    names = tuple(self._lost)
+                    raise PeerLostError(
+                        f"all receivers are lost: {', '.join(names)}", names
+                    ) from error
+                if self._failed:
+                    raise _FollowerError("; ".join(self._failed)) from error
+                failures += len(self._lost) == lost
+                if failures == _ATTEMPTS:
+                    raise WeightsError(f"version {version} was given up: {error}") from error
 
     def _attempt(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
         member = self._member
@@ -397,10 +436,7 @@ class Leader:
         repaired = self._verify(sums, source, units)
         if all(receiver.keeps_base for receiver in self._receivers):
             self._known = {**known, **sums} if units is not None else sums
-        receivers = tuple(receiver.name for receiver in self._receivers)
-        commit = Commit(version, list(receivers), self._lost, list(repaired), member.link)
-        self._tell((link, commit) for link in self._links())
-        self._count_end()
+        self._commit(version, repaired)
         self._served = self._links()
         steps = member.steps_of(units)
         nbytes = sum(step.payload for step in steps)
@@ -447,8 +483,7 @@ class Leader:
         member = self._member
         if not self._known or self._order(source) is not None or member.ring is None:
             return None
-        links = [sender.link for sender in self._senders.values()]
-        self._tell((link, Compare(self._epoch)) for link in links)
+        self._tell((link, Compare(self._epoch)) for link in self._sender_links())
         own = [step for step in member.steps if step.sender == 0]
         sums = sums_of(own, member.ring, source, member.bindings)
         self._add_sums(sums, Compared, member.steps)
@@ -486,8 +521,8 @@ class Leader:
         for step in steps:
             if step.sender:
                 units[step.sender].update(unit.number for unit, _ in step.units)
-        links = [sender.link for sender in self._senders.values()]
-        answers = dict(self._collect(links, kind, Deadline(self._member.timeout)))
+        deadline = Deadline(self._member.timeout)
+        answers = dict(self._collect(self._sender_links(), kind, deadline))
         for number, sender in self._senders.items():
             answer = answers[sender.link]  # who has none is lost
             if answer.sums.keys() != units[number]:
@@ -532,3 +567,38 @@ class Leader:
             f"sent {_REPAIRS} times again",
             bad_names,
         )
+
+    def _commit(self, version: int, repaired: tuple[str, ...]) -> None:
+        """Have the receivers commit a version; the other senders hear of it when they have."""
+        told: list[Link] = []
+
+        def tell(links: Sequence[Link]) -> None:
+            commit = self._commit_of(version, repaired)
+
+            def messages() -> Iterator[tuple[Link, Message]]:
+                for link in links:
+                    told.append(link)
+                    yield link, commit
+
+            self._tell(messages())
+
+        try:
+            tell([receiver.link for receiver in self._receivers])
+            links = [receiver.link for receiver in self._receivers]
+            self._collect(links, Committed, Deadline(self._member.timeout))
+            if not self._receivers:
+                raise InterruptedTransferError("all receivers are lost")
+            tell(self._sender_links())
+        except BaseException:  # Ctrl-C does not wait
+            if self._receivers:
+                links = [link for link in self._links() if link not in told]
+                post_all(links, self._commit_of(version, repaired))
+            raise
+        finally:
+            if self._receivers:
+                self._is_decided, self.version = True, version
+                self._count_end()
+
+    def _commit_of(self, version: int, repaired: tuple[str, ...]) -> Commit:
+        names = [receiver.name for receiver in self._receivers]
+        return Commit(version, names, list(self._lost), list(repaired), self._member.link)

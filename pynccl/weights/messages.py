@@ -27,6 +27,7 @@ __all__ = [
     "Check",
     "Checked",
     "Commit",
+    "Committed",
     "Compare",
     "Compared",
     "Fail",
@@ -351,6 +352,13 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Committed:
+    """The answer to Commit: a receiver has committed the version."""
+
+    epoch: int = _read(_number)
+
+
+@dataclass(frozen=True)
 class Failed:
     """A member could not do its part.
 
@@ -495,11 +503,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Commit:
-    """All receivers have a version.
+    """All receivers have received a version: receivers commit it, senders learn of it.
 
     Attributes:
         version: its number.
-        receivers: the names of those that have it.
+        receivers: the names of those that have it, and to senders, of those that committed it.
         lost: the names of those that were left out.
         repaired: the names of tensors that were sent again.
         link: bytes per second, where that was measured.
@@ -546,6 +554,7 @@ Message = (
     | Compared
     | Sent
     | Checked
+    | Committed
     | Failed
     | Stopped
     | Bye
@@ -568,7 +577,7 @@ def _types(*types: type) -> MessageTypes:
 
 HELLOS = _types(SenderHello, ReceiverHello)
 FROM_SENDERS = _types(Offer, Compared, Sent, Failed, Stopped, Bye)
-FROM_RECEIVERS = _types(Checked, Failed, Stopped, Bye)
+FROM_RECEIVERS = _types(Checked, Committed, Failed, Stopped, Bye)
 FROM_LEADER = _types(Welcome, Begin, Compare, Repair, Check, Stop, Commit, Refused, Fail, Bye)
 
 

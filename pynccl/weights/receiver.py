@@ -10,10 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pynccl.store import Store
-from pynccl.weights.errors import SessionClosedError
+from pynccl.weights.errors import PeerLostError, SessionClosedError
 from pynccl.weights.follower import Follower
 from pynccl.weights.keys import trust_of
-from pynccl.weights.layout import Layout
 from pynccl.weights.meeting import check_address, join
 from pynccl.weights.member import Member, checked_seconds
 from pynccl.weights.memory import (
@@ -57,7 +56,8 @@ class WeightReceiver:
             its methods set, get and check) that the members share.
         into: the tensors to fill, or :class:`Shard` objects or DTensors for parts of them, by
             name; other dtypes than the sender's are converted. Names that are not in it are not
-            received. None makes all tensors by the sender's metadata.
+            received. They must not overlap in memory, except for two names of the same tensor. None
+            makes all tensors by the sender's metadata.
         commit: when ``tensors`` change. "copy": each version is received in a second set, and
             copied when all checksums are right; twice the memory. "in_place": it is received
             straight into them; no more memory, but they have parts of two versions during the
@@ -81,7 +81,8 @@ class WeightReceiver:
             others, one that verifies it). None is without; see docs/security.md.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or no key for an address of other machines.
+        TypeError, ValueError: a wrong argument, a tensor that cannot be written to, or no key for
+            an address of other machines.
         PermissionError: the sender has another key, or other users can read the file of the key.
         TimeoutError: the sender does not listen within timeout.
 
@@ -106,7 +107,7 @@ class WeightReceiver:
     ) -> None:
         check_address(address)
         limit = checked_seconds("timeout", timeout)
-        trust = trust_of(address, key, insecure=insecure, tls=tls)
+        self._trust = trust_of(address, key, insecure=insecure, tls=tls)
         commit = commit or ("swap" if into is None else "copy")
         if commit not in ("swap", "copy", "in_place"):
             raise ValueError(f"commit: {commit!r} is not one of 'swap', 'copy', 'in_place'")
@@ -116,7 +117,7 @@ class WeightReceiver:
         self._into = into
         self._commit: Commit = commit
         self._library = library
-        self._version: int | None = None
+        self._address = address
         self._member = Member(limit, device, progress)
         self._target: Target | None = None
         if into:
@@ -125,15 +126,23 @@ class WeightReceiver:
             provider, gpu = place_of(first)
             self._member.device = gpu if device is None else device
             self._set_memory(provider)
-        wanted: Layout | None = self._target.wanted if self._target is not None else None
-        if into is not None and not into:
+        self._follower = self._join(Deadline(limit))
+
+    def _join(self, deadline: Deadline) -> Follower:
+        """Connect to sender 0."""
+        wanted = self._target.wanted if self._target is not None else None
+        if self._into is not None and not self._into:
             wanted = {}  # nothing, in memory that is known when a version begins
-        hello = ReceiverHello(self.name, wanted, commit != "swap")
-        link = join(address, hello, trust, Deadline(limit), limit)
-        self._follower = Follower(self._member, link, _Role(self), is_sender=False)
+        hello = ReceiverHello(self.name, wanted, self._commit != "swap")
+        link = join(self._address, hello, self._trust, deadline, self._member.timeout)
+        return Follower(self._member, link, _Role(self), is_sender=False)
 
     def receive(self, timeout: float | None = None) -> Report:
         """Wait for the next version and commit it.
+
+        An exception of this receiver during a transfer or a commit, such as KeyboardInterrupt or
+        one of memory, ends its part of the version: it leaves the session, the others go on, and
+        the next call joins again.
 
         Args:
             timeout: seconds until it begins; None is no limit. The death of the sender ends the
@@ -149,11 +158,13 @@ class WeightReceiver:
             WeightsError: the sender has given the version up. Another one may follow.
             SessionClosedError: the sender has closed the session.
         """
-        report = self._follower.wait(
-            None if timeout is None else checked_seconds("timeout", timeout)
-        )
-        self._version = report.version
-        return report
+        deadline = Deadline(None if timeout is None else checked_seconds("timeout", timeout))
+        if self._follower.has_left:
+            try:
+                self._follower = self._join(deadline.within(self._member.timeout))
+            except OSError as error:
+                raise PeerLostError(f"the sender is lost: {error}", ("sender 0",)) from error
+        return self._follower.wait(deadline)
 
     def __iter__(self) -> Iterator[Report]:
         """The versions, until the sender closes the session."""
@@ -170,15 +181,16 @@ class WeightReceiver:
 
     @property
     def version(self) -> int | None:
-        """The number of the committed version; None before the first."""
-        return self._version
+        """The number of the version that ``tensors`` are; None where ``is_whole`` is False."""
+        return self._target.version if self._target is not None else None
 
     @property
     def is_whole(self) -> bool:
-        """Whether ``tensors`` are one version: False before the first, and with
-        commit="in_place" from the beginning of a transfer until it is committed.
+        """Whether ``tensors`` are one version: False before the first, with commit="in_place"
+        from the beginning of a transfer until it is committed, and with commit="copy" during the
+        copy and after one that was interrupted, until the next version is committed.
         """
-        return self._target is not None and self._target.is_whole
+        return self.version is not None
 
     def close(self) -> None:
         """Leave the session. Closing twice is allowed."""
@@ -228,7 +240,11 @@ class _Role:
         if member.ring is None:
             raise RuntimeError("there is no communicator")
         progress = meter(member.progress, self.nbytes(steps))
-        return member.ring.receive(steps, self._target, member.bindings, progress)
+        sums = member.ring.receive(steps, self._target, member.bindings, progress)
+        number = member.ring.world.receiver
+        units = (unit for unit in member.units if number in unit.receivers)
+        self._target.check_tied(units, sums, member.steps)
+        return sums
 
     def compare(self, steps: list[Step]) -> Sums:
         raise RuntimeError("a receiver has nothing to compare")
@@ -237,5 +253,5 @@ class _Role:
         number = self._member.world.receiver if self._member.world is not None else None
         return sum(nbytes_for(step, number) for step in steps)
 
-    def commit(self) -> None:
-        self._target.commit()
+    def commit(self, version: int) -> None:
+        self._target.commit(version)

@@ -15,8 +15,10 @@ class Report:
         version: its number.
         nbytes: the bytes that this member sent or received, without what was sent again.
         seconds: from the beginning of the transfer, when all members had come, to the commit.
-        receivers: the names of those that have committed the version.
-        lost: the names of receivers that died or did not answer, and were left out.
+        receivers: the names of those that have committed the version; in the report of a receiver,
+            of those that were asked to.
+        lost: the names of receivers that died, did not answer or had an error of their own, and
+            were left out.
         repaired: the names of tensors that were sent again, since a checksum differed.
         link: bytes per second of a broadcast to all receivers, where it was measured; else None.
     """

@@ -149,8 +149,8 @@ class WeightSender:
     ) -> Report:
         """Send a version, and wait until all receivers have committed it.
 
-        A receiver that dies, or does not answer within the session's timeout, is left out and named
-        in the report; the others get the version.
+        A receiver that dies, does not answer within the session's timeout, or has an error of its
+        own is left out and named in the report; the others get the version.
 
         Args:
             tensors: by name: tensors, :class:`Shard` objects or DTensors. Or, with metadata, a
@@ -177,19 +177,23 @@ class WeightSender:
                 timeout; the session has ended.
             ChecksumError: tensors arrived with errors, also when they were sent again; no receiver
                 has committed the version.
-            WeightsError: there are no receivers, or another sender has given the version up.
+            WeightsError: there are no receivers, all have errors of their own, or another sender
+                has given the version up.
         """
         source = self._source_of(tensors, metadata)
         self._source = source
         number = self._version + 1 if version is None else version
         if self._leader is not None:
-            report = self._leader.transfer(number, source, self._provider, delta=delta)
+            try:
+                report = self._leader.transfer(number, source, self._provider, delta=delta)
+            finally:
+                self._version = self._leader.version
         elif self._follower is not None:
             offered = source.layout, source.order
             layout = None if offered == self._offered else source.layout
             self._follower.offer(Offer(number, layout, source.order))
             self._offered = offered
-            report = self._follower.wait(3 * self._member.timeout)
+            report = self._follower.wait(Deadline(3 * self._member.timeout))
         else:
             raise WeightsError("the session is closed")
         self._version = report.version
@@ -283,5 +287,5 @@ class _Role:
     def nbytes(self, steps: list[Step]) -> int:
         return sum(step.payload for step in self._own(steps))
 
-    def commit(self) -> None:
+    def commit(self, version: int) -> None:
         """A sender keeps nothing."""

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from pynccl.weights.layout import Layout
-from pynccl.weights.memory import Memory, Tensor
+from pynccl.weights.dtypes import converts
+from pynccl.weights.layout import Box, Layout
+from pynccl.weights.memory import Memory, Tensor, check_storage
+from pynccl.weights.overlap import tied
 from pynccl.weights.plan import Unit
-from pynccl.weights.source import Shard, layout_of, local
+from pynccl.weights.source import Shard, kind_of, layout_of, local
 
 __all__ = ["Commit", "Target"]
 
 Commit = Literal["swap", "copy", "in_place"]
+
+
+class _State(NamedTuple):
+    """What tensors hold. It is replaced at once: an interrupt comes before or after.
+
+    Attributes:
+        tensors: by name.
+        version: that all of them hold; None if they hold parts of several, or none.
+        layout: of the tensors.
+    """
+
+    tensors: dict[str, Tensor]
+    version: int | None
+    layout: Layout
 
 
 class Target:
@@ -24,13 +40,11 @@ class Target:
         commit: "copy" or "in_place"; "swap" without into.
 
     Raises:
-        ValueError: an array cannot be written to.
+        ValueError: a tensor cannot be written to, has no memory, or overlaps another one.
 
     Attributes:
         wanted: the layout to ask for; None is everything.
-        tensors: those of the version that is committed; with "in_place", those that are written.
-        is_whole: whether they are the tensors of one version.
-        staged: those that a version is written to.
+        staged: the tensors that a version is written to.
     """
 
     def __init__(
@@ -39,33 +53,59 @@ class Target:
         self._memory = memory
         self._commit = commit
         self.wanted: Layout | None = None
-        self.tensors: dict[str, Tensor] = {}
-        self.is_whole = False
         self.staged: dict[str, Tensor] = {}
         self._spare: dict[str, Tensor] = {}  # to write the next version to
         self._layout: Layout = {}
-        self._committed: Layout = {}  # of the tensors
+        self._state = _State({}, None, {})
+        self._given: dict[str, Tensor] = {}  # the tensors of into
+        self._storages: list[int] = []
+        self._kinds: list[Any] = []
+        self._tied: list[list[str]] = []
+        self._sums: dict[int, int] = {}  # of the units of tied tensors
+        self._plan: object = None  # that their numbers belong to
         if into is not None:
+            self._given = {name: local(value) for name, value in into.items()}
+            self._storages = check_storage(self._given, [])
             self.wanted = self._layout = layout_of(into, memory)
-            self.tensors = {name: memory.wrap(local(value)) for name, value in into.items()}
-            for name, tensor in self.tensors.items():
+            tensors = {name: memory.wrap(tensor) for name, tensor in self._given.items()}
+            for name, tensor in tensors.items():
                 if not getattr(getattr(tensor, "flags", None), "writeable", True):
                     raise ValueError(f"into: {name} is a read-only array")
+            self._state = _State(tensors, None, self._layout)
+            self._kinds = self._new_kinds()
+            self._tied = tied(tensors, self._layout, memory)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the version that is committed; with "in_place", those that are written."""
+        return self._state.tensors
+
+    @property
+    def version(self) -> int | None:
+        """The version that the tensors hold; None if they hold parts of several, or none."""
+        return self._state.version
 
     def begin(self, layout: Layout) -> None:
         """A version is received from now on.
 
         Args:
             layout: of all tensors, whole.
+
+        Raises:
+            ValueError: a tensor of into has lost its memory, or has another shape now.
         """
+        self._check()
         if self.wanted is None and layout != self._layout:
             self._layout, self._spare = layout, {}
+        state = self._state
         if self._commit == "in_place":
-            self.is_whole = False
-            if self.wanted is None and self._committed != self._layout:
-                self.tensors, self._committed = self._new(), self._layout
-            self.staged = self.tensors
+            self._state = state._replace(version=None)
+            if self.wanted is None and state.layout != self._layout:
+                self._state = _State(self._new(), None, self._layout)
+            self.staged = self._state.tensors
         else:
+            if self._spare is state.tensors:  # a commit was interrupted after the swap
+                self._spare = {}
             self._spare = self._spare or self._new()
             self.staged = self._spare
 
@@ -78,17 +118,77 @@ class Target:
         """Whether view() returns a whole tensor."""
         return unit.box == self._layout[unit.name].box
 
-    def commit(self) -> None:
-        """What was received is the version now."""
+    def check_tied(self, units: Iterable[Unit], sums: Mapping[int, int], plan: object) -> None:
+        """Check that tensors of into that share their memory were sent the same values.
+
+        Args:
+            units: all of the plan that are for this receiver.
+            sums: the checksums of those that have arrived; the others are as before.
+            plan: that the units belong to.
+
+        Raises:
+            ValueError: the values differ.
+        """
+        if not self._tied:
+            return
+        if plan is not self._plan:
+            self._sums, self._plan = {}, plan
+        parts: dict[str, dict[tuple[str, Box], int | None]] = {}
+        names = {name for group in self._tied for name in group}
+        for unit in units:
+            if unit.name in names:
+                if unit.number in sums:
+                    self._sums[unit.number] = sums[unit.number]
+                part = parts.setdefault(unit.name, {})
+                part[unit.dtype, unit.box] = self._sums.get(unit.number)
+        for first, *others in self._tied:
+            for other in others:
+                if parts.get(first) != parts.get(other):
+                    raise ValueError(
+                        f"into: {first} and {other} are the same tensor, and the senders have "
+                        "different values for them; leave one of them out, or give it memory of "
+                        "its own"
+                    )
+
+    def commit(self, version: int) -> None:
+        """What was received is this version now.
+
+        An exception leaves the last version, or none: ``version`` is None then.
+
+        Raises:
+            ValueError: a tensor of into has lost its memory, or has another shape now.
+        """
+        state = self._state
         if self._commit == "swap":
-            same = self._committed == self._layout
-            self.tensors, self._spare = self.staged, self.tensors if same else {}
-            self._committed = self._layout
-        elif self._commit == "copy":
+            self._state = _State(self.staged, version, self._layout)
+            self._spare = state.tensors if state.layout == self._layout else {}
+            return
+        if self._commit == "copy":
+            self._check()
+            self._state = state._replace(version=None)
             for name, tensor in self.staged.items():
-                self._memory.assign(self.tensors[name], tensor)
+                self._memory.assign(state.tensors[name], tensor)
             self._memory.synchronize()
-        self.is_whole = True
+        self._state = state._replace(version=version)
+
+    def _check(self) -> None:
+        """Raise ValueError if a tensor of into is not what it was when the receiver was made."""
+        self._storages = check_storage(self._given, self._storages)
+        kinds = self._new_kinds()
+        if kinds == self._kinds:
+            return
+        for name in self._given:
+            tensor, part = self._state.tensors[name], self._layout[name]
+            dtype, shape = self._memory.dtype_of(tensor), tuple(tensor.shape)
+            if shape != part.box.shape or not converts(part.dtype, dtype):
+                raise ValueError(
+                    f"into: {name} is {dtype} of shape {shape} now; it was {part.dtype} of shape "
+                    f"{part.box.shape} when the receiver was created"
+                )
+        self._kinds = kinds
+
+    def _new_kinds(self) -> list[Any]:
+        return [kind_of(self._state.tensors[name]) for name in self._given]
 
     def _new(self) -> dict[str, Tensor]:
         return {

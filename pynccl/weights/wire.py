@@ -82,9 +82,13 @@ class Deadline:
 
     Args:
         seconds: from now on; None is no limit.
+
+    Attributes:
+        seconds: as given.
     """
 
     def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
@@ -170,6 +174,7 @@ class Link:
             except _WOULD_BLOCK:
                 return False
             except (OSError, ValueError) as error:
+                self._read()  # why the other end has left
                 self.lose(str(error))
             else:
                 del self._unsent[:sent]

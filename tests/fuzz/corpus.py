@@ -129,6 +129,7 @@ def _messages() -> list[bytes]:
             weights.Compared(1, sums),
             weights.Sent(1, sums),
             weights.Checked(1, sums),
+            weights.Committed(1),
             weights.Failed(1, "KeyError: 'w'", own=True),
             weights.Stopped(1),
             weights.Bye(),

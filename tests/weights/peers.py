@@ -37,6 +37,7 @@ GARBAGE = {
             b'{"kind":"Failed","epoch":1,"reason":"\\ud800","own":true}',
             b'{"kind":"Failed","epoch":1,"reason":"x","own":1}',
             b'{"kind":"Stopped","epoch":true}',
+            b'{"kind":"Committed","epoch":-1}',
         )
     },
 }

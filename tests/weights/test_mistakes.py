@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from pynccl.errors import NcclSystemError
 from pynccl.weights import (
     PeerLostError,
     SessionClosedError,
@@ -24,6 +25,8 @@ from pynccl.weights import (
     WeightSender,
     WeightsError,
 )
+from pynccl.weights.broadcast_ring import BroadcastRing
+from pynccl.weights.shared_ring import SharedRing
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
 from tests.weights.sessions import TRANSPORTS, MemoryStore, run
@@ -74,55 +77,93 @@ def test_receiver_that_wants_nothing(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("place", ["memory", "transfer"])
-def test_receivers_own_error_ends_the_version(
-    monkeypatch: pytest.MonkeyPatch, place: str, transport: str
+@pytest.mark.parametrize("commit", ["in_place", "swap"])
+@pytest.mark.parametrize("place", ["memory", "transfer", "nccl"])
+def test_receiver_with_an_error_of_its_own_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, place: str, commit: str, transport: str
 ) -> None:
-    """Of memory that it has not, or while it unpacks: at once on all, and the session goes on."""
-    new, view = Target._new, Target.view
-    left = [1]
+    """Without memory, or while it unpacks: the others get the version, and it may join again."""
+    ring = SharedRing if transport == "shared" else BroadcastRing
+    owner, name = {
+        "memory": (Target, "_new"),
+        "transfer": (Target, "view"),
+        "nccl": (ring, "__init__"),
+    }[place]
+    function = getattr(owner, name)
+    ill = [0]  # the thread of the engine that cannot receive
 
-    def broken(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: object) -> object:
-            if left[0]:
-                left[0] -= 1
-                raise MemoryError("too large")
-            return function(*args)
+    def broken(*args: object) -> object:
+        if threading.get_ident() == ill[0]:
+            raise NcclSystemError("no memory") if place == "nccl" else MemoryError("no memory")
+        return function(*args)
 
-        return call
+    monkeypatch.setattr(owner, name, broken)
+    joined = threading.Event()
 
-    if place == "memory":
-        monkeypatch.setattr(Target, "_new", broken(new))
-    else:
-        monkeypatch.setattr(Target, "view", broken(view))
-
-    def send(sender: WeightSender) -> float:
-        began = time.monotonic()
-        with pytest.raises(WeightsError, match="MemoryError: too large"):
-            sender.send(model())
-        seconds = time.monotonic() - began
-        sender.send(model())
-        return seconds
+    def send(sender: WeightSender) -> list[Any]:
+        reports = [sender.send(model(1)), sender.send(model(2))]
+        joined.set()
+        while not sender.waiting():
+            time.sleep(0.01)
+        return [*reports, sender.send(model(3))]
 
     def receive(receiver: WeightReceiver) -> str:
-        try:
+        if receiver.name == "receiver 1":
+            for version in (1, 2, 3):
+                assert receiver.receive().version == version
+                assert (receiver.tensors["w"] == version).all()
+            return "well"
+        ill[0] = threading.get_ident()
+        with pytest.raises((MemoryError, NcclSystemError), match="no memory"):
             receiver.receive()
-        except (MemoryError, WeightsError) as error:
-            name = type(error).__name__
-        receiver.receive()
-        assert (receiver.tensors["w"] == 1).all()
-        return name
+        assert not receiver.is_whole
+        joined.wait(20)
+        ill[0] = 0
+        assert receiver.receive().version == 3
+        assert (receiver.tensors["w"] == 3).all()
+        return "ill"
 
-    seconds, *names = run(
+    reports, *others = run(
         [send],
         [receive, receive],
         [None, None],
-        receiver_options={"library": "numpy"},
+        receiver_options={"library": "numpy", "commit": commit},
         library="numpy",
         transport=transport,
     )
-    assert sorted(names) == ["MemoryError", "WeightsError"], names
-    assert seconds < SOON
+    assert others == ["ill", "well"], others
+    assert [report.lost for report in reports] == [("receiver 0",), (), ()]
+    assert [len(report.receivers) for report in reports] == [1, 1, 2]
+
+
+def test_error_of_the_only_receiver() -> None:
+    """Its error is the sender's, and the session goes on."""
+
+    def fail(_done: int, _nbytes: int) -> None:
+        if failures:
+            raise KeyError(failures.pop())
+
+    failures = ["progress"]
+
+    def send(sender: WeightSender) -> int:
+        with pytest.raises(WeightsError, match="receiver 0: KeyError: 'progress'"):
+            sender.send(model())
+        while not sender.waiting():
+            time.sleep(0.01)
+        return sender.send(model()).version
+
+    def receive(receiver: WeightReceiver) -> int:
+        with pytest.raises(KeyError):
+            receiver.receive()
+        return receiver.receive().version
+
+    assert run(
+        [send],
+        [receive],
+        [None],
+        receiver_options={"library": "numpy", "progress": fail},
+        library="numpy",
+    ) == [1, 1]
 
 
 def test_several_receivers_that_do_not_answer() -> None:
@@ -403,13 +444,29 @@ def test_wrong_timeouts(timeout: float) -> None:
         WeightReceiver("127.0.0.1:1", timeout=timeout)
 
 
+def usage() -> tuple[int, int, int]:
+    """The descriptors, threads and mappings of this process."""
+    with open("/proc/self/maps") as maps:
+        shared = sum("memfd" in line for line in maps)
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), shared
+
+
+def settled(bound: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """The usage, when it is within a bound, or does not change; after some time in any case."""
+    end = time.monotonic() + 10
+    while True:
+        now = usage()
+        if time.monotonic() > end or (
+            bound and all(a <= b for a, b in zip(now, bound, strict=True))
+        ):
+            return now
+        time.sleep(0.1)
+        if bound is None and usage() == now:
+            return now
+
+
 def test_sessions_leave_nothing() -> None:
     """Descriptors, threads and mappings after many sessions, a part of which failed."""
-
-    def usage() -> tuple[int, int, int]:
-        with open("/proc/self/maps") as maps:
-            shared = sum("memfd" in line for line in maps)
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), shared
 
     def session(fails: bool) -> None:
         def gather() -> Iterator[tuple[str, Any]]:
@@ -426,18 +483,6 @@ def test_sessions_leave_nothing() -> None:
             receiver_options={"library": "numpy"},
             library="numpy",
         )
-
-    def settled(bound: tuple[int, int, int] | None) -> tuple[int, int, int]:
-        end = time.monotonic() + 10
-        while True:
-            now = usage()
-            if time.monotonic() > end or (
-                bound and all(a <= b for a, b in zip(now, bound, strict=True))
-            ):
-                return now
-            time.sleep(0.1)
-            if bound is None and usage() == now:
-                return now
 
     for number in range(4):
         session(bool(number % 2))

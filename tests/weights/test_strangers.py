@@ -19,7 +19,18 @@ import numpy as np
 import pytest
 
 from pynccl.weights import PeerLostError, WeightReceiver, WeightSender, keys
-from pynccl.weights.messages import Checked, Offer, SenderHello, Sent, Stop, Stopped, Welcome
+from pynccl.weights.messages import (
+    Checked,
+    Commit,
+    Committed,
+    Failed,
+    Offer,
+    SenderHello,
+    Sent,
+    Stop,
+    Stopped,
+    Welcome,
+)
 from tests.weights import peers
 from tests.weights.peers import GARBAGE, KEY, frame, hello, proven
 from tests.weights.sessions import MemoryStore
@@ -342,6 +353,42 @@ def test_garbage_for_an_answer(session: Session, wrong: bytes) -> None:
         assert len(errors) == 1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        GARBAGE["huge"],
+        frame({"kind": "Committed", "epoch": True}),
+        frame(Committed(0)),
+        frame(Failed(1, "it does not acknowledge", own=False)),
+        frame(Failed(1, "it cannot commit", own=True)),
+    ],
+    ids=["silence", "huge", "wrong epoch", "stale", "failed", "own"],
+)
+def test_receiver_that_does_not_acknowledge(wrong: bytes) -> None:
+    """It has not committed for the others, who get the version in time."""
+    with (
+        WeightSender("127.0.0.1:0", key=KEY, timeout=2.0, library="numpy") as sender,
+        WeightReceiver(sender.address, key=KEY, **NUMPY) as receiver,
+        WeightReceiver(sender.address, name="bad", key=KEY, **NUMPY) as bad,
+    ):
+        link = bad._follower._link
+        send = link.send
+
+        def answer(message: Any) -> None:  # noqa: ANN401
+            if isinstance(message, Committed):
+                link._unsent += wrong
+                link.flush()
+            else:
+                send(message)
+
+        link.send = answer  # type: ignore[method-assign]
+        thread = receiving(bad)
+        assert check_version(sender, receiver) == ("bad",)
+        thread.join(ALLOWED)
+        assert bad.version == 1  # it has it
+
+
 @pytest.mark.parametrize("state", ["offer", "empty offer", "sent"])
 def test_garbage_of_a_sender(state: str) -> None:
     """A sender cannot be missed: the session ends by the documented error, not by another one."""
@@ -424,6 +471,7 @@ LEADERS = {
         }
     )
     + frame({"kind": "Check", "epoch": 1, "digests": ["0" * 16] * 3}),
+    "commit of nothing": frame(Commit(1, ["engine"], [], [], None)),
 }
 
 

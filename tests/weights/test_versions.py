@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pynccl.weights import WeightReceiver, WeightSender, WeightsError
+from tests.weights import interrupts
 from tests.weights.sessions import run
 
 
@@ -42,3 +45,106 @@ def test_senders_of_different_versions() -> None:
         [lead, follow], [receive], [None], receiver_options={"library": "numpy"}, library="numpy"
     )
     assert results == [2, 2, 2], results
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("delta", [False, True])
+def test_error_of_a_copy(error: type[BaseException], delta: bool) -> None:
+    """The tensors of two versions are not called whole, nor the receiver one that has committed."""
+
+    def model(version: int) -> dict[str, Any]:
+        return {name: np.full(50, version, np.float32) for name in "abcd"}
+
+    def send(sender: WeightSender) -> list[Any]:
+        reports = [sender.send(model(version), delta=delta) for version in (1, 2)]
+        while not sender.waiting():
+            time.sleep(0.01)
+        return [*reports, sender.send(model(2), version=2, delta=delta)]
+
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        if receiver.name == "receiver 0":
+            memory = receiver._member.memory
+            assert memory is not None
+            assign = memory.assign
+            left = [2]
+
+            def broken(to: Any, source: Any) -> None:  # noqa: ANN401
+                if not left[0]:
+                    raise error("in the copy")
+                left[0] -= 1
+                assign(to, source)
+
+            memory.assign = broken  # type: ignore[method-assign, assignment]
+            with pytest.raises(error, match="in the copy"):
+                receiver.receive()
+            assert [float(tensor[0]) for tensor in receiver.tensors.values()] == [2, 2, 1, 1]
+            assert not receiver.is_whole
+            assert receiver.version is None
+            memory.assign = assign  # type: ignore[method-assign]
+        else:
+            assert receiver.receive().version == 2
+        assert receiver.receive().version == receiver.version == 2
+        assert receiver.is_whole
+        assert all((tensor == 2).all() for tensor in receiver.tensors.values())
+
+    into = [{name: np.zeros(50, np.float32) for name in "abcd"} for _ in range(2)]
+    reports, *others = run([send], [receive, receive], into, library="numpy")
+    assert others == [None, None], others
+    names = [(report.receivers, report.lost) for report in reports]
+    both = ("receiver 0", "receiver 1")
+    assert [(sorted(receivers), lost) for receivers, lost in names] == [
+        (sorted(both), ()),
+        (["receiver 1"], ("receiver 0",)),
+        (sorted(both), ()),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["offered", "begun"])
+def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A version of which a sender has given up its part is not mixed with its next one."""
+
+    class Interrupt(BaseException):
+        pass
+
+    ready = threading.Event()
+
+    def lead(sender: WeightSender) -> int:
+        ready.wait(20)
+        with pytest.raises(WeightsError, match=r"Interrupt|interrupted"):
+            sender.send(half("a", 1))
+        return sender.send(half("a", 2), version=2).version
+
+    def follow(sender: WeightSender) -> int:
+        follower = sender._follower
+        assert follower is not None
+        name = "_take_part" if kind == "offered" else "_attempt"
+        if kind == "begun":
+            ready.set()
+        with monkeypatch.context() as patch:
+            patch.setattr(follower, name, interrupt)
+            with pytest.raises(Interrupt):
+                sender.send(half("b", 1))
+        ready.set()
+        return sender.send(half("b", 2), version=2).version
+
+    def interrupt(_: object) -> None:
+        raise Interrupt
+
+    def receive(receiver: WeightReceiver) -> int | None:
+        with pytest.raises(WeightsError, match=r"Interrupt|interrupted"):
+            receiver.receive()
+        assert not receiver.is_whole
+        receiver.receive()
+        assert all((tensor == 2).all() for tensor in receiver.tensors.values())
+        return receiver.version
+
+    results = run(
+        [lead, follow], [receive], [None], receiver_options={"library": "numpy"}, library="numpy"
+    )
+    assert results == [2, 2, 2], results
+
+
+def test_interrupts_of_commits() -> None:
+    """A short form of `python -m tests.weights.interrupts`."""
+    interrupts.run(120, seed=0)

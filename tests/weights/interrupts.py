@@ -1,0 +1,260 @@
+"""Interrupts a receiver at random points of its commits, and checks that no version is torn.
+
+    python -m tests.weights.interrupts --count 2000 --seed 0
+
+A commit is interrupted by a signal after a random time, by an exception of the library that copies,
+or by one between any two instructions of the functions that commit. After each:
+
+* if ``is_whole`` is True, all tensors are those of ``version``, else ``version`` is None;
+* a receiver that the sender's report names as one that has committed has the version;
+* the next version that is not interrupted is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pynccl.weights import Report, WeightReceiver, WeightSender, WeightsError
+from pynccl.weights.target import Commit, Target
+from tests.weights.sessions import MemoryStore
+
+__all__ = ["run"]
+
+LIMIT = 60.0  # seconds, of the sessions
+KINDS = ("signal", "exception", "instruction")
+COMMITS: tuple[Commit, ...] = ("copy", "copy", "in_place", "swap")  # most interrupts in a copy
+TENSORS = 40
+SIZE = 20_000  # elements of each: a copy takes about a millisecond
+_MODULES = ("target.py", "receiver.py", "follower.py", "memory.py")
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, without ending the program where a check has failed."""
+
+
+def model(version: int) -> dict[str, torch.Tensor]:
+    return {f"t{i}": torch.full((SIZE,), version, dtype=torch.int32) for i in range(TENSORS)}
+
+
+class Trainer:
+    """Sends versions on a thread."""
+
+    def __init__(self, sender: WeightSender) -> None:
+        self._sender = sender
+        self._thread = threading.Thread()
+        self._result: Report | BaseException | None = None
+
+    def begin(self, version: int) -> None:
+        def send() -> None:
+            try:
+                self._result = self._sender.send(model(version), version=version)
+            except BaseException as error:
+                self._result = error
+
+        self._thread = threading.Thread(target=send)
+        self._thread.start()
+
+    def end(self) -> Report | BaseException | None:
+        self._thread.join(2 * LIMIT)
+        assert not self._thread.is_alive(), "the sender hangs"
+        return self._result
+
+
+class Interrupter:
+    """Interrupts the next commit of this thread at a random point.
+
+    Args:
+        kind: of KINDS.
+        chance: a generator.
+        seconds: that a commit takes.
+        instructions: that a commit has.
+
+    Attributes:
+        seconds, instructions: of the commit.
+        is_done: whether it was interrupted.
+    """
+
+    def __init__(self, kind: str, chance: random.Random, seconds: float, instructions: int) -> None:
+        self._kind = kind
+        self._after = chance.uniform(0, 1.1 * seconds)
+        self._left = chance.randrange(TENSORS + 1)
+        self._last = chance.randrange(int(1.1 * instructions) + 1)
+        self.seconds = 0.0
+        self.instructions = 0
+        self.is_done = False
+
+    def __enter__(self) -> Interrupter:
+        self._commit = Target.commit
+
+        def commit(one: Target, version: int) -> None:
+            if self._kind == "signal":
+                signal.setitimer(signal.ITIMER_REAL, max(self._after, 1e-6))
+            elif self._kind == "exception":
+                self._assign = one._memory.assign
+                one._memory.assign = self._failing  # type: ignore[method-assign, assignment]
+            else:
+                sys.settrace(self._trace)
+                frame: FrameType | None = sys._getframe()
+                while frame is not None:
+                    if frame.f_code.co_filename.endswith(_MODULES):
+                        frame.f_trace, frame.f_trace_opcodes = self._trace, True
+                    frame = frame.f_back
+            began = time.monotonic()
+            self._commit(one, version)
+            self.seconds = time.monotonic() - began
+
+        Target.commit = commit  # type: ignore[method-assign, assignment]
+        signal.signal(signal.SIGALRM, self._signalled)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        Target.commit = self._commit  # type: ignore[method-assign]
+
+    def undo(self, memory: Any) -> None:  # noqa: ANN401
+        if self._kind == "exception" and "assign" in vars(memory):
+            del memory.assign
+
+    def _signalled(self, _signal: int, _frame: FrameType | None) -> None:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self.is_done = True
+        raise Interrupt
+
+    def _failing(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        if self._left == 0:
+            self.is_done = True
+            to[: SIZE // 2] = source[: SIZE // 2]  # a part of a tensor
+            raise MemoryError("no memory")
+        self._left -= 1
+        self._assign(to, source)
+
+    def _trace(self, frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
+        if self.is_done or not frame.f_code.co_filename.endswith(_MODULES):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.instructions += 1
+            if self.instructions > self._last:
+                sys.settrace(None)
+                self._interrupt()
+        return self._trace
+
+
+def check(receiver: WeightReceiver) -> None:
+    """Raise AssertionError if the receiver calls a torn version whole."""
+    version = receiver.version
+    assert receiver.is_whole == (version is not None)
+    if version is not None:
+        torn = [name for name, t in receiver.tensors.items() if not bool((t == version).all())]
+        assert not torn, f"version {version} is said to be whole, and {torn} differ"
+
+
+def run(count: int, seed: int) -> Counter[str]:
+    """Interrupt commits.
+
+    Args:
+        count: how many.
+        seed: of the points.
+
+    Returns:
+        How often each outcome was seen.
+    """
+    chance = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    for number, commit in enumerate(COMMITS):
+        share = count * (number + 1) // len(COMMITS) - count * number // len(COMMITS)
+        outcomes += _session(share, commit, chance)
+    return outcomes
+
+
+def _session(count: int, commit: Commit, chance: random.Random) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    store = MemoryStore()
+    into = None if commit == "swap" else model(0)
+    with (
+        WeightSender(store, timeout=LIMIT) as sender,
+        WeightReceiver(store, into, commit=commit, name="engine", timeout=LIMIT) as receiver,
+    ):
+        trainer = Trainer(sender)
+        version, interrupts = 0, 0
+        seconds, instructions = LIMIT, 1 << 30  # not known: the first ones are not interrupted
+        while interrupts < count:
+            version += 1
+            kind = chance.choice(KINDS) if commit == "copy" else "instruction"
+            interrupter = Interrupter(kind, chance, seconds, instructions)
+            failure: BaseException | None = None
+            trainer.begin(version)
+            with interrupter:
+                try:
+                    receiver.receive()
+                except (Interrupt, MemoryError) as error:
+                    failure = error
+            sent = trainer.end()
+            memory = receiver._member.memory
+            interrupter.undo(memory)
+            check(receiver)
+            named = isinstance(sent, Report) and sent.receivers == ("engine",)
+            assert named or isinstance(sent, WeightsError), sent
+            if named:
+                assert receiver.version == version, (receiver.version, sent)
+            interrupts += interrupter.is_done
+            if failure is None:
+                assert receiver.version == version
+                if kind == "instruction":
+                    instructions = interrupter.instructions
+                else:
+                    seconds = interrupter.seconds
+            torn = "whole" if receiver.is_whole else "torn and said so"
+            outcomes[f"{commit}, {kind}: {'not interrupted' if failure is None else torn}"] += 1
+            if failure is not None:
+                version += 1
+                has_left = receiver._follower.has_left  # it joins again
+                thread = threading.Thread(
+                    target=_send_to, args=(int(has_left), trainer, sender, version)
+                )
+                thread.start()
+                assert receiver.receive(LIMIT).version == version
+                thread.join(LIMIT)
+                sent = trainer.end()
+                assert isinstance(sent, Report), sent
+                assert sent.receivers == ("engine",), sent
+                assert receiver.version == version
+                check(receiver)
+    return outcomes
+
+
+def _send_to(waiting: int, trainer: Trainer, sender: WeightSender, version: int) -> None:
+    """Send a version when receivers wait for it."""
+    end = time.monotonic() + LIMIT
+    while sender.waiting() < waiting and time.monotonic() < end:
+        time.sleep(0.001)
+    trainer.begin(version)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=2000, help="interrupts")
+    parser.add_argument("--seed", type=int, default=0, help="of the random points")
+    arguments = parser.parse_args()
+    for outcome, number in sorted(run(arguments.count, arguments.seed).items()):
+        print(f"{number:6} {outcome}")
+    print(f"{arguments.count} interrupts, no torn version that is said to be whole")
+
+
+if __name__ == "__main__":
+    main()
