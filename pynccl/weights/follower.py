@@ -134,6 +134,18 @@ class Follower:
         except LinkLostError as error:
             raise self._lost(error) from error
 
+    def release(self) -> bool:
+        """Free descriptors, memory and the thread without a message to the leader.
+
+        Returns:
+            Whether the session was open, or could be joined again.
+        """
+        was_open = not self._closed or self.has_left
+        self._closed, self.has_left = True, False
+        self._link.close()
+        self._member.release()
+        return was_open
+
     def close(self) -> None:
         if self.has_left:
             self.has_left = False

@@ -157,6 +157,19 @@ class Leader:
             self._meeting.close()
             self._member.close()
 
+    def release(self) -> bool:
+        """Free descriptors, memory and the thread without a message to the others.
+
+        Returns:
+            Whether the session was open.
+        """
+        was_open, self._closed = not self._closed, True
+        for link in self._links():
+            link.close()
+        self._meeting.close()
+        self._member.release()
+        return was_open
+
     def _fail(self, error: PeerLostError) -> None:
         """End the session with an error on all."""
         self._end(Fail(str(error), list(error.names)))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.errors import WeightsError
@@ -22,6 +25,7 @@ __all__ = [
     "InterruptedTransferError",
     "Member",
     "checked_seconds",
+    "finalize",
 ]
 
 _LOOK = 0.05  # seconds between two looks at the connections
@@ -159,14 +163,37 @@ class Member:
         self.world = None
         self.ring = None
 
+    def release(self) -> None:
+        """End the thread and abort the communicators."""
+        self.watcher.close()
+        self.drop_world()
+
     def close(self) -> None:
         self.watcher.close()
         if self.ring is not None:
             self.ring.close()
-        self.ring = None
         if self.world is not None:
             self.world.close()
+        self.ring = None  # its windows were those of the communicators
         self.world = None
+
+
+def finalize(owner: object, what: str, release: Callable[[], bool]) -> weakref.finalize[..., Any]:
+    """Have what an object holds freed, with a ResourceWarning, if it is collected before close().
+
+    Args:
+        owner: the object, which nothing that release() holds may refer to.
+        what: it is, for the warning.
+        release: frees it; whether anything was left to free.
+    """
+    finalizer = weakref.finalize(owner, _released, what, release)
+    finalizer.atexit = False  # a daemon thread may be in a call then
+    return finalizer
+
+
+def _released(what: str, release: Callable[[], bool]) -> None:
+    if release():
+        warnings.warn(f"unclosed {what}", ResourceWarning, stacklevel=2)
 
 
 def checked_seconds(argument: str, seconds: object) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from pynccl.weights.errors import PeerLostError, SessionClosedError
 from pynccl.weights.follower import Follower
 from pynccl.weights.keys import trust_of
 from pynccl.weights.meeting import check_address, join
-from pynccl.weights.member import Member, checked_seconds
+from pynccl.weights.member import Member, checked_seconds, finalize
 from pynccl.weights.memory import (
     Library,
     Memory,
@@ -127,6 +128,10 @@ class WeightReceiver:
             self._member.device = gpu if device is None else device
             self._set_memory(provider)
         self._follower = self._join(Deadline(limit))
+        self._finalizer = self._new_finalizer()
+
+    def _new_finalizer(self) -> weakref.finalize[..., WeightReceiver]:
+        return finalize(self, f"WeightReceiver {self.name!r}", self._follower.release)
 
     def _join(self, deadline: Deadline) -> Follower:
         """Connect to sender 0."""
@@ -164,6 +169,8 @@ class WeightReceiver:
                 self._follower = self._join(deadline.within(self._member.timeout))
             except OSError as error:
                 raise PeerLostError(f"the sender is lost: {error}", ("sender 0",)) from error
+            self._finalizer.detach()
+            self._finalizer = self._new_finalizer()
         return self._follower.wait(deadline)
 
     def __iter__(self) -> Iterator[Report]:
@@ -193,7 +200,10 @@ class WeightReceiver:
         return self.version is not None
 
     def close(self) -> None:
-        """Leave the session. Closing twice is allowed."""
+        """Leave the session. Closing twice is allowed.
+
+        A receiver that is collected without it frees what it holds, with a ResourceWarning.
+        """
         self._follower.close()
 
     def __enter__(self) -> Self:
@@ -221,7 +231,7 @@ class WeightReceiver:
 
 class _Role:
     def __init__(self, receiver: WeightReceiver) -> None:
-        self._receiver = receiver
+        self._receiver: WeightReceiver = weakref.proxy(receiver)  # it has this one
         self._member = receiver._member
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from pynccl.weights.keys import trust_of
 from pynccl.weights.layout import Layout
 from pynccl.weights.leader import Leader
 from pynccl.weights.meeting import Meeting, check_address, join
-from pynccl.weights.member import Member, checked_seconds
+from pynccl.weights.member import Member, checked_seconds, finalize
 from pynccl.weights.memory import Library, Memory, library_of, memory_of, place_of
 from pynccl.weights.messages import Offer, SenderHello, Transport
 from pynccl.weights.options import Options
@@ -138,6 +139,8 @@ class WeightSender:
         else:
             link = join(address, SenderHello(rank), trust, Deadline(limit), limit)
             self._follower = Follower(self._member, link, _Role(self), is_sender=True)
+        release = (self._leader or self._follower).release  # type: ignore[union-attr]
+        finalize(self, f"WeightSender {rank}", release)
 
     def send(
         self,
@@ -215,7 +218,11 @@ class WeightSender:
         return self._leader.waiting() if self._leader is not None else 0
 
     def close(self) -> None:
-        """End the session for all members. Closing twice is allowed."""
+        """End the session for all members. Closing twice is allowed.
+
+        A sender that is collected without it frees what it holds, with a ResourceWarning; the
+        others then get a PeerLostError.
+        """
         if self._leader is not None:
             self._leader.close()
         if self._follower is not None:
@@ -262,7 +269,7 @@ class WeightSender:
 
 class _Role:
     def __init__(self, sender: WeightSender) -> None:
-        self._sender = sender
+        self._sender: WeightSender = weakref.proxy(sender)  # it has this one
 
     def begin(self, provider: str) -> None:
         """The source is there."""

@@ -24,7 +24,7 @@ class Watcher:
         self._lock = threading.Lock()
         self._active = threading.Event()
         self._links: Sequence[Link] = ()
-        self._interrupt: Callable[[], object] = lambda: None
+        self._interrupt: Callable[[], object] = _nothing
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -42,7 +42,7 @@ class Watcher:
         finally:
             self._active.clear()
             with self._lock:
-                self._links = ()
+                self._links, self._interrupt = (), _nothing  # which would keep the communicators
 
     def close(self) -> None:
         self._is_closed = True
@@ -57,6 +57,10 @@ class Watcher:
                 if any(is_ending(link) for link in self._links):
                     self._interrupt()
                     self._links = ()
+
+
+def _nothing() -> None:
+    pass
 
 
 def is_ending(link: Link) -> bool:

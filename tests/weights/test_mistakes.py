@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -491,3 +493,59 @@ def test_sessions_leave_nothing() -> None:
         session(bool(number % 2))
     after = settled(before)
     assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("state", ["joined", "received", "left"])
+def test_objects_that_are_not_closed(state: str, transport: str) -> None:
+    """They are freed when the last reference is gone, without the garbage collector."""
+
+    def session() -> None:
+        store = MemoryStore()
+        sender = WeightSender(store, transport=transport, timeout=20, library="numpy")
+        receiver = WeightReceiver(store, timeout=20, library="numpy")
+        if state == "joined":
+            return
+        together(lambda: sender.send(model()), receiver.receive)
+        if state == "left":
+            target = receiver._target
+            assert target is not None
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(target, "commit", lambda _version: 1 / 0)
+                *_, error = together(lambda: sender.send(model()), receiver.receive)
+            assert isinstance(error, ZeroDivisionError)
+
+    def leave() -> None:
+        session()
+        if state == "left":  # the tracebacks of its errors refer to each other
+            gc.collect()
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.warns(ResourceWarning, match="unclosed Weight") as caught:
+            leave()
+        before = settled(None)
+        for _ in range(5):
+            with pytest.warns(ResourceWarning, match="unclosed Weight"):
+                leave()
+        after = settled(before)
+    finally:
+        gc.enable()
+    texts = sorted(str(warning.message).split("'")[0] for warning in caught)
+    assert texts == ["unclosed WeightReceiver ", "unclosed WeightSender 0"]
+    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)
+
+
+def test_closed_objects_do_not_warn() -> None:
+    store = MemoryStore()
+    gc.collect()  # what other tests have left
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        sender = WeightSender(store, timeout=20, library="numpy")
+        receiver = WeightReceiver(store, timeout=20, library="numpy")
+        together(lambda: sender.send(model()), receiver.receive)
+        sender.close()
+        with pytest.raises(SessionClosedError):
+            receiver.receive()
+    assert [str(warning.message) for warning in caught] == []
