@@ -36,8 +36,8 @@ __all__ = [
 _HEADER = struct.Struct("!I")
 LONGEST = 1 << 28  # bytes of a message
 _MOST_UNREAD = 256  # messages; members send a few per version
-_READ = 1 << 20  # bytes
-_WRITTEN = 1 << 18  # bytes
+_READ = 1 << 16  # bytes
+_WRITTEN = 1 << 16  # bytes
 _LONGEST_WAIT = (1 << 31) - 1  # of poll(), in milliseconds
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

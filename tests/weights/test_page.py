@@ -60,8 +60,12 @@ def test_the_page_has_two_programs() -> None:
     assert len(_blocks()) == 2
 
 
-def test_the_first_program() -> None:
+def test_the_first_program(tmp_path: Path) -> None:
     text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{_free_port()}", _blocks()[0])
+    key = tmp_path / "weights.key"
+    key.touch(0o600)
+    key.write_text("k" * 32)
+    text = text.replace("weights.key", str(key))
     imports, trainer, engine = re.split(r"# in the trainer|# in each engine", text)
     engines = [_model(0) for _ in range(_ENGINES)]
 
