@@ -235,6 +235,9 @@ class Link:
             return
         try:
             data = self._socket.recv(_READ)
+            if isinstance(self._socket, ssl.SSLSocket):
+                while pending := self._socket.pending():  # poll() does not see it
+                    data += self._socket.recv(pending)
         except _WOULD_BLOCK:
             return
         except (OSError, ValueError) as error:
