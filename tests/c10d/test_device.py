@@ -421,14 +421,20 @@ def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list
     options = pynccl.c10d.options(config=nccl.Config(on_timeout=chosen))
     group = dist.new_group(pg_options=options)
     x = _full(rank + 1)
-    dist.all_reduce(x, group=group)
+    if how == "message":  # its communicator is created here: that has an error of its own
+        (dist.recv if rank == 0 else dist.send)(x, 1 - rank, group)
+    else:
+        dist.all_reduce(x, group=group)
     torch.cuda.synchronize()
     dist.barrier()
     if rank == 1:
         time.sleep(4)
         return []
     group.set_timeout(timedelta(seconds=1))
-    work = dist.all_reduce(x, group=group, async_op=how == "work")
+    if how == "message":
+        work = dist.irecv(x, 1, group)
+    else:
+        work = dist.all_reduce(x, group=group, async_op=how == "work")
     if work is not None:
         work.wait()  # orders streams
     y = x + 1
@@ -460,7 +466,7 @@ def _outcomes(launch: Launcher, tmp_path: Path, env: dict[str, str], *args: Any)
 
 
 @pytest.mark.usefixtures("_device")
-@pytest.mark.parametrize("how", ["call", "work"])
+@pytest.mark.parametrize("how", ["call", "work", "message"])
 def test_a_timeout_ends_the_process_before_the_data_is_used(
     launch: Launcher, tmp_path: Path, how: str
 ) -> None:
