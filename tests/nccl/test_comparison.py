@@ -161,13 +161,13 @@ def _messages_in_a_group(rank: Rank, folder: str) -> bool:
     comm = rank.communicator(0, config=config, store=FolderStore(folder))
     memory, stream, peer = rank.memory, rank.stream(), 1 - rank.rank
     one, other = (memory.put(np.ones(4 + rank.rank * i, np.int32)) for i in (0, 1))
-    ends = memory.put(np.ones(4, np.int32))
+    ends = [memory.put(np.ones(4, np.int32)) for _ in range(2)]
     try:
         with nccl.group():
             comm.send(one, peer, stream=stream)
             comm.send(other, peer, stream=stream)
-            comm.recv(ends, peer, stream=stream)
-            comm.recv(ends, peer, stream=stream)
+            for end in ends:
+                comm.recv(end, peer, stream=stream)
         stream.synchronize()
         if error := comm.async_error():
             raise error
@@ -234,10 +234,11 @@ def _closed(rank: Rank, folder: str) -> None:
     config = nccl.Config(check="every", timeout=3)
     comm = rank.communicator(0, config=config, store=FolderStore(folder))
     other = rank.communicator(1)
-    x, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
+    x, y = (rank.memory.put(np.ones(4, np.float32)) for _ in range(2))
+    stream = rank.stream()
     with nccl.plan() as step:
         comm.all_reduce(x, stream=stream)
-        other.all_reduce(x, stream=stream)
+        other.all_reduce(y, stream=stream)
     other.close()
     if rank.rank == 0:
         with pytest.raises(ValueError, match="operation 2 of 2 uses it; nothing was issued"):
@@ -258,11 +259,11 @@ def _both(rank: Rank, folder: str) -> None:
     config = nccl.Config(check=1)
     comms = [rank.communicator(i, config=config, store=store) for i in (0, 1)]
     memory, stream = rank.memory, rank.stream()
-    x, y, z = (memory.put(np.ones(4, np.float32)) for _ in range(3))
+    x, y, sent, z = (memory.put(np.ones(4, np.float32)) for _ in range(4))
     with nccl.group():
         comms[0].all_reduce(x, stream=stream)
         comms[1].all_reduce(y, stream=stream)
-        comms[0].send(x, 1 - rank.rank, stream=stream)
+        comms[0].send(sent, 1 - rank.rank, stream=stream)
         comms[0].recv(z, 1 - rank.rank, stream=stream)
     stream.synchronize()
     assert (memory.get(y) == 2).all()

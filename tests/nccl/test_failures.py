@@ -59,6 +59,7 @@ class _Waits:
         self.waits: dict[str, Wait] = {}
         self.streams: list[nccl.Stream] = []  # that CUDA does not know after they are destroyed
         self.array = rank.memory.put(np.ones(4, np.float32))
+        self.arrays = [rank.memory.put(np.ones(4, np.float32)) for _ in range(3)]  # of a group
         graph_stream = rank.stream()
         with nccl.capture(graph_stream) as self.graph:
             self.issue(graph_stream)
@@ -132,9 +133,8 @@ class _Waits:
     def add_groups(self) -> None:
         first, second, third = (self.stream() for _ in range(3))
         with nccl.group():
-            self.issue(first)
-            self.issue(second)
-            self.issue(third)
+            for stream, array in zip((first, second, third), self.arrays, strict=True):
+                self.comm.all_reduce(array, nccl.MAX, stream=stream)
         self.waits["group: first"] = first.synchronize
         self.waits["group: second"] = second.synchronize
         self.waits["group: event"] = self.event(third).synchronize

@@ -42,7 +42,9 @@ class _Ranks:
 
     def __init__(self, rank: Rank, comm: nccl.Communicator) -> None:
         self.rank, self.comm, self.stream = rank.rank, comm, rank.stream()
-        self.small, self.large = (rank.memory.put(np.ones(n, np.float32)) for n in (4, 8))
+        self.small, self.received, self.large = (
+            rank.memory.put(np.ones(n, np.float32)) for n in (4, 4, 8)
+        )
 
     def all_reduce(self) -> None:
         self.comm.all_reduce(self.small, stream=self.stream)
@@ -54,7 +56,7 @@ class _Ranks:
         self.comm.send(self.small, peer, stream=self.stream)
 
     def recv(self, peer: int) -> None:
-        self.comm.recv(self.small, peer, stream=self.stream)
+        self.comm.recv(self.received, peer, stream=self.stream)
 
     def exchange(self, peer: int) -> None:
         with nccl.group():
