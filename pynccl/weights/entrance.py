@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 
+from pynccl.sockets import creation, track
 from pynccl.weights.handshake import ListeningSide
 from pynccl.weights.messages import (
     FROM_RECEIVERS,
@@ -25,7 +26,7 @@ from pynccl.weights.messages import (
     SenderHello,
     Welcome,
 )
-from pynccl.weights.wire import LONGEST, Deadline, Link, creation, track
+from pynccl.weights.wire import LONGEST, Deadline, Link
 
 __all__ = ["Entrance"]
 

@@ -6,13 +6,14 @@ import socket
 import ssl
 import time
 
+from pynccl.sockets import connect, creation, track
 from pynccl.store import Store
 from pynccl.weights.entrance import Entrance
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.handshake import connect_side
 from pynccl.weights.keys import INSECURE, LocalKey, Trust, new_key, read_local_key
 from pynccl.weights.messages import FROM_LEADER, Hello, Refused, Welcome
-from pynccl.weights.wire import Deadline, Link, LinkLostError, creation, track
+from pynccl.weights.wire import Deadline, Link, LinkLostError
 
 __all__ = ["Meeting", "check_address", "join", "own_host"]
 
@@ -149,7 +150,7 @@ def _look_up(address: str | Store, key: str | None) -> tuple[str, str]:
 def _enter(
     place: tuple[str, int], hello: Hello, trust: Trust, deadline: Deadline, timeout: float
 ) -> Link:
-    sock = _connect(*place, deadline)
+    sock = connect(*place, lambda: _left(deadline))
     try:
         if trust.tls is not None:
             sock.settimeout(deadline.left())
@@ -181,28 +182,10 @@ def _enter(
     return link
 
 
-def _connect(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Connect to one of the addresses of a host."""
-    failure: OSError = OSError("it has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        with creation():
-            sock = socket.socket(family, kind, protocol)
-            track(sock)
-        try:
-            left = deadline.left()
-            sock.settimeout(None if left is None else max(left, _STEP))
-            sock.connect(address)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failure
+def _left(deadline: Deadline) -> float | None:
+    """The seconds for connecting to an address: some even after the deadline."""
+    left = deadline.left()
+    return None if left is None else max(left, _STEP)
 
 
 def check_address(address: object, *, listens: bool = False) -> None:

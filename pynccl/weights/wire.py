@@ -6,18 +6,14 @@ a byte at a time, or more than was asked for cannot hold a caller for longer tha
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import select
 import socket
 import ssl
 import struct
-import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from pynccl.weights.messages import Message, MessageError, MessageTypes, encode, parse
 
@@ -26,10 +22,8 @@ __all__ = [
     "Deadline",
     "Link",
     "LinkLostError",
-    "creation",
     "post_all",
     "send_all",
-    "track",
     "wait",
 ]
 
@@ -40,37 +34,6 @@ _READ = 1 << 16  # bytes
 _WRITTEN = 1 << 16  # bytes
 _LONGEST_WAIT = (1 << 31) - 1  # of poll(), in milliseconds
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-# A forked child must not keep a connection open that its parent's death should close.
-_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-_creating = threading.RLock()
-
-
-def _close_in_child() -> None:
-    for sock in list(_open):
-        with contextlib.suppress(OSError):
-            sock.close()
-    _open.clear()
-    _creating.release()
-
-
-os.register_at_fork(
-    before=_creating.acquire,
-    after_in_parent=_creating.release,
-    after_in_child=_close_in_child,
-)
-
-
-@contextlib.contextmanager
-def creation() -> Iterator[None]:
-    """No thread forks between the creation of a socket and track()."""
-    with _creating:
-        yield
-
-
-def track(sock: socket.socket) -> None:
-    """Close a socket in children that are forked."""
-    _open.add(sock)
 
 
 class LinkLostError(ConnectionError):
@@ -113,7 +76,7 @@ class Link:
     """A connection to another member.
 
     Args:
-        sock: connected, and known to track().
+        sock: connected, and tracked: see pynccl.sockets.
         types: the messages that the other end may send.
         timeout: seconds that sending a message may take.
         longest: bytes of a message that is received.

@@ -31,6 +31,7 @@ from pynccl.mirror.base.errors import (
     BackendRemoteError,
     BackendTimeoutError,
 )
+from pynccl.sockets import connect, creation, track
 
 __all__ = ["Exchange", "PeerPresence", "Peers"]
 
@@ -125,7 +126,9 @@ class Peers:
     def __init__(self, rank: int, store: Store, *, loopback: bool) -> None:
         self._rank = rank
         self._token = secrets.token_bytes(_TOKEN)
-        listener = _listen(loopback)
+        with creation():
+            listener = _listen(loopback)
+            track(listener)
         host = "127.0.0.1" if loopback else _own_host(store)
         port = listener.getsockname()[1]
         self._own = _Address(_machine(), host, port, self._token.hex())
@@ -205,18 +208,13 @@ class Peers:
         """A connection to the socket of a rank."""
         address = self._addresses[rank]
         host = "127.0.0.1" if address.machine == self._own.machine else address.host
-        return socket.create_connection((host, address.port), seconds)
+        return connect(host, address.port, lambda: seconds)
 
     def close(self) -> None:
         """Close the sockets: a rank that waits for this one gets an error."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._polling)
-        self.close_in_child()
-
-    def close_in_child(self) -> None:
-        """Close the copies of the sockets in a child of fork(); the parent keeps its own."""
-        self._closed = True
         for key in list(self._selector.get_map().values()):
             cast("socket.socket", key.fileobj).close()
         self._selector.close()
@@ -278,7 +276,9 @@ class Peers:
 
     def _accept_connection(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
+            with creation():
+                connection, _ = listener.accept()
+                track(connection)
             connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ, bytearray())
 

@@ -107,8 +107,6 @@ def _invalidate_after_fork() -> None:
     """A child of fork() shares neither the communicators' memory nor their threads."""
     for pg in world.groups:
         pg.forbid("it was made before this process was forked from its parent")
-    if world.peers is not None:
-        world.peers.close_in_child()
     world.reset()
     _C.set_process_rank(None)
 

@@ -1,0 +1,229 @@
+"""Proves that the death of a rank is an error in its peers even if a child that it has forked, such
+as a worker of a DataLoader, lives on with copies of its sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.reliability.workers import Forks, Lane, Member
+
+_SOON = 20.0  # seconds, also on a machine that has much to do; the groups' timeouts are minutes
+_START = 120.0  # seconds to import torch and to load, or to compile, its backend
+_LIFE = 60.0  # seconds of a child that nobody ends
+_INSIDE = 0.5  # seconds until a call surely waits for other ranks
+
+
+@pytest.fixture(scope="module")
+def lane() -> Iterator[Lane]:
+    with Forks(("torch", "torch.distributed")) as forks:
+        lane = Lane(forks)
+        yield lane
+        lane.close()
+        forks.check_none_left()
+
+
+def _fork(member: Member) -> None:
+    if (child := os.fork()) == 0:
+        time.sleep(_LIFE)
+        os._exit(0)
+    member.tell(f"child {child}")
+    member.tell("ready")
+
+
+def _fork_and_wait(member: Member) -> None:
+    time.sleep(_INSIDE)  # the others are in their calls
+    _fork(member)
+    member.sleep_for_ever()
+
+
+def _fork_inside(member: Member, call: Callable[[], object]) -> None:
+    """Fork on another thread while a call waits for the other ranks."""
+    thread = threading.Timer(_INSIDE, _fork, (member,))
+    thread.start()
+    call()
+    raise AssertionError("the call returned, though not all ranks have come")
+
+
+def _fails(error: Any, match: str, call: Callable[[], object]) -> None:  # noqa: ANN401
+    with pytest.raises(error, match=match):
+        call()
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait until a process that was killed is gone, and with it its descriptors."""
+    deadline = time.monotonic() + _SOON
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, f"process {pid} was killed and has not ended"
+        time.sleep(0.01)
+
+
+def _run(lane: Lane, nranks: int, victim: int, live: Callable[..., None], *args: object) -> None:
+    """Kill a rank whose child lives on; the others must end without an exception."""
+    survivors = [rank for rank in range(nranks) if rank != victim]
+    with lane.world(nranks, range(nranks)) as world:
+        try:
+            world.start("host", live, victim, *args)
+            world.gather(range(nranks), "ready", _START)
+            world.signal(victim, signal.SIGKILL)
+            _wait_for_end(world.workers[victim].pid)
+            world.say(survivors, "go")
+            world.join(survivors, _SOON)
+        finally:
+            for told in world.told[victim]:
+                if told.startswith("child "):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(told.split()[1]), signal.SIGKILL)
+
+
+def _all_reduce(member: Member, victim: int) -> None:
+    comm = nccl.Communicator(member.nranks, member.share_id(), member.rank, provider="host")
+    array = np.ones(4)
+    comm.all_reduce(array)
+    if member.rank == victim:
+        _fork_and_wait(member)
+    member.tell("ready")
+    _fails(nccl.NcclRemoteError, f"rank {victim} .*died", lambda: comm.all_reduce(array))
+    comm.abort()
+
+
+def test_all_reduce(lane: Lane) -> None:
+    _run(lane, 3, 1, _all_reduce)
+
+
+def _rendezvous(member: Member, victim: int) -> None:
+    unique_id = member.share_id()
+
+    def join() -> None:
+        nccl.Communicator(member.nranks, unique_id, member.rank, provider="host").close()
+
+    if member.rank == victim:
+        _fork_inside(member, join)
+    member.tell("ready")
+    if member.rank == member.nranks - 1:  # comes when the victim has died
+        member.hear("go")
+    _fails(nccl.NcclRemoteError, f"{victim} .*died|pid .*died", join)
+
+
+@pytest.mark.parametrize(("nranks", "victim"), [(2, 0), (3, 0), (3, 1)])
+def test_rendezvous(lane: Lane, nranks: int, victim: int) -> None:
+    _run(lane, nranks, victim, _rendezvous)
+
+
+def _mirror(member: Member, folder: Path) -> Any:  # noqa: ANN401
+    import pynccl as dist
+
+    url = f"file://{folder}/store"
+    dist.init_process_group("host", init_method=url, rank=member.rank, world_size=member.nranks)
+    return dist
+
+
+def _transfer(dist: Any, rank: int) -> Callable[[], object]:  # noqa: ANN401
+    """A transfer from rank 0 to rank 1."""
+    import torch
+
+    tensor = torch.ones(4)
+    return lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+
+
+def _between_transfers(member: Member, victim: int, folder: Path) -> None:
+    dist = _mirror(member, folder)
+    transfer = _transfer(dist, member.rank)
+    transfer()
+    if member.rank == victim:
+        _fork_and_wait(member)
+    member.tell("ready")
+    if member.rank == 0:  # a small tensor is sent before it is received
+        member.hear("go")
+    _fails(dist.DistBackendError, "died", lambda: [transfer() for _ in range(1000)])
+    dist.destroy_process_group()
+
+
+def _before_the_first_transfer(member: Member, victim: int, folder: Path) -> None:
+    """The survivor connects, and the victim does not."""
+    dist = _mirror(member, folder)
+    if member.rank == victim:
+        _fork_and_wait(member)
+    member.tell("ready")
+    _fails(dist.DistBackendError, "died", _transfer(dist, member.rank))
+    dist.destroy_process_group()
+
+
+def _in_the_first_transfer(member: Member, victim: int, folder: Path) -> None:
+    """The victim connects, and the survivor does when it has died."""
+    dist = _mirror(member, folder)
+    if member.rank == victim:
+        _fork_inside(member, _transfer(dist, member.rank))
+    member.tell("ready")
+    member.hear("go")
+    _fails(dist.DistBackendError, "died", _transfer(dist, member.rank))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["sender", "receiver"])
+@pytest.mark.parametrize(
+    "live", [_between_transfers, _before_the_first_transfer, _in_the_first_transfer]
+)
+def test_mirror_transfer(
+    lane: Lane, tmp_path: Path, live: Callable[..., None], victim: int
+) -> None:
+    _run(lane, 2, victim, live, tmp_path)
+
+
+def _new_group(member: Member, victim: int, folder: Path) -> None:
+    dist = _mirror(member, folder)
+    if member.rank == victim:
+        _fork_and_wait(member)
+    member.tell("ready")
+    _fails(dist.DistBackendError, f"rank {victim} has died", dist.new_group)
+    dist.destroy_process_group()
+
+
+def test_mirror_new_group(lane: Lane, tmp_path: Path) -> None:
+    _run(lane, 3, 1, _new_group, tmp_path)
+
+
+def _c10d(member: Member, victim: int, folder: Path, kind: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+
+    import pynccl.c10d  # noqa: F401 - registers the backend
+
+    store = FileStore(str(folder / "store"), member.nranks)
+    dist.init_process_group("pynccl", store=store, rank=member.rank, world_size=member.nranks)
+    tensor = torch.ones(4)
+
+    def operate() -> None:
+        if kind == "collective":
+            dist.all_reduce(tensor)
+        elif member.rank == victim:
+            dist.send(tensor, 1 - victim)
+        else:
+            dist.recv(tensor, victim)
+
+    operate()
+    if member.rank == victim:
+        _fork_and_wait(member)
+    member.tell("ready")
+    _fails(RuntimeError, "died", operate)
+    dist.distributed_c10d._get_default_group().abort()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("kind", "nranks", "victim"), [("collective", 3, 0), ("transfer", 2, 0), ("transfer", 2, 1)]
+)
+def test_c10d(lane: Lane, tmp_path: Path, kind: str, nranks: int, victim: int) -> None:
+    _run(lane, nranks, victim, _c10d, tmp_path, kind)
