@@ -69,13 +69,28 @@ def _wait_for_end(pid: int) -> None:
         time.sleep(0.01)
 
 
-def _run(lane: Lane, nranks: int, victim: int, live: Callable[..., None], *args: object) -> None:
-    """Kill a rank whose child lives on; the others must end without an exception."""
+def _run(
+    lane: Lane,
+    nranks: int,
+    victim: int,
+    live: Callable[..., None],
+    *args: object,
+    slowly: bool = False,
+) -> None:
+    """Kill a rank whose child lives on; the others must end without an exception.
+
+    A killed process frees its memory before it closes its sockets. If this takes long, they are
+    open while the survivors go on; here the rank is stopped meanwhile.
+    """
     survivors = [rank for rank in range(nranks) if rank != victim]
     with lane.world(nranks, range(nranks)) as world:
         try:
             world.start("host", live, victim, *args)
             world.gather(range(nranks), "ready", _START)
+            if slowly:
+                world.signal(victim, signal.SIGSTOP)
+                world.say(survivors, "go")
+                time.sleep(_INSIDE)
             world.signal(victim, signal.SIGKILL)
             _wait_for_end(world.workers[victim].pid)
             world.say(survivors, "go")
@@ -179,6 +194,13 @@ def test_mirror_transfer(
     lane: Lane, tmp_path: Path, live: Callable[..., None], victim: int
 ) -> None:
     _run(lane, 2, victim, live, tmp_path)
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["sender", "receiver"])
+def test_mirror_transfer_with_a_rank_that_dies_slowly(
+    lane: Lane, tmp_path: Path, victim: int
+) -> None:
+    _run(lane, 2, victim, _in_the_first_transfer, tmp_path, slowly=True)
 
 
 def _new_group(member: Member, victim: int, folder: Path) -> None:

@@ -171,6 +171,7 @@ class Peers:
                 while not _readable(connection, exchange.next_slice(self._rank)):
                     pass
                 accepted = connection.recv(1) == _ACCEPTED
+                connection.sendall(_ACCEPTED)
             except OSError:
                 accepted = False
         if not accepted:
@@ -187,8 +188,9 @@ class Peers:
         presence: socket.socket | None = None
         try:
             for attempt in itertools.count():
-                if (value := self._take(exchange)) is not None:
-                    return value
+                while (offer := self._take(exchange)) is not None:
+                    if self._stands(offer, exchange):
+                        return offer.value
                 # A connection only to see that the other rank is there. Mostly the offer is faster.
                 if attempt > 1 and presence is None:
                     presence = self._connect(exchange)
@@ -241,18 +243,26 @@ class Peers:
             *(_REMOTE_ERROR, exchange.kind, self._rank),
         )
 
-    def _take(self, exchange: Exchange) -> bytes | None:
-        """Accept an offer that has come."""
+    def _take(self, exchange: Exchange) -> _Offer | None:
+        """Remove an offer that has come."""
         with self._changed:
-            while offers := self._offers.get(_key(exchange)):
-                value, connection = offers.pop(0)
-                if not offers:
-                    del self._offers[_key(exchange)]
-                with connection, contextlib.suppress(OSError):
-                    if not _readable(connection, 0):  # else the other rank has given up
-                        connection.sendall(_ACCEPTED)
-                        return value
-        return None
+            offers = self._offers.pop(_key(exchange), [])
+            if len(offers) > 1:
+                self._offers[_key(exchange)] = offers[1:]
+            return offers[0] if offers else None
+
+    def _stands(self, offer: _Offer, exchange: Exchange) -> bool:
+        """Accept an offer; whether the other rank still waits and has confirmed that.
+
+        A process that was killed frees its memory before it closes its sockets, which may take
+        long. So an open connection does not show that the other rank is there.
+        """
+        with offer.connection as connection, contextlib.suppress(OSError):
+            connection.sendall(_ACCEPTED)
+            while not _readable(connection, exchange.next_slice(self._rank)):
+                pass
+            return connection.recv(1) == _ACCEPTED
+        return False
 
     def _poll(self, seconds: float, key: tuple[int, str]) -> None:
         """Wait for offers and read them. One thread does; the others wait for theirs, or for it."""
