@@ -192,7 +192,11 @@ def main(descriptor: int, traces: int, parent: int) -> None:
         return
     faulthandler.enable(file=traces)
     faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
-    Worker(Connection(descriptor)).serve()
+    connection = Connection(descriptor)
+    # The launcher notices the end of this process by it, whatever processes this one has started.
+    os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=connection.close)
+    Worker(connection).serve()
     if recorder := sys.modules.get("pynccl.trace.recorder"):
         recorder.end_from_environment()
     # Not through the end of the interpreter: it waits for threads that a failed job left behind.

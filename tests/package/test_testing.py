@@ -208,6 +208,23 @@ def test_ranks_report_and_can_be_killed(launch: Launcher) -> None:
     assert outcomes[1].died == "killed by SIGTERM"
 
 
+def _die_with_a_child(rank: Rank, pids: Path) -> None:
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+    pids.write_text(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_death_is_noticed_while_a_forked_child_lives(launch: Launcher, tmp_path: Path) -> None:
+    pids = tmp_path / "child"
+    try:
+        (outcome,) = launch.outcomes(1, _die_with_a_child, pids, timeout=20)
+    finally:
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+    assert outcome.died == "killed by SIGKILL"
+
+
 def test_a_failure_does_not_spoil_the_next_test(launch: Launcher) -> None:
     with pytest.raises(LaunchError):
         launch(2, _raise, ValueError("once"))
