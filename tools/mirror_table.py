@@ -160,6 +160,8 @@ A script needs two changes: the import, and the name of the backend.
   for the ranks.
 * A rank that is not in a group that `new_group` or `split_group` makes gets
   `GroupMember.NON_GROUP_MEMBER` with every torch; before 2.14 torch returns None for some calls.
+  Calls on that group behave as torch's: most warn and return None, the others raise torch's class
+  of error. `get_process_group_ranks`, `get_group_rank` and `get_global_rank` answer for it.
 * With `weights_only=True` the object functions write with torch.save, and objects are
   read by `torch.load(weights_only=True)`, and no code of a sender runs.
 * `get_backend_impl()` is the `pynccl.nccl.Communicator` of a group. A group's timeout can be
@@ -178,8 +180,12 @@ A script needs two changes: the import, and the name of the backend.
 * An operation that takes longer than the timeout of its group is ended, on the ranks that wait in
   it; the group cannot be used any more, the process can. The error says which ranks are missing,
   which they find out through the job's store: see [reliability.md](reliability.md).
+* On GPUs such a timeout ends the process with SIGABRT, since `wait()` orders streams and the data
+  would be used before an error could be raised. `pg_options=nccl.Config(on_timeout="raise")` or
+  `PYNCCL_ON_TIMEOUT=raise` chooses errors instead.
 * A script may end without `destroy_process_group`. After `fork`, a child cannot use its parent's
-  groups; it can make its own.
+  groups; it can make its own. It closes its copies of the parent's connections, so the other ranks
+  notice the death of the parent even if the child (a `DataLoader` worker) lives on.
 * torch.distributed can be used in the same process at the same time. The two share nothing, also
   where they use the same store.
 * In a function for torch.compile each of these calls breaks the graph; `pynccl.ops` has collectives

@@ -268,6 +268,7 @@ def _pauses(rank: Rank, seed: int, seconds: float) -> None:
         own = random.Random(f"{seed} {index} {rank.rank}")
         common = random.Random(f"{seed} {index}")
         stream, array = rank.stream(), np.ones(common.choice((8, 100_000)), np.float32)
+        received = np.ones_like(array)
         end = time.monotonic() + seconds
         while True:
             time.sleep(own.choice((0, 0, 0.01, 0.1, 0.15)))
@@ -279,13 +280,14 @@ def _pauses(rank: Rank, seed: int, seconds: float) -> None:
                 stream.synchronize()
             with nccl.group():
                 comm.send(array, (rank.rank + 1) % rank.nranks, stream=stream)
-                comm.recv(array, (rank.rank - 1) % rank.nranks, stream=stream)
+                comm.recv(received, (rank.rank - 1) % rank.nranks, stream=stream)
             goes_on = np.array([time.monotonic() < end], np.int32)
             comm.all_reduce(goes_on, nccl.MIN)
             if not goes_on[0]:
                 break
         stream.synchronize()
         assert (array == 1).all()
+        assert (received == 1).all()
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, (0, 1)))

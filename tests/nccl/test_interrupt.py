@@ -46,7 +46,7 @@ def wait(what):
     elif what == "group":
         with nccl.group():
             comm.send(array, 1)
-            comm.recv(array, 1)
+            comm.recv(np.ones_like(array), 1)
     elif what == "split": comm.split(0)
     elif what == "init": nccl.Communicator(2, nccl.get_unique_id("host"), 0, provider="host")
     elif what == "init of the second":

@@ -77,7 +77,7 @@ def test_threads_that_share_streams(launch: Launcher) -> None:
 def _no_thread_for_a_stream(rank: Rank, how: str) -> None:
     """The first call on a new stream needs a thread. Where there is none, nothing is enqueued."""
     comm, stream, other = rank.comm, rank.stream(), rank.stream()
-    array = np.ones(4)
+    array, other_array = np.ones(4), np.ones(4)
     side = rank.stream()
     event = rank.event()
     with nccl.capture(side) as graph:
@@ -93,11 +93,11 @@ def _no_thread_for_a_stream(rank: Rank, how: str) -> None:
         elif how == "group":
             with nccl.group():
                 comm.all_reduce(array)
-                comm.all_reduce(array, stream=stream)
+                comm.all_reduce(other_array, stream=stream)
         elif how == "two streams":
             with nccl.group():
                 comm.all_reduce(array, stream=stream)
-                comm.all_reduce(array, stream=rank.stream())
+                comm.all_reduce(other_array, stream=rank.stream())
         else:
             graph.launch(stream)
 

@@ -152,7 +152,8 @@ class Scene:
         blocking = member.provider == "host" and self.chance.random() < 0.5
         self.stream = None if blocking else member.stream()
         ones = np.ones(self.count, np.float32)
-        self.one, self.other = member.memory.put(ones), member.memory.put(ones)
+        self.one, self.other, self.last = (member.memory.put(ones) for _ in range(3))
+        self.received = [member.memory.put(ones) for _ in range(self.cell.nranks)]
         blocks = np.ones(self.count * cell.nranks, np.float32)
         self.blocks, self.results = member.memory.put(blocks), member.memory.put(blocks)
         if cell.operation in ONE_SIDED:
@@ -209,7 +210,9 @@ class Scene:
                 case "send":
                     self.call(name, lambda peer=peer: comm.send(self.one, peer, stream=stream))
                 case "recv":
-                    self.call(name, lambda peer=peer: comm.recv(self.other, peer, stream=stream))
+                    self.call(
+                        name, lambda peer=peer: comm.recv(self.received[peer], peer, stream=stream)
+                    )
                 case "put_signal":
                     self.call(
                         name,
@@ -222,7 +225,7 @@ class Scene:
 
     def close_step(self) -> None:
         """An operation that waits for all ranks: the cell's may be one that waits for few."""
-        self.call("all_reduce", lambda: self.comm.all_reduce(self.other, stream=self.stream))
+        self.call("all_reduce", lambda: self.comm.all_reduce(self.last, stream=self.stream))
 
     def step(self) -> None:
         self.operate()

@@ -71,7 +71,7 @@ inline void run_or_enqueue(const Ref<Stream>& stream, Stream::Callback callback)
     try {
       callback();
     } catch (...) {
-      throw DeviceError(std::make_shared<StreamFailure>(current_error()));
+      throw DeviceError(std::make_shared<StreamFailure>(current_error()), "");
     }
   }
 }

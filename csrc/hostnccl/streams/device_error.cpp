@@ -76,9 +76,8 @@ DeviceError::DeviceError(CUresult result)
 DeviceError::DeviceError(CUresult result, const std::string& reason)
     : Error(ncclUnhandledCudaError, reason), result_(result), has_reason_(true) {}
 
-DeviceError::DeviceError(SharedFailure failure)
-    : DeviceError(CUDA_ERROR_UNKNOWN,
-                  "work queued on the stream failed: " + failure->error.text()) {
+DeviceError::DeviceError(SharedFailure failure, const char* prefix)
+    : DeviceError(CUDA_ERROR_UNKNOWN, prefix + failure->error.text()) {
   failure_ = std::move(failure);
 }
 

@@ -13,7 +13,9 @@ class DeviceError : public Error {
   explicit DeviceError(abi::CUresult result);
   // reason: more than the result says. device_error_text() returns it after the call has failed.
   DeviceError(abi::CUresult result, const std::string& reason);
-  explicit DeviceError(SharedFailure failure);  // CUDA_ERROR_UNKNOWN: work on a stream has failed
+  // CUDA_ERROR_UNKNOWN: work on a stream has failed.
+  explicit DeviceError(SharedFailure failure,
+                       const char* prefix = "work queued on the stream failed: ");
   abi::CUresult result() const { return result_; }
   void remember() const;  // as this thread's last error
 

@@ -51,7 +51,7 @@ void note_error(Work& work) {
   if (!error.is_none()) work.error = error;
 }
 
-void raise_error(const Work& work) {
+[[noreturn]] void raise_error(const Work& work) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(work.error.ptr())), work.error.ptr());
   throw py::error_already_set();
 }
@@ -65,20 +65,35 @@ PyObject* finish_wait(Work& work) {
   return Py_NewRef(Py_True);
 }
 
+// Calls wait, which may throw the failure of the operation: the work raises the error that it
+// keeps, so that every wait and exception() give the same object.
+template <class Wait>
+auto waiting(Work& work, Wait&& wait) {
+  try {
+    return wait();
+  } catch (const NcclFailure&) {
+    note_error(work);
+    if (!work.error) throw;
+    work.operation->release();
+    work.waited = true;
+    raise_error(work);
+  }
+}
+
 PyObject* wait_without_limit(Work& work) {
   const bool on_host = work.comm_stream->communicator().library().memory() == Memory::kHost;
   if (on_host && work.waited && !work.error) return Py_NewRef(Py_True);
   const CUstream current = work.current_stream();
   // Another thread may release the work meanwhile.
   const std::shared_ptr<AsyncOperation> operation = work.operation;
-  {
+  waiting(work, [&] {
     const GilReleased released;
     Communicator& communicator = work.comm_stream->communicator();
     TraceWait trace(TraceWait::What::kWork, communicator.shared_library(), communicator.device(),
                     current);
     trace.of(communicator, operation->sequence());
     operation->wait(current);
-  }
+  });
   return finish_wait(work);
 }
 
@@ -104,13 +119,13 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
     if (limit == -1 && PyErr_Occurred()) throw py::error_already_set();
     return explained(work.comm_stream_object, work.name.ptr(), [&] {
       const std::shared_ptr<AsyncOperation> operation = work.operation;
-      {
+      const bool done = waiting(work, [&] {
         const GilReleased released;
         TraceWait trace(TraceWait::What::kWork);
         trace.of(work.comm_stream->communicator(), operation->sequence());
-        if (!operation->wait_for(limit)) return Py_NewRef(Py_False);
-      }
-      return finish_wait(work);
+        return operation->wait_for(limit);
+      });
+      return done ? finish_wait(work) : Py_NewRef(Py_False);
     });
   });
 }
