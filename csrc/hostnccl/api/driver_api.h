@@ -70,6 +70,8 @@ inline void run_or_enqueue(const Ref<Stream>& stream, Stream::Callback callback)
   } else {
     try {
       callback();
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (...) {
       throw DeviceError(std::make_shared<StreamFailure>(current_error()), "");
     }
