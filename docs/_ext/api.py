@@ -46,6 +46,7 @@ _SITES = {
     "collections.abc": f"{_PYTHON}/collections.abc.html#{{}}",
     "collections": f"{_PYTHON}/collections.html#{{}}",
     "datetime": f"{_PYTHON}/datetime.html#{{}}",
+    "ssl": f"{_PYTHON}/ssl.html#{{}}",
     "typing": f"{_PYTHON}/typing.html#{{}}",
     "os": f"{_PYTHON}/os.html#{{}}",
     "pathlib": f"{_PYTHON}/pathlib.html#{{}}",
