@@ -255,7 +255,7 @@ def check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
         )
 
 
-def get_process_group_ranks(group: ProcessGroup | NonMember | None) -> list[int]:
+def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     """The ranks of a group: torch.distributed.get_process_group_ranks.
 
     Args:
