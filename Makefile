@@ -131,7 +131,9 @@ wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON
 
 wheels-check: $(VENV)/.group-release ## build the wheel and the source distribution, and try the wheel in an empty environment
 	rm -rf build/wheel
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(PY) -m build --outdir build/wheel .
+	mkdir -p build/wheel
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(PY) -m build --outdir build/wheel . > build/wheel.log 2>&1 || \
+	  { cat build/wheel.log; exit 1; }
 	$(PY) -m twine check --strict build/wheel/*
 	$(PYTHON) -m venv --without-pip build/wheel/env
 	$(PIP) --python build/wheel/env/bin/python install -c constraints.txt numpy build/wheel/*.whl
