@@ -1,6 +1,6 @@
 // FailedStreams: streams with work that has failed although the driver does not know it. A kernel
 // of NCCL that was aborted or revoked ends as if it were complete, and a function that a stream has
-// called cannot report an error. Whoever waits for such work throws the failure: on the stream, by
+// called cannot report an error. A wait for such work throws the failure: on the stream, by
 // an event that was recorded after it, or on a stream that waited for such an event. A library that
 // knows which work has failed (hostWorkFailure) does all of that itself.
 #pragma once

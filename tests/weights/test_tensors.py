@@ -70,7 +70,8 @@ def test_overlap_as_numpy_finds_it() -> None:
         for axis, size in enumerate(base.shape):
             start, stop = sorted(random.integers(0, size + 1, 2))
             cut = slice(start, stop), slice(None, None, random.choice([1, 1, 2, -1]))
-            array = array[(*[slice(None)] * axis, cut[0])][(*[slice(None)] * axis, cut[1])]
+            before = (slice(None),) * axis
+            array = array[(*before, cut[0])][(*before, cut[1])]
         if random.random() < 0.3:
             array = array.transpose(random.permutation(3))
         return array.view(np.uint8) if array.size and array.flags.c_contiguous else array
