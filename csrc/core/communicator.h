@@ -370,7 +370,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void publish_identity();
   std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Inquiry::Answer text);
   void note_failure(ncclResult_t result, const std::string& text) noexcept;
-  Deadlines::Unfinished unfinished_on_device();
+  Deadlines::Unfinished unfinished_on_device(double seconds = 0.05);
   void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
   void read_identity();
   ncclResult_t read_async_error();  // from any thread, once there is a handle

@@ -102,10 +102,16 @@ void Communicator::discard() noexcept {
 }
 
 // Work that ends without a result when the communicator is aborted or revoked. Nothing if the
-// library itself knows that, or it has expired: then it is noted already.
-Deadlines::Unfinished Communicator::unfinished_on_device() {
+// library itself knows that, or it has expired: then it is noted already. seconds: how long it may
+// still become done.
+Deadlines::Unfinished Communicator::unfinished_on_device(double seconds) {
   if (library_->tells_failed_work() || expired() || closed() || borrowed_) return {};
-  return deadlines_->unfinished();
+  Deadlines::Unfinished unfinished;
+  poll_until(seconds, [&] {
+    unfinished = deadlines_->unfinished();
+    return unfinished.streams.empty();
+  });
+  return unfinished;
 }
 
 // Whether it shares resources with its parent, which is open.
@@ -261,7 +267,7 @@ void Communicator::end_interrupted() noexcept {
   const auto revoke = library_->nccl_table().ncclCommRevoke;
   ask_owner();
   if (!revoke || closed() || revoked_.exchange(true)) return;
-  fail_unfinished(unfinished_on_device(),
+  fail_unfinished(unfinished_on_device(0),
                   {ncclRemoteError, "ncclCommRevoke", rank_,
                    "work queued on the stream failed: rank " + std::to_string(rank_) +
                        " was interrupted by a signal while it waited"});

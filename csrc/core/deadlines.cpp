@@ -276,6 +276,7 @@ Deadlines::Unfinished Deadlines::unfinished() {
     return std::find(streams.begin(), streams.end(), stream) != streams.end();
   };
   const auto add = [&](CUstream stream, std::int64_t since) {
+    if (Stream::was_created_after(stream, since)) return;
     if (!contains(unfinished.streams, stream)) unfinished.streams.push_back(stream);
     unfinished.since = std::min(unfinished.since, since);
   };

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/communicator.h"
 #include "core/device.h"
 #include "core/failed_streams.h"
@@ -41,8 +42,9 @@ bool is_default(CUstream stream) {
 }
 
 std::mutex existing_mutex;
-std::set<CUstream>& existing_streams() {
-  static auto& streams = *new std::set<CUstream>;
+// And when they were created, by coarse_time().
+std::map<CUstream, std::int64_t>& existing_streams() {
+  static auto& streams = *new std::map<CUstream, std::int64_t>;
   return streams;
 }
 
@@ -118,7 +120,8 @@ Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
   device_ = scope.device();
   DRIVER_CHECK(*library_, StreamCreateWithPriority, (&stream_, CU_STREAM_NON_BLOCKING, priority));
   const std::lock_guard lock(existing_mutex);
-  existing_streams().insert(stream_);
+  existing_streams().emplace(stream_, coarse_time());
+  FailedStreams::forget(stream_);  // of a stream that had the same handle
 }
 
 Stream::~Stream() {
@@ -201,6 +204,12 @@ bool Stream::is_existing(CUstream stream) {
   bool existing = false;
   if_existing(stream, [&] { existing = true; });
   return existing;
+}
+
+bool Stream::was_created_after(CUstream stream, std::int64_t time) {
+  const std::lock_guard lock(existing_mutex);
+  const auto existing = existing_streams().find(stream);
+  return existing != existing_streams().end() && existing->second > time;
 }
 
 void Stream::if_existing(CUstream stream, const std::function<void()>& function) {

@@ -62,6 +62,9 @@ class Stream {
   // Whether any thread can use the stream now: it is the default stream, or one of this class. A
   // thread's own default stream is another one for each thread.
   static bool is_existing(CUstream stream);
+  // Whether it is one of this class that was created after this coarse_time(): not what had the
+  // same handle then.
+  static bool was_created_after(CUstream stream, std::int64_t time);
   // Calls function if the stream is an existing one, which then exists until the function returns.
   static void if_existing(CUstream stream, const std::function<void()>& function);
 

@@ -490,8 +490,11 @@ def test_a_timeout_raises_if_that_is_chosen(
 
 def _aborted(rank: int, _size: int) -> None:
     x = _connected(rank + 1)
+    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
+        store.set("connected", "")
         return
+    store.wait(["connected"])  # an abort also ends what the peer has not finished
     work = dist.all_reduce(x, async_op=True)
     backend_of(device="cuda").abort()
     torch.cuda.synchronize()
