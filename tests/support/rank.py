@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -38,6 +39,19 @@ class Rank(testing.Rank):
         from pynccl import nccl
 
         return nccl.Event(self.provider, device=self.device, timing=timing)
+
+    def _finish(self, *, failed: bool) -> None:
+        """Take the failures of the default stream, too: the next test may be in this process."""
+        super()._finish(failed=failed)
+        if failed or self.provider != "cuda":
+            return
+        from pynccl import nccl
+
+        event = self.event()
+        event.record(0)
+        with contextlib.suppress(nccl.NcclError):
+            event.synchronize()
+        event.close()
 
 
 def wait_for(path: str) -> None:
