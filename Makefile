@@ -49,8 +49,8 @@ ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help check test test-all test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi lint \
-  lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
+.PHONY: help check test test-all test-busy test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi \
+  lint lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
   plots-lab docs docs-links wheels wheels-check wheels-manylinux release clean
 
 help:
@@ -91,6 +91,11 @@ test: $(TO_TEST) ## run the tests without a GPU; those that need one run on the 
 	$(DOUBLE) -m "gpu or double" $(PYTEST_ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS) || status=1; \
 	exit $$status
+
+test-busy: $(TO_TEST) ## the tests beside two processes that use a CPU each
+	@trap 'kill $$busy' EXIT; busy=; \
+	for _ in 1 2; do $(PY) -c "while True: pass" & busy="$$busy $$!"; done; \
+	$(MAKE) test
 
 test-all: $(TO_TEST) ## also more seeds, all versions of the double, campaigns, PyTorch's suite, sanitizers
 	for version in 2.18 2.24 2.28 2.30; do \
