@@ -71,8 +71,9 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> list[float]:
 def main() -> None:
     provider = default_provider()
     unique_id = nccl.get_unique_id(provider)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(NRANKS, mp_context=spawn) as processes:
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["torch"])  # once, for all ranks
+    with ProcessPoolExecutor(NRANKS, mp_context=forks) as processes:
         parts = list(processes.map(run, range(NRANKS), repeat(unique_id), repeat(provider)))
     for rank, part in enumerate(parts):
         print(f"rank {rank}: steps {STEPS}, mean temperature {sum(part) / len(part):.2f}")

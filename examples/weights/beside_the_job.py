@@ -58,10 +58,11 @@ def work(folder: str, rank: int, out: "multiprocessing.Queue[str]") -> None:
 
 
 def main() -> None:
-    spawn = multiprocessing.get_context("spawn")
-    out = spawn.Queue()
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["torch"])  # once, for all ranks
+    out = forks.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        processes = [spawn.Process(target=work, args=(folder, rank, out)) for rank in range(3)]
+        processes = [forks.Process(target=work, args=(folder, rank, out)) for rank in range(3)]
         for process in processes:
             process.start()
         texts = sorted(out.get(timeout=60) for _ in range(2))

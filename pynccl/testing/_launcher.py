@@ -196,6 +196,9 @@ class Launcher:
             if process.popen.poll() is None:
                 return process
             process.close()
+        return self._start_process(environment, fresh=fresh)
+
+    def _start_process(self, environment: Environment, *, fresh: bool) -> Process:
         return Process(environment, fresh=fresh)
 
     def _make_ids(self, process: Process, count: int, provider: str) -> list[bytes]:

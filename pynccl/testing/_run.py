@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -54,16 +54,23 @@ class LaunchError(RuntimeError):
 class Process:
     """A worker process, the connection to it, and the file that its crash is traced to."""
 
-    def __init__(self, environment: Environment, *, fresh: bool) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        fresh: bool,
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        parent: int | None = None,
+    ) -> None:
         self.environment = environment
         self.fresh = fresh  # not to be kept
         ours, theirs = socket.socketpair()
         self._traces: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         traces = self._traces.fileno()
         code = f"import sys; sys.path[:] = {sys.path!r}; from pynccl.testing import _worker; "
-        code += f"_worker.main({theirs.fileno()}, {traces}, {os.getpid()})"
+        code += f"_worker.main({theirs.fileno()}, {traces}, {parent or os.getpid()})"
         with theirs:
-            self.popen = subprocess.Popen(
+            self.popen = popen(
                 [sys.executable, "-c", code],
                 env={**os.environ, **dict(environment)},
                 pass_fds=[theirs.fileno(), traces],

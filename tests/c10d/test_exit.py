@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 
@@ -41,7 +42,7 @@ _LEFT = {
 def test_process_ends(tmp_path: Path, left: str) -> None:
     command = [sys.executable, "-c", _SCRIPT]
     ranks = [
-        subprocess.Popen(
+        warm.Popen(
             [*command, str(rank), f"file://{tmp_path}/store", _LEFT[left]],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
@@ -62,8 +63,8 @@ def test_process_ends(tmp_path: Path, left: str) -> None:
 
 @pytest.mark.parametrize("case", ["futures", "subgroup", "daemon", "abort", "waiting"])
 def test_exits_are_counted(case: str) -> None:
-    """Ten ranks of each case; beside gloo in the long form: python -m tests.c10d.exits."""
-    options = ["--runs", "40"] if FULL else ["--runs", "5", "--backend", "pynccl"]
+    """Eight ranks of each case; beside gloo in the long form: python -m tests.c10d.exits."""
+    options = ["--runs", "40"] if FULL else ["--runs", "4", "--backend", "pynccl"]
     command = [sys.executable, "-m", "tests.c10d.exits", "--case", case, *options]
-    done = run_command(command, _ROOT, os.environ, timeout=600 if FULL else 120)
+    done = run_command(command, _ROOT, os.environ, timeout=600 if FULL else 120, popen=warm.Popen)
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.commands import run_ahead, run_command
+from tests.support.tier import FULL
 
 pytest.importorskip("torch")
 
@@ -44,6 +46,7 @@ def _run(script: Path) -> subprocess.CompletedProcess[str]:
         ROOT,
         {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         timeout=120,
+        popen=warm.Popen,
     )
 
 
@@ -54,7 +57,14 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
         yield started
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+# mp.spawn: test_mirror_launch.py.
+_LONG = () if FULL else ("spawn",)
+_RUN = [script for script in SCRIPTS if script.stem not in _LONG]
+
+
+@pytest.mark.parametrize(
+    "script", _RUN, ids=lambda path: path.stem
+)
 def test_course(script: Path, runs: dict[Path, Run]) -> None:
     _, expected = _head(script)
     done = runs[script].result()

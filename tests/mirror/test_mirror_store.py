@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.commands import run_command
 
 pytest.importorskip("torch")
@@ -68,7 +69,9 @@ except DistStoreError as error:
 
 @pytest.mark.parametrize(("program", "name"), [(_LATE, "127.0.0.1"), (_NEVER, "Silent")])
 def test_exit_after_a_store_did_not_answer(program: str, name: str) -> None:
-    ran = run_command([sys.executable, "-W", "ignore", "-c", program], _ROOT, os.environ, 60)
+    ran = run_command(
+        [sys.executable, "-W", "ignore", "-c", program], _ROOT, os.environ, 60, popen=warm.Popen
+    )
     assert ran.returncode == 0, ran
     assert name in ran.stdout
     assert "has not answered" in ran.stdout

@@ -12,14 +12,16 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import pynccl
+from tests.support import warm
 from tests.support.commands import run_ahead, run_command
+from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
 _MODULES = [
@@ -115,9 +117,14 @@ def _prints(example: Path) -> list[str]:
     return lines.splitlines()
 
 
+def _popen(example: Path) -> Callable[..., subprocess.Popen[str]]:
+    of_python = _command(example)[0] == sys.executable
+    return warm.Popen if of_python and "import torch" in example.read_text() else subprocess.Popen
+
+
 def _run(example: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
-    return run_command(_command(example), _ROOT, env, timeout=120)
+    return run_command(_command(example), _ROOT, env, timeout=120, popen=_popen(example))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +134,13 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
         yield started
 
 
-@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda path: path.stem)
+# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py.
+_LONG = () if FULL else ("all_reduce_torchrun", "torch_compile")
+
+
+@pytest.mark.parametrize(
+    "example", [e for e in _EXAMPLES if e.stem not in _LONG], ids=lambda path: path.stem
+)
 def test_examples_run_as_their_heads_say(example: Path, runs: dict[Path, Run]) -> None:
     """Their output is that in their heads, except for the order of the ranks."""
     done = runs[example].result()

@@ -17,7 +17,12 @@ _AT_ONCE = 2
 
 
 def run_command(
-    command: Sequence[str], folder: Path, env: Mapping[str, str], timeout: float
+    command: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    *,
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a session of its own, of which nothing is left when this returns.
 
@@ -26,8 +31,9 @@ def run_command(
         folder: where it runs.
         env: all its environment.
         timeout: seconds until it is killed, and AssertionError raised with what it has printed.
+        popen: what starts it; warm.Popen for a Python program that imports torch.
     """
-    process = subprocess.Popen(
+    process = popen(
         command,
         cwd=folder,
         env=env,

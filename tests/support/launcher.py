@@ -15,6 +15,8 @@ import pytest
 
 from pynccl.testing import Launcher as _Launcher
 from pynccl.testing import LaunchError, Outcome, Run
+from pynccl.testing._run import Environment, Process
+from tests.support import warm
 from tests.support.rank import Rank
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ __all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "World", "ski
 
 # The longest time of any launch in seconds, whatever it asks for (tests/report/run.py sets it).
 _LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
+# Ranks with torch have processes of their own, so that those of other tests do without it.
+_WITH_TORCH = "PYTEST_WITH_TORCH"
+_ENTER_TORCH = ("tests.support.in_world", "tests.c10d.in_torch")
 
 
 class World(NamedTuple):
@@ -65,6 +70,13 @@ class Launcher(_Launcher):
     def is_reusable(self, outcome: Outcome) -> bool:
         """Also after a call that the loaded NCCL is too old for: nothing was sent then."""
         return outcome.ok or bool(too_old(outcome))
+
+    def _start_process(self, environment: Environment, *, fresh: bool) -> Process:
+        variables = dict(environment)
+        if variables.get(_WITH_TORCH):
+            server = warm.server_of({**os.environ, **variables})
+            return Process(environment, fresh=fresh, popen=warm.Popen, parent=server.pid)
+        return super()._start_process(environment, fresh=fresh)
 
     def __call__(
         self,
@@ -133,6 +145,8 @@ class Launcher(_Launcher):
         env: Mapping[str, str] | None = None,
     ) -> Run:
         environments = [dict(env or {})] * nranks
+        if provider == "cuda" or function.__module__ in _ENTER_TORCH:
+            environments = [{_WITH_TORCH: "1", **variables} for variables in environments]
         if provider == "cuda":
             from tests.support import gpu
 

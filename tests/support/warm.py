@@ -1,0 +1,275 @@
+"""Python processes that have imported torch already: forks of one that did nothing else.
+
+To import torch takes seconds of each process, and a fork milliseconds. What a test says of how a
+process starts, runs and ends holds for a fork as well: it has an environment, a command line, an
+interpreter that ends, and a status of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+__all__ = ["Popen", "server_of"]
+
+_PR_SET_PDEATHSIG = 1
+_MODULES = ("torch", "numpy", "torch.distributed.fsdp")
+# What nothing reads that is loaded before the fork; one variable more or another value of any other
+# takes another server.
+_READ_LATE = ("PYNCCL_", "HOSTNCCL_", "NCCL_", "PYTEST_", "MASTER_", "RANK", "WORLD_", "LOCAL_")
+_AT_ONCE = {"PYTHONPATH"}
+# As many threads as torchrun gives each rank; and none that a fork would not have.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_LENGTH = struct.Struct("<q")
+
+
+@dataclass
+class _Request:
+    """A process to fork; its descriptors come beside this, in the order of ``descriptors``."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    descriptors: list[int]
+    session: bool
+
+
+class _Server:
+    """The process that has imported torch."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        folder = str(Path(__file__).parents[2])
+        code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
+        code += f"exec(warm.serve({theirs.fileno()}))"
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self.pid = self._popen.pid
+        self._requests = ours
+        self._lock = threading.Lock()
+
+    def fork(self, request: _Request, descriptors: list[int]) -> int:
+        """The process id."""
+        message = pickle.dumps(request)
+        with self._lock:
+            socket.send_fds(self._requests, [_LENGTH.pack(len(message))], descriptors)
+            self._requests.sendall(message)
+            answer = self._requests.recv(_LENGTH.size)
+        if not answer:
+            raise RuntimeError("the process that forks others has ended")
+        pid: int = _LENGTH.unpack(answer)[0]
+        return pid
+
+    def close(self) -> None:
+        self._requests.close()
+        self._popen.kill()
+        self._popen.wait()
+
+
+_servers: dict[tuple[int, frozenset[tuple[str, str]]], _Server] = {}
+
+
+def server_of(environment: Mapping[str, str]) -> _Server:
+    """The one that forks processes with an environment."""
+    first = {**environment, **_THREADS}
+    early = {
+        name: value
+        for name, value in first.items()
+        if not name.startswith(_READ_LATE) and name not in _AT_ONCE
+    }
+    key = os.getpid(), frozenset(early.items())
+    if key not in _servers:
+        _servers[key] = server = _Server(first)
+        atexit.register(server.close)
+    return _servers[key]
+
+
+class Popen(subprocess.Popen[Any]):
+    """subprocess.Popen for ``[sys.executable, ...]``, forked from a process that has imported
+    torch.
+
+    Its parent is that process, which ends with this one.
+    """
+
+    def _execute_child(self, *given: Any) -> None:  # noqa: ANN401
+        arguments, _, _, _, passed, folder, env = given[:7]
+        reads, _, _, writes, _, errors = given[10:16]
+        assert arguments[0] == sys.executable
+        environment = {**(os.environ if env is None else env)}
+        server = server_of(environment)
+        ours, theirs = os.pipe()
+        standard = [own if fd == -1 else fd for own, fd in enumerate((reads, writes, errors))]
+        request = _Request(
+            list(arguments[1:]),
+            environment,
+            os.fspath(folder or Path.cwd()),
+            [0, 1, 2, *passed],
+            session=given[21],
+        )
+        try:
+            self.pid = server.fork(request, [theirs, *standard, *passed])
+        finally:
+            os.close(theirs)
+            for fd in {reads, writes, errors} - {-1, getattr(self, "_devnull", -1)}:
+                os.close(fd)
+        self._status = os.fdopen(ours, "rb", 0)
+        self._child_created = True
+
+    def _internal_poll(self, **_: object) -> int | None:
+        if self.returncode is None:
+            self._take(0)
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """As the base class has it, which waits by this."""
+        raise NotImplementedError
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None and not self._take(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        code: int = self.returncode
+        return code
+
+    def _take(self, timeout: float | None) -> bool:
+        """Wait for the status of the process; whether it is known."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._status, selectors.EVENT_READ)
+            if not selector.select(timeout):
+                return False
+        status = self._status.read(_LENGTH.size)
+        self._status.close()
+        self.returncode = _LENGTH.unpack(status)[0] if status else -signal.SIGKILL
+        return True
+
+
+def serve(requests: int) -> CodeType:
+    """Fork a process for each request, and return in it what it is to execute."""
+    own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    base = [path for path in sys.path[1:] if path not in own]
+    for module in _MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    asked = socket.socket(fileno=requests)
+    woken, wakes = socket.socketpair()
+    woken.setblocking(False)
+    wakes.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    statuses: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(asked, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select()]
+            if woken in ready:
+                woken.recv(4096)
+                _reap(statuses)
+            if asked not in ready:
+                continue
+            data, descriptors, _, _ = socket.recv_fds(asked, _LENGTH.size, 64)
+            if not data:
+                sys.exit()
+            request: _Request = pickle.loads(_receive(asked, _LENGTH.unpack(data)[0]))
+            server = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                break
+            statuses[pid] = descriptors[0]
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+            asked.send(_LENGTH.pack(pid))
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+    for opened in (asked, woken, wakes):
+        opened.close()
+    for descriptor in (descriptors[0], *statuses.values()):
+        os.close(descriptor)
+    return _become(request, descriptors[1:], base)
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = io.BytesIO()
+    while (left := length - data.tell()) > 0:
+        data.write(connection.recv(left))
+    return data.getvalue()
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    while statuses:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with os.fdopen(statuses.pop(pid), "wb", 0) as told, contextlib.suppress(BrokenPipeError):
+            told.write(_LENGTH.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _become(request: _Request, descriptors: list[int], base: list[str]) -> CodeType:
+    """Give this process what was requested: its descriptors, environment, folder and program."""
+    import fcntl
+
+    free = max(request.descriptors) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in descriptors]
+    for fd in descriptors:
+        os.close(fd)
+    for fd, number in zip(moved, request.descriptors, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    if request.session:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    return _program(request.arguments, base)
+
+
+def _program(arguments: list[str], base: list[str]) -> CodeType:
+    """The code of ``python ARGUMENTS``, for ``__main__``."""
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    rest = list(arguments)
+    while rest[0] in ("-W", "-X"):
+        if rest[0] == "-W":
+            import warnings
+
+            warnings.simplefilter(rest[1])  # type: ignore[arg-type]
+        del rest[:2]
+    main = vars(sys.modules["__main__"])
+    sys.argv[:] = rest[1:] if rest[0] in ("-c", "-m") else rest
+    if rest[0] == "-c":
+        sys.path[:] = ["", *added, *base]
+        sys.argv[0] = "-c"
+        return compile(rest[1], "<string>", "exec")
+    if rest[0] == "-m":
+        sys.path[:] = [str(Path.cwd()), *added, *base]
+        return compile(f"import runpy; runpy._run_module_as_main({rest[1]!r})", "<run>", "exec")
+    sys.path[:] = [str(Path(rest[0]).resolve().parent), *added, *base]
+    main["__file__"] = rest[0]
+    return compile(Path(rest[0]).read_text(), rest[0], "exec")
