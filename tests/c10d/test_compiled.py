@@ -49,7 +49,7 @@ def _trained(rank: int, size: int, backend: str, steps: int) -> Values:
     return values([weight, found])
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", [2, 4] if FULL else [2])
 def test_compiled_as_over_gloo(torch_world: World, nranks: int) -> None:
     check_same_as_over_gloo(torch_world, nranks, _trained, "aot_eager", STEPS, timeout=120)
 

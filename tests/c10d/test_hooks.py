@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from tests.c10d.versions import needs_torch
+from tests.support import warm
+from tests.support.commands import run_command
 
 World = Callable[..., list[Any]]
 
@@ -51,13 +53,9 @@ def test_fr_trace_names_the_operation_and_the_missing_rank(
         2, _hang, str(tmp_path), init={"timeout": timedelta(seconds=2)}, env=env, fresh=True
     )
     trace = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
-    report = subprocess.run(
-        [*trace, str(tmp_path), "-p", "dump_"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [*trace, str(tmp_path), "-p", "dump_"]
+    report = run_command(command, tmp_path, os.environ, timeout=60, popen=warm.Popen)
+    assert report.returncode == 0, report.stderr
     assert "collective: pynccl:all_reduce" in report.stdout + report.stderr
     assert "missing ranks: {1}" in report.stdout + report.stderr
 

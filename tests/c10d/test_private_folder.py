@@ -5,7 +5,6 @@ to, whatever the umask is.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pynccl.c10d import build, private_folder
+from tests.support import warm
+from tests.support.commands import run_command
 
 _STRANGER = 12345
 _as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
@@ -93,11 +94,9 @@ def test_a_folder_in_the_place_of_the_cache(tmp_path: Path) -> None:
     planted.mkdir(parents=True)
     planted.parent.chmod(0o1777)
     os.chown(planted, _STRANGER, _STRANGER)
-    done = subprocess.run(
-        [sys.executable, "-m", "pynccl", "build-backend"],
-        env={**os.environ, "PYNCCL_CACHE": str(planted)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pynccl", "build-backend"]
+    env = {**os.environ, "PYNCCL_CACHE": str(planted)}
+    done = run_command(command, tmp_path, env, timeout=120, popen=warm.Popen)
     assert done.returncode != 0
     assert f"{planted} belongs to another user" in done.stderr
     assert not list(planted.iterdir())

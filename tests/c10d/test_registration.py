@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 from pathlib import Path
+
+from tests.support import warm
+from tests.support.commands import run_command
 
 _REGISTER = """
 import sys, tomllib
@@ -23,4 +26,6 @@ assert dist.Backend.backend_capability["pynccl"] == ["cpu", "cuda"]
 
 def test_entry_point() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
-    subprocess.run([sys.executable, "-c", _REGISTER, str(project)], check=True, timeout=60)
+    command = [sys.executable, "-c", _REGISTER, str(project)]
+    done = run_command(command, project.parent, os.environ, timeout=60, popen=warm.Popen)
+    assert done.returncode == 0, done.stderr

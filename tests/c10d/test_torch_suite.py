@@ -13,7 +13,7 @@ pytest.importorskip("expecttest", reason="torch.testing needs it")
 
 from tests.support import torch_suite
 
-EVERY = 5 if FULL else 10  # of the tests
+EVERY = 5 if FULL else 20  # of the tests
 
 
 def test_torch_suite(launch: Launcher) -> None:

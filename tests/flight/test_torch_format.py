@@ -13,6 +13,7 @@ import pytest
 
 from pynccl import cli
 from pynccl.flight.torch_format import convert
+from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 
@@ -41,7 +42,9 @@ def _analyse(folder: Path, *programs: list[dict[str, Any]], lost: int = 0) -> st
 def run_torch(traces: Path, folder: Path) -> str:
     """The output of torch's reader for a folder."""
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(traces)]
-    done = run_command([*command, "-p", "trace_"], folder, os.environ, timeout=120)
+    done = run_command(
+        [*command, "-p", "trace_"], folder, os.environ, timeout=120, popen=warm.Popen
+    )
     assert done.returncode == 0, done
     return done.stdout + done.stderr
 

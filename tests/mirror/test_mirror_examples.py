@@ -62,9 +62,7 @@ _LONG = () if FULL else ("spawn",)
 _RUN = [script for script in SCRIPTS if script.stem not in _LONG]
 
 
-@pytest.mark.parametrize(
-    "script", _RUN, ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("script", _RUN, ids=lambda path: path.stem)
 def test_course(script: Path, runs: dict[Path, Run]) -> None:
     _, expected = _head(script)
     done = runs[script].result()

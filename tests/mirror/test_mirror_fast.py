@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tier import FULL
+
 pytest.importorskip("torch")
 
 import pynccl
@@ -252,7 +254,7 @@ def test_p2p_ops(world: World) -> None:
 
 
 def _keeps_nothing(dist: Any, rank: int, size: int) -> None:
-    """A thousand calls of each kind leave no reference behind."""
+    """Hundreds of calls of each kind leave no reference behind."""
     import torch
 
     peer = 1 - rank
@@ -283,7 +285,7 @@ def _keeps_nothing(dist: Any, rank: int, size: int) -> None:
     for _ in range(2):  # what is done goes with the calls after it
         dist.barrier(async_op=True).wait()
     before = state()
-    for _ in range(1000):
+    for _ in range(1000 if FULL else 300):
         calls()
     for _ in range(2):
         dist.barrier(async_op=True).wait()
@@ -291,7 +293,7 @@ def _keeps_nothing(dist: Any, rank: int, size: int) -> None:
     assert max(grown) < 20, grown
 
 
-def test_a_thousand_calls_keep_nothing(world: World) -> None:
+def test_many_calls_keep_nothing(world: World) -> None:
     world(2, _keeps_nothing)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("expecttest", reason="torch.testing needs it")
 
 from tests.support import torch_suite
 
-SECONDS = 45 if FULL else 15
+SECONDS = 45 if FULL else 5
 ENOUGH = 30  # that pass, also when there is no time left
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tier import FULL
+
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
@@ -53,6 +55,7 @@ def _tables(text: str) -> dict[str, list[list[str]]]:
     return tables
 
 
+@pytest.mark.skipif(not FULL, reason="half a minute of measuring: `make test-all`")
 def test_a_dry_run_gives_the_whole_report(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick"]
     done = subprocess.run(

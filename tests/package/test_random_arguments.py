@@ -4,18 +4,23 @@ error that says nothing of the argument. `make sanitize-module` runs more, under
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
-_CALLS = 20_000
+from tests.support import warm
+from tests.support.commands import run_command
+from tests.support.tier import FULL
+
+_CALLS = 20_000 if FULL else 5_000
 
 
 @pytest.mark.parametrize("seed", [0])
 def test_random_arguments(seed: int) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "tests.stress.arguments", str(_CALLS), "--seed", str(seed)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    done = run_command(command, Path.cwd(), os.environ, timeout=300, popen=warm.Popen)
     assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"[-4000:]
     assert f"{_CALLS} calls" in done.stdout

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run_command
+from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("torch")
 
 
+@pytest.mark.skipif(not FULL, reason="it starts a dozen ranks: `make test-all`")
 def test_every_column_is_measured(tmp_path: Path) -> None:
     from benchmarks.train import COLUMNS
     from pynccl.c10d.build import build

@@ -13,7 +13,7 @@ from tests.reliability.workers import Forks
 from tests.support.tier import FULL
 
 _SEED = int(os.environ.get("PYNCCL_SEED", "0"))
-_PROGRAMS = 300 if FULL else 30
+_PROGRAMS = 300 if FULL else 12
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_random_programs(forks: Forks, mistaken: bool, checked: bool) -> None:
 
 def test_endurance(forks: Forks) -> None:
     """The long form: python -m tests.reliability.random_programs --seconds 600."""
-    result = endure(forks, 60 if FULL else 2, seed=_SEED)
+    result = endure(forks, 60 if FULL else 1, seed=_SEED)
     texts = [f"{failure.what}\n{failure.text}" for failure in result.failures]
     assert not texts, f"{len(texts)} of {result.programs} failed\n" + "\n\n".join(texts[:5])
     assert result.operations > 0

@@ -219,8 +219,7 @@ def test_processes_without_ranks_of_their_own() -> None:
     assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
 
 
-@pytest.mark.parametrize("first_files", [True, False])
-@pytest.mark.parametrize("threads", [True, False])
+@pytest.mark.parametrize(("threads", "first_files"), [(True, False), (False, True)])
 def test_processes_with_several_ranks(threads: bool, first_files: bool) -> None:
     """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
     world = World(4)

@@ -18,7 +18,8 @@ from pynccl.replay.shape import ITEMSIZES
 from tests.support.recordings import World, generated
 from tests.support.tier import FULL
 
-_MANY = 10_000 if FULL else 2_500
+_MANY = 10_000 if FULL else 1_000
+_PROGRAMS = 12 if FULL else 4
 
 
 def _is_good(result: Result) -> None:
@@ -27,7 +28,10 @@ def _is_good(result: Result) -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=_PROGRAMS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 @given(
     seed=st.integers(0, 2**32),

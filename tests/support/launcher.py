@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import pytest
@@ -28,7 +29,12 @@ __all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "World", "ski
 _LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
 # Ranks with torch have processes of their own, so that those of other tests do without it.
 _WITH_TORCH = "PYTEST_WITH_TORCH"
-_ENTER_TORCH = ("tests.support.in_world", "tests.c10d.in_torch")
+_ENTER_TORCH = (
+    "tests.c10d.",
+    "tests.mirror.",
+    "tests.support.in_world",
+    "tests.support.torch_suite",
+)
 
 
 class World(NamedTuple):
@@ -77,6 +83,24 @@ class Launcher(_Launcher):
             server = warm.server_of({**os.environ, **variables})
             return Process(environment, fresh=fresh, popen=warm.Popen, parent=server.pid)
         return super()._start_process(environment, fresh=fresh)
+
+    def start(
+        self,
+        world_size: int,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        provider: str = "host",
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> Run:
+        """Do the same with torch imported where the ranks need it."""
+        if provider == "cuda" or _imports_torch(fn.__module__):
+            if env is None or isinstance(env, Mapping):
+                env = [env or {}] * world_size
+            env = [{_WITH_TORCH: "1", **variables} for variables in env]
+        return super().start(world_size, fn, args, kwargs, provider=provider, env=env, **options)
 
     def __call__(
         self,
@@ -145,8 +169,6 @@ class Launcher(_Launcher):
         env: Mapping[str, str] | None = None,
     ) -> Run:
         environments = [dict(env or {})] * nranks
-        if provider == "cuda" or function.__module__ in _ENTER_TORCH:
-            environments = [{_WITH_TORCH: "1", **variables} for variables in environments]
         if provider == "cuda":
             from tests.support import gpu
 
@@ -167,6 +189,10 @@ class Launcher(_Launcher):
         )
         self.worlds.append(World(nranks, threads))
         return run
+
+
+def _imports_torch(module: str) -> bool:
+    return module.startswith(_ENTER_TORCH) or hasattr(sys.modules.get(module), "torch")
 
 
 def too_old(outcome: Outcome) -> str:

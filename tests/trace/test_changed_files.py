@@ -30,8 +30,9 @@ from tests.fuzz import readers
 from tests.support.execution_traces import document, node
 from tests.support.flight_dumps import communicator, dump, record
 from tests.support.recordings import World
+from tests.support.tier import FULL
 
-_INPUTS = 1500
+_INPUTS = 1500 if FULL else 300
 _LONGEST = 5.0  # seconds for one input, of which each is a few kilobytes
 _NESTED = "[" * 200_000
 

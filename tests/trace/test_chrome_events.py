@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pynccl.trace import chrome
 from pynccl.trace.model import ProcessTrace
 from tests.support import perfetto
+from tests.support.tier import FULL
 from tests.support.traces import MS, STREAM, TraceBuilder
 
 _NEEDS = {
@@ -167,7 +168,7 @@ def test_a_time_far_from_the_base_is_exact() -> None:
         max_size=12,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if FULL else 50, deadline=None)
 def test_any_times_keep_the_schema(records: list[tuple[int, int | None, int, str]]) -> None:
     """Slices that overlap, which no viewer can show in one row, get rows of their own."""
     builder = TraceBuilder()

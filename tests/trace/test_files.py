@@ -22,6 +22,7 @@ from pynccl.trace.model import (
     Range,
     Wait,
 )
+from tests.support.tier import FULL
 from tests.support.traces import STREAM, TraceBuilder
 
 _TIMES = st.integers(0, 2**62)
@@ -140,7 +141,7 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
 
 
 @given(_traces())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if FULL else 50, deadline=None)
 def test_what_is_written_is_read_again(trace: ProcessTrace) -> None:
     assert chrome.parse(json.dumps(chrome.document(trace))) == [trace]
 

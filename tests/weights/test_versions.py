@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pynccl.weights import WeightReceiver, WeightSender, WeightsError
+from tests.support.tier import FULL
 from tests.weights import interrupts
 from tests.weights.sessions import run
 
@@ -147,4 +148,4 @@ def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 
 def test_interrupts_of_commits() -> None:
     """A short form of `python -m tests.weights.interrupts`."""
-    interrupts.run(120, seed=0)
+    interrupts.run(120 if FULL else 40, seed=0)
