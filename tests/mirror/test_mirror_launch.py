@@ -30,12 +30,17 @@ def start(tmp_path: Path) -> Start:
     """Start Python on a script, or with arguments that name it."""
     script = tmp_path / "script.py"
 
-    def run(code: str = "", *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def run(
+        code: str = "",
+        *arguments: str,
+        popen: type[subprocess.Popen[str]] = warm.Popen,
+        **environment: str,
+    ) -> subprocess.Popen[str]:
         if code and not script.exists():
             script.write_text(textwrap.dedent(code))
         path = os.pathsep.join(sys.path)
         command = [argument.replace("{script}", str(script)) for argument in arguments]
-        return warm.Popen(
+        return popen(
             [sys.executable, *(command or [str(script)])],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE,
@@ -189,12 +194,16 @@ def test_leaving_without_destroy_is_clean(start: Start, how: str) -> None:
     """Again and again: whoever ends first disturbs nobody, and nothing else is printed."""
     size = 2 if how == "send" else 3
     ports = [free_port() for _ in range(3)]
-    printed = finish(start(LEAVE, "{script}", how, str(size), *ports, **QUIET))
+    printed = finish(
+        start(LEAVE, "{script}", how, str(size), *ports, popen=subprocess.Popen, **QUIET)
+    )
     assert printed == "done\n" * size * len(ports)
 
 
 def test_an_exception_names_its_rank(start: Start) -> None:
-    printed = finish(start(LEAVE, "{script}", "raise", "2", free_port(), **QUIET), code=1)
+    printed = finish(
+        start(LEAVE, "{script}", "raise", "2", free_port(), popen=subprocess.Popen, **QUIET), code=1
+    )
     assert printed.count("done\n") == 1
     assert "exit codes: [0, 1]" in printed
     assert "[rank1]: KeyError: 'wrong'" in printed
@@ -249,6 +258,6 @@ FORK = """
 
 
 def test_fork(start: Start) -> None:
-    printed = finish(start(FORK))
+    printed = finish(start(FORK, popen=subprocess.Popen))
     assert "has not been initialized" in printed
     assert "before this process was forked" in printed

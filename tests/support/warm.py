@@ -31,11 +31,14 @@ from typing import Any
 __all__ = ["Popen", "server_of"]
 
 _PR_SET_PDEATHSIG = 1
-_MODULES = ("torch", "numpy", "torch.distributed.fsdp")
+_MODULES = ("torch", "numpy")
+_MORE = ("torch.distributed.fsdp",)  # for those with the environment of this process
 # What nothing reads that is loaded before the fork; one variable more or another value of any other
 # takes another server.
-_READ_LATE = ("PYNCCL_", "HOSTNCCL_", "NCCL_", "PYTEST_", "MASTER_", "RANK", "WORLD_", "LOCAL_")
-_AT_ONCE = {"PYTHONPATH"}
+_READ_LATE = (
+    *("PYNCCL_", "HOSTNCCL_", "NCCL_", "PYTEST_", "PYTHONPATH", "MASTER_", "RANK", "WORLD_SIZE"),
+    *("LOCAL_", "SUITE", "BACKEND", "TEMP_DIR"),
+)
 # As many threads as torchrun gives each rank; and none that a fork would not have.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _LENGTH = struct.Struct("<q")
@@ -55,11 +58,11 @@ class _Request:
 class _Server:
     """The process that has imported torch."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...]) -> None:
         ours, theirs = socket.socketpair()
         folder = str(Path(__file__).parents[2])
         code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
-        code += f"exec(warm.serve({theirs.fileno()}))"
+        code += f"exec(warm.serve({theirs.fileno()}, {modules!r}))"
         with theirs:
             self._popen = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -94,17 +97,22 @@ _servers: dict[tuple[int, frozenset[tuple[str, str]]], _Server] = {}
 
 def server_of(environment: Mapping[str, str]) -> _Server:
     """The one that forks processes with an environment."""
-    first = {**environment, **_THREADS}
-    early = {
-        name: value
-        for name, value in first.items()
-        if not name.startswith(_READ_LATE) and name not in _AT_ONCE
-    }
+    early = _read_early(environment)
     key = os.getpid(), frozenset(early.items())
     if key not in _servers:
-        _servers[key] = server = _Server(first)
+        usual = early == _read_early(os.environ)
+        first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        _servers[key] = server = _Server(first, _MODULES + _MORE * usual)
         atexit.register(server.close)
     return _servers[key]
+
+
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in {**environment, **_THREADS}.items()
+        if not name.startswith(_READ_LATE)
+    }
 
 
 class Popen(subprocess.Popen[Any]):
@@ -166,11 +174,11 @@ class Popen(subprocess.Popen[Any]):
         return True
 
 
-def serve(requests: int) -> CodeType:
+def serve(requests: int, modules: tuple[str, ...]) -> CodeType:
     """Fork a process for each request, and return in it what it is to execute."""
     own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     base = [path for path in sys.path[1:] if path not in own]
-    for module in _MODULES:
+    for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     gc.collect()
@@ -209,6 +217,7 @@ def serve(requests: int) -> CodeType:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
+    atexit.register(gc.unfreeze)  # the end of the interpreter looks at all objects
     for opened in (asked, woken, wakes):
         opened.close()
     for descriptor in (descriptors[0], *statuses.values()):
