@@ -18,6 +18,8 @@ import pytest
 
 from pynccl import nccl
 from tests.doubles import build, library
+from tests.support import warm
+from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 
@@ -174,11 +176,10 @@ print("closed")
 
 
 def _runs(program: str) -> str:
-    """What a program prints within a quarter of a minute."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, timeout=15, check=True,
-    )  # fmt: skip
+    """What a program prints that ends."""
+    command = [sys.executable, "-c", program]
+    done = run_command(command, Path.cwd(), os.environ, timeout=60, popen=warm.Popen)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 

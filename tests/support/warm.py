@@ -37,7 +37,7 @@ _MORE = ("torch.distributed.fsdp",)  # for those with the environment of this pr
 # takes another server.
 _READ_LATE = (
     *("PYNCCL_", "HOSTNCCL_", "NCCL_", "PYTEST_", "PYTHONPATH", "MASTER_", "RANK", "WORLD_SIZE"),
-    *("LOCAL_", "SUITE", "BACKEND", "TEMP_DIR"),
+    *("LOCAL_", "SUITE", "BACKEND", "TEMP_DIR", "CUDA_DOUBLE_DRIVER"),
 )
 # As many threads as torchrun gives each rank; and none that a fork would not have.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
