@@ -32,6 +32,7 @@ from tests.support import gpu
 from tests.support.capsule import Capsule, open_capsule
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "cpp_extension"
@@ -65,6 +66,8 @@ def extension(request: pytest.FixtureRequest) -> Path:
         nvcc = shutil.which("nvcc") or ""
         if not nvcc:
             pytest.skip("there is no nvcc; test_kernels.py compiles its kernel with NVRTC")
+        if "CUDA_DOUBLE_LIBRARIES" in os.environ and not FULL:
+            pytest.skip("what nvcc compiles does not run on the double: `make test-all`")
     return _build(nvcc, architecture="" if not nvcc or gpu.missing() else "native")
 
 

@@ -93,18 +93,20 @@ class _Server:
 
 
 _servers: dict[tuple[int, frozenset[tuple[str, str]]], _Server] = {}
+_lock = threading.Lock()
 
 
 def server_of(environment: Mapping[str, str]) -> _Server:
     """The one that forks processes with an environment."""
     early = _read_early(environment)
     key = os.getpid(), frozenset(early.items())
-    if key not in _servers:
-        usual = early == _read_early(os.environ)
-        first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        _servers[key] = server = _Server(first, _MODULES + _MORE * usual)
-        atexit.register(server.close)
-    return _servers[key]
+    with _lock:
+        if key not in _servers:
+            usual = early == _read_early(os.environ)
+            first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            _servers[key] = server = _Server(first, _MODULES + _MORE * usual)
+            atexit.register(server.close)
+        return _servers[key]
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
@@ -150,10 +152,6 @@ class Popen(subprocess.Popen[Any]):
         if self.returncode is None:
             self._take(0)
         return self.returncode
-
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        """As the base class has it, which waits by this."""
-        raise NotImplementedError
 
     def _wait(self, timeout: float | None) -> int:
         if self.returncode is None and not self._take(timeout):

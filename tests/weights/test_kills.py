@@ -30,8 +30,8 @@ from tests.support.tier import FULL
 from tests.weights.sessions import TRANSPORTS
 
 LIMIT = 20.0  # seconds, of the session
-POINTS = 50 if FULL else 12  # victims, one after the other
-STRIDE = 3 if FULL else 12  # calls between two points: the last ones are in the third version
+POINTS = 50 if FULL else 8  # victims, one after the other
+STRIDE = 3 if FULL else 18  # calls between two points: the last ones are in the third version
 TAIL = 3  # versions after the last death
 
 Model = dict[str, Any]

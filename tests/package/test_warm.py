@@ -1,0 +1,59 @@
+"""Proves that the forks of a process with torch, in which tests run programs, are like new ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import warm
+from tests.support.commands import run_command
+
+pytest.importorskip("torch")
+
+_TELL = """
+import os, sys, threading
+print(sys.argv[1:], os.getcwd(), os.environ.get("A"), "B" in os.environ, threading.active_count())
+print(__name__, sys.stdin.read(), file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("form", ["-c", "file", "-m"])
+def test_a_program_has_its_arguments_and_its_status(tmp_path: Path, form: str) -> None:
+    (tmp_path / "program.py").write_text(_TELL)
+    program = {"-c": ["-c", _TELL], "file": ["program.py"], "-m": ["-m", "program"]}[form]
+    process = warm.Popen(
+        [sys.executable, *program, "x", "-y"],
+        cwd=tmp_path,
+        env={**{name: text for name, text in os.environ.items() if name != "B"}, "A": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, errors = process.communicate("typed", timeout=60)
+    assert (out, errors) == (f"['x', '-y'] {tmp_path} 1 False 1\n", "__main__ typed\n")
+    assert process.returncode == process.poll() == 7
+
+
+def test_an_interpreter_ends() -> None:
+    program = "import atexit, torch; atexit.register(print, torch.ones(2).sum()); raise KeyError(3)"
+    done = run_command(
+        [sys.executable, "-c", program], Path.cwd(), os.environ, 60, popen=warm.Popen
+    )
+    assert (done.returncode, done.stdout) == (1, "tensor(2.)\n")
+    assert done.stderr.endswith("KeyError: 3\n")
+
+
+def test_a_program_that_is_killed() -> None:
+    process = warm.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
