@@ -484,7 +484,7 @@ def test_a_timeout_ends_the_process_before_the_data_is_used(
 @pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize(
     ("chosen", "how"),
-    itertools.product(("configuration", "environment"), ("call", "work"))
+    list(itertools.product(("configuration", "environment"), ("call", "work")))
     if FULL
     else [("configuration", "work"), ("environment", "call")],
 )

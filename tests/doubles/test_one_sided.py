@@ -49,7 +49,9 @@ def _two_of_three(rank: Rank) -> None:
 
 @pytest.mark.parametrize(
     ("version", "threads"),
-    itertools.product(_VERSIONS, (False, True)) if FULL else [("2.30", False), ("2.32", True)],
+    list(itertools.product(_VERSIONS, (False, True)))
+    if FULL
+    else [("2.30", False), ("2.32", True)],
 )
 def test_a_put_needs_its_peer_only(launch: Launcher, version: str, threads: bool) -> None:
     launch(
@@ -202,7 +204,9 @@ _MISSING = {
 
 @pytest.mark.parametrize(
     ("version", "missing"),
-    itertools.product(_VERSIONS, _MISSING) if FULL else zip(_VERSIONS, _MISSING, strict=True),
+    list(itertools.product(_VERSIONS, _MISSING))
+    if FULL
+    else list(zip(_VERSIONS, _MISSING, strict=True)),
 )
 def test_what_one_sided_operations_need(launch: Launcher, version: str, missing: str) -> None:
     variable, value = missing.split("=")

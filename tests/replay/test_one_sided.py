@@ -119,7 +119,9 @@ def _is_good(result: Result) -> None:
 
 @pytest.mark.parametrize(
     ("form", "scale"),
-    itertools.product(_FORMS, (1.0, 0.1)) if FULL else [("recording 4", 1.0), ("trace 2", 0.1)],
+    list(itertools.product(_FORMS, (1.0, 0.1)))
+    if FULL
+    else [("recording 4", 1.0), ("trace 2", 0.1)],
 )
 def test_a_halo_exchange(files: Files, form: str, scale: float) -> None:
     traces = _traces(files[form])

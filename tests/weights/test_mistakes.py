@@ -366,7 +366,7 @@ def test_deltas_keep_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("state", "transport"),
-    itertools.product(("joins", "transfers"), TRANSPORTS)
+    list(itertools.product(("joins", "transfers"), TRANSPORTS))
     if FULL
     else [("joins", "broadcast"), ("transfers", "shared")],
 )
@@ -503,7 +503,7 @@ def test_sessions_leave_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("state", "transport"),
-    itertools.product(("joined", "received", "left"), TRANSPORTS)
+    list(itertools.product(("joined", "received", "left"), TRANSPORTS))
     if FULL
     else [("joined", "broadcast"), ("received", "broadcast"), ("left", "shared")],
 )
