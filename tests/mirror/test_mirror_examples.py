@@ -57,8 +57,8 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
         yield started
 
 
-# mp.spawn: test_mirror_launch.py.
-_LONG = () if FULL else ("spawn",)
+# Ranks that import torch: test_mirror_launch.py starts others so.
+_LONG = () if FULL else ("spawn", "torchrun")
 _RUN = [script for script in SCRIPTS if script.stem not in _LONG]
 
 
