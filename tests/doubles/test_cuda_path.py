@@ -67,8 +67,7 @@ def _default_stream_of_another_device(rank: Rank) -> None:
 
 
 def test_a_default_stream_is_that_of_the_device_of_the_event(launch: Launcher) -> None:
-    # An error of a communicator that another test has left would come here, too.
-    launch(2, _default_stream_of_another_device, provider="cuda", fresh=True)
+    launch(2, _default_stream_of_another_device, provider="cuda")
 
 
 def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
