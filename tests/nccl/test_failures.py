@@ -31,8 +31,8 @@ _FAILURES: dict[str, type[nccl.NcclError]] = {
     "Ctrl-C": nccl.NcclRemoteError,
     "deadline": nccl.NcclTimeoutError,
 }
-# NCCL's kernels do not see these on GPUs, so the own time limit ends them. Ctrl-C only ends the wait
-# of the caller there.
+# NCCL's kernels do not see these on GPUs, so the own time limit ends them. Ctrl-C only ends the
+# wait of the caller there.
 _LATE_ON_GPUS = tuple(set(_FAILURES) - {"aborted", "revoked"})
 _PARTS = ("streams", "events", "waiting_streams", "graphs", "groups")
 _PROCESSES = ("peer died", "deadlock", "Ctrl-C")  # the others run in threads
