@@ -61,7 +61,12 @@ class Runner:
         key = (case.dtype, case.count * blocks)
         if self._inputs[0] != key:
             generators = np.random.default_rng([case.count, blocks]).spawn(self.rank.nranks)
-            self._inputs = key, [dtypes.sample(case.dtype, key[1], rng) for rng in generators]
+            # Large ones are cheaper to make by repetition; no chunk is a multiple of this prime.
+            drawn = min(key[1], 65_537)
+            self._inputs = (
+                key,
+                [np.resize(dtypes.sample(case.dtype, drawn, rng), key[1]) for rng in generators],
+            )
         return self._inputs[1]
 
     def op(self, case: Case) -> nccl.RedOp | None:
@@ -216,12 +221,12 @@ def product(
                         )
 
 
-def thin(cases: Iterator[Case], step: int) -> Iterator[Case]:
+def thin(cases: Iterator[Case], step: int, first: int = 0) -> Iterator[Case]:
     """Every step-th case. Where step and the number of forms have no common divisor, every form
     is still tested.
     """
     for number, case in enumerate(cases):
-        if number % step == 0:
+        if number % step == first % step:
             yield case
 
 
