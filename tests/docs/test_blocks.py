@@ -29,6 +29,9 @@ _PAGES = sorted(
 )
 # How many blocks do not run, at most: this number is to go down.
 _NOT_RUN = 25
+_TORCHRUN = _ROOT / "tests" / "docs" / "torchrun.py"
+# The page that is about torchrun runs the real one, the others one that has imported torch already.
+_REAL_TORCHRUN = "docs/tutorial/3-torchrun.md"
 # What a page calls by name, as this interpreter has it.
 _COMMANDS = {
     "python": "",
@@ -50,11 +53,17 @@ def _executed(page: str) -> bool:
 _RUN = [page for page in _PAGES if _executed(page)]
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """That of somebody who has installed pynccl, with the commands of this interpreter."""
+def _environment(folder: Path, torchrun: str = "") -> dict[str, str]:
+    """That of somebody who has installed pynccl, with the commands of this interpreter.
+
+    Args:
+        folder: for the commands.
+        torchrun: the arguments of Python for torchrun, if it is not the real one.
+    """
     programs = folder / "bin"
     programs.mkdir()
-    for name, arguments in _COMMANDS.items():
+    commands_of_python = _COMMANDS | ({"torchrun": torchrun} if torchrun else {})
+    for name, arguments in commands_of_python.items():
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -78,6 +87,8 @@ def ends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
     """How each page ended."""
+    socket = tmp_path_factory.mktemp("torchrun") / "socket"
+    torchrun = f"-I -S '{_TORCHRUN}' '{socket}'"
 
     def run(page: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp(Path(page).stem)
@@ -86,10 +97,16 @@ def ends(
         for name in ("examples", "benchmarks"):
             (work / name).symlink_to(_ROOT / name)
         command = [sys.executable, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
+        env = _environment(folder, "" if page == _REAL_TORCHRUN else torchrun)
         # Commands of the page have what is left of its time, so that none outlives the session.
-        return run_command(command, work, _environment(folder), _SECONDS + 20)
+        return run_command(command, work, env, _SECONDS + 20)
 
-    with run_ahead(request, "page", run) as found:
+    server = [sys.executable, str(_TORCHRUN), "serve", str(socket)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with (
+        subprocess.Popen(server, stdin=subprocess.PIPE, env=env, start_new_session=True),
+        run_ahead(request, "page", run) as found,
+    ):
         yield found
 
 
