@@ -12,6 +12,7 @@ import pytest
 from tests.device.memory import shared
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
 numba = pytest.importorskip("numba")
 
@@ -19,7 +20,12 @@ from pynccl import nccl  # noqa: E402
 from pynccl.device import numba as peers  # noqa: E402
 
 worlds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-sizes = pytest.mark.parametrize("nranks", [2, 4])
+# Each rank that is a process compiles its kernels.
+sizes_and_worlds = pytest.mark.parametrize(
+    ("nranks", "threads"),
+    [(2, False), (4, True), *([(2, True), (4, False)] if FULL else [])],
+    ids=lambda value: ["processes", "threads"][value] if isinstance(value, bool) else str(value),
+)
 
 
 @numba.njit(nogil=True)
@@ -51,8 +57,7 @@ def _ring_of_rank(rank: Rank, on_stream: bool) -> None:
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
 
 
-@sizes
-@worlds
+@sizes_and_worlds
 def test_put_signal_wait_and_barrier(launch: Launcher, nranks: int, threads: bool) -> None:
     launch(nranks, _ring_of_rank, False, threads=threads, timeout=120)
 
@@ -90,8 +95,7 @@ def _graph_of_rank(rank: Rank, launches: int) -> None:
     stream.close()
 
 
-@sizes
-@worlds
+@sizes_and_worlds
 def test_in_a_graph_with_a_collective(launch: Launcher, nranks: int, threads: bool) -> None:
     launch(nranks, _graph_of_rank, 5, threads=threads, timeout=120)
 
@@ -116,8 +120,7 @@ def _add_of_rank(rank: Rank) -> None:
     assert largest < 2 * times * rank.nranks
 
 
-@sizes
-@worlds
+@sizes_and_worlds
 def test_additions_are_atomic(launch: Launcher, nranks: int, threads: bool) -> None:
     launch(nranks, _add_of_rank, threads=threads, timeout=120)
 

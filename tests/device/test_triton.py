@@ -13,6 +13,7 @@ import pytest
 from tests.device.memory import shared
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -27,7 +28,12 @@ _INTERPRET = {"TRITON_INTERPRET": "1"}
 _COUNT = 96
 
 worlds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-sizes = pytest.mark.parametrize("nranks", [2, 4])
+# Each rank that is a process compiles its kernels.
+sizes_and_worlds = pytest.mark.parametrize(
+    ("nranks", "threads"),
+    [(2, False), (4, True), *([(2, True), (4, False)] if FULL else [])],
+    ids=lambda value: ["processes", "threads"][value] if isinstance(value, bool) else str(value),
+)
 
 
 @triton.jit
@@ -58,8 +64,7 @@ def _ring_of_rank(rank: Rank, dtype: str) -> None:
     assert torch.equal(out, expected.to(kind)), out
 
 
-@sizes
-@worlds
+@sizes_and_worlds
 def test_put_signal_wait_and_barrier(launch: Launcher, nranks: int, threads: bool) -> None:
     launch(nranks, _ring_of_rank, "float32", threads=threads, env=_INTERPRET, timeout=60)
 
@@ -89,8 +94,7 @@ def _count_of_rank(rank: Rank) -> None:
     assert (signals.own[2:] == 40).all()
 
 
-@sizes
-@worlds
+@sizes_and_worlds
 def test_signals_are_counted(launch: Launcher, nranks: int, threads: bool) -> None:
     launch(nranks, _count_of_rank, threads=threads, env=_INTERPRET, timeout=60)
 
