@@ -14,7 +14,7 @@ from tests.support.launcher import Launcher
 
 pytestmark = pytest.mark.serial  # it is judged by times
 
-_TRIES = 3  # a busy machine can delay a sleep
+_TRIES = 15  # other processes can delay a sleep
 
 
 def _measure(
@@ -27,7 +27,7 @@ def _measure(
 ) -> lab.Row:
     """A row; measured again, with more rounds, where it is not as planted."""
     for attempt in range(1, _TRIES + 1):
-        given = {"repeats": 7 * attempt, **options}
+        given = {"repeats": 7 * min(attempt, 3), **options}
         rows = launch(2, planted.measure, make, args, given, provider=provider)
         if accept(rows[0]):
             break
@@ -37,48 +37,65 @@ def _measure(
 
 @pytest.mark.parametrize("hidden", [0.0, 0.5, 1.0])
 def test_a_planted_overlap_is_recovered(launch: Launcher, provider: str, hidden: float) -> None:
-    row = _measure(
-        *(launch, lambda row: abs(row.hidden - hidden) < 0.05, planted.by_event, hidden),
-        provider=provider,
-    )
-    assert row.hidden == pytest.approx(hidden, abs=0.05)
-    assert row.exposed == pytest.approx((1 - hidden) * planted.SECONDS, abs=0.06 * planted.SECONDS)
-    assert row.compute.median == pytest.approx(planted.SECONDS, rel=0.1)
-    assert row.communication.median == pytest.approx(planted.SECONDS, rel=0.1)
-    assert row.verdict.kind == {0.0: "serialised", 0.5: "partly hidden", 1.0: "hidden"}[hidden]
+    seconds = planted.SECONDS
+    kind = {0.0: "serialised", 0.5: "partly hidden", 1.0: "hidden"}[hidden]
+
+    def accept(row: lab.Row) -> bool:
+        return (
+            row.verdict.kind == kind
+            and row.hidden == pytest.approx(hidden, abs=0.05)
+            and row.exposed == pytest.approx((1 - hidden) * seconds, abs=0.06 * seconds)
+            and row.compute.median == pytest.approx(seconds, rel=0.1)
+            and row.communication.median == pytest.approx(seconds, rel=0.1)
+        )
+
+    row = _measure(launch, accept, planted.by_event, hidden, provider=provider)
+    assert accept(row), row.as_dict()
     if hidden < 1:
         assert row.verdict.reason == "event"
         assert row.evidence.waits == "communication"
 
 
-def _is(kind: str, reason: str = "") -> Callable[[lab.Row], bool]:
-    return lambda row: (row.verdict.kind, row.verdict.reason) == (kind, reason)
-
-
 def _check(
     launch: Launcher,
-    verdict: tuple[str, ...],
+    verdict: tuple[str, str],
     make: Callable[..., planted.Planted],
     *args: object,
+    times: Callable[[lab.Row], bool] = lambda _: True,
     **options: object,
 ) -> lab.Row:
-    accept = _is(*verdict)
+    """A row with this verdict, and with such times."""
+
+    def accept(row: lab.Row) -> bool:
+        return (row.verdict.kind, row.verdict.reason) == verdict and times(row)
+
     row = _measure(launch, accept, make, *args, **options)  # type: ignore[arg-type]
     assert accept(row), (row.verdict, row.as_dict())
     return row
 
 
 def test_hidden(launch: Launcher, provider: str) -> None:
-    row = _check(launch, ("hidden",), planted.independent, 0.5, provider=provider)
-    assert row.hidden > 0.95
+    row = _check(
+        launch,
+        ("hidden", ""),
+        planted.independent,
+        0.5,
+        times=lambda row: row.hidden > 0.95 and row.compute_slowdown == pytest.approx(1, abs=0.1),
+        provider=provider,
+    )
     assert row.bound == row.compute.median
-    assert row.compute_slowdown == pytest.approx(1, abs=0.1)
 
 
 def test_longer_than_the_compute(launch: Launcher, provider: str) -> None:
     verdict = ("partly hidden", "longer than the compute")
-    row = _check(launch, verdict, planted.independent, 2.0, provider=provider)
-    assert row.hidden == pytest.approx(0.5, abs=0.05)
+    _check(
+        launch,
+        verdict,
+        planted.independent,
+        2.0,
+        times=lambda row: row.hidden == pytest.approx(0.5, abs=0.05),
+        provider=provider,
+    )
 
 
 @pytest.mark.parametrize("make", [planted.one_stream, planted.stream_of_the_other])
@@ -99,8 +116,14 @@ def test_synchronisation(launch: Launcher, provider: str, which: str) -> None:
 
 
 def test_a_call_that_waits_last_holds_nothing_back(launch: Launcher) -> None:
-    row = _check(*(launch, ("hidden",), planted.synchronising, "communication"), first="compute")
-    assert row.hidden > 0.95
+    _check(
+        launch,
+        ("hidden", ""),
+        planted.synchronising,
+        "communication",
+        times=lambda row: row.hidden > 0.95,
+        first="compute",
+    )
 
 
 def test_a_shared_resource(launch: Launcher) -> None:
@@ -123,10 +146,18 @@ def test_a_shared_resource(launch: Launcher) -> None:
 )
 def test_contention(launch: Launcher, memory: float, arithmetic: float, reason: str) -> None:
     verdict = ("slowed by contention", reason)
-    row = _check(launch, verdict, planted.contended, memory, arithmetic)
-    assert row.communication_slowdown > 1.2
-    assert row.evidence.beside_memory == pytest.approx(memory, rel=0.2)
-    assert row.evidence.beside_arithmetic == pytest.approx(arithmetic, rel=0.2)
+    _check(
+        launch,
+        verdict,
+        planted.contended,
+        memory,
+        arithmetic,
+        times=lambda row: (
+            row.communication_slowdown > 1.2
+            and row.evidence.beside_memory == pytest.approx(memory, rel=0.2)
+            and row.evidence.beside_arithmetic == pytest.approx(arithmetic, rel=0.2)
+        ),
+    )
 
 
 @pytest.mark.parametrize("hidden", [0.0, 1.0])
