@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pynccl import nccl, testing
+from tests.support.tier import FULL
 
 _KIB, _MIB = 2**10, 2**20
 _NEVER = 2**40
@@ -162,7 +163,7 @@ def _measure(rank: testing.Rank) -> tuple[list[float], list[str], int]:
     return times, [params[f"HOSTNCCL_{key}_BYTES"] for key in _KEYS], wrong
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", [2, 4] if FULL else [4])
 def test_the_first_world_measures(tmp_path: Path, nranks: int) -> None:
     """Once, for all ranks and for later worlds; a machine that is too busy keeps the defaults."""
     file = tmp_path / "file"
@@ -195,13 +196,15 @@ def _first_initialisation(rank: testing.Rank, folder: str) -> float:
 def test_measuring_is_bounded(tmp_path: Path) -> None:
     """It takes a few milliseconds; the limit is for a busy machine. /dev/null keeps no result."""
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": "/dev/null"}
-    fastest = 1.0
-    for run in range(5):
+    fastest, limit = 1.0, 0.2
+    for run in range(10):
         folder = tmp_path / str(run)
         folder.mkdir()
         times = testing.launch(2, _first_initialisation, (str(folder),), env=env, timeout=60)
         fastest = min(fastest, *times)
-    assert fastest < 0.2
+        if fastest < limit:
+            break
+    assert fastest < limit
     assert Path("/dev/null").is_char_device()
 
 

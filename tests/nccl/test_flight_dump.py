@@ -24,7 +24,7 @@ from tests.nccl.test_life import carry
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank
+from tests.support.rank import Rank, wait_for
 
 _ROOT = Path(__file__).parents[2]
 _ABSENT = 1
@@ -216,7 +216,8 @@ def _skip_a_call(rank: Rank) -> None:
     if rank.rank == _ABSENT:
         time.sleep(0.5)
         nccl.dump_flight_record()
-        time.sleep(2.5)
+        for other in range(rank.nranks):
+            wait_for(f"{os.environ['PYNCCL_FLIGHT_FILE']}{other}")
         return
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):  # noqa: PT012
         comm.all_reduce(buffer, stream=stream)
@@ -257,7 +258,8 @@ def _wait_in_the_main_thread(rank: Rank) -> None:
     comm.all_reduce(array)
     rank.report(os.getpid())
     if rank.rank == _ABSENT:
-        time.sleep(4)
+        for other in range(rank.nranks):
+            wait_for(f"{os.environ['PYNCCL_FLIGHT_FILE']}{other}")
     comm.all_reduce(array)
 
 
