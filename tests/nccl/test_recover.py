@@ -187,10 +187,10 @@ def test_a_rank_that_was_stopped_and_goes_on_is_told_so(launch: Launcher) -> Non
         run.gather_reports()
         time.sleep(0.2)
         run.kill(1, signal.SIGSTOP)
-        time.sleep(4)
+        list(itertools.islice(run.reports(), 2))  # the others have recovered
         run.kill(1, signal.SIGCONT)
 
-    outcomes = launch.outcomes(3, _recover_stopped, while_running=stop, timeout=20)
+    outcomes = launch.outcomes(3, _recover_stopped, while_running=stop, timeout=60)
     assert [outcome.ok for outcome in outcomes] == [True] * 3, [o.trace for o in outcomes]
 
 
@@ -221,7 +221,10 @@ def _recover_with_a_death(rank: Rank, delay: float) -> str:
         return "after"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.0005, 0.001, 0.002, 0.004, 0.2])
+_DELAYS = [0.0, 0.0005, 0.001, 0.002, 0.004, 0.2]
+
+
+@pytest.mark.parametrize("delay", _DELAYS if FULL else _DELAYS[::2])
 def test_a_rank_that_dies_while_it_recovers(launch: Launcher, delay: float) -> None:
     outcomes = launch.outcomes(4, _recover_with_a_death, delay, ids=2, timeout=30)
     for rank in (0, 2):
@@ -229,7 +232,7 @@ def test_a_rank_that_dies_while_it_recovers(launch: Launcher, delay: float) -> N
     assert outcomes[0].value == outcomes[2].value
 
 
-def _recover_then_stop(rank: Rank) -> list[str]:
+def _recover_then_stop(rank: Rank, folder: Path) -> list[str]:
     """Rank 1 agrees, and then does not make the communicator: all raise, and go on without it."""
     from pynccl import _C
 
@@ -238,7 +241,8 @@ def _recover_then_stop(rank: Rank) -> list[str]:
     if rank.rank == 1:
         _C.begin_recovery(comm)
         assert _C.agree(comm, _TIMEOUT, []) == []
-        time.sleep(6)
+        for other in (0, 2):
+            wait_for(f"{folder}/{other}")
         with pytest.raises(nccl.NcclRemoteError, match="left out"):
             comm.recover(_TIMEOUT)
         comm.abort()
@@ -246,14 +250,17 @@ def _recover_then_stop(rank: Rank) -> list[str]:
     began = time.monotonic()
     with pytest.raises(nccl.NcclTimeoutError, match=r"rank 1 \(pid \d+\) did not take part"):
         comm.recover(1.0)
-    assert 0.9 < time.monotonic() - began < 2
+    assert time.monotonic() - began > 0.9
     with comm.recover(1.0) as smaller:
         check_works(rank, smaller, [0, 2])
+        (folder / str(rank.rank)).touch()
     return []
 
 
-def test_all_raise_where_a_member_does_not_make_the_communicator(launch: Launcher) -> None:
-    launch(3, _recover_then_stop, fresh=True)
+def test_all_raise_where_a_member_does_not_make_the_communicator(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    launch(3, _recover_then_stop, tmp_path, fresh=True)
 
 
 def _recover_with_exclude(rank: Rank, folder: Path) -> None:
