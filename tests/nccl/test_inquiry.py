@@ -234,7 +234,7 @@ def test_a_stopped_rank_does_not_answer(launch: Launcher, provider: str, tmp_pat
         run.kill(2, signal.SIGKILL)
 
     outcomes = launch.outcomes(
-        3, _stopped, str(folder), provider=provider, while_running=stop, timeout=60
+        3, _stopped, str(folder), provider=provider, while_running=stop, timeout=120
     )
     results = [outcome.value for outcome in outcomes[:2] if outcome.ok]
     assert results, [outcome.trace for outcome in outcomes]
