@@ -1,8 +1,18 @@
 """What pynccl needs of a store of torch.distributed. Anything with these methods is one."""
 
-from typing import Protocol
+from __future__ import annotations
 
-__all__ = ["Store", "joined_key"]
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Protocol, TypeVar
+
+from pynccl import _C
+
+__all__ = ["Store", "ask", "joined_key"]
+
+_T = TypeVar("_T")
 
 
 class Store(Protocol):
@@ -77,3 +87,31 @@ def joined_key(comm: str) -> str:
         The key.
     """
     return f"pynccl/joined/{comm}"
+
+
+def ask(call: Callable[[Future[_T]], _T]) -> Future[_T]:
+    """Call a store on a thread, since some calls have no time limit.
+
+    A client of torch's TCPStore waits without end if the store's process is stopped, or was killed
+    and has a child that keeps the socket open.
+
+    Args:
+        call: uses the store. It gets the future, and returns if that is cancelled.
+
+    Returns:
+        A future of what the call returns. Its cancel() ends the wait for it at once.
+    """
+    answer: Future[_T] = Future()
+
+    def run() -> None:
+        _C.sleep_at_exit()  # if the store answers when the interpreter has ended
+        with contextlib.suppress(InvalidStateError):  # it was cancelled
+            try:
+                value = call(answer)
+            except BaseException as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(value)
+
+    threading.Thread(target=run, name="pynccl-store", daemon=True).start()
+    return answer

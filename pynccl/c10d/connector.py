@@ -15,14 +15,17 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pynccl import _C, membership, memory, nccl
 from pynccl.libraries import load
+from pynccl.store import ask
 
 __all__ = ["Connector", "leave_stores"]
 
@@ -32,10 +35,13 @@ _NOT_SHAREABLE = (
     "registered it"
 )
 _LONGEST_PAUSE = 0.02  # seconds between two looks at the store
+_GRACE = 0.5  # seconds for a store to answer at the deadline
 _EXIT_LIMIT = 1.0  # seconds for threads to leave the store when the process ends
 
 _connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
-_in_store: set[object] = set()  # one object for each thread that waits for a store
+_in_store: set[Future[Any]] = set()  # what threads wait for
+
+_T = TypeVar("_T")
 
 
 def leave_stores() -> None:
@@ -110,6 +116,7 @@ class Connector:
         self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
         self._of_group: collections.Counter[str] = collections.Counter()  # made, by type of device
         self._cancelled = threading.Event()
+        self._asked: set[Future[Any]] = set()  # what connect() waits for
         _connectors.add(self)
 
     def connect(self, device: torch.device, peer: int, sends: bool) -> nccl.Communicator:
@@ -178,7 +185,7 @@ class Connector:
             return self._get(key)
         provider = _provider(device)
         ids = b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(number))
-        self._store.set(key, ids)
+        self._set(key, ids)
         return ids
 
     def split(
@@ -352,8 +359,8 @@ class Connector:
         """
         ordered = hashlib.sha256("\n".join(self._members).encode()).hexdigest().encode()
         # By the tokens, since processes that were given different handles can have the same rank.
-        self._store.set(f"member/{_decode_handle(self.handle)[-1]}", ordered)
         until = time.monotonic() + self.timeout
+        self._set(f"member/{_decode_handle(self.handle)[-1]}", ordered)
         for rank, handle in enumerate(self._members):
             host, process, token = _decode_handle(handle)
             setter = f"rank {rank} (process {process} on {host})"
@@ -427,6 +434,8 @@ class Connector:
     def cancel(self) -> None:
         """End connect() on other threads while it waits for the store, and free what is left."""
         self._cancelled.set()
+        for answer in list(self._asked):
+            answer.cancel()
         for pair in list(self._pairs.values()):
             for comm in list(pair.made.values()):
                 comm.abort()
@@ -447,22 +456,44 @@ class Connector:
             until: when to give up, by time.monotonic(); None is after the timeout.
             setter: who sets it, for the error.
         """
-        thread = object()
-        _in_store.add(thread)
-        try:
-            end = time.monotonic() + self.timeout if until is None else until
-            self._wait_for(key, end, setter)
-            value: bytes = self._store.get(key)
-            return value
-        finally:
-            _in_store.discard(thread)
+        end = time.monotonic() + self.timeout if until is None else until
 
-    def _wait_for(self, key: str, until: float, setter: str) -> None:
-        pause = 0.0002
-        # Not wait(): other threads cannot use the store meanwhile.
-        while not self._store.check([key]):
-            if self._cancelled.wait(pause):
-                raise RuntimeError(f"rank {self._rank}: the group was closed while it connected")
-            if time.monotonic() > until:
-                raise self._timed_out(f"waiting for {key!r}: {setter} did not come")
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        def read(answer: Future[bytes]) -> bytes:
+            pause = 0.0002
+            # Not wait(): other threads cannot use the store meanwhile.
+            while not self._store.check([key]):
+                if answer.cancelled():
+                    return b""
+                if time.monotonic() > end:
+                    raise self._timed_out(f"waiting for {key!r}: {setter} did not come")
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            return bytes(self._store.get(key))
+
+        return self._answered(read, key, end)
+
+    def _set(self, key: str, value: bytes) -> None:
+        """Set a key; this ends at the timeout as well."""
+        until = time.monotonic() + self.timeout
+        self._answered(lambda _: self._store.set(key, value), key, until)
+
+    def _answered(self, call: Callable[[Future[_T]], _T], key: str, until: float) -> _T:
+        """What a call of the store returns, which may never answer."""
+        answer = ask(call)
+        try:
+            _in_store.add(answer)
+            self._asked.add(answer)
+            if self._cancelled.is_set():  # cancel() may have missed it
+                answer.cancel()
+            return answer.result(max(0.0, until - time.monotonic()) + _GRACE)
+        except CancelledError:
+            raise RuntimeError(
+                f"rank {self._rank}: the group was closed while it connected"
+            ) from None
+        except FutureTimeoutError:
+            why = "perhaps the process that hosts it is stopped or was killed"
+            raise self._timed_out(f"the store has not answered for {key!r}, {why}") from None
+        finally:
+            answer.cancel()
+            self._asked.discard(answer)
+            _in_store.discard(answer)

@@ -61,6 +61,37 @@ def test_process_ends(tmp_path: Path, left: str) -> None:
             rank.wait()
 
 
+_SILENT = """
+import threading, time, torch
+from torch.distributed import Store
+from pynccl.c10d.connector import Connector, leave_stores
+import atexit
+
+class Silent(Store):
+    def wait_for_ever(self, *_):
+        threading.Event().wait()
+    add = set = get = check = wait_for_ever
+
+def connect(rank):
+    connector = Connector(Silent(), rank, 2, name="x", timeout=600.0, config=None)
+    try:
+        connector.connect(torch.device("cpu"), -1, False)
+    except RuntimeError as error:
+        print(error, flush=True)
+
+for rank in (0, 1):
+    threading.Thread(target=connect, args=[rank], daemon=True).start()
+time.sleep(0.3)
+atexit.register(leave_stores)
+"""
+
+
+def test_process_ends_that_waits_for_a_silent_store() -> None:
+    done = run_command([sys.executable, "-c", _SILENT], _ROOT, os.environ, timeout=60)
+    assert done.returncode == 0, done
+    assert done.stdout.count("the group was closed while it connected") == 2, done
+
+
 def test_exits_are_counted() -> None:
     """Six ranks of each case; beside gloo in the long form: python -m tests.c10d.exits."""
     options = ["--runs", "40"] if FULL else ["--runs", "3", "--backend", "pynccl"]

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.reliability.workers import Forks, Lane, Member
 _SOON = 20.0  # seconds, also on a machine that has much to do; the groups' timeouts are minutes
 _START = 120.0  # seconds to import torch and to load, or to compile, its backend
 _LIFE = 60.0  # seconds of a child that nobody ends
+_LIMIT = 3.0  # seconds, of a group whose store does not answer
 _INSIDE = 0.5  # seconds until a call surely waits for other ranks
 
 
@@ -249,3 +251,37 @@ def _c10d(member: Member, victim: int, folder: Path, kind: str) -> None:
 )
 def test_c10d(lane: Lane, tmp_path: Path, kind: str, nranks: int, victim: int) -> None:
     _run(lane, nranks, victim, _c10d, tmp_path, kind)
+
+
+def _c10d_without_the_store(member: Member, victim: int, inside: bool) -> None:
+    """The victim hosts the store. Its child keeps the sockets open and answers nothing."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    import pynccl.c10d  # noqa: F401 - registers the backend
+
+    hosts = member.rank == victim
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if hosts else None
+    port = member.share(lambda: store.port)
+    store = store or TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    limit = timedelta(seconds=_LIMIT)
+    dist.init_process_group(
+        "pynccl", store=store, rank=member.rank, world_size=member.nranks, timeout=limit
+    )
+    if member.rank == victim:
+        _fork_and_wait(member)
+    member.tell("ready")
+    tensor = torch.ones(4)
+    if inside:
+        _fails(dist.DistBackendError, "has not answered", lambda: dist.recv(tensor, victim))
+    else:
+        member.hear("go")
+        for call in (lambda: dist.all_reduce(tensor), lambda: dist.send(tensor, victim)):
+            _fails(dist.DistBackendError, "has not answered|Timed out", call)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "before"])
+def test_c10d_without_the_store(lane: Lane, inside: bool) -> None:
+    _run(lane, 2, 0, _c10d_without_the_store, inside)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -12,8 +13,8 @@ from typing import Protocol, TypeVar
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pynccl import _C
 from pynccl.mirror.base.errors import BackendRemoteError, DistNetworkError, DistStoreError
+from pynccl.store import ask
 
 __all__ = ["Presence", "broadcast_via_store", "gather_via_store"]
 
@@ -99,30 +100,22 @@ def gather_via_store(
     )
 
 
-def _answered(ask: Callable[[], _T], store: Store, name: str, rank: int, timeout: timedelta) -> _T:
-    """Ask a store, on a thread: a store whose process is stopped never answers."""
-    answers: list[_T] = []
-    errors: list[BaseException] = []
+def _answered(call: Callable[[], _T], store: Store, name: str, rank: int, timeout: timedelta) -> _T:
+    """What a call of a store returns, which may never answer."""
 
-    def run() -> None:
-        _C.sleep_at_exit()  # where the store answers when the interpreter has ended
-        try:
-            with _named(store, name, rank):
-                answers.append(ask())
-        except BaseException as error:
-            errors.append(error)
+    def named(_answer: Future[_T]) -> _T:
+        with _named(store, name, rank):
+            return call()
 
-    thread = threading.Thread(target=run, name="pynccl-store", daemon=True)
-    thread.start()
-    thread.join(timeout.total_seconds() + _GRACE)
-    if errors:
-        raise errors[0]
-    if answers:
-        return answers[0]
-    raise DistStoreError(
-        f"rank {rank}: {_description(store)} has not answered for {timeout.total_seconds():g} "
-        f"seconds, perhaps the rank that keeps it is stopped; it is needed for {name!r}"
-    )
+    seconds = timeout.total_seconds()
+    answer = ask(named)
+    try:
+        return answer.result(seconds + _GRACE)
+    except FutureTimeoutError:
+        raise DistStoreError(
+            f"rank {rank}: {_description(store)} has not answered for {seconds:g} seconds, perhaps "
+            f"the rank that keeps it is stopped; it is needed for {name!r}"
+        ) from None
 
 
 def _exchange(
