@@ -299,7 +299,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Communicator> root();
   std::vector<std::shared_ptr<Communicator>> borrowers() const;
   void tell_observers(bool aborted) const;
-  void note_revoked();
+  void note_revoked(bool revoked = true);
   void identify_borrowed(Communicator* owner);
   void check(ncclResult_t result, const char* function, const char* hint = "",
              std::source_location where = std::source_location::current()) {

@@ -150,11 +150,11 @@ void Communicator::tell_observers(bool aborted) const {
   for (const auto& borrower : borrowers()) CommunicatorObservers::before_close(*borrower, aborted);
 }
 
-void Communicator::note_revoked() {
-  revoked_ = true;
+void Communicator::note_revoked(bool revoked) {
+  revoked_ = revoked;
   const auto owner = root();
-  owner->revoked_ = true;
-  for (const auto& borrower : owner->borrowers()) borrower->revoked_ = true;
+  owner->revoked_ = revoked;
+  for (const auto& borrower : owner->borrowers()) borrower->revoked_ = revoked;
 }
 
 bool Communicator::in_use() const {

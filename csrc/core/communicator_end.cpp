@@ -277,11 +277,19 @@ void Communicator::end_interrupted() noexcept {
 
 void Communicator::revoke() {
   const Use comm(*this);
-  const Deadlines::Unfinished unfinished = unfinished_on_device();
-  NCCL_CHECK(*library_, comm, rank_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
-  fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommRevoke", rank_,
-                               "work queued on the stream failed: its communicator was revoked"});
+  const auto revoke = library_->nccl<&NcclTable::ncclCommRevoke>();
+  // First, since the call ends operations, and other threads must not take them for done.
+  fail_unfinished(unfinished_on_device(),
+                  {ncclInvalidUsage, "ncclCommRevoke", rank_,
+                   "work queued on the stream failed: its communicator was revoked"});
+  const bool before = revoked_;
   note_revoked();
+  try {
+    check(revoke(comm, NCCL_REVOKE_DEFAULT), "ncclCommRevoke");
+  } catch (...) {
+    note_revoked(before);
+    throw;
+  }
 }
 
 }  // namespace pynccl
