@@ -31,6 +31,7 @@ void PyncclWork::end_record() {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
+  const GilReleased released;  // torch's binding of synchronize() keeps the GIL
   const Ending::Call call;
   Connection::Wait traced(connection_.get(), nullptr);
   std::unique_lock lock(mutex_);
