@@ -34,15 +34,16 @@ Work& started(PyObject* self) {
   return work;
 }
 
-// Whether the communicator has failed, as far as is known. NCCL reports an operation that a
-// revocation has ended as done.
+// Whether the communicator may have failed, as far as is known. NCCL reports an operation that a
+// revocation or an abort has ended as done.
 bool failed(const Work& work) {
   Communicator& communicator = work.comm_stream->communicator();
-  return communicator.expired() || communicator.revoked() ||
-         (!communicator.closed() && communicator.async_error() != ncclSuccess);
+  return communicator.expired() || communicator.revoked() || communicator.closed() ||
+         communicator.async_error() != ncclSuccess;
 }
 
-// The first error is kept. After a wait a new error of the communicator is of a later operation.
+// The first error is kept. Once the operation is known to be done a new error of the communicator
+// is of a later one.
 void note_error(Work& work) {
   if (work.error || work.waited) return;
   if (!failed(work)) [[likely]]
@@ -56,10 +57,11 @@ void note_error(Work& work) {
   throw py::error_already_set();
 }
 
-PyObject* finish_wait(Work& work) {
+// is_done: whether the operation is known to be done, and not only ordered before a stream.
+PyObject* finish_wait(Work& work, bool is_done) {
   work.operation->release();
   note_error(work);
-  work.waited = true;
+  work.waited = is_done;
   if (work.error) [[unlikely]]
     raise_error(work);
   return Py_NewRef(Py_True);
@@ -94,7 +96,7 @@ PyObject* wait_without_limit(Work& work) {
     trace.of(communicator, operation->sequence());
     operation->wait(current);
   });
-  return finish_wait(work);
+  return finish_wait(work, on_host);
 }
 
 PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -125,7 +127,7 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
         trace.of(work.comm_stream->communicator(), operation->sequence());
         return operation->wait_for(limit);
       });
-      return done ? finish_wait(work) : Py_NewRef(Py_False);
+      return done ? finish_wait(work, true) : Py_NewRef(Py_False);
     });
   });
 }

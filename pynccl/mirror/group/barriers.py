@@ -44,6 +44,10 @@ def barrier(
         work.wait(timeout or timedelta(0))
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
+        # It returns also if a time limit has ended the operation.
+        comm_stream = group.comm_streams().get("cuda")
+        if comm_stream is not None and (error := comm_stream.error("barrier")) is not None:
+            raise error
     return None
 
 

@@ -17,7 +17,13 @@ import torch
 
 from pynccl import _C, nccl
 from pynccl.errors import DriverError, NcclError
-from pynccl.mirror.base.errors import BackendError, BackendTimeoutError, translate, translated
+from pynccl.mirror.base.errors import (
+    BackendError,
+    BackendInvalidUsageError,
+    BackendTimeoutError,
+    translate,
+    translated,
+)
 from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
 
@@ -54,6 +60,7 @@ class CommStream(_C.CommStream):
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
         self._timed_out = False
         self._finished = False
+        self._aborted = False
         self.group_name = ""  # of the group that it belongs to
         self.set_timeout(timeout)
 
@@ -82,15 +89,18 @@ class CommStream(_C.CommStream):
         if self.comm.expired:
             return self._timeout_error(kind)
         if self.comm.revoked:
-            return BackendError(
-                f"{kind} on rank {self.rank}: the communicator was revoked before wait(); the data "
-                "may be incomplete",
-                *(_INVALID_USAGE, kind, self.rank),
-            )
-        if self.comm.closed:
-            return None
+            return self._ended_early(kind, "revoked")
+        if self.comm.closed:  # on CPUs the operation itself has the failure
+            return self._ended_early(kind, "aborted") if self._aborted and not self.blocks else None
         error = self.comm.async_error()
         return None if error is None else self.explain(kind, error)
+
+    def _ended_early(self, kind: str, how: str) -> BackendError:
+        return BackendInvalidUsageError(
+            f"{kind} on rank {self.rank}: the communicator was {how} before wait(); the data may "
+            "be incomplete",
+            *(_INVALID_USAGE, kind, self.rank),
+        )
 
     def explain(self, kind: str, error: NcclError | DriverError) -> BackendError:
         """The exception to raise for an operation in which NCCL or the driver failed."""
@@ -156,6 +166,7 @@ class CommStream(_C.CommStream):
             reason: for the hooks.
         """
         _C.notify_abort(self, reason)
+        self._aborted |= not self.comm.closed
         self.comm.abort()
 
     def _drained(self, until: float) -> bool:

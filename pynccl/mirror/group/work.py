@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
@@ -10,11 +11,13 @@ from typing import Any, Protocol
 import torch
 
 from pynccl import _C
-from pynccl.mirror.base.errors import BackendTimeoutError
+from pynccl.mirror.base.errors import BackendError, BackendTimeoutError
 
 __all__ = ["DeferredWork", "DoneWork", "IllegalWork", "Work"]
 
 _NO_TIMEOUT = timedelta(0)
+_SLICE = 0.1  # seconds between two looks for signals
+_PAUSE = 0.0001  # seconds between two looks at an event
 
 
 class _CommStream(Protocol):
@@ -27,6 +30,8 @@ class _CommStream(Protocol):
 
     @property
     def stream(self) -> _C.Stream: ...
+
+    def error(self, kind: str) -> BackendError | None: ...
 
 
 class Work(_C.Work):
@@ -45,7 +50,10 @@ class Work(_C.Work):
         """Do what wait() does with a timeout."""
         if timeout is None or timeout <= _NO_TIMEOUT:
             return self.wait()
-        if not self._wait_for(timeout.total_seconds()):
+        until = time.monotonic() + timeout.total_seconds()
+        while not self._ends_within(min(_SLICE, max(0.0, until - time.monotonic()))):
+            if time.monotonic() < until:
+                continue
             raise BackendTimeoutError(
                 f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._name} "
                 f"on rank {self._comm_stream.rank}",
@@ -54,6 +62,20 @@ class Work(_C.Work):
                 self._comm_stream.rank,
             )
         return True
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait for a while; whether the operation is done.
+
+        On GPUs an earlier failure that the current stream has is not one of this operation.
+        """
+        if self._comm_stream.blocks:
+            return self._wait_for(seconds)
+        until = time.monotonic() + seconds
+        while not self.is_completed():
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_PAUSE)
+        return self.wait()
 
     def synchronize(self) -> None:
         """Wait as :meth:`wait` does without a timeout."""
@@ -67,6 +89,20 @@ class Work(_C.Work):
     def timeout(self) -> timedelta:
         """The timeout of the operation's group; torch's class has it since torch 2.14."""
         return timedelta(seconds=self._comm_stream.timeout)
+
+    def exception(self) -> BackendError | None:
+        """The error that the operation has failed with.
+
+        Returns:
+            A DistBackendError; None where it has not failed so far.
+        """
+        error = super().exception()
+        if error is None and self._comm_stream.blocks and self.is_completed():
+            try:
+                self._wait_for(0.0)  # raises what the communicator does not know any more
+            except BackendError as failure:
+                return failure
+        return error
 
     def is_success(self) -> bool:
         """Whether the operation has ended without an error.
@@ -116,6 +152,10 @@ class Work(_C.Work):
         """A future that is complete at once: waiting for it makes a stream wait for ours."""
         device = self._comm_stream.device
         future: Any = torch.futures.Future(devices=[device])
+        error = self.exception() if self.is_completed() else self._comm_stream.error(self._name)
+        if error is not None:
+            future.set_exception(error)
+            return future
         with torch.cuda.stream(torch.cuda.ExternalStream(self._comm_stream.stream.handle, device)):
             future.set_result(self.result())
         return future
