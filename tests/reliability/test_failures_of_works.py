@@ -27,6 +27,7 @@ import pytest
 import torch
 
 from pynccl import nccl
+from pynccl.c10d.build import build
 from tests.reliability.workers import Forks, Lane, Lanes, Member
 from tests.support import gpu
 
@@ -468,6 +469,7 @@ def tables(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Tables]]:
     """The tables of a provider, several at a time."""
+    build()  # which takes longer than a world may
     provider: str = request.param
     folder = tmp_path_factory.mktemp("stores")
     with pytest.MonkeyPatch.context() as patch:
