@@ -49,6 +49,7 @@ class _Failure:
 
 _TIMEOUT = _Failure("BackendTimeoutError", r"[Tt]imed out|within 1 s|did not complete")
 _FAILURES = {
+    "Ctrl-C": _Failure("KeyboardInterrupt", ""),  # the first, since it takes the longest
     "peer died": _Failure("BackendRemoteError", "died"),
     "peer closed": _Failure("BackendRemoteError", "closed|destroyed|left"),
     "peer aborted": _Failure("BackendRemoteError", "aborted"),
@@ -58,7 +59,6 @@ _FAILURES = {
     "mismatch": _Failure("BackendInvalidUsageError", "count=5|5 x float32"),
     "deadlock": _Failure("BackendInvalidUsageError", "deadlock"),
     "deadline": _TIMEOUT,
-    "Ctrl-C": _Failure("KeyboardInterrupt", ""),
 }
 
 
@@ -372,11 +372,12 @@ def _failures_of_works(member: Member, front: str, failure: str, folder: Path) -
 
 def _interrupt_each(scene: _Scene) -> dict[str, str]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    table = {}
+    table, waits = {}, {}
     for name, way in _WAYS.items():
         begun = getattr(scene, way.begin)(scene.groups[name])
-        wait = partial(way.wait, begun)
-        table[name] = _interrupted(wait)
+        waits[name] = partial(way.wait, begun)
+        table[name] = _interrupted(waits[name])
+    for name, wait in waits.items():
         if table[name].endswith("returned"):
             table[name] += f", then {_later(wait)}"
     signal.signal(signal.SIGINT, before)
