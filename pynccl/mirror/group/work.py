@@ -90,7 +90,7 @@ class Work(_C.Work):
         """The timeout of the operation's group; torch's class has it since torch 2.14."""
         return timedelta(seconds=self._comm_stream.timeout)
 
-    def exception(self) -> BackendError | None:
+    def exception(self) -> BaseException | None:  # type: ignore[override]
         """The error that the operation has failed with.
 
         Returns:
