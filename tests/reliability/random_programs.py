@@ -36,7 +36,7 @@ _PATIENCE = 60.0
 _GRACE = 1.0
 _STUCK = 30.0
 # Of the time, until a process has allocated what it keeps; what its memory may grow by after that.
-_WARM_UP = 0.3
+_WARM_UP, _MIDDLE = 0.3, 0.65  # parts of the time
 _LEAST = 6  # programs, however long they take
 _GROWTH, _SLACK = 1.05, 4 << 20
 
@@ -264,7 +264,8 @@ class Endurance:
     """What :func:`endure` has run.
 
     Attributes:
-        memory: bytes of each process, when it was warm and at the end.
+        memory: the most bytes of each process between two programs, of the programs in the middle
+            of the time and of those at its end.
     """
 
     programs: int
@@ -295,20 +296,25 @@ def endure(
     loop = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(loop) for _ in range(busy)]
     began = time.monotonic()
-    warm: dict[int, int] = {}
+    middle: dict[int, int] = {}
+    end: dict[int, int] = {}
     try:
         while (elapsed := time.monotonic() - began) < seconds or result.programs < _LEAST:
-            if not warm and elapsed > seconds * _WARM_UP and result.programs >= _LEAST // 2:
-                warm = {pid: _memory_of(pid) for pid in lane.pids()}
             number = seed + result.programs
             failure = run_program(lane, number, "host", mistaken=False, nranks=nranks)
             result.programs += 1
             result.operations += sum(len(step.calls) for step in Program(number, nranks).steps)
             if failure:
                 result.failures.append(failure)
+            if elapsed < seconds * _WARM_UP or result.programs < _LEAST // 2:
+                continue
+            # Single values vary by a third: what a program has freed may be returned later.
+            part = end if elapsed > seconds * _MIDDLE and middle else middle
+            for pid in lane.pids():
+                part[pid] = max(part.get(pid, 0), _memory_of(pid))
         # Workers of a program that failed are new.
-        pids = set(lane.pids()) & warm.keys()
-        result.memory = {pid: (warm[pid], _memory_of(pid)) for pid in pids}
+        pids = set(lane.pids()) & middle.keys() & end.keys()
+        result.memory = {pid: (middle[pid], end[pid]) for pid in pids}
     finally:
         lane.close()
         for other in others:
@@ -326,8 +332,10 @@ def _memory_of(pid: int) -> int:
 def _report(result: Endurance, seconds: float) -> int:
     for failure in result.failures:
         print(f"{failure.what}\n{failure.text}\n")
-    for pid, (warm, end) in result.memory.items():
-        print(f"process {pid}: {warm >> 10} KiB when warm, {end >> 10} KiB at the end")
+    for pid, (middle, end) in result.memory.items():
+        print(
+            f"process {pid}: at most {middle >> 10} KiB in the middle, {end >> 10} KiB at the end"
+        )
     print(
         f"{result.programs} programs with {result.operations} operations in {seconds:.0f} s, "
         f"{len(result.failures)} failed, {len(result.growing)} processes grew"
