@@ -17,14 +17,14 @@ void Communicator::begin_recovery() {
   const Use comm(*this);
   deadlines_->set_limit(FlightRecord::kNoLimit);
   if (!library_->nccl_table().ncclCommRevoke) return;
-  const Deadlines::Unfinished unfinished = unfinished_on_device();
+  // First, as in revoke().
+  fail_unfinished(unfinished_on_device(),
+                  {ncclInvalidUsage, "ncclCommRevoke", rank_,
+                   "work queued on the stream failed: its communicator was given up by recover()"});
   note_revoked();
   // It fails where it is revoked already. That revoked_ was set does not mean that NCCL was called:
   // the thread of the monitor may be about to.
   NCCL_CALL_NOTHROW(*library_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
-  fail_unfinished(unfinished,
-                  {ncclInvalidUsage, "ncclCommRevoke", rank_,
-                   "work queued on the stream failed: its communicator was given up by recover()"});
   if (!blocking()) wait_ready(std::nullopt);
 }
 
