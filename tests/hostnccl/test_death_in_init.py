@@ -53,7 +53,7 @@ def test_a_rank_that_comes_late(
         (tmp_path / str(nranks - 1)).touch()
 
     outcomes = launch.outcomes(
-        *(nranks, _come, tmp_path, leaves), while_running=drive, env=_ENV, timeout=60
+        nranks, _come, tmp_path, leaves, while_running=drive, env=_ENV, timeout=60
     )
     for rank in range(nranks):
         if rank != dies and rank not in leaves:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import pytest
@@ -88,19 +88,15 @@ class Launcher(_Launcher):
         self,
         world_size: int,
         fn: Callable[..., Any],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        *,
-        provider: str = "host",
-        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        *args: Any,  # noqa: ANN401
         **options: Any,  # noqa: ANN401
     ) -> Run:
         """Do the same with torch imported where the ranks need it."""
-        if provider == "cuda" or _imports_torch(fn.__module__):
-            if env is None or isinstance(env, Mapping):
-                env = [env or {}] * world_size
-            env = [{_WITH_TORCH: "1", **variables} for variables in env]
-        return super().start(world_size, fn, args, kwargs, provider=provider, env=env, **options)
+        if options.get("provider") == "cuda" or _imports_torch(fn.__module__):
+            env = options.get("env") or {}
+            each = [env] * world_size if isinstance(env, Mapping) else env
+            options["env"] = [{_WITH_TORCH: "1", **variables} for variables in each]
+        return super().start(world_size, fn, *args, **options)
 
     def __call__(
         self,

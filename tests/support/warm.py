@@ -36,8 +36,19 @@ _MORE = ("torch.distributed.fsdp",)  # for those with the environment of this pr
 # What nothing reads that is loaded before the fork; one variable more or another value of any other
 # takes another server.
 _READ_LATE = (
-    *("PYNCCL_", "HOSTNCCL_", "NCCL_", "PYTEST_", "PYTHONPATH", "MASTER_", "RANK", "WORLD_SIZE"),
-    *("LOCAL_", "SUITE", "BACKEND", "TEMP_DIR", "CUDA_DOUBLE_DRIVER"),
+    "PYNCCL_",
+    "HOSTNCCL_",
+    "NCCL_",
+    "PYTEST_",
+    "PYTHONPATH",
+    "MASTER_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "SUITE",
+    "BACKEND",
+    "TEMP_DIR",
+    "CUDA_DOUBLE_DRIVER",
 )
 # As many threads as torchrun gives each rank; and none that a fork would not have.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -97,7 +108,7 @@ _lock = threading.Lock()
 
 
 def server_of(environment: Mapping[str, str]) -> _Server:
-    """The one that forks processes with an environment."""
+    """The server whose forks get this environment."""
     early = _read_early(environment)
     key = os.getpid(), frozenset(early.items())
     with _lock:

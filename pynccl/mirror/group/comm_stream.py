@@ -99,7 +99,9 @@ class CommStream(_C.CommStream):
         return BackendInvalidUsageError(
             f"{kind} on rank {self.rank}: the communicator was {how} before wait(); the data may "
             "be incomplete",
-            *(_INVALID_USAGE, kind, self.rank),
+            _INVALID_USAGE,
+            kind,
+            self.rank,
         )
 
     def explain(self, kind: str, error: NcclError | DriverError) -> BackendError:
