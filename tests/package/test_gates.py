@@ -11,7 +11,7 @@ import pytest
 
 from tools import commits, tidy, trees
 from tools.coverage.__main__ import Counts, by_folder, table
-from tools.mutate.__main__ import AREAS, Area, chosen
+from tools.mutate.__main__ import AREAS, chosen
 from tools.mutate.mutants import mutants
 
 _CPP = """\
@@ -83,11 +83,10 @@ def test_changes_of_python() -> None:
 
 @pytest.mark.parametrize("area", AREAS)
 def test_areas(area: str) -> None:
-    one = AREAS[area]
-    for path in (*one.files, *one.tests):
-        assert (trees.ROOT / path).is_file()
-    first = chosen(one, 30, 1)
-    assert first == chosen(one, 30, 1) != chosen(one, 30, 2)
+    assert (trees.ROOT / area).is_dir()
+    assert all((trees.ROOT / path).exists() for path in AREAS[area])
+    first = chosen(area, 30, 1)
+    assert first == chosen(area, 30, 1) != chosen(area, 30, 2)
     assert len(first) == 30
     for mutant in first:
         source = (trees.ROOT / mutant.file).read_text()
@@ -95,11 +94,12 @@ def test_areas(area: str) -> None:
 
 
 def test_a_file_with_few_changes_is_not_asked_for_more(tmp_path: Path) -> None:
-    (tmp_path / "few.py").write_text("x = 1 < 2\n")
-    (tmp_path / "many.py").write_text("x = 1 < 2 < 3 < 4 < 5\n")
-    files = [one.file for one in chosen(Area(("few.py", "many.py"), ()), 4, 1, tmp_path)]
-    assert files == ["few.py", "many.py", "many.py", "many.py"]
-    assert len(chosen(Area(("few.py", "many.py"), ()), 100, 1, tmp_path)) == 5
+    (tmp_path / "area").mkdir()
+    (tmp_path / "area" / "few.py").write_text("x = 1 < 2\n")
+    (tmp_path / "area" / "many.py").write_text("x = 1 < 2 < 3 < 4 < 5\n")
+    names = [Path(one.file).stem for one in chosen("area", 4, 1, tmp_path)]
+    assert names == ["few", "many", "many", "many"]
+    assert len(chosen("area", 100, 1, tmp_path)) == 5
 
 
 def test_coverage_by_folder() -> None:

@@ -1,12 +1,12 @@
 """Changes the sources, one change at a time, and tells which changes the tests do not notice.
 
-    python -m tools.mutate [--count 20] [--seed 1] [--area groups] [--keep]
+    python -m tools.mutate [--count 20] [--seed 1] [--area csrc/core] [--keep]
 
-Each area is some files and the tests that are to notice changes of them. Of all changes of the
-files (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. A change is noticed
-where a test fails, or where the tests are not done within three times their usual time. What does
-not compile does not count. The score goes to docs/quality.md; build/mutate has the copy of the
-tree, and what each change gave in result.json.
+Each area is a folder and the tests that are to notice changes of it. Of all changes of its files
+but headers (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. A change is
+noticed where a test fails, or where the tests are not done within three times their usual time.
+What does not compile does not count. The score goes to docs/quality.md; build/mutate has the copy
+of the tree, and what each change gave in result.json.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools import trees
 from tools.mutate.mutants import Mutant, mutants
 
-__all__ = ["AREAS", "Area", "chosen"]
+__all__ = ["AREAS", "chosen"]
 
 _FOLDER = trees.ROOT / "build" / "mutate"
 _TREE = _FOLDER / "tree"
@@ -41,109 +42,66 @@ _OPTIONS = (
 _USUAL_S = 600  # of the tests of an area, without a change
 
 
-@dataclass(frozen=True)
-class Area:
-    """Files, and the tests that are to notice changes of them, those that find most first."""
-
-    files: tuple[str, ...]
-    tests: tuple[str, ...]
+def _files(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{folder}/test_{name}.py" for name in names.split())
 
 
-AREAS = {
-    "argument checks": Area(
-        (
-            "csrc/python/convert/buffer.cpp",
-            "csrc/python/convert/cupy_array.cpp",
-            "csrc/python/convert/dtype.cpp",
-            "csrc/python/convert/interfaces.cpp",
-            "csrc/python/convert/numpy_array.cpp",
-            "csrc/python/convert/red_op.cpp",
-            "csrc/python/convert/stream.cpp",
-            "csrc/python/collectives/one_sided.cpp",
-            "csrc/python/collectives/operation_factory.cpp",
-            "csrc/hostnccl/api/arguments.cpp",
-            "pynccl/libraries.py",
-            "pynccl/mirror/base/checks.py",
+# A folder, and the files of tests that are to notice changes of it, those that find most first. A
+# name without an ending is a folder, too.
+AREAS: dict[str, tuple[str, ...]] = {
+    "csrc/core": (
+        *_files(
+            "nccl", "communicator life streams async flight_record flight_dump comparison windows"
         ),
-        (
-            "tests/nccl/test_arguments.py",
-            "tests/nccl/test_buffers.py",
-            "tests/nccl/test_array_kinds.py",
-            "tests/nccl/test_array_values.py",
-            "tests/nccl/test_one_sided.py",
-            "tests/hostnccl/test_strict.py",
-            "tests/package/test_libraries.py",
-            "tests/mirror/test_mirror_collectives.py",
+        *_files(
+            "nccl", "memory plan groups deadlines recover inquiry graphs interrupt threads failures"
         ),
+        *("tests/trace/test_recorder.py", "tests/weights/test_transfer.py"),
     ),
-    "groups": Area(
-        (
-            "csrc/python/objects/batch.cpp",
-            "csrc/python/objects/group.cpp",
-            "csrc/hostnccl/communicator/operation_order.cpp",
-            "csrc/hostnccl/group/coll_config.cpp",
-            "csrc/hostnccl/group/dispatch.cpp",
-            "csrc/hostnccl/group/group.cpp",
-            "csrc/hostnccl/group/simulate.cpp",
-        ),
-        (
-            "tests/nccl/test_groups.py",
-            "tests/nccl/test_simulate.py",
-            "tests/nccl/test_coll_config.py",
-            "tests/nccl/test_plan.py",
-            "tests/nccl/test_rules.py",
-            "tests/nccl/test_streams.py",
-            "tests/hostnccl/test_interactions.py",
-        ),
+    "csrc/hostnccl/rendezvous": (
+        *_files("hostnccl", "messages rendezvous_failures worlds death_in_init other_users"),
+        *_files("nccl", "communicator nonblocking encryption interrupt"),
+        "tests/reliability/test_making.py",
     ),
-    "rendezvous": Area(
-        (
-            "csrc/hostnccl/base/record_socket.cpp",
-            "csrc/hostnccl/base/unique_id.cpp",
-            "csrc/hostnccl/rendezvous/creation.cpp",
-            "csrc/hostnccl/rendezvous/file_exchange.cpp",
-            "csrc/hostnccl/rendezvous/handshake.cpp",
-            "csrc/hostnccl/rendezvous/joined_ranks.cpp",
-            "csrc/hostnccl/rendezvous/messages.cpp",
-            "csrc/hostnccl/rendezvous/refusal.cpp",
-            "csrc/hostnccl/rendezvous/rendezvous.cpp",
-            "csrc/hostnccl/rendezvous/rendezvous_host.cpp",
-        ),
-        (
-            "tests/nccl/test_communicator.py",
-            "tests/hostnccl/test_messages.py",
-            "tests/hostnccl/test_rendezvous_failures.py",
-            "tests/hostnccl/test_death_in_init.py",
-            "tests/nccl/test_nonblocking.py",
-            "tests/hostnccl/test_worlds.py",
-            "tests/hostnccl/test_other_users.py",
-            "tests/reliability/test_making.py",
-            "tests/nccl/test_encryption.py",
-            "tests/nccl/test_interrupt.py",
-        ),
+    "csrc/hostnccl/communicator": (
+        *_files("hostnccl", "mismatch worlds tuning death deadlock interactions reasons"),
+        *_files("nccl", "collectives communicator windows one_sided life recover"),
     ),
-    "counters": Area(
-        (
-            "csrc/core/communicator_issue.cpp",
-            "csrc/core/flight_recorder.cpp",
-            "csrc/core/trace_state.cpp",
-            "csrc/hostnccl/communicator/agreement.cpp",
-            "csrc/hostnccl/communicator/collective_state.cpp",
-            "pynccl/trace/recording.py",
-            "pynccl/flight/merged.py",
-        ),
-        (
-            "tests/nccl/test_flight_record.py",
-            "tests/hostnccl/test_mismatch.py",
-            "tests/trace/test_recordings.py",
-            "tests/nccl/test_communicator.py",
-            "tests/trace/test_recorder.py",
-            "tests/replay/test_one_sided.py",
-            "tests/flight/test_analysis.py",
-            "tests/nccl/test_flight_dump.py",
-            "tests/nccl/test_threads.py",
-        ),
+    "csrc/hostnccl/operations": (
+        *_files("nccl", "collectives values operators one_sided windows groups"),
+        *_files("hostnccl", "interactions numbers tuning mismatch"),
     ),
+    "csrc/hostnccl/group": (
+        *_files("nccl", "groups simulate coll_config plan rules streams nonblocking"),
+        *_files("hostnccl", "interactions strict deadlock"),
+    ),
+    "csrc/hostnccl/lifecycle": (
+        *_files("nccl", "life communicator recover revoke suspension nonblocking leaks memory"),
+        *_files("hostnccl", "strict death"),
+    ),
+    "csrc/python/convert": (
+        *_files("nccl", "arguments buffers array_kinds array_values operators one_sided"),
+        *("tests/raw", "tests/mirror/test_mirror_collectives.py"),
+    ),
+    "csrc/python/collectives": (
+        *_files("nccl", "arguments collectives one_sided barrier groups plan buffers coll_config"),
+        "tests/package/test_random_arguments.py",
+    ),
+    "csrc/python/objects": (
+        *_files(
+            "nccl", "communicator life arguments buffers groups plan streams windows memory graphs"
+        ),
+        *_files(
+            "nccl", "borrow coll_config device_comm simulate flight_record inquiry suspension peers"
+        ),
+        *("tests/trace/test_recorder.py", "tests/raw"),
+    ),
+    "csrc/c10d": (
+        *_files("c10d", "collectives work membership errors hooks device windows time_estimates"),
+        *_files("c10d", "lending allocation interrupts pipelines training"),
+    ),
+    "pynccl/mirror": ("tests/mirror",),
+    "pynccl/weights": ("tests/weights",),
 }
 
 
@@ -152,27 +110,29 @@ class Outcome:
     """What the tests said of a mutant: "noticed", "late", "survived" or "invalid"."""
 
     area: str
+    seed: int
     mutant: Mutant
     status: str
     seconds: float
+    noticed_by: str = ""
 
 
-def _kept(areas: Container[str]) -> list[Outcome]:
-    """What earlier runs gave in other areas."""
+def _earlier() -> list[Outcome]:
     path = _FOLDER / "result.json"
     found = json.loads(path.read_text()) if path.exists() else []
-    return [
-        Outcome(one["area"], Mutant(**one["mutant"]), one["status"], one["seconds"])
-        for one in found
-        if one["area"] not in areas
-    ]
+    return [Outcome(**{**one, "mutant": Mutant(**one["mutant"])}) for one in found]
 
 
-def chosen(area: Area, count: int, seed: int, root: Path = trees.ROOT) -> list[Mutant]:
+def chosen(area: str, count: int, seed: int, root: Path = trees.ROOT) -> list[Mutant]:
     """The changes that the seed chooses, in the order of the files: as many of each file."""
     rng = random.Random(seed)
+    files = sorted(
+        path.relative_to(root).as_posix()
+        for path in (root / area).rglob("*")
+        if path.suffix in (".cpp", ".py")
+    )
     by_file = []
-    for file in area.files:
+    for file in files:
         found = mutants(file, (root / file).read_text())
         rng.shuffle(found)
         by_file.append(found)
@@ -181,16 +141,21 @@ def chosen(area: Area, count: int, seed: int, root: Path = trees.ROOT) -> list[M
         order = [found for found in by_file if found]
         rng.shuffle(order)
         taken += [found.pop() for found in order[: count - len(taken)]]
-    return sorted(taken, key=lambda one: (area.files.index(one.file), one.begin))
+    return sorted(taken, key=lambda one: (one.file, one.begin))
 
 
-def _test(tests: Sequence[str], seconds: float) -> tuple[str, float]:
-    """Run tests until the first failure: "survived", "noticed" or "late", and the time."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu", *tests]
+def _test(tests: Sequence[str], seconds: float) -> tuple[str, float, str]:
+    """Run tests, those for GPUs on the double, until the first failure.
+
+    Returns:
+        "survived", "noticed" or "late", the time, and the test that failed.
+    """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.doubles.plugin", *tests]
     command += ["-p", "no:cacheprovider", *trees.WORKERS]
     env = trees.environment(PYTHONPATH=str(_TREE), PYTHONDONTWRITEBYTECODE="1")
     began = time.monotonic()
-    with (_FOLDER / "tests.log").open("w") as log:
+    path = _FOLDER / "tests.log"
+    with path.open("w") as log:
         process = subprocess.Popen(
             command, cwd=_TREE, env=env, stdout=log, stderr=log, start_new_session=True
         )
@@ -202,29 +167,31 @@ def _test(tests: Sequence[str], seconds: float) -> tuple[str, float]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return status, time.monotonic() - began
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", path.read_text(), re.MULTILINE)
+    return status, time.monotonic() - began, failed[1] if failed else ""
 
 
-def _try(area: str, mutant: Mutant, tests: Sequence[str], seconds: float) -> Outcome:
+def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
     path = _TREE / mutant.file
     source = path.read_text()
     began = time.monotonic()
     path.write_text(mutant.apply(source))
+    failed = ""
     try:
-        if path.suffix != ".py" and not trees.build(_TREE, _CMAKE):
-            return Outcome(area, mutant, "invalid", time.monotonic() - began)
-        status, _ = _test(tests, seconds)
+        # The tests build csrc/c10d themselves.
+        if path.suffix != ".py" and area != "csrc/c10d" and not trees.build(_TREE, _CMAKE):
+            status = "invalid"
+        else:
+            status, _, failed = _test(AREAS[area], seconds)
     finally:
         path.write_text(source)
-    return Outcome(area, mutant, status, time.monotonic() - began)
+    return Outcome(area, seed, mutant, status, time.monotonic() - began, failed)
 
 
-def _report(outcomes: Sequence[Outcome], count: int, seed: int) -> list[str]:
+def _report(outcomes: Sequence[Outcome]) -> list[str]:
     lines = [
-        f"`make mutate COUNT={count} SEED={seed}` on {time.strftime('%Y-%m-%d')}:",
-        "",
-        "| area | changes | a test failed | not done in time | not noticed | score |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| area | seeds | changes | a test failed | not done in time | not noticed | score |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     for area in [*AREAS, "**all**"]:
         own = [one for one in outcomes if one.area == area or area not in AREAS]
@@ -233,7 +200,10 @@ def _report(outcomes: Sequence[Outcome], count: int, seed: int) -> list[str]:
             sum(one.status == what for one in own) for what in ("noticed", "late", "survived")
         ]
         score = f"{100 * (len(own) - counts[2]) / len(own):.0f} %" if own else "-"
-        lines.append(f"| {area} | {len(own)} | {' | '.join(map(str, counts))} | {score} |")
+        seeds = ", ".join(str(seed) for seed in sorted({one.seed for one in own}))
+        lines.append(
+            f"| {area} | {seeds} | {len(own)} | {' | '.join(map(str, counts))} | {score} |"
+        )
     survivors = [one.mutant for one in outcomes if one.status == "survived"]
     lines += ["", "Not noticed:", ""] if survivors else []
     lines += [f"* {one.file}:{one.line}: {one.text}" for one in survivors]
@@ -246,40 +216,48 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="changes of each area")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--area", choices=AREAS, action="append", help="only these")
-    parser.add_argument("--keep", action="store_true", help="with the results of other areas")
+    parser.add_argument("--keep", action="store_true", help="go on: keep what earlier runs gave")
     parser.add_argument("--list", action="store_true", help="print the changes, and make none")
     options = parser.parse_args()
-    areas = {name: AREAS[name] for name in options.area or AREAS}
-    plans = {name: chosen(area, options.count, options.seed) for name, area in areas.items()}
+    plans = {area: chosen(area, options.count, options.seed) for area in options.area or AREAS}
     if options.list:
-        for name, plan in plans.items():
+        for area, plan in plans.items():
             for one in plan:
-                print(f"{name}: {one.file}:{one.line}: {one.text}")
+                print(f"{area}: {one.file}:{one.line}: {one.text}")
         return 0
+    outcomes = _earlier() if options.keep else []
+    done = {(one.mutant.file, one.mutant.begin, one.mutant.new) for one in outcomes}
+    _prepare()
+    for area, plan in plans.items():
+        usual, seconds, failed = _test(AREAS[area], _USUAL_S)
+        if usual != "survived":
+            sys.exit(f"{area}: {failed or usual} without a change: {_FOLDER / 'tests.log'}")
+        print(f"{area}: {len(plan)} changes; the tests take {seconds:.0f} s", flush=True)
+        for one in plan:
+            if (one.file, one.begin, one.new) in done:
+                continue
+            outcome = _try(area, options.seed, one, 3 * seconds + 20)
+            outcomes.append(outcome)
+            what = f"{outcome.status:8} {outcome.seconds:4.0f} s"
+            by = f" ({outcome.noticed_by})" if outcome.noticed_by else ""
+            print(f"  {what}  {one.file}:{one.line}: {one.text}{by}", flush=True)
+            listed = [dataclasses.asdict(each) for each in outcomes]
+            (_FOLDER / "result.json").write_text(json.dumps(listed, indent=1))
+        if not trees.build(_TREE, _CMAKE):
+            sys.exit(f"{area}: the sources do not compile after the changes")
+    lines = _report(outcomes)
+    if {one.area for one in outcomes} == set(AREAS):
+        dated = f"`make mutate COUNT={options.count}` on {time.strftime('%Y-%m-%d')}:"
+        trees.replace_between(_DOCUMENT, "mutants", [dated, "", *lines])
+    print("\n".join(lines))
+    return 0
+
+
+def _prepare() -> None:
     trees.synchronise(_TREE)
     trees.configure(_TREE, _CMAKE, _OPTIONS)
     if not trees.build(_TREE, _CMAKE):
         sys.exit((_CMAKE / "errors.log").read_text()[-4000:])
-    outcomes = _kept(areas) if options.keep else []
-    for name, plan in plans.items():
-        usual, seconds = _test(areas[name].tests, _USUAL_S)
-        if usual != "survived":
-            sys.exit(f"{name}: the tests fail without a change: {_FOLDER / 'tests.log'}")
-        print(f"{name}: {len(plan)} changes; the tests take {seconds:.0f} s", flush=True)
-        for one in plan:
-            outcome = _try(name, one, areas[name].tests, 3 * seconds + 20)
-            outcomes.append(outcome)
-            what = f"{outcome.status:8} {outcome.seconds:4.0f} s"
-            print(f"  {what}  {one.file}:{one.line}: {one.text}", flush=True)
-            listed = [dataclasses.asdict(each) for each in outcomes]
-            (_FOLDER / "result.json").write_text(json.dumps(listed, indent=1))
-        if not trees.build(_TREE, _CMAKE):
-            sys.exit(f"{name}: the sources do not compile after the changes")
-    lines = _report(outcomes, options.count, options.seed)
-    if {one.area for one in outcomes} == set(AREAS):
-        trees.replace_between(_DOCUMENT, "mutants", lines)
-    print("\n".join(lines))
-    return 0
 
 
 if __name__ == "__main__":
