@@ -49,6 +49,10 @@ ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 endif
 
+# Python keeps what it has compiled, also where the environment says otherwise: pytest compiles all
+# tests in each of its processes, and each command pynccl.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help check test test-all test-busy test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi \
   lint lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
   plots-lab docs docs-links wheels wheels-check wheels-manylinux release clean
@@ -172,8 +176,30 @@ sanitize-module: $(VENV)/.installed $(VENV)/.group-test ## random calls of the e
 tidy: $(VENV)/.group-build $(VENV)/.group-gates ## check the C++ sources with clang-tidy
 	$(PY) -m tools.tidy
 
-coverage: $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-gates ## which lines the tests run, to docs/quality.md (TESTS)
-	$(PY) -m tools.coverage $(if $(TESTS),--tests "$(TESTS)")
+# In a copy of the tree, since the libraries that count are installed in place. Ranks end by _exit(),
+# before which at_exit.c has these libraries write what they counted.
+COVERAGE := $(CURDIR)/build/coverage
+coverage: export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+coverage: $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-gates ## which lines the tests run, to build/coverage (TESTS)
+	rm -rf $(COVERAGE)/data $(COVERAGE)/tree
+	mkdir -p $(COVERAGE)/data $(COVERAGE)/tree $(COVERAGE)/cpp
+	git ls-files -z | xargs -0 cp --parents --target-directory=$(COVERAGE)/tree
+	cmake -S $(COVERAGE)/tree -B $(COVERAGE)/cmake -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=None \
+	  -DCMAKE_CXX_FLAGS="-Og -g1 --coverage -fprofile-update=atomic -fprofile-abs-path" \
+	  -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF -DCMAKE_INSTALL_MESSAGE=NEVER \
+	  -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tests/support/coverage/flush.cmake \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DCMAKE_PREFIX_PATH=$$($(PY) -m pybind11 --cmakedir)
+	cmake --build $(COVERAGE)/cmake
+	cmake --install $(COVERAGE)/cmake --prefix $(COVERAGE)/tree
+	find $(COVERAGE)/cmake -name "*.gcda" -delete
+	cc -shared -fPIC -O1 tests/support/coverage/at_exit.c -o $(COVERAGE)/at_exit.so -ldl
+	cd $(COVERAGE)/tree && export PYTHONPATH=$$PWD COVERAGE_RCFILE=$$PWD/pyproject.toml LD_PRELOAD=$(COVERAGE)/at_exit.so && \
+	  for double in "-p tests.doubles.plugin -m gpu" "-m not\ gpu"; do \
+	    eval "coverage run -m pytest -q -n $(WORKERS) --dist loadfile $$double $(TESTS)" || true; done
+	cd $(COVERAGE)/tree && coverage combine --quiet && coverage html --quiet -d $(COVERAGE)/python && coverage report
+	cd $(COVERAGE)/tree && gcovr --filter csrc/ --exclude-throw-branches --gcov-ignore-errors=no_working_dir_found \
+	  --gcov-ignore-parse-errors=negative_hits.warn --gcov-ignore-parse-errors=suspicious_hits.warn \
+	  --merge-mode-functions=separate --txt-summary --html-details $(COVERAGE)/cpp/index.html $(COVERAGE)/cmake
 
 mutate: $(VENV)/.installed $(VENV)/.group-test ## which changes of the sources no test notices, to docs/quality.md (COUNT, SEED)
 	$(PY) -m tools.mutate --count $(COUNT) --seed $(SEED) $(ARGS)

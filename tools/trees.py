@@ -1,4 +1,4 @@
-"""Copies of the working tree that are built with other options: of tools.coverage, tools.mutate.
+"""A copy of the working tree that is built with other options, for tools.mutate.
 
 A copy has the files that git knows or would add, and pynccl is built in place in it, so that all
 tests run there as in a checkout.

@@ -156,7 +156,6 @@ def test_waits_end() -> None:
     assert _wait(table, 0.3) == 1
 
 
-@numba.cfunc("void(voidptr)", nopython=True)
 def _native(argument):
     words = numba.carray(argument, (3,), np.int64)
     signals = words[0:1]
@@ -167,8 +166,9 @@ def _native(argument):
 def _native_of_rank(rank: Rank) -> None:
     signals = shared(rank, 1)
     words = np.array([signals.pointers[rank.rank], 0, 0])
+    native = numba.cfunc("void(voidptr)", nopython=True)(_native)
     stream = rank.stream()
-    stream.launch_native(_native.address, words.ctypes.data)
+    stream.launch_native(native.address, words.ctypes.data)
     stream.synchronize()
     stream.close()
     assert (signals.own[0], words[2]) == (4, 4)

@@ -1,32 +1,15 @@
-"""Proves that no files, folders or modules use each other in a cycle, and that each folder uses
-only folders before it in the order of tools/dependencies.py.
-"""
+"""Proves that the check of `make lint` sees includes and imports, and what is wrong in them."""
 
 from __future__ import annotations
 
-import pytest
-
 from tools import dependencies
-
-_GRAPHS = {"includes": dependencies.includes(), "imports": dependencies.imports()}
-
-
-@pytest.mark.parametrize("name", _GRAPHS)
-def test_no_cycle(name: str) -> None:
-    assert dependencies.cycles(_GRAPHS[name]) == []
-    assert dependencies.cycles(dependencies.folders(_GRAPHS[name])) == []
-
-
-@pytest.mark.parametrize("name", _GRAPHS)
-def test_only_earlier_folders_are_used(name: str) -> None:
-    assert dependencies.wrong_uses(_GRAPHS[name]) == []
 
 
 def test_the_graphs_have_edges() -> None:
-    included = _GRAPHS["includes"]["csrc/hostnccl/api/nccl_group.cpp"]
+    included = dependencies.includes()["csrc/hostnccl/api/nccl_group.cpp"]
     assert "csrc/hostnccl/api/nccl_api.h" in included
-    assert "pynccl._C" in _GRAPHS["imports"]["pynccl.nccl"]
-    assert "pynccl.libraries" in _GRAPHS["imports"]["pynccl.nccl"]
+    imported = dependencies.imports()["pynccl.nccl"]
+    assert {"pynccl._C", "pynccl.libraries"} <= imported
 
 
 def test_cycles_and_wrong_uses_are_found() -> None:

@@ -1,6 +1,6 @@
 """Proves that the tools of docs/quality.md change sources where they say, choose the same changes
-for a seed, sum coverage by folder and write their part of a document only, that clang-tidy gets
-every source, and that subjects of commits are checked.
+for a seed and write their part of a document only, that clang-tidy gets every source, and that
+subjects of commits are checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tools import commits, tidy, trees
-from tools.coverage.__main__ import Counts, by_folder, table
 from tools.mutate.__main__ import AREAS, chosen
 from tools.mutate.mutants import mutants
 
@@ -100,20 +99,6 @@ def test_a_file_with_few_changes_is_not_asked_for_more(tmp_path: Path) -> None:
     names = [Path(one.file).stem for one in chosen("area", 4, 1, tmp_path)]
     assert names == ["few", "many", "many", "many"]
     assert len(chosen("area", 100, 1, tmp_path)) == 5
-
-
-def test_coverage_by_folder() -> None:
-    files = {
-        "a/x.py": Counts(1, 10, 5, 4, 1),
-        "a/y.py": Counts(1, 30, 25, 0, 0),
-        "a/b/z.py": Counts(1, 1, 0, 0, 0),
-    }
-    assert by_folder(files) == {"a": Counts(2, 40, 30, 4, 1), "a/b": Counts(1, 1, 0, 0, 0)}
-    assert table("Python", files)[2:] == [
-        "| a | 2 | 40 | 75.0 % | 25.0 % |",
-        "| a/b | 1 | 1 | 0.0 % | - |",
-        "| **all** | 3 | 41 | 73.2 % | 25.0 % |",
-    ]
 
 
 def test_a_part_of_a_document(tmp_path: Path) -> None:

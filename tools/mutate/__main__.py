@@ -40,6 +40,8 @@ _OPTIONS = (
     "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
 )
 _USUAL_S = 600  # of the tests of an area, without a change
+_WITH_GPU_CODE = ("csrc/core", "csrc/python/objects", "csrc/c10d")  # tested on the double, too
+_NO_TESTS = 5  # pytest's status where nothing was selected
 
 
 def _files(folder: str, names: str) -> tuple[str, ...]:
@@ -144,31 +146,36 @@ def chosen(area: str, count: int, seed: int, root: Path = trees.ROOT) -> list[Mu
     return sorted(taken, key=lambda one: (one.file, one.begin))
 
 
-def _test(tests: Sequence[str], seconds: float) -> tuple[str, float, str]:
-    """Run tests, those for GPUs on the double, until the first failure.
+def _test(area: str, seconds: float) -> tuple[str, float, str]:
+    """Run the tests of an area until the first failure.
 
     Returns:
         "survived", "noticed" or "late", the time, and the test that failed.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.doubles.plugin", *tests]
-    command += ["-p", "no:cacheprovider", *trees.WORKERS]
-    env = trees.environment(PYTHONPATH=str(_TREE), PYTHONDONTWRITEBYTECODE="1")
+    parts = [["-m", "not gpu"]]
+    if area in _WITH_GPU_CODE:
+        parts.append(["-p", "tests.doubles.plugin", "-m", "gpu or double"])
+    env = trees.environment(PYTHONPATH=str(_TREE))
     began = time.monotonic()
     path = _FOLDER / "tests.log"
-    with path.open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=_TREE, env=env, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            status = "survived" if process.wait(seconds) == 0 else "noticed"
-        except subprocess.TimeoutExpired:
-            status = "late"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", path.read_text(), re.MULTILINE)
-    return status, time.monotonic() - began, failed[1] if failed else ""
+    for part in parts:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", *part, *AREAS[area], *trees.WORKERS]
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=_TREE, env=env, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                failed = process.wait(seconds) not in (0, _NO_TESTS)
+            except subprocess.TimeoutExpired:
+                return "late", time.monotonic() - began, ""
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if failed:
+            test = re.search(r"^(?:FAILED|ERROR) (\S+)", path.read_text(), re.MULTILINE)
+            return "noticed", time.monotonic() - began, test[1] if test else "pytest itself"
+    return "survived", time.monotonic() - began, ""
 
 
 def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
@@ -182,7 +189,7 @@ def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
         if path.suffix != ".py" and area != "csrc/c10d" and not trees.build(_TREE, _CMAKE):
             status = "invalid"
         else:
-            status, _, failed = _test(AREAS[area], seconds)
+            status, _, failed = _test(area, seconds)
     finally:
         path.write_text(source)
     return Outcome(area, seed, mutant, status, time.monotonic() - began, failed)
@@ -229,7 +236,7 @@ def main() -> int:
     done = {(one.mutant.file, one.mutant.begin, one.mutant.new) for one in outcomes}
     _prepare()
     for area, plan in plans.items():
-        usual, seconds, failed = _test(AREAS[area], _USUAL_S)
+        usual, seconds, failed = _test(area, _USUAL_S)
         if usual != "survived":
             sys.exit(f"{area}: {failed or usual} without a change: {_FOLDER / 'tests.log'}")
         print(f"{area}: {len(plan)} changes; the tests take {seconds:.0f} s", flush=True)

@@ -1,1 +1,0 @@
-"""Which lines of Python and C++ the tests run: ``python -m tools.coverage``."""
