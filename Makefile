@@ -40,7 +40,7 @@ TO_BENCH := $(VENV)/.installed $(VENV)/.group-bench
 endif
 
 # As many files of tests at a time as WORKERS; tests marked serial run alone.
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # pytest on the test double of the CUDA driver and NCCL, which is used where there is a GPU, too.
 DOUBLE := $(PYTEST) -p tests.doubles.plugin
 

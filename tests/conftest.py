@@ -9,9 +9,19 @@ import pytest
 
 from tests.support import gpu
 from tests.support.launcher import Launcher
-from tests.support.turns import pytest_configure_node, pytest_runtest_protocol
+from tests.support.turns import (
+    pytest_collection_modifyitems,
+    pytest_configure_node,
+    pytest_runtest_protocol,
+)
 
-__all__ = ["launch", "provider", "pytest_configure_node", "pytest_runtest_protocol"]
+__all__ = [
+    "launch",
+    "provider",
+    "pytest_collection_modifyitems",
+    "pytest_configure_node",
+    "pytest_runtest_protocol",
+]
 
 # hostnccl is as strict as NCCL in all tests; tests/hostnccl/test_strict.py says what that means.
 os.environ.setdefault("HOSTNCCL_STRICT", "1")

@@ -42,7 +42,7 @@ _LEFT = {
 def test_process_ends(tmp_path: Path, left: str) -> None:
     command = [sys.executable, "-c", _SCRIPT]
     ranks = [
-        warm.Popen(
+        warm.WholePopen(
             [*command, str(rank), f"file://{tmp_path}/store", _LEFT[left]],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,

@@ -29,10 +29,8 @@ _PAGES = sorted(
 )
 # How many blocks do not run, at most: this number is to go down.
 _NOT_RUN = 25
-_TORCHRUN = _ROOT / "tests" / "docs" / "torchrun.py"
-# The page that is about torchrun runs the real one, the others one that has imported torch already.
-_REAL_TORCHRUN = "docs/tutorial/3-torchrun.md"
-# What a page calls by name, as this interpreter has it.
+_FORKS = _ROOT / "tests" / "docs" / "forks.py"
+# What a page calls by name, in this interpreter.
 _COMMANDS = {
     "python": "",
     "pynccl": "-m pynccl",
@@ -53,19 +51,22 @@ def _executed(page: str) -> bool:
 _RUN = [page for page in _PAGES if _executed(page)]
 
 
-def _environment(folder: Path, torchrun: str = "") -> dict[str, str]:
+def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
     """That of somebody who has installed pynccl, with the commands of this interpreter.
 
     Args:
         folder: for the commands.
-        torchrun: the arguments of Python for torchrun, if it is not the real one.
+        socket: of the process that forks them, if there is one.
     """
     programs = folder / "bin"
     programs.mkdir()
-    commands_of_python = _COMMANDS | ({"torchrun": torchrun} if torchrun else {})
-    for name, arguments in commands_of_python.items():
+    for name, arguments in _COMMANDS.items():
+        interpreter = f'"{sys.executable}" {arguments}'
+        if socket is not None:
+            forked = "torchrun" if name == "torchrun" else f"python {arguments}"
+            interpreter = f'"{sys.executable}" -I -S "{_FORKS}" "{socket}" {forked}'
         program = programs / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     kept = {k: v for k, v in os.environ.items() if k not in ("HOSTNCCL_STRICT", "LD_PRELOAD")}
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -87,8 +88,7 @@ def ends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
     """How each page ended."""
-    socket = tmp_path_factory.mktemp("torchrun") / "socket"
-    torchrun = f"-I -S '{_TORCHRUN}' '{socket}'"
+    socket = tmp_path_factory.mktemp("forks") / "socket"
 
     def run(page: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp(Path(page).stem)
@@ -96,13 +96,14 @@ def ends(
         work.mkdir()
         for name in ("examples", "benchmarks"):
             (work / name).symlink_to(_ROOT / name)
-        command = [sys.executable, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
-        env = _environment(folder, "" if page == _REAL_TORCHRUN else torchrun)
+        env = _environment(folder, socket)
+        python = str(folder / "bin" / "python")
+        command = [python, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
         # Commands of the page have what is left of its time, so that none outlives the session.
         return run_command(command, work, env, _SECONDS + 20)
 
-    server = [sys.executable, str(_TORCHRUN), "serve", str(socket)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    server = [sys.executable, str(_FORKS), "serve", str(socket)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(_ROOT)}
     with (
         subprocess.Popen(server, stdin=subprocess.PIPE, env=env, start_new_session=True),
         run_ahead(request, "page", run) as found,

@@ -178,7 +178,7 @@ print("closed")
 def _runs(program: str) -> str:
     """What a program prints that ends."""
     command = [sys.executable, "-c", program]
-    done = run_command(command, Path.cwd(), os.environ, timeout=60, popen=warm.Popen)
+    done = run_command(command, Path.cwd(), os.environ, timeout=60, popen=warm.WholePopen)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

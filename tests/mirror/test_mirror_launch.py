@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Start:
     def run(
         code: str = "",
         *arguments: str,
-        popen: type[subprocess.Popen[str]] = warm.Popen,
+        popen: type[subprocess.Popen[str]] = warm.WholePopen,
         **environment: str,
     ) -> subprocess.Popen[str]:
         if code and not script.exists():

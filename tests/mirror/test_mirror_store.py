@@ -70,7 +70,11 @@ except DistStoreError as error:
 @pytest.mark.parametrize(("program", "name"), [(_LATE, "127.0.0.1"), (_NEVER, "Silent")])
 def test_exit_after_a_store_did_not_answer(program: str, name: str) -> None:
     ran = run_command(
-        [sys.executable, "-W", "ignore", "-c", program], _ROOT, os.environ, 60, popen=warm.Popen
+        [sys.executable, "-W", "ignore", "-c", program],
+        _ROOT,
+        os.environ,
+        60,
+        popen=warm.WholePopen,
     )
     assert ran.returncode == 0, ran
     assert name in ran.stdout

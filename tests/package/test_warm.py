@@ -44,10 +44,27 @@ def test_a_program_has_its_arguments_and_its_status(tmp_path: Path, form: str) -
 def test_an_interpreter_ends() -> None:
     program = "import atexit, torch; atexit.register(print, torch.ones(2).sum()); raise KeyError(3)"
     done = run_command(
-        [sys.executable, "-c", program], Path.cwd(), os.environ, 60, popen=warm.Popen
+        [sys.executable, "-c", program], Path.cwd(), os.environ, 60, popen=warm.WholePopen
     )
     assert (done.returncode, done.stdout) == (1, "tensor(2.)\n")
     assert done.stderr.endswith("KeyError: 3\n")
+
+
+_END = """
+import atexit, sys, threading, time
+def work():
+    time.sleep(0.1)
+    print("thread")
+threading.Thread(target=work).start()
+atexit.register(print, "atexit")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("popen", [warm.Popen, warm.WholePopen])
+def test_what_is_left_at_the_end_is_done(popen: type[warm.Popen]) -> None:
+    done = run_command([sys.executable, "-c", _END], Path.cwd(), os.environ, 60, popen=popen)
+    assert (done.returncode, done.stdout) == (3, "thread\natexit\n")
 
 
 def test_a_program_that_is_killed() -> None:

@@ -1,5 +1,7 @@
 """Lets workers of pytest-xdist run tests beside each other, and those marked ``serial`` alone.
 
+Files marked ``long`` come first, so that no worker begins one when the others have nothing left.
+
 A test holds a lock that it shares with other tests; a test marked serial holds it for itself. Both
 take it by way of a gate, at which a serial test is passed by nobody. Without -n there is one test
 at a time, and nothing is locked.
@@ -11,13 +13,14 @@ import contextlib
 import fcntl
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["pytest_configure_node", "pytest_runtest_protocol"]
+__all__ = ["pytest_collection_modifyitems", "pytest_configure_node", "pytest_runtest_protocol"]
 
 _FOLDER = pytest.StashKey[str]()
 
@@ -31,6 +34,12 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - a class of pytes
         config.stash[_FOLDER] = folder.name
         config.add_cleanup(folder.cleanup)
     node.workerinput["turns"] = config.stash[_FOLDER]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files marked long first, and of the others those with most tests."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("long") is None, -tests[item.path]))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,8 +1,9 @@
 """Python processes that have imported torch already: forks of one that did nothing else.
 
 To import torch takes seconds of each process, and a fork milliseconds. What a test says of how a
-process starts, runs and ends holds for a fork as well: it has an environment, a command line, an
-interpreter that ends, and a status of its own.
+process starts and runs holds for a fork as well: it has an environment, a command line and a status
+of its own. It ends by _exit() once its threads and the functions of atexit are done, since an
+interpreter with torch takes a second to end; that of WholePopen does end.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["Popen", "server_of"]
+__all__ = ["Popen", "Request", "WholePopen", "become", "run", "server_of"]
 
 _PR_SET_PDEATHSIG = 1
 _MODULES = ("torch", "numpy")
@@ -56,7 +57,7 @@ _LENGTH = struct.Struct("<q")
 
 
 @dataclass
-class _Request:
+class Request:
     """A process to fork; its descriptors come beside this, in the order of ``descriptors``."""
 
     arguments: list[str]
@@ -64,6 +65,7 @@ class _Request:
     folder: str
     descriptors: list[int]
     session: bool
+    whole: bool  # whether its interpreter ends
 
 
 class _Server:
@@ -73,7 +75,7 @@ class _Server:
         ours, theirs = socket.socketpair()
         folder = str(Path(__file__).parents[2])
         code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
-        code += f"exec(warm.serve({theirs.fileno()}, {modules!r}))"
+        code += f"warm.run(*warm.serve({theirs.fileno()}, {modules!r}))"
         with theirs:
             self._popen = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -85,7 +87,7 @@ class _Server:
         self._requests = ours
         self._lock = threading.Lock()
 
-    def fork(self, request: _Request, descriptors: list[int]) -> int:
+    def fork(self, request: Request, descriptors: list[int]) -> int:
         """The process id."""
         message = pickle.dumps(request)
         with self._lock:
@@ -135,6 +137,8 @@ class Popen(subprocess.Popen[Any]):
     Its parent is that process, which ends with this one.
     """
 
+    _whole = False
+
     def _execute_child(self, *given: Any) -> None:  # noqa: ANN401
         arguments, _, _, _, passed, folder, env = given[:7]
         reads, _, _, writes, _, errors = given[10:16]
@@ -143,12 +147,13 @@ class Popen(subprocess.Popen[Any]):
         server = server_of(environment)
         ours, theirs = os.pipe()
         standard = [own if fd == -1 else fd for own, fd in enumerate((reads, writes, errors))]
-        request = _Request(
+        request = Request(
             list(arguments[1:]),
             environment,
             os.fspath(folder or Path.cwd()),
             [0, 1, 2, *passed],
             session=given[21],
+            whole=self._whole,
         )
         try:
             self.pid = server.fork(request, [theirs, *standard, *passed])
@@ -183,10 +188,14 @@ class Popen(subprocess.Popen[Any]):
         return True
 
 
-def serve(requests: int, modules: tuple[str, ...]) -> CodeType:
-    """Fork a process for each request, and return in it what it is to execute."""
-    own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    base = [path for path in sys.path[1:] if path not in own]
+class WholePopen(Popen):
+    """The same for a program of which a test says how it ends."""
+
+    _whole = True
+
+
+def serve(requests: int, modules: tuple[str, ...]) -> tuple[CodeType, bool]:
+    """Fork a process for each request, and return in it what it is to run()."""
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -212,7 +221,7 @@ def serve(requests: int, modules: tuple[str, ...]) -> CodeType:
             data, descriptors, _, _ = socket.recv_fds(asked, _LENGTH.size, 64)
             if not data:
                 sys.exit()
-            request: _Request = pickle.loads(_receive(asked, _LENGTH.unpack(data)[0]))
+            request: Request = pickle.loads(_receive(asked, _LENGTH.unpack(data)[0]))
             server = os.getpid()
             pid = os.fork()
             if pid == 0:
@@ -226,12 +235,11 @@ def serve(requests: int, modules: tuple[str, ...]) -> CodeType:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
-    atexit.register(gc.unfreeze)  # the end of the interpreter looks at all objects
     for opened in (asked, woken, wakes):
         opened.close()
     for descriptor in (descriptors[0], *statuses.values()):
         os.close(descriptor)
-    return _become(request, descriptors[1:], base)
+    return become(request, descriptors[1:])
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
@@ -250,10 +258,33 @@ def _reap(statuses: dict[int, int]) -> None:
             told.write(_LENGTH.pack(os.waitstatus_to_exitcode(status)))
 
 
-def _become(request: _Request, descriptors: list[int], base: list[str]) -> CodeType:
-    """Give this process what was requested: its descriptors, environment, folder and program."""
+def run(code: CodeType, whole: bool) -> None:
+    """Execute a program in ``__main__``; this ends the process unless its interpreter is to end."""
+    status: object = None
+    try:
+        exec(code, vars(sys.modules["__main__"]))
+    except SystemExit as end:
+        status = end.code
+        if whole or not isinstance(status, int | None):
+            raise
+    if not whole:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status or 0)
+
+
+def become(request: Request, descriptors: list[int]) -> tuple[CodeType, bool]:
+    """Give this process what was requested: its descriptors, environment, folder and program.
+
+    Returns:
+        What it is to run().
+    """
     import fcntl
 
+    own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    base = [path for path in sys.path[1:] if path not in own]
     free = max(request.descriptors) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in descriptors]
     for fd in descriptors:
@@ -266,7 +297,9 @@ def _become(request: _Request, descriptors: list[int], base: list[str]) -> CodeT
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
-    return _program(request.arguments, base)
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = request.folder  # type: ignore[attr-defined]
+    return _program(request.arguments, base), request.whole
 
 
 def _program(arguments: list[str], base: list[str]) -> CodeType:
@@ -289,5 +322,5 @@ def _program(arguments: list[str], base: list[str]) -> CodeType:
         sys.path[:] = [str(Path.cwd()), *added, *base]
         return compile(f"import runpy; runpy._run_module_as_main({rest[1]!r})", "<run>", "exec")
     sys.path[:] = [str(Path(rest[0]).resolve().parent), *added, *base]
-    main["__file__"] = rest[0]
-    return compile(Path(rest[0]).read_text(), rest[0], "exec")
+    main["__file__"] = str(Path(rest[0]).absolute())
+    return compile(Path(rest[0]).read_text(), main["__file__"], "exec")
