@@ -30,7 +30,7 @@ from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 _DOUBLE = "CUDA_DOUBLE_LIBRARIES" in os.environ
 _COUNT = 1000

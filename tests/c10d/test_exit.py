@@ -16,6 +16,8 @@ from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).parents[2]
 
 _SCRIPT = """
@@ -93,8 +95,8 @@ def test_process_ends_that_waits_for_a_silent_store() -> None:
 
 
 def test_exits_are_counted() -> None:
-    """Six ranks of each case; beside gloo in the long form: python -m tests.c10d.exits."""
-    options = ["--runs", "40"] if FULL else ["--runs", "3", "--backend", "pynccl"]
+    """Two ranks of each case; beside gloo in the long form: python -m tests.c10d.exits."""
+    options = ["--runs", "40"] if FULL else ["--runs", "1", "--backend", "pynccl"]
     command = [sys.executable, "-m", "tests.c10d.exits", *options]
     done = run_command(command, _ROOT, os.environ, timeout=900 if FULL else 120)
     assert done.returncode == 0, (done.stdout, done.stderr)

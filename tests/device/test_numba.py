@@ -57,7 +57,9 @@ def _ring_of_rank(rank: Rank, on_stream: bool) -> None:
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
 
 
-@sizes_and_worlds
+@pytest.mark.parametrize(
+    ("nranks", "threads"), [(4, True), *([(2, True), (2, False), (4, False)] if FULL else [])]
+)
 def test_put_signal_wait_and_barrier(launch: Launcher, nranks: int, threads: bool) -> None:
     launch(nranks, _ring_of_rank, False, threads=threads, timeout=120)
 

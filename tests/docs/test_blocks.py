@@ -20,6 +20,8 @@ from tests.docs import blocks
 from tests.docs.session import BlockError, commands
 from tests.support.commands import run_ahead, run_command
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).parents[2]
 _SECONDS = 240.0  # for a page; the backend of torch is built in one of them
 _PAGES = sorted(

@@ -20,6 +20,8 @@ from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 _NAMED_WITHIN = 10.0  # seconds, on a busy machine; it looks after one
 _LARGE = 1 << 21  # elements; a send of so many waits for its receiver
 

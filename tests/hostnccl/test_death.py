@@ -20,6 +20,8 @@ from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 _SOON = 10.0  # seconds, on a busy machine; no time limit is as short
 
 

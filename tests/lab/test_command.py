@@ -14,6 +14,9 @@ import pytest
 
 from pynccl.lab import command, output
 from tests.support.commands import run_command
+from tests.support.tier import FULL
+
+pytestmark = pytest.mark.long
 
 _ROOT = Path(__file__).parents[2]
 _PNG = b"\x89PNG"
@@ -52,6 +55,7 @@ def test_overlap(tmp_path: Path) -> None:
     assert (tmp_path / "lanes.png").read_bytes().startswith(_PNG)
 
 
+@pytest.mark.skipif(not FULL, reason="torchrun imports torch four times: `make test-all`")
 def test_overlap_under_torchrun_on_part_of_the_ranks() -> None:
     printed = _run(
         *("--standalone", "--nproc-per-node", 3, "-m", "pynccl.lab", "overlap", "--ranks", "2,3"),

@@ -22,8 +22,11 @@ from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted((_ROOT / "examples" / "lab").glob("*.py"))
+_SHORT = _ROOT / "examples" / "lab" / "fsdp_prefetch.py"  # takes less time than the others
 _FEW = {"repeats": 3, "warmup": 1}  # rounds; each has a check of its results
 
 
@@ -40,7 +43,7 @@ def _run(example: Path, *options: object) -> str:
 
 @pytest.mark.parametrize(
     ("example", "ranks"),
-    [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)] if FULL else [(_EXAMPLES[0], 2)],
+    [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)] if FULL else [(_SHORT, 2)],
     ids=lambda value: value.stem if isinstance(value, Path) else str(value),
 )
 def test_it_runs_as_its_head_says(example: Path, ranks: int, tmp_path: Path) -> None:
@@ -73,7 +76,9 @@ def _measure(rank: Rank, example: str) -> list[lab.Row]:
     return rows
 
 
-@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize(
+    "example", [e for e in _EXAMPLES if FULL or e != _SHORT], ids=lambda example: example.stem
+)
 def test_its_results_are_right(launch: Launcher, example: Path) -> None:
     env = {"OMP_NUM_THREADS": "1"}
     rows = launch(2, _measure, str(example), env=env, timeout=240)[0]

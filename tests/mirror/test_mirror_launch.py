@@ -18,6 +18,8 @@ import pytest
 from tests.support import warm
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("torch")
 
 DEADLINE = 120  # seconds; starting Python with torch costs seconds on a small machine

@@ -20,6 +20,8 @@ import pytest
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 
+pytestmark = pytest.mark.long
+
 _LIMIT = 1.5  # seconds
 World = Callable[..., list[Any]]
 

@@ -27,6 +27,8 @@ from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).parents[2]
 _LIMIT = 0.6  # seconds
 _LATEST = _LIMIT + 1

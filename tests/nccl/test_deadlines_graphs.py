@@ -17,6 +17,8 @@ from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 _LIMIT = 0.6  # seconds
 _LATEST = _LIMIT + 1
 _LONG = 50.0

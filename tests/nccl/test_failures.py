@@ -18,6 +18,8 @@ from pynccl import nccl
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
+pytestmark = pytest.mark.long
+
 _LIMIT = 0.6  # seconds, the own time limit
 _FAILURES: dict[str, type[nccl.NcclError]] = {
     "peer died": nccl.NcclRemoteError,

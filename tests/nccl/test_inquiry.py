@@ -31,6 +31,8 @@ from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 from tests.support.store import FolderStore
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).parents[2]
 _LIMIT = 0.6  # seconds
 _LATEST = _LIMIT + 15  # on a busy machine

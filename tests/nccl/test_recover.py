@@ -20,6 +20,8 @@ from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.long
+
 _TIMEOUT = 3.0  # seconds that a rank has to take part
 _NRANKS = 4
 

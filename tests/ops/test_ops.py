@@ -140,6 +140,7 @@ def test_compiled_without_a_graph_break(world: World) -> None:
     world(2, _compiled, "aot_eager", timeout=240)
 
 
+@pytest.mark.skipif(not FULL, reason="the compiler takes half a minute: `make test-all`")
 def test_compiled_to_machine_code(world: World, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     world(2, _compiled, "inductor", env=env, timeout=240, fresh=True)

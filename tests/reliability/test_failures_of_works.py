@@ -31,6 +31,8 @@ from pynccl.c10d.build import build
 from tests.reliability.workers import Forks, Lane, Lanes, Member
 from tests.support import gpu
 
+pytestmark = pytest.mark.long
+
 _LIMIT = 1.0  # seconds, the own time limit
 _LONG = 30.0  # of groups that another failure ends
 _STUCK = 60.0  # for a rank that does not end at all

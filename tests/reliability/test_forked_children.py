@@ -20,6 +20,8 @@ import pytest
 from pynccl import nccl
 from tests.reliability.workers import Forks, Lane, Member
 
+pytestmark = pytest.mark.long
+
 _SOON = 20.0  # seconds, also on a machine that has much to do; the groups' timeouts are minutes
 _START = 120.0  # seconds to import torch and to load, or to compile, its backend
 _LIFE = 60.0  # seconds of a child that nobody ends
