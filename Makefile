@@ -16,6 +16,7 @@ SEED ?= 0
 COUNT ?= 20
 VENV := .venv
 PY := $(VENV)/bin/python
+# Python compiles what it imports; to compile all of torch, Triton and Ray takes a minute.
 # One at a time: with `make -j2`, packages are installed while the sources are compiled.
 PIP := flock $(VENV)/pyvenv.cfg $(PY) -m pip --quiet --disable-pip-version-check
 WHEELS ?= build/wheels
@@ -240,12 +241,12 @@ $(TORCH_VENV)/.created: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(TORCH_VENV)
 	sed '/^\(torch\|setuptools\)==/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt --upgrade pip
-	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt torch==$(TORCH) --group test
+	$(TORCH_VENV)/bin/python -m pip --quiet install -c $(TORCH_VENV)/constraints.txt --no-compile torch==$(TORCH) --group test
 	@touch $@
 
 $(VENV)/.group-%: $(VENV)/.created pyproject.toml
 	@echo "install the packages of the group $*"
-	@$(PIP) install -c constraints.txt --group $*
+	@$(PIP) install -c constraints.txt --no-compile --group $*
 	@touch $@
 
 # First what the compiler waits for.

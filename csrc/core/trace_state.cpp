@@ -67,12 +67,8 @@ void TraceTimes::end(CUstream stream) {
 bool TraceTimes::done() const { return ended ? (*ended)->query() : began->query(); }
 
 void TraceTimes::read(TraceEntry& entry) const {
-  // The clocks of a busy process are known to milliseconds, and it was then that both were reached.
-  const auto time = [&, now = precise_time()](const Event& event) {
-    return std::clamp(clock.time_of(event, entry.called), entry.called, now);
-  };
-  entry.began = time(*began);
-  if (ended) entry.ended = time(**ended);
+  entry.began = clock.time_of(*began, entry.called);
+  if (ended) entry.ended = clock.time_of(**ended, entry.called);
 }
 
 TraceState& TraceState::get() { return common::per_process<TraceState>(); }

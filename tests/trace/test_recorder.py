@@ -86,13 +86,18 @@ def _arguments(rank: Rank) -> None:
     _check_times(trace)
 
 
+# Nanoseconds. How a device's clock compares with the host's is known as well as one is seen from the
+# other, on a busy machine.
+_CLOCKS = 200_000_000
+
+
 def _check_times(trace: ProcessTrace) -> None:
     for o in trace.operations:
         assert o.returned is not None
         assert o.began is not None
         assert o.ended is not None
         assert trace.began <= o.called <= o.returned <= trace.ended, o
-        assert o.called <= o.began <= o.ended <= trace.ended, o
+        assert o.called - _CLOCKS <= o.began <= o.ended <= trace.ended + _CLOCKS, o
 
 
 def test_every_operation_with_its_arguments(launch: Launcher, provider: str) -> None:
