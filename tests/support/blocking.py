@@ -1,11 +1,16 @@
-"""Tools for tests of calls that block: windows, calls in their own threads, synchronization of
-ranks.
+"""Tools for tests of calls that block: windows, calls in their own threads, whether a thread is
+blocked, synchronization of ranks.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +18,7 @@ from pynccl import nccl
 from tests.support.rank import Rank
 
 PAGE = 4096
-DEADLINE = 8.0  # seconds for a blocked call to end
+DEADLINE = 20.0  # seconds for a blocked call to end
 
 
 class Area:
@@ -49,6 +54,31 @@ class Blocked:
         assert not self._thread.is_alive()
         assert isinstance(self._error, nccl.NcclError), repr(self._error)
         assert reason in str(self._error), str(self._error)
+
+
+def wait_until_blocked(thread: threading.Thread) -> None:
+    """Wait until a thread of this process sleeps in one call, for ten looks at it."""
+    is_main = thread is threading.main_thread()  # its native_id may be that of before a fork
+    status = Path(f"/proc/self/task/{os.getpid() if is_main else thread.native_id}/stat")
+    looks, before = 0, None
+    while looks < 10:
+        time.sleep(0.005)
+        assert thread.ident is not None
+        frame = sys._current_frames()[thread.ident]
+        at = (frame.f_code, frame.f_lasti)
+        sleeps = status.read_text().rpartition(")")[2].split()[0] == "S"
+        looks = looks + 1 if sleeps and at == before else 0
+        before = at
+
+
+def interrupt_when_blocked(number: signal.Signals = signal.SIGINT) -> None:
+    """Send a signal to this process as soon as the main thread is blocked."""
+
+    def interrupt() -> None:
+        wait_until_blocked(threading.main_thread())
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt, daemon=True).start()
 
 
 def synchronize(rank: Rank) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pynccl import testing
 
@@ -39,6 +41,20 @@ class Rank(testing.Rank):
         from pynccl import nccl
 
         return nccl.Event(self.provider, device=self.device, timing=timing)
+
+    def set_event(self, name: str) -> None:
+        """Record that this rank has reached a point that others of its launch wait for."""
+        Path(self._event(name, self.rank)).touch()
+
+    def wait_event(self, name: str, *ranks: int) -> None:
+        """Wait until these ranks have set the event. It uses no communicator: not even a deadlock
+        detector knows of it.
+        """
+        for rank in ranks:
+            wait_for(self._event(name, rank))
+
+    def _event(self, name: str, rank: int) -> str:
+        return f"{urlsplit(self.init_method).path}.{name}.{rank}"
 
     def _finish(self, *, failed: bool) -> None:
         """Take the failures of the default stream, too: the next test may be in this process."""
