@@ -5,7 +5,9 @@ continue without it. And that nothing expires that ends in time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -31,8 +33,10 @@ pytestmark = pytest.mark.long
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT = 0.6  # seconds
-_LATEST = _LIMIT + 1
+_LATEST = _LIMIT + 15  # on a busy machine
+_LONG = 30.0
 _ABSENT = 1
+_ATTEMPTS = 10
 
 
 def _send_and_receive(comm: nccl.Communicator, buffer: object) -> None:
@@ -125,13 +129,13 @@ def _wait_for_the_absent(rank: Rank, what: str) -> bool:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     comm.close()
-    comm = rank.communicator(1, config=nccl.Config(timeout=_LIMIT))
+    comm = rank.communicator(1)
     buffer = rank.memory.put(np.ones(500_000, np.float32))
     comm.all_reduce(buffer, stream=(stream := rank.stream()))
     stream.synchronize()
-    rank.report("ready")
+    comm.timeout = _LIMIT
     if rank.rank == _ABSENT:
-        time.sleep(3 * _LIMIT)
+        rank.wait_event("done", 0, 2)
         comm.abort()
         return False
     act, name = {**_WAITS, **_CALLS}[what]
@@ -147,8 +151,10 @@ def _wait_for_the_absent(rank: Rank, what: str) -> bool:
         raised.match(f"on rank {rank.rank} did not complete within {_LIMIT:g} s")
     else:  # the other rank's limit was over first
         raised.match("revoked")
+    comm.timeout = _LONG
     with comm.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0, 2])
+    rank.set_event("done")
     comm.close()
     return is_late
 
@@ -166,26 +172,29 @@ def test_a_call_that_blocks_on_cpus_ends(launch: Launcher, what: str) -> None:
 def _split_a_revoked_one(rank: Rank) -> None:
     """NCCL refuses another revocation, which ends the split on CPUs."""
     gpu.require(rank.provider, "ncclCommRevoke")
-    comm, called = rank.communicator(1, config=nccl.Config(timeout=_LIMIT)), threading.Event()
+    comm, called = rank.communicator(1), threading.Event()
     comm.on_timeout = lambda *_: called.set()
     check_works(rank, comm, [0, 1])
+    comm.timeout = _LIMIT
     comm.revoke()
-    rank.report("ready")
     if rank.rank == _ABSENT:
-        time.sleep(6 * _LIMIT)
+        rank.wait_event("done", 0)
         comm.abort()
         return
     began = time.monotonic()
     text = f"ncclCommSplit on rank 0 did not complete within {_LIMIT:g} s"
     with pytest.raises(nccl.NcclTimeoutError, match=text):
         comm.split(0)
-    assert called.wait(10)
+    assert called.wait(20)
     if rank.provider == "cuda":
         assert comm.closed
+        rank.set_event("done")
         return
     assert time.monotonic() - began < _LATEST
+    comm.timeout = _LONG
     with comm.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0])
+    rank.set_event("done")
     comm.close()
 
 
@@ -207,6 +216,8 @@ def _stopped(rank: Rank) -> str:
     with pytest.raises(nccl.NcclError) as raised:
         _reduce_forever(comm, array)
     assert time.monotonic() - began < _LATEST
+    rank.report("raised")
+    comm.timeout = _LONG
     with comm.shrink([2], abort=True) as smaller:
         check_works(rank, smaller, [0, 1])
     comm.close()
@@ -217,7 +228,7 @@ def test_a_stopped_rank_is_named(launch: Launcher) -> None:
     def stop(run: Run) -> None:
         run.gather_reports()
         run.kill(2, signal.SIGSTOP)
-        time.sleep(3 * _LIMIT)
+        list(itertools.islice(run.reports(), 2))  # the others have their errors
         run.kill(2, signal.SIGKILL)
 
     outcomes = launch.outcomes(3, _stopped, while_running=stop, timeout=40)
@@ -229,7 +240,7 @@ def test_a_stopped_rank_is_named(launch: Launcher) -> None:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -256,7 +267,7 @@ def test_every_waiter_gets_the_error() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(20)
     assert len(errors) == 3
     for _ in range(2):  # operations too
         with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #1 .* within 0\.3 s"):
@@ -278,21 +289,35 @@ def test_the_first_wait_after_the_limit_raises() -> None:
 
 
 def test_what_comes_in_time_does_not_expire() -> None:
-    """Calls longer apart than the limit, and one that waits for most of it."""
-    comms = _comms()
-    for comm in comms:
-        comm.timeout = 1.5
-    arrays = [np.ones(4), np.ones(4)]
-    for pause in (0.0, 0.5, 2.5):
-        late = threading.Timer(0.7 if pause < 1 else 0.0, comms[1].all_reduce, [arrays[1]])
-        late.start()
-        comms[0].all_reduce(arrays[0])
-        late.join()
-        time.sleep(pause)
-    assert (arrays[0] == 8).all()
-    assert not any(comm.expired for comm in comms)
-    for comm in comms:
-        comm.close()
+    """Calls longer apart than the limit, and one that waits for most of it. On a busy machine
+    others take part too late: what expires then has lasted for the limit.
+    """
+    limit = 1.0
+    for _ in range(_ATTEMPTS):
+        comms = _comms()
+        comms[0].timeout = limit
+        arrays = [np.ones(4), np.ones(4)]
+        began = time.monotonic()
+        try:
+            for delay in (0.0, 0.6):
+                late = threading.Timer(delay, comms[1].all_reduce, [arrays[1]])
+                late.start()
+                began = time.monotonic()
+                comms[0].all_reduce(arrays[0])
+                late.join()
+                time.sleep(1.3 * limit)
+                assert not comms[0].expired
+        except nccl.NcclTimeoutError:
+            assert time.monotonic() - began >= limit
+            for comm in comms:
+                comm.abort()
+            late.join()
+            continue
+        assert (arrays[0] == 4).all()
+        for comm in comms:
+            comm.close()
+        return
+    raise AssertionError(f"another rank was late {_ATTEMPTS} times")
 
 
 def test_the_limit_of_a_queue_begins_with_the_call() -> None:
@@ -300,7 +325,7 @@ def test_the_limit_of_a_queue_begins_with_the_call() -> None:
     comms, streams = _comms(), [nccl.Stream("host"), nccl.Stream("host")]
     arrays = [np.ones(100_000), np.ones(100_000)]
     for comm in comms:
-        comm.timeout = 20
+        comm.timeout = 60
     for _ in range(1000):
         for comm, array, stream in zip(comms, arrays, streams, strict=True):
             comm.all_reduce(array, nccl.MAX, stream=stream)
@@ -317,13 +342,13 @@ def test_a_captured_operation_does_not_expire(launch: Launcher, provider: str) -
 
 
 def _capture_and_wait(rank: Rank) -> None:
-    """The capture, and the pause between its launches, are longer than the limit."""
+    """The capture, and the pause between its launches, are longer than its limit."""
     comm, stream = rank.comm, rank.stream()
     buffer = rank.memory.put(np.ones(4, np.float32))
     comm.all_reduce(buffer, stream=stream)
     stream.synchronize()
-    comm.timeout = 0.3
-    with nccl.capture(stream) as graph:
+    comm.timeout = _LONG
+    with nccl.deadline(0.3), nccl.capture(stream) as graph:
         comm.all_reduce(buffer, stream=stream)
         time.sleep(0.7)
     for _ in range(2):
@@ -332,7 +357,6 @@ def _capture_and_wait(rank: Rank) -> None:
         time.sleep(0.7)
     assert not comm.expired
     graph.close()
-    comm.timeout = 10
     comm.all_reduce(buffer, stream=stream)
     stream.synchronize()
     assert (rank.memory.get(buffer) == 16).all()
@@ -343,24 +367,34 @@ def test_operations_without_an_event_are_not_late(launch: Launcher, provider: st
 
 
 def _burst_and_pause(rank: Rank) -> None:
-    """On a stream that pynccl does not own, in bursts, with pauses longer than the limit."""
-    comm, stream = rank.comm, rank.stream()
-    handle = stream.handle
-    buffer = rank.memory.put(np.ones(4, np.float32))
-    comm.all_reduce(buffer, stream=handle)
-    stream.synchronize()
-    comm.timeout = 0.5
-    for _ in range(3):
-        for _ in range(100):
-            comm.all_reduce(buffer, nccl.MAX, stream=handle)
-        time.sleep(0.8)
-    assert not comm.expired
-    stream.synchronize()
+    """On a stream that pynccl does not own, in bursts, with pauses longer than the limit. On a
+    busy machine the other rank may be late, but not each time.
+    """
+    for _ in range(_ATTEMPTS):
+        comm, stream = rank.comm.split(0), rank.stream()
+        handle = stream.handle
+        buffer = rank.memory.put(np.ones(4, np.float32))
+        comm.all_reduce(buffer, stream=handle)
+        stream.synchronize()
+        comm.timeout = 0.5
+        with contextlib.suppress(nccl.NcclTimeoutError, nccl.NcclRemoteError):
+            for _ in range(3):
+                for _ in range(100):
+                    comm.all_reduce(buffer, nccl.MAX, stream=handle)
+                time.sleep(0.8)
+        late = rank.memory.put(np.array([comm.expired], np.float32))
+        rank.comm.all_reduce(late, nccl.MAX)
+        if not rank.memory.get(late)[0]:
+            stream.synchronize()
+            comm.close()
+            return
+        comm.abort()
+    raise AssertionError(f"operations have expired {_ATTEMPTS} times")
 
 
 def _last_on_a_foreign_stream(rank: Rank) -> None:
     """The monitor cannot record an event on the stream later: it may be destroyed by then."""
-    comm = rank.communicator(1, config=nccl.Config(timeout=_LIMIT))
+    comm = rank.communicator(1)
     capsule = comm.__pynccl_communicator__()
     opened, self = open_capsule(capsule)
     stream = ctypes.c_void_p()
@@ -374,9 +408,10 @@ def _last_on_a_foreign_stream(rank: Rank) -> None:
     assert stream.value is not None
     buffer = rank.memory.put(np.ones(1000, np.float32))
     for number in range(5):  # the first one alone is due for an event
+        if number == 4:
+            comm.timeout = _LIMIT
         if number == 4 and rank.rank == 1:
-            rank.report("ready")
-            time.sleep(3 * _LIMIT)
+            rank.wait_event("done", 0)
             comm.abort()
             break
         comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
@@ -386,13 +421,13 @@ def _last_on_a_foreign_stream(rank: Rank) -> None:
 
 
 def _expire(rank: Rank, comm: nccl.Communicator, buffer: object, stream: int) -> None:
-    rank.report("ready")
     end = time.monotonic() + _LATEST
     while not comm.expired:
         assert time.monotonic() < end, comm.flight_record()
         time.sleep(0.01)
     with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
         comm.all_reduce(buffer, nccl.MAX, stream=stream)
+    rank.set_event("done")
     comm.abort()
 
 
@@ -412,17 +447,16 @@ def test_deadlines_nest_and_are_a_threads_own() -> None:
             others.append(error)
 
     thread = threading.Thread(target=wait_in_another_thread)
-    began = time.monotonic()
     with nccl.deadline(50), nccl.deadline(0.4), nccl.deadline(60):
         thread.start()
         time.sleep(0.8)
         assert thread.is_alive()  # the limit of this thread is not its limit
         comms[1].send(np.ones(4), 0)
-        thread.join(5)
+        thread.join(20)
+        assert not thread.is_alive()
         with pytest.raises(nccl.NcclTimeoutError, match=r"within 0\.4 s"):
             comms[0].recv(np.ones(4), 1)
     assert not others
-    assert time.monotonic() - began < 3
     for comm in comms:
         comm.abort()
 

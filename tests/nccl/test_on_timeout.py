@@ -34,7 +34,7 @@ def _wait_with_a_function(rank: Rank) -> None:
         called.append((comm, error))
         done.set()
 
-    config = nccl.Config(timeout=0.5, on_timeout=note)
+    config = nccl.Config(on_timeout=note)
     assert config.on_timeout is note
     comm = rank.communicator(1, config=config)
     assert comm.on_timeout is note
@@ -42,21 +42,23 @@ def _wait_with_a_function(rank: Rank) -> None:
     comm.all_reduce(buffer, stream=stream)
     stream.synchronize()
     if rank.rank == 1:
-        comm.on_timeout = "raise"
-        time.sleep(1.5)
+        rank.wait_event("done", 0)
         comm.abort()
         return
+    comm.timeout = 0.5
     with pytest.raises(nccl.NcclTimeoutError):  # noqa: PT012
         comm.all_reduce(buffer, stream=stream)
         stream.synchronize()
-    assert done.wait(5)
+    assert done.wait(20)
     ((told, error),) = called
     assert told is comm
     assert isinstance(error, nccl.NcclTimeoutError)
     assert "all_reduce #2" in str(error)
     assert comm.expired
+    comm.timeout = 30
     with comm.shrink([1], abort=True) as alone:
         assert alone.on_timeout is note  # as the other settings of its parent
+    rank.set_event("done")
     comm.close()
     assert len(called) == 1
 
@@ -71,14 +73,15 @@ def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> Non
     raised, shrunk = threading.Event(), []
 
     def recover(comm: nccl.Communicator, _error: nccl.NcclError) -> None:
-        if raised.wait(5):
+        if raised.wait(20):
+            comm.timeout = 30
             shrunk.append(comm.shrink([1], abort=True))
 
     comms[0].on_timeout = recover
     with pytest.raises(nccl.NcclTimeoutError):
         comms[0].all_reduce(np.ones(4))
     raised.set()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while not shrunk:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -90,14 +93,14 @@ def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> Non
 def test_others_expire_while_a_function_runs() -> None:
     """A function that does not return delays nobody."""
     comms, stop = [_comms(), _comms()], threading.Event()
+    ended: list[bool] = []
     for pair in comms:
         pair[0].timeout = 0.3
-        pair[0].on_timeout = lambda *_: stop.wait(20)
-    began = time.monotonic()
+        pair[0].on_timeout = lambda *_: ended.append(stop.wait(40))
     for pair in comms:
         with pytest.raises(nccl.NcclTimeoutError):
             pair[0].all_reduce(np.ones(4))
-    assert time.monotonic() - began < 5
+    assert not ended
     stop.set()
     for pair in comms:
         for comm in pair:
@@ -121,7 +124,7 @@ def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     comms[0].on_timeout = fail
     with pytest.raises(nccl.NcclTimeoutError):
         comms[0].all_reduce(np.ones(4))
-    assert hooked.wait(5)
+    assert hooked.wait(20)
     assert str(seen[0]) == "mine"
     for comm in comms:
         comm.abort()
@@ -174,7 +177,7 @@ _WAITS = {
     # The main thread has the GIL and never returns to Python.
     "the GIL": """
 threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)], daemon=True).start()
-ctypes.PyDLL(None).sleep(20)
+ctypes.PyDLL(None).sleep(600)
 """,
 }
 
@@ -185,9 +188,7 @@ def test_the_process_is_aborted(tmp_path: Path, wait: str, how: str) -> None:
     before = "comms[0].on_timeout = 'abort'" if how == "attribute" else ""
     env = {"PYNCCL_ON_TIMEOUT": "abort"} if how == "environment" else {}
     env |= {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_", "RANK": "0"}
-    began = time.monotonic()
     status, output, errors = _run(_ABORT.format(before=before, wait=_WAITS[wait]), **env)
-    assert time.monotonic() - began < 15
     assert (status, output) == (-signal.SIGABRT, "abort\n"), errors
     assert "pynccl: all_reduce #1 (float64, count=4, sum) on rank 0 did not complete" in errors
     assert (tmp_path / "flight_0").exists()
