@@ -5,7 +5,6 @@ what has happened: seven failures and the own time limit, by every way to wait.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.blocking import interrupt_when_blocked, wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
@@ -172,28 +172,30 @@ def _outcome(wait: Wait) -> str:
 def _wait_for_a_failure(rank: Rank, failure: str, parts: tuple[str, ...]) -> dict[str, str] | None:
     late = failure in (_LATE_ON_GPUS if rank.provider == "cuda" else ("deadline",))
     timeout = _LIMIT if late else 20.0
-    comm = rank.communicator(0, config=nccl.Config(timeout=timeout))
+    comm = rank.communicator(0)
     other = rank.communicator(1)
     array = rank.memory.put(np.ones(4, np.float32))
     stream = rank.stream()
     comm.all_reduce(array, stream=stream)
     stream.synchronize()
+    comm.timeout = timeout
     if rank.rank == 1:
         _fail_others(rank, failure, comm, other)
         return None
     waits = _Waits(rank, comm, parts)
     rank.report("ready")
+    rank.set_event("enqueued")
     if failure == "aborted":
         comm.abort()
     elif failure == "revoked":
         comm.revoke()
     elif failure == "Ctrl-C":
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        interrupt_when_blocked()
         with pytest.raises(KeyboardInterrupt):
             comm.split(0)
     outcomes = waits.outcomes()
-    rank.report("done")
+    rank.set_event("done")
     other.abort()
     comm.abort()
     return outcomes
@@ -204,9 +206,10 @@ def _fail_others(
 ) -> None:
     rank.report("ready")
     array = rank.memory.put(np.ones(5, np.float32))
-    time.sleep(0.3)  # the others wait
+    rank.wait_event("enqueued", 0)
+    time.sleep(0.1)  # the others wait
     if failure == "peer died":
-        time.sleep(20)
+        time.sleep(60)
     elif failure == "peer closed":
         with contextlib.suppress(nccl.NcclRemoteError):  # the others may revoke it meanwhile
             comm.close()
@@ -219,7 +222,7 @@ def _fail_others(
             comm.all_reduce(array)
         else:
             other.recv(array, 0)
-        time.sleep(1.5)
+        rank.wait_event("done", 0)
     elif failure == "mismatch":
         with pytest.raises(nccl.NcclInvalidUsageError):
             comm.all_reduce(array)
@@ -227,7 +230,7 @@ def _fail_others(
         with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)):
             other.recv(array, 0)
     else:
-        time.sleep(1.5 if failure == "deadline" else 1)
+        rank.wait_event("done", 0)
     other.abort()
     comm.abort()
 
@@ -344,7 +347,12 @@ def _every_thread(rank: Rank) -> None:
         threads = [threading.Thread(target=wait) for _ in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
+        for thread in threads:
+            wait_until_blocked(thread)
+        rank.set_event("wait")
+    else:
+        _ = rank.comm
+        rank.wait_event("wait", 0)
     rank.comm.abort()
     if rank.rank == 0:
         for thread in threads:
@@ -357,10 +365,11 @@ def test_every_thread_that_waits_raises(launch: Launcher) -> None:
 
 
 def _issued_after_the_expiry(rank: Rank) -> None:
-    comm = rank.communicator(0, config=nccl.Config(timeout=0.3))
+    comm = rank.communicator(0)
+    comm.timeout = 0.3
     stream, other, array = rank.stream(), rank.stream(), rank.memory.put(np.ones(4))
     if rank.rank == 1:
-        time.sleep(1)
+        rank.wait_event("done", 0)
         return
     comm.all_reduce(array, stream=stream)
     while not comm.expired:
@@ -369,6 +378,7 @@ def _issued_after_the_expiry(rank: Rank) -> None:
         comm.all_reduce(array, stream=other)
     with pytest.raises(nccl.NcclTimeoutError):
         stream.synchronize()
+    rank.set_event("done")
     other.synchronize()
     comm.abort()
 

@@ -6,6 +6,7 @@ leave the communicator usable, and that nothing leaks.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,12 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support import gpu, holdings, shared_memory
+from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
+
+_SOON = 15.0  # seconds, on a busy machine; no time limit is as short
 
 
 def check_works(rank: Rank, comm: nccl.Communicator, members: list[int]) -> None:
@@ -55,9 +59,9 @@ def blocked(rank: Rank, comm: nccl.Communicator) -> Iterator[list[nccl.NcclError
 
     thread = threading.Thread(target=reduce)
     thread.start()
-    time.sleep(0.2)
+    wait_until_blocked(thread)
     yield raised
-    thread.join(10)
+    thread.join(20)
     assert not thread.is_alive()
 
 
@@ -82,16 +86,14 @@ def test_shrink_by_a_rank_that_leaves(launch: Launcher, provider: str, threads: 
     launch(4, _shrink, provider=provider, threads=threads)
 
 
-def _shrink_with_abort(rank: Rank) -> float:
+def _shrink_with_abort(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2, 3])
     rank.report("ready")
     if rank.rank == 2:
         time.sleep(60)  # until it is killed
     with blocked(rank, comm) as raised:
-        started = time.monotonic()
         child = comm.shrink([2], abort=True)
-        taken = time.monotonic() - started
     assert len(raised) == (rank.provider == "host")
     with child:
         check_works(rank, child, [0, 1, 3])
@@ -100,7 +102,7 @@ def _shrink_with_abort(rank: Rank) -> float:
     with pytest.raises(nccl.NcclInvalidUsageError):
         comm.all_reduce(rank.memory.put(np.ones(1)))
     comm.abort()
-    return taken
+    rank.report("done")
 
 
 @pytest.mark.parametrize("kill", ["before", "after"])
@@ -112,16 +114,12 @@ def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
     def end_rank(run: Run) -> None:
         run.gather_reports()
         if kill == "after":  # the others have gone on without it
-            time.sleep(3)
+            list(itertools.islice(run.reports(), 3))
         run.kill(2)
 
-    outcomes = launch.outcomes(
-        4, _shrink_with_abort, provider=provider, while_running=end_rank, timeout=40
-    )
+    outcomes = launch.outcomes(4, _shrink_with_abort, provider=provider, while_running=end_rank)
     for rank in (0, 1, 3):
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-        if provider == "host":
-            assert outcomes[rank].value < 2
     assert not shared_memory.left_behind(before)
 
 
@@ -154,7 +152,7 @@ def test_shrink_ends_when_a_survivor_is_dead_too(launch: Launcher) -> None:
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
         moment, text = outcomes[rank].value
         assert "rank 1" in text
-        assert moment - killed[0] < 3
+        assert moment - killed[0] < _SOON
 
 
 def _shrink_after_an_error(rank: Rank) -> None:
@@ -294,7 +292,7 @@ def test_joining_fails_when_no_rank_is_there(launch: Launcher) -> None:
 
     outcomes = launch.outcomes(2, _join_a_dead_one, while_running=kill, ids=2, timeout=30)
     assert outcomes[1].ok, outcomes[1].trace
-    assert outcomes[1].value[0] - killed[0] < 2
+    assert outcomes[1].value[0] - killed[0] < _SOON
 
 
 # Several ids, groups, raw

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -16,13 +17,15 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import shared_memory
+from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
-_TIMEOUT = 3.0  # seconds that a rank has to take part
+_TIMEOUT = 30.0  # seconds that a rank has to take part, on a busy machine
+_SHORT = 2.0  # seconds, where a rank does not: the others begin together
 _NRANKS = 4
 
 
@@ -40,26 +43,34 @@ def _reduce_until_it_fails(rank: Rank, comm: nccl.Communicator) -> None:
         _reduce_forever(rank, comm)
 
 
+def _meet(rank: Rank, *ranks: int) -> None:
+    """Wait until these ranks call it: recover() has them come within its time limit."""
+    rank.set_event("meets")
+    rank.wait_event("meets", *ranks)
+
+
 def _store(folder: Path) -> object:
     from torch._C._distributed_c10d import FileStore
 
     return FileStore(str(folder / "store"), -1)
 
 
-def _recover(rank: Rank, left: list[int], folder: Path) -> float:
+def _recover(rank: Rank, left: list[int], folder: Path, timeout: float) -> float:
     check_works(rank, rank.comm, list(range(_NRANKS)))
     comm = rank.communicator(1, config=nccl.Config(timeout=1.5))
     rank.report("ready")
     if rank.rank not in left:
         time.sleep(60)  # until it is killed or stopped
     _reduce_until_it_fails(rank, comm)
+    comm.timeout = 31.5
     store = _store(folder) if rank.provider == "cuda" else None
+    _meet(rank, *left)
     began = time.monotonic()
-    with comm.recover(_TIMEOUT, store=store) as smaller:
+    with comm.recover(timeout, store=store) as smaller:
         taken = time.monotonic() - began
         assert comm.closed
         check_works(rank, smaller, left)
-        assert smaller.timeout == 1.5
+        assert smaller.timeout == 31.5
         with smaller.split(0, key=-smaller.rank) as turned:
             check_works(rank, turned, left[::-1])
     rank.report("done")
@@ -93,14 +104,15 @@ def test_those_that_are_left_go_on(
             for rank in lost:
                 run.kill(rank)
 
+    known = provider == "host" and how == signal.SIGKILL
+    timeout = _TIMEOUT if known else _SHORT
     outcomes = launch.outcomes(
-        *(_NRANKS, _recover, left, tmp_path),
-        **{"provider": provider, "ids": 2, "while_running": end_ranks, "timeout": 40},
-    )
+        _NRANKS, _recover, left, tmp_path, timeout,
+        provider=provider, ids=2, while_running=end_ranks
+    )  # fmt: skip
     for rank in left:
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-        known = provider == "host" and how == signal.SIGKILL
-        assert outcomes[rank].value < (1.5 if known else _TIMEOUT + 1.5)
+        assert outcomes[rank].value < (timeout / 2 if known else timeout + _TIMEOUT)
     assert not shared_memory.left_behind(before)
 
 
@@ -129,66 +141,74 @@ def test_all_ranks_go_on_where_nobody_is_lost(
     launch(3, _recover_healthy, tmp_path, provider=provider, threads=threads)
 
 
-def _recover_late(rank: Rank, gone_on: str, expires: bool) -> str:
+def _recover_late(rank: Rank, expires: bool) -> str:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
-    rank.report("ready")
     if rank.rank == 2:
         if expires:
             with nccl.deadline(0.2), pytest.raises(nccl.NcclTimeoutError):
                 comm.recv(np.ones(10, np.float32), 0)
-        wait_for(gone_on)
+        rank.set_event("expired")
+        rank.wait_event("gone_on", 0, 1)
         if not expires:
             with pytest.raises(nccl.NcclRemoteError, match=r"revoked|aborted"):
                 comm.all_reduce(np.ones(10, np.float32))
         for _ in range(2):
             with pytest.raises(nccl.NcclRemoteError) as caught:
                 comm.recover(_TIMEOUT)
+        rank.set_event("told")
         comm.abort()
         return str(caught.value)
-    time.sleep(expires)
-    with comm.recover(0.5) as smaller:
+    rank.wait_event("expired", 2)
+    _meet(rank, 0, 1)
+    with comm.recover(_SHORT) as smaller:
         check_works(rank, smaller, [0, 1])
-        Path(gone_on).touch()
-        time.sleep(0.5)
+        rank.set_event("gone_on")
+        rank.wait_event("told", 2)
         check_works(rank, smaller, [0, 1])
     return ""
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_rank_that_comes_too_late_is_told_so(
-    launch: Launcher, tmp_path: Path, expires: bool
-) -> None:
-    texts = launch(3, _recover_late, str(tmp_path / "gone_on"), expires, fresh=True)
+def test_a_rank_that_comes_too_late_is_told_so(launch: Launcher, expires: bool) -> None:
+    texts = launch(3, _recover_late, expires, fresh=True)
     assert texts[2].startswith("hostCommAgree failed on rank 2")
     assert "was left out" in texts[2]
 
 
 def _recover_stopped(rank: Rank) -> str:
+    """Rank 1 is stopped while it waits for the others, which come then."""
     comm = rank.comm
-    comm.timeout = 1.0
     check_works(rank, comm, [0, 1, 2])
-    rank.report("ready")
     if rank.rank == 1:
+
+        def stop() -> None:
+            wait_until_blocked(threading.main_thread())
+            rank.set_event("stops")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        threading.Thread(target=stop).start()
         _reduce_until_it_fails(rank, comm)
         with pytest.raises(nccl.NcclRemoteError, match="left out") as caught:
             comm.recover(_TIMEOUT)
+        rank.set_event("told")
         comm.abort()
         return str(caught.value)
+    rank.wait_event("stops", 1)
+    comm.timeout = 1.0
     _reduce_until_it_fails(rank, comm)
-    with comm.recover(1.0) as smaller:
+    comm.timeout = _TIMEOUT
+    _meet(rank, 0, 2)
+    with comm.recover(_SHORT) as smaller:
         check_works(rank, smaller, [0, 2])
         rank.report("recovered")
-        time.sleep(1)
+        rank.wait_event("told", 1)
         check_works(rank, smaller, [0, 2])
     return ""
 
 
 def test_a_rank_that_was_stopped_and_goes_on_is_told_so(launch: Launcher) -> None:
     def stop(run: Run) -> None:
-        run.gather_reports()
-        time.sleep(0.2)
-        run.kill(1, signal.SIGSTOP)
         list(itertools.islice(run.reports(), 2))  # the others have recovered
         run.kill(1, signal.SIGCONT)
 
@@ -228,7 +248,7 @@ _DELAYS = [0.0, 0.0005, 0.001, 0.002, 0.004, 0.2]
 
 @pytest.mark.parametrize("delay", _DELAYS if FULL else _DELAYS[::2])
 def test_a_rank_that_dies_while_it_recovers(launch: Launcher, delay: float) -> None:
-    outcomes = launch.outcomes(4, _recover_with_a_death, delay, ids=2, timeout=30)
+    outcomes = launch.outcomes(4, _recover_with_a_death, delay, ids=2)
     for rank in (0, 2):
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
     assert outcomes[0].value == outcomes[2].value
@@ -249,11 +269,12 @@ def _recover_then_stop(rank: Rank, folder: Path) -> list[str]:
             comm.recover(_TIMEOUT)
         comm.abort()
         return []
+    _meet(rank, 0, 2)
     began = time.monotonic()
     with pytest.raises(nccl.NcclTimeoutError, match=r"rank 1 \(pid \d+\) did not take part"):
-        comm.recover(1.0)
-    assert time.monotonic() - began > 0.9
-    with comm.recover(1.0) as smaller:
+        comm.recover(_SHORT)
+    assert time.monotonic() - began > 0.9 * _SHORT
+    with comm.recover(_SHORT) as smaller:
         check_works(rank, smaller, [0, 2])
         (folder / str(rank.rank)).touch()
     return []
@@ -265,20 +286,21 @@ def test_all_raise_where_a_member_does_not_make_the_communicator(
     launch(3, _recover_then_stop, tmp_path, fresh=True)
 
 
-def _recover_with_exclude(rank: Rank, folder: Path) -> None:
+def _recover_with_exclude(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     if rank.rank == 1:
-        time.sleep(0.5)
+        rank.wait_event("done", 0, 2)
         return
     began = time.monotonic()
-    with comm.recover(20, exclude=[1]) as smaller:
-        assert time.monotonic() - began < 2
+    with comm.recover(_TIMEOUT, exclude=[1]) as smaller:
+        assert time.monotonic() - began < _TIMEOUT / 2
         check_works(rank, smaller, [0, 2])
+    rank.set_event("done")
 
 
-def test_nobody_waits_for_excluded_ranks(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    launch(3, _recover_with_exclude, tmp_path, provider=provider, fresh=True)
+def test_nobody_waits_for_excluded_ranks(launch: Launcher, provider: str) -> None:
+    launch(3, _recover_with_exclude, provider=provider, fresh=True)
 
 
 def _recover_wrongly(rank: Rank) -> None:

@@ -57,12 +57,14 @@ class Blocked:
 
 
 def wait_until_blocked(thread: threading.Thread) -> None:
-    """Wait until a thread of this process sleeps in one call, for ten looks at it."""
+    """Wait until a thread of this process sleeps in one call, for ten looks at it, or has ended."""
     is_main = thread is threading.main_thread()  # its native_id may be that of before a fork
     status = Path(f"/proc/self/task/{os.getpid() if is_main else thread.native_id}/stat")
     looks, before = 0, None
     while looks < 10:
         time.sleep(0.005)
+        if not thread.is_alive():
+            return
         assert thread.ident is not None
         frame = sys._current_frames()[thread.ident]
         at = (frame.f_code, frame.f_lasti)
