@@ -9,7 +9,6 @@ import gc
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
+from tests.support.blocking import wait_until_blocked
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.preload import run_client
@@ -215,8 +215,9 @@ def _expire(rank: Rank) -> None:
         assert not owner.closed
         with pytest.raises(nccl.NcclInvalidUsageError):
             owner.all_reduce(np.ones(3))
+        rank.set_event("done")
     else:
-        time.sleep(1)
+        rank.wait_event("done", 0)
         owner.revoke()
         assert comm.revoked
     comm.close()
@@ -232,7 +233,7 @@ def _abort_during_a_call(rank: Rank) -> None:
     comm = nccl.Communicator.borrow(owner)
     comm.all_reduce(np.ones(1))
     if rank.rank == 1:
-        time.sleep(1)
+        rank.wait_event("done", 0)
         owner.abort()
         return
     raised: list[BaseException] = []
@@ -245,9 +246,10 @@ def _abort_during_a_call(rank: Rank) -> None:
 
     thread = threading.Thread(target=reduce)
     thread.start()
-    time.sleep(0.3)
+    wait_until_blocked(thread)
     owner.abort()
-    thread.join(10)
+    thread.join(20)
+    rank.set_event("done")
     assert "aborted" in str(raised)
     assert comm.closed
 

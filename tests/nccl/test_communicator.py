@@ -170,12 +170,13 @@ def test_a_closed_communicator_refuses_every_call(launch: Launcher, provider: st
 
 def _non_blocking(rank: Rank) -> None:
     if rank.rank == 1:
-        time.sleep(0.3)
+        rank.wait_event("waits", 0)
     comm = rank.communicator(config=nccl.Config(blocking=0))
     seen = []
     deadline = time.monotonic() + 20
     while isinstance(error := comm.async_error(), nccl.NcclInProgressError):
         seen.append(str(error))
+        rank.set_event("waits")
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert error is None
@@ -205,7 +206,7 @@ def _abort_alone(rank: Rank) -> None:
     comm = nccl.Communicator(
         2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=0)
     )
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while "missing: 1" not in str(error := comm.async_error()):  # its thread has yet to begin
         assert isinstance(error, nccl.NcclInProgressError)
         assert time.monotonic() < deadline
@@ -214,7 +215,7 @@ def _abort_alone(rank: Rank) -> None:
         comm.all_reduce(np.ones(3))
     started = time.monotonic()
     comm.abort()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15  # no time limit is as short
 
 
 def _forgotten(rank: Rank) -> None:

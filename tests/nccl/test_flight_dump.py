@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import Communicator, Dump, load
 from tests.flight.test_torch_format import run_torch
 from tests.nccl.test_life import carry
+from tests.support.blocking import wait_until_blocked
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
@@ -208,11 +210,11 @@ def test_torchs_format_of_one_process(tmp_path: Path) -> None:
 def _skip_a_call(rank: Rank) -> None:
     os.environ["RANK"] = str(rank.rank)
     comm, stream = rank.comm, rank.stream()
-    comm.timeout = 1
     buffer = rank.memory.put(np.ones(1000, np.float32))
     for _ in range(3):
         comm.all_reduce(buffer, stream=stream)
     stream.synchronize()
+    comm.timeout = 1
     if rank.rank == _ABSENT:
         time.sleep(0.5)
         nccl.dump_flight_record()
@@ -256,8 +258,15 @@ def _wait_in_the_main_thread(rank: Rank) -> None:
     os.environ["RANK"] = str(rank.rank)
     comm, array = rank.comm, np.ones(1000, np.float32)
     comm.all_reduce(array)
-    rank.report(os.getpid())
-    if rank.rank == _ABSENT:
+
+    def report() -> None:
+        wait_until_blocked(threading.main_thread())
+        rank.report("waits")
+
+    if rank.rank != _ABSENT:
+        threading.Thread(target=report).start()
+    else:
+        rank.report("waits")
         for other in range(rank.nranks):
             wait_for(f"{os.environ['PYNCCL_FLIGHT_FILE']}{other}")
     comm.all_reduce(array)
@@ -286,7 +295,7 @@ def test_the_mirrors_groups_have_names_and_ranks(launch: Launcher, tmp_path: Pat
 
 
 def _until(condition: object, path: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not path.exists():
         assert time.monotonic() < end, condition
         time.sleep(0.01)
@@ -299,7 +308,6 @@ def test_sigusr2_writes_the_file_while_the_main_thread_waits(
 
     def ask(run: Run) -> None:
         run.gather_reports()
-        time.sleep(0.5)
         for rank in range(3):
             run.kill(rank, signal.SIGUSR2)
             _until(f"rank {rank}", tmp_path / f"flight_{rank}")
@@ -318,7 +326,7 @@ import os, signal, sys, time
 from pynccl import nccl
 {after}
 os.kill(os.getpid(), signal.SIGUSR2)
-end = time.monotonic() + 10
+end = time.monotonic() + 30
 while not os.path.exists({path!r}) and time.monotonic() < end:
     time.sleep(0.01)
 print("alive", os.path.exists({path!r}))

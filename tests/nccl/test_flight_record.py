@@ -114,7 +114,7 @@ def test_a_call_that_blocks_is_seen_from_another_thread() -> None:
     comms = _comms()
     thread = threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)])
     thread.start()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while not (records := comms[0].flight_record()):
         assert time.monotonic() < end
     assert records[0].state == "called"
@@ -138,7 +138,7 @@ def test_a_call_that_has_returned_says_that_those_before_it_are_done() -> None:
         comm.all_reduce(array, stream=stream)
     thread = threading.Thread(target=comm.all_reduce, args=[array])
     thread.start()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while len(states()) < 4:
         assert time.monotonic() < end
     assert states() == 3 * ["issued"] + ["called"]

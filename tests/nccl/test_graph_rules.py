@@ -352,11 +352,10 @@ def _abort(rank: Rank) -> None:
         rank.comm.abort()
         with pytest.raises(nccl.NcclInvalidUsageError, match="aborted"):
             stream.synchronize()
-        rank.report("aborted")
+        rank.set_event("aborted")
     else:
-        time.sleep(0.5)
+        rank.wait_event("aborted", 0)
         rank.comm.abort()
-        rank.report("aborted")
 
 
 def test_an_abort_ends_a_launch(launch: Launcher) -> None:

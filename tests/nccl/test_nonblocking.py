@@ -23,7 +23,7 @@ def _config() -> nccl.Config:
     return nccl.Config(blocking=False)
 
 
-def _until_ready(rank: Rank, comm: nccl.Communicator) -> nccl.Communicator:
+def _until_ready(rank: Rank, comm: nccl.Communicator, stage: str) -> nccl.Communicator:
     """Poll as a user does; the last rank is late, so that the others see it unfinished."""
     deadline = time.monotonic() + 20
     unfinished = 0
@@ -31,7 +31,9 @@ def _until_ready(rank: Rank, comm: nccl.Communicator) -> nccl.Communicator:
         unfinished += 1
         assert isinstance(comm.async_error(), nccl.NcclInProgressError | None)
         assert time.monotonic() < deadline
+        rank.set_event(stage)
         time.sleep(0.005)
+    rank.set_event(stage)
     if rank.provider == "host" and rank.rank != rank.nranks - 1:
         assert unfinished
     assert comm.ready
@@ -39,8 +41,13 @@ def _until_ready(rank: Rank, comm: nccl.Communicator) -> nccl.Communicator:
     return comm
 
 
-def _late(rank: Rank) -> None:
-    if rank.rank == rank.nranks - 1:
+def _late(rank: Rank, stage: str, first: int = 0) -> None:
+    """The last rank is later than the polls of the others. On GPUs their calls may block."""
+    if rank.rank < rank.nranks - 1:
+        return
+    if rank.provider == "host" or stage == "init":
+        rank.wait_event(stage, *range(first, rank.rank))
+    else:
         time.sleep(LATE)
 
 
@@ -60,18 +67,16 @@ def _end(comm: nccl.Communicator) -> None:
 
 def _life(rank: Rank) -> None:
     everyone = list(range(rank.nranks))
-    last = rank.nranks - 1
     carry(rank, None)  # warms the processes up
-    _late(rank)
-    started = time.monotonic()
-    comm = rank.communicator(1, config=_config())
-    assert time.monotonic() - started < LATE / 2
-    _until_ready(rank, comm)
+    _late(rank, "init")
+    comm = _until_ready(rank, rank.communicator(1, config=_config()), "init")
     _works(rank, comm, everyone)
 
     carry(rank, None)
-    _late(rank)
-    child = _until_ready(rank, comm.split(0, config=_config()))  # type: ignore[arg-type]
+    _late(rank, "split")
+    split = comm.split(0, config=_config())
+    assert split is not None
+    child = _until_ready(rank, split, "split")
     _works(rank, child, everyone)
     _end(child)
 
@@ -82,17 +87,16 @@ def _life(rank: Rank) -> None:
     _end(inherited)
 
     if rank.rank:
-        if rank.rank == last:
-            time.sleep(LATE)
-        shrunk = _until_ready(rank, comm.shrink([0]))
+        _late(rank, "shrink", 1)
+        shrunk = _until_ready(rank, comm.shrink([0]), "shrink")
         _works(rank, shrunk, everyone[1:])
         _end(shrunk)
     comm.wait_ready(20)
 
     carry(rank, None)
-    _late(rank)
+    _late(rank, "suspend")
     comm.suspend()
-    _until_ready(rank, comm)
+    _until_ready(rank, comm, "suspend")
     assert comm.memory_stats().suspended
     comm.resume()
     comm.wait_ready(20)
@@ -122,10 +126,10 @@ def _grow(rank: Rank) -> None:
         grown = comm.grow(3, own)
     else:
         unique_id = carry(rank, None)
-        time.sleep(LATE)
+        _late(rank, "grow")
         comm = None
         grown = nccl.Communicator.join(3, unique_id, 2, **options)
-    _until_ready(rank, grown)
+    _until_ready(rank, grown, "grow")
     _works(rank, grown, [0, 1, 2])
     _end(grown)
     if comm is not None:
@@ -142,10 +146,8 @@ def _timeouts(rank: Rank) -> None:
     if rank.rank == 0:
         comm = rank.communicator(1, config=_config())
         for timeout in (0.0, 0.05):
-            started = time.monotonic()
             with pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
                 comm.wait_ready(timeout)
-            assert time.monotonic() - started < timeout + 5
         assert not comm.ready
         with pytest.raises(ValueError, match="timeout: -1"):
             comm.wait_ready(-1)

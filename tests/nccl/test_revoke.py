@@ -4,8 +4,6 @@ and that a revoked one can still be shrunk, split and closed.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -19,11 +17,12 @@ def _revoke_everywhere(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     if rank.rank == 2:  # the others wait for it
-        time.sleep(0.6)
+        rank.wait_event("revoked", 0, 1)
         comm.revoke()
     else:
         with blocked(rank, comm) as raised:
             comm.revoke()
+        rank.set_event("revoked")
         assert len(raised) == (rank.provider == "host")
     assert comm.async_error() is None
     with pytest.raises(nccl.NcclInvalidUsageError):
@@ -56,13 +55,14 @@ def _revoke_once(rank: Rank) -> None:
     array = np.ones(100_000, np.float32)
     match rank.rank:
         case 0:
-            time.sleep(0.3)
+            rank.wait_event("enqueued", 2)
             comm.revoke()
         case 1:
             with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 .* revoked"):
                 comm.recv(array, 2)
         case 2:
             comm.all_reduce(array, stream=stream)
+            rank.set_event("enqueued")
             with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 .* revoked"):
                 stream.synchronize()
             assert isinstance(comm.async_error(), nccl.NcclRemoteError)
