@@ -186,7 +186,7 @@ def test_a_deadlock_is_named(launch: Launcher, what: str, threads: bool) -> None
 def _ring_of_pairs(rank: Rank) -> str:
     """Each rank shares a communicator with each of its neighbours, and no other."""
     n, own = rank.nranks, rank.rank
-    config = nccl.Config(timeout=10)
+    config = nccl.Config(timeout=40)
     halves = {}
     for first in range(n):  # in an order in which all can be made
         members = (first, (first + 1) % n)

@@ -17,7 +17,7 @@ import pytest
 from pynccl import nccl
 from tests.support import shared_memory
 from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank
+from tests.support.rank import Rank, wait_for
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -153,29 +153,33 @@ def test_a_death_is_named_by_what_follows_on_a_stream(
         assert "died" in text
 
 
-def _gather_for_init(rank: Rank) -> tuple[float, str]:
+def _gather_for_init(rank: Rank, folder: Path) -> tuple[float, str]:
     rank.report("ready")
     if rank.rank == 3:
         time.sleep(60)  # the communicator never completes
     try:
         _ = rank.comm
     except nccl.NcclError as error:
+        (folder / str(rank.rank)).touch()
         return time.monotonic(), str(error)
     raise AssertionError("made without rank 3")
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2] if FULL else [1])
-def test_death_during_init_is_an_error_in_the_others(launch: Launcher, victim: int) -> None:
+def test_death_during_init_is_an_error_in_the_others(
+    launch: Launcher, victim: int, tmp_path: Path
+) -> None:
     killed: list[float] = []
 
     def kill(run: Run) -> None:
         run.gather_reports()
         time.sleep(1)
         killed.append(run.kill(victim))
-        time.sleep(2)
+        for rank in {0, 1, 2} - {victim}:
+            wait_for(str(tmp_path / str(rank)))
         run.kill(3)
 
-    outcomes = launch.outcomes(4, _gather_for_init, while_running=kill, timeout=30)
+    outcomes = launch.outcomes(4, _gather_for_init, tmp_path, while_running=kill)
     for rank in {0, 1, 2} - {victim}:
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
         moment, text = outcomes[rank].value

@@ -83,8 +83,10 @@ def test_a_late_rank_that_has_become_the_host(launch: Launcher, tmp_path: Path) 
 def _never_come(rank: Rank) -> None:
     if rank.rank % 2 == 1:
         return
+    rank.set_event("meets")
+    rank.wait_event("meets", 0, 2)
     with pytest.raises(nccl.NcclTimeoutError, match=r"2 of 4 ranks .*; missing: 1, 3"):
-        rank.communicator(config=nccl.Config(init_timeout=0.6))
+        rank.communicator(config=nccl.Config(init_timeout=1.5))
 
 
 def test_the_ranks_that_did_not_join_are_named(launch: Launcher) -> None:
@@ -95,13 +97,12 @@ def _shrink_without_all(rank: Rank) -> None:
     comm = rank.comm
     comm.timeout = 0.6
     if rank.rank in (1, 2):
-        time.sleep(2)
+        rank.wait_event("raised", 0, *range(3, rank.nranks))
         comm.abort()
         return
-    began = time.monotonic()
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
         comm.shrink([2], abort=rank.nranks == 4)
-    assert time.monotonic() - began < 1.6
+    rank.set_event("raised")
     comm.abort()
 
 

