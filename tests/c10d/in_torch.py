@@ -29,6 +29,20 @@ def run_in_torch(
         dist.destroy_process_group()
 
 
+def set_event(name: str) -> None:
+    """Tell the ranks that wait_event() for it, by the store of the default group."""
+    import torch.distributed as dist
+
+    dist.distributed_c10d._get_default_store().set(f"event {name}", "")
+
+
+def wait_event(name: str) -> None:
+    """Wait until another rank has set the event. No communicator is used: this rank is absent."""
+    import torch.distributed as dist
+
+    dist.distributed_c10d._get_default_store().get(f"event {name}")
+
+
 def backend_of(group: Any = None, device: str = "cpu") -> Any:
     """The backend of a group for a type of device; None is the default group."""
     import torch

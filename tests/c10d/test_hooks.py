@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -28,16 +29,24 @@ def _wait_until(is_done: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
+def _is_written(dump: Path) -> bool:
+    """The file exists before it is complete."""
+    try:
+        return bool(pickle.loads(dump.read_bytes()))
+    except (OSError, EOFError, pickle.UnpicklingError):
+        return False
+
+
 def _hang(rank: int, _size: int, folder: str) -> None:
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
     dist.broadcast(tensor, 0)
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=2))
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="waited for rank 1"):
             dist.all_reduce(torch.ones(5))
     # The rank that did not call it writes its record, too.
-    _wait_until((Path(folder) / f"dump_{rank}").exists)
-    time.sleep(0.5)  # the file exists before it is written
+    _wait_until(lambda: _is_written(Path(folder) / f"dump_{rank}"))
 
 
 @needs_torch(2, 15, "FlightRecorder for all backends")
@@ -49,9 +58,7 @@ def test_fr_trace_names_the_operation_and_the_missing_rank(
         "TORCH_INCLUDE_STACK_TRACE": "0",
         "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "60000",
     }
-    torch_world(
-        2, _hang, str(tmp_path), init={"timeout": timedelta(seconds=2)}, env=env, fresh=True
-    )
+    torch_world(2, _hang, str(tmp_path), env=env, fresh=True)
     trace = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
     command = [*trace, str(tmp_path), "-p", "dump_"]
     report = run_command(command, tmp_path, os.environ, timeout=60, popen=warm.Popen)

@@ -14,9 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.blocking import wait_until_blocked
+
 World = Callable[..., list[Any]]
 
-_LONG = 10.0  # seconds that the waits last without a signal
+_LONG = 40.0  # seconds that the waits last without a signal
 _WAITS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "work": lambda group, x: dist.all_reduce(x, group=group, async_op=True).wait(),
     "limited": lambda group, x: dist.all_reduce(x, group=group, async_op=True).wait(
@@ -48,10 +50,11 @@ def _interrupted(rank: int, _size: int) -> dict[str, float]:
         sent: list[float] = []
 
         def interrupt(sent: list[float] = sent) -> None:
+            wait_until_blocked(threading.main_thread())
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Timer(0.2, interrupt).start()
+        threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
             wait(groups[name], torch.ones(4))
             time.sleep(0.01)  # the exception comes between two instructions
