@@ -88,7 +88,7 @@ def test_nccl_without_a_gpu(monkeypatch: pytest.MonkeyPatch, backend: str) -> No
         began = time.monotonic()
         with pytest.raises(ValueError, match=rf"{reason}.*Pass backend='host'.*or None"):
             dist.init_process_group(backend, init_method="tcp://127.0.0.1:1", rank=1, world_size=2)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 20  # the timeout is minutes
         assert not dist.is_initialized()
 
 
@@ -458,10 +458,11 @@ def test_beside_torch(world: World, tmp_path: Any) -> None:
 
 def _missing_rank(dist: Any, rank: int, size: int) -> str:
     if rank == 1:
-        time.sleep(2)
+        dist.monitored_barrier()  # by the store
         return ""
     with pytest.raises(dist.DistStoreError) as caught:
         dist.new_group(timeout=timedelta(seconds=1))
+    dist.monitored_barrier()
     assert isinstance(caught.value, dist.DistError)
     return str(caught.value)
 

@@ -11,18 +11,21 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 
 pytestmark = pytest.mark.long
 
 _LIMIT = 1.5  # seconds
+_SOON = 15.0  # seconds, on a busy machine; the limits that are not meant are 30
 World = Callable[..., list[Any]]
 
 
@@ -34,11 +37,16 @@ def _sum_is_right(dist: Any, group: Any, members: list[int], own: int) -> None:
     assert (tensor == sum(member + 1.0 for member in members)).all()
 
 
-def _within(seconds: float, error: Any, match: str, call: Callable[[], object]) -> None:
+def _soon(error: Any, match: str, call: Callable[[], object]) -> None:
     began = time.monotonic()
     with pytest.raises(error, match=match):
         call()
-    assert time.monotonic() - began < seconds
+    assert time.monotonic() - began < _SOON
+
+
+def _until_all_are_done(dist: Any) -> None:
+    """By the store: the ranks that wait do not know that one does this."""
+    dist.monitored_barrier(timeout=timedelta(seconds=30))
 
 
 def _kill(victim: int) -> Callable[[Run], None]:
@@ -64,7 +72,7 @@ def _new_group_with_the_dead(rank: Rank, url: str) -> None:
     time.sleep(0.5)
     gone = f"rank {rank.rank // 2 * 2}: rank 1 has died or has left the job"
     for _ in range(2):
-        _within(2, dist.DistBackendError, gone, dist.new_group)
+        _soon(dist.DistBackendError, gone, dist.new_group)
     group = dist.new_group([0, 2])
     _sum_is_right(dist, group, [0, 2], rank.rank)
     dist.destroy_process_group(group)
@@ -78,11 +86,10 @@ def test_new_group_with_a_dead_rank(launch: Launcher, tmp_path: Path) -> None:
 
 def _new_group_that_one_skips(dist: Any, rank: int, size: int) -> None:
     limit = timedelta(seconds=_LIMIT)
-    if rank == 1:
-        time.sleep(_LIMIT + 1)
-        return
-    text = r"waiting 1.5 seconds for rank 1 of 3 in 'cpu/communicator'"
-    _within(_LIMIT + 1, dist.DistStoreError, text, lambda: dist.new_group(timeout=limit))
+    if rank != 1:
+        text = r"waiting 1.5 seconds for rank 1 of 3 in 'cpu/communicator'"
+        _soon(dist.DistStoreError, text, lambda: dist.new_group(timeout=limit))
+    _until_all_are_done(dist)
 
 
 def test_new_group_that_a_rank_skips(world: World) -> None:
@@ -90,30 +97,28 @@ def test_new_group_that_a_rank_skips(world: World) -> None:
 
 
 def _split_that_one_skips(dist: Any, rank: int, size: int) -> None:
-    if rank == 1:
-        time.sleep(_LIMIT + 1)
-        return
-    _within(
-        _LIMIT + 1,
-        dist.DistBackendError,
-        "ncclCommSplit",
-        lambda: dist.split_group(split_ranks=[[0, 1, 2]]),
-    )
+    dist.set_timeout(timedelta(seconds=_LIMIT))
+    if rank != 1:
+        split = partial(dist.split_group, split_ranks=[[0, 1, 2]])
+        _soon(dist.DistBackendError, "ncclCommSplit", split)
+    _until_all_are_done(dist)
 
 
 def test_split_group_that_a_rank_skips(world: World) -> None:
-    world(3, _split_that_one_skips, init={"timeout": timedelta(seconds=_LIMIT)})
+    world(3, _split_that_one_skips)
 
 
 def _split_in_different_orders(dist: Any, rank: int, size: int) -> None:
-    a, b = (dist.new_group([0, 1], timeout=timedelta(seconds=_LIMIT)) for _ in range(2))
+    a, b = (dist.new_group([0, 1]) for _ in range(2))
+    for group in (a, b):
+        dist.set_timeout(timedelta(seconds=_LIMIT), group)
     first, second = (a, b) if rank == 0 else (b, a)
 
     def split() -> None:
         for parent in (first, second):
             dist.split_group(parent, [[0, 1]])
 
-    _within(_LIMIT + 1, dist.DistBackendError, "ncclCommSplit", split)
+    _soon(dist.DistBackendError, "ncclCommSplit", split)
 
 
 def test_split_group_in_different_orders(world: World) -> None:
@@ -124,7 +129,7 @@ def _split_into_different_parts(dist: Any, rank: int, size: int) -> None:
     parts = [[0, 1], [2]] if rank == 0 else [[0], [1, 2]]
     if rank == 0:
         text = "split_ranks: on rank 0 it makes a group of 2 ranks; with those of the other"
-        _within(_LIMIT, ValueError, text, lambda: dist.split_group(None, parts))
+        _soon(ValueError, text, lambda: dist.split_group(None, parts))
     else:
         _sum_is_right(dist, dist.split_group(None, parts), [1, 2], rank)
 
@@ -139,7 +144,7 @@ def _two_threads(rank: Rank, url: str) -> None:
     dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
     own = rank.rank
     if own == 1:
-        time.sleep(2)
+        rank.wait_event("made", 0, 2)
 
     waits = threading.Event()
 
@@ -152,10 +157,9 @@ def _two_threads(rank: Rank, url: str) -> None:
     thread = threading.Thread(target=make, args=[[0, 1]])
     thread.start()
     waits.wait()
-    time.sleep(0.3)
-    began = time.monotonic()
-    make([0, 2])
-    assert time.monotonic() - began < 1.2  # on rank 0 the other thread still waits
+    wait_until_blocked(thread)  # all ranks make the groups in the same order
+    make([0, 2])  # on rank 0 the other thread still waits
+    rank.set_event("made")
     thread.join(20)
     assert not thread.is_alive()
     dist.destroy_process_group()
@@ -193,8 +197,8 @@ def _without_the_store(rank: Rank, url: str, text: str, folder: Path) -> None:
         time.sleep(60)
     time.sleep(0.5)
     error = (dist.DistNetworkError, dist.DistStoreError)
-    _within(_LIMIT + 1, error, text, lambda: dist.new_group([1, 2], timeout=limit))
-    rank.report("done")
+    _soon(error, text, lambda: dist.new_group([1, 2], timeout=limit))
+    (folder / f"raised{rank.rank}").touch()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,8 @@ def test_a_store_that_is_gone(
         run.gather_reports()
         run.kill(0, how)
         if how == signal.SIGSTOP:
-            time.sleep(_LIMIT + 2)
+            for rank in (1, 2):
+                wait_for(str(tmp_path / f"raised{rank}"))
             run.kill(0)
 
     outcomes = launch.outcomes(
@@ -231,28 +236,34 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
         init_method=f"file://{folder}/store",
         rank=own,
         world_size=rank.nranks,
-        timeout=timedelta(seconds=_LIMIT),
     )
     part = dist.new_group([0, 1])
     _sum_is_right(dist, None, [0, 1, 2, 3], own)
+    dist.barrier()
     rank.report("ready")
     if own not in left:
         if not late:
             time.sleep(60)
-        time.sleep(4)
+        rank.wait_event("gone on", *left)
         with pytest.raises(nccl.NcclRemoteError, match="left out"):
             dist.reconfigure(timeout=timedelta(seconds=1))
         return
+    dist.set_timeout(timedelta(seconds=_LIMIT))
     with pytest.raises(dist.DistBackendError):
         while True:
             dist.barrier()
+    dist.set_timeout(timedelta(seconds=30))
+    rank.set_event("failed")
+    rank.wait_event("failed", *left)
     began = time.monotonic()
-    group = dist.reconfigure(timeout=timedelta(seconds=1))
-    assert time.monotonic() - began < (3 if late else 2)
+    # Nobody waits for the dead. A rank that does not come is waited for.
+    group = dist.reconfigure(timeout=timedelta(seconds=_LIMIT if late else 30))
+    assert time.monotonic() - began < _SOON
     assert dist.group.WORLD is group
     assert (dist.get_rank(), dist.get_world_size()) == (left.index(own), len(left))
     _sum_is_right(dist, None, left, own)
-    _sum_is_right(dist, dist.reconfigure(timeout=timedelta(seconds=1)), left, own)
+    _sum_is_right(dist, dist.reconfigure(timeout=timedelta(seconds=30)), left, own)
+    rank.set_event("gone on")
     if own in (0, 1):
         with pytest.raises(ValueError, match="abort"):
             dist.barrier(part)
@@ -278,25 +289,27 @@ def test_reconfigure_without_a_rank_that_does_not_come(launch: Launcher, tmp_pat
     _check_all_but(launch.outcomes(4, _reconfigure, tmp_path, [0, 1, 3], True, timeout=60))
 
 
-def _pair_that_one_does_not_make(dist: Any, rank: int, size: int) -> None:
+def _pair_that_one_does_not_make(dist: Any, rank: int, size: int, raised: str) -> None:
     """The peer has sent the unique id, and does not use it."""
     import torch
 
     def stay_away(*_: object) -> None:
-        time.sleep(_LIMIT + 1)
+        wait_for(raised)
         raise InterruptedError
 
     tensor = torch.ones(4)
+    dist.set_timeout(timedelta(seconds=_LIMIT))
     if rank == 1:
         pair = "pynccl.mirror.group.base_group.BaseGroup._config_of_pair"
         with patch(pair, stay_away), pytest.raises(InterruptedError):
             dist.send(tensor, 0)
         return
-    _within(_LIMIT + 1, dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
+    _soon(dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
+    Path(raised).touch()
 
 
-def test_a_pair_has_the_time_limit_of_its_group(world: World) -> None:
-    world(2, _pair_that_one_does_not_make, init={"timeout": timedelta(seconds=_LIMIT)}, timeout=20)
+def test_a_pair_has_the_time_limit_of_its_group(world: World, tmp_path: Path) -> None:
+    world(2, _pair_that_one_does_not_make, str(tmp_path / "raised"))
 
 
 class _NoAnswer:

@@ -198,7 +198,7 @@ def _nobody_there(dist: Any, rank: int, size: int) -> None:
 
     dist.group.WORLD.timeout = timedelta(seconds=1)
     if rank == 1:
-        time.sleep(1.5)
+        dist.monitored_barrier(timeout=timedelta(seconds=20))  # by the store
         return
     work = dist.irecv(torch.empty(1), 1)
     assert not work.is_completed()
@@ -208,6 +208,7 @@ def _nobody_there(dist: Any, rank: int, size: int) -> None:
         work.wait()
     assert work.is_completed()
     assert not work.is_success()
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
 
 
 def test_nobody_there(world: World) -> None:

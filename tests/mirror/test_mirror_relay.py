@@ -111,7 +111,7 @@ def _meets_a_gap(dist: Any, rank: int, size: int, sends: bool) -> float:
 @pytest.mark.parametrize("sends", [False, True])
 def test_a_rank_that_left_is_an_error_at_once(world: World, sends: bool) -> None:
     first, _ = world(2, _meets_a_gap, sends)
-    assert first < 5
+    assert first < 15  # the timeout is 30 s
 
 
 def _meets_a_dead_rank(dist: Any, rank: int, size: int) -> float:
@@ -130,7 +130,7 @@ def test_a_dead_rank_is_an_error_at_once(launch: Launcher, tmp_path: Path) -> No
     url = f"file://{tmp_path}/store"
     first, second = launch.outcomes(2, run_in_world, _meets_a_dead_rank, url, {}, ())
     assert first.ok, first.trace
-    assert first.value < 5
+    assert first.value < 15  # the timeout is 30 s
     assert second.died == "killed by SIGKILL"
 
 
@@ -151,7 +151,7 @@ def _without_the_store(rank: Rank, url: str) -> None:
         address = url.removeprefix("tcp://")
         with pytest.raises(dist.DistNetworkError, match=f"the job's store at {address} is gone"):
             dist.new_group([1, 2], use_local_synchronization=True)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15  # the timeout is 20 s
         tensor = torch.full((2,), float(rank.rank))
         peer = 3 - rank.rank
         sending = dist.isend(tensor, peer)

@@ -126,13 +126,12 @@ def _revoked(dist: Any, rank: int, size: int) -> None:
     gpu.require("cuda" if tensor.is_cuda else "host", "ncclCommRevoke")
     dist.all_reduce(tensor)
     if rank == 0:  # the other rank never comes
-        time.sleep(0.3)
         work = dist.all_reduce(tensor, async_op=True)
         comm.revoke()
         with pytest.raises(dist.DistBackendError, match="revoked"):
             work.wait()
-    else:
-        time.sleep(0.6)
+    dist.monitored_barrier()  # by the store
+    if rank == 1:
         comm.revoke()
     assert comm.revoked
     comm.abort()
@@ -247,14 +246,15 @@ def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
     """An operation in which not all take part ends with its group's timeout; others go on."""
     import torch
 
-    pg = dist.new_group(timeout=timedelta(seconds=1))
+    pg = dist.new_group()
+    dist.set_timeout(timedelta(seconds=1), pg)
     if rank == 0:
         started = time.monotonic()
         text = r"all_reduce.* Timed out after 1 seconds.* rank 1 has not issued #1 all_reduce"
         with pytest.raises(dist.DistBackendError, match=text) as raised:
             work = dist.all_reduce(torch.ones(1), group=pg, async_op=async_op)
             work.wait()
-        assert 0.9 < time.monotonic() - started < 4
+        assert time.monotonic() - started > 0.9
         assert raised.value.missing_ranks == [1]
         with pytest.raises(RuntimeError, match="rank 1 has not issued") as again:
             dist.all_reduce(torch.ones(1), group=pg)
@@ -270,27 +270,27 @@ def test_timeout_of_the_group(world: World, async_op: bool) -> None:
     world(2, _timeout, async_op, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "10000"})
 
 
-def _named(dist: Any, rank: int, size: int) -> None:
+def _named(dist: Any, rank: int, size: int, raised_on_0: str) -> None:
     import torch
 
-    pg = dist.new_group(timeout=timedelta(seconds=1))
+    pg = dist.new_group()
     tensor = torch.ones(4)
     dist.all_reduce(tensor, group=pg)
+    dist.set_timeout(timedelta(seconds=1), pg)
     if rank != 1:
-        started = time.monotonic()
         text = r"Timed out after 1 seconds.*rank 1 has not issued #2 all_reduce"
         work = dist.all_reduce(tensor, group=pg, async_op=True)
         with pytest.raises(dist.DistBackendError, match=text) as raised:
-            work.wait(timedelta(seconds=10))
-        assert time.monotonic() - started < 3
+            work.wait(timedelta(seconds=20))
         assert raised.value.missing_ranks == [1]
+        Path(raised_on_0).touch()
     else:
-        time.sleep(3)  # nothing of pynccl
+        wait_for(raised_on_0)  # nothing of pynccl
         pg.abort()
 
 
-def test_a_timeout_names_the_missing_ranks(any_world: World) -> None:
-    any_world(2, _named, env={"PYNCCL_ON_TIMEOUT": "raise"})
+def test_a_timeout_names_the_missing_ranks(any_world: World, tmp_path: Path) -> None:
+    any_world(2, _named, str(tmp_path / "raised"), env={"PYNCCL_ON_TIMEOUT": "raise"})
 
 
 def _policies(dist: Any, rank: int, size: int) -> list[Any]:
@@ -383,14 +383,16 @@ def test_a_dead_peer_is_an_error_in_wait(launch: Launcher, tmp_path: Any, async_
     assert outcomes[1].died == "killed by SIGKILL"
 
 
-def _barriers(dist: Any, rank: int, size: int) -> list[float]:
+def _barriers(dist: Any, rank: int, size: int) -> list[tuple[float, float]]:
+    """When this rank has come to each barrier and left it."""
     import torch
 
     times = []
     for call in (dist.barrier, dist.monitored_barrier, lambda: dist.barrier(async_op=True).wait()):
         time.sleep(0.1 * rank)
+        began = time.monotonic()
         call()
-        times.append(time.monotonic())
+        times.append((began, time.monotonic()))
     dist.barrier(timeout=timedelta(seconds=20))
     dist.barrier(dist.group.WORLD)
     with pytest.raises(TypeError, match="timedelta"):
@@ -408,7 +410,7 @@ def _barriers(dist: Any, rank: int, size: int) -> list[float]:
 def test_barriers(world: World) -> None:
     times = world(3, _barriers)
     for moments in zip(*times, strict=True):
-        assert max(moments) - min(moments) < 0.09
+        assert max(began for began, _ in moments) <= min(ended for _, ended in moments)
 
 
 def _missing(dist: Any, rank: int, size: int, wait_all_ranks: bool) -> str:
