@@ -37,7 +37,7 @@ def test_an_operation_that_one_rank_has_not(kind: str, renumber: bool) -> None:
     began = time.monotonic()
     result = replay(world.traces)
     assert (result.findings, result.rows, result.ok) == (findings, [], False)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize(

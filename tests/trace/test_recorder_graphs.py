@@ -64,7 +64,7 @@ def _ranges_in_captures(rank: Rank) -> None:
 
     began = time.monotonic()
     trace = traced_by(run)
-    assert time.monotonic() - began < 5, "the end waited for events that were captured"
+    assert time.monotonic() - began < 20, "the end waited for events that were captured"
     (span,) = trace.ranges
     assert span.ended is None
     assert len(trace.launches) == 1

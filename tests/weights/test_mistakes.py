@@ -403,7 +403,6 @@ def test_interrupt_of_a_wait(state: str, transport: str) -> None:
 
             thread = threading.Thread(target=receive)
             thread.start()
-            began = time.monotonic()
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
                 sender.send(model())
@@ -414,8 +413,7 @@ def test_interrupt_of_a_wait(state: str, transport: str) -> None:
         signal.signal(signal.SIGINT, last)
     assert len(results) == 2, results
     assert "KeyboardInterrupt" in results[0]
-    assert seconds < 2  # a few milliseconds; a member that is asked takes 5 s
-    assert time.monotonic() - began < 20
+    assert seconds < SOON  # a few milliseconds; a member that is asked takes 5 s
 
 
 @pytest.mark.parametrize(
