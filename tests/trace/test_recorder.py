@@ -86,8 +86,7 @@ def _arguments(rank: Rank) -> None:
     _check_times(trace)
 
 
-# Nanoseconds. How a device's clock compares with the host's is known as well as one is seen from the
-# other, on a busy machine.
+# Nanoseconds: how well a busy process knows the difference of the host's clock and a device's.
 _CLOCKS = 200_000_000
 
 
