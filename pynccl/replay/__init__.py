@@ -1,7 +1,7 @@
 """Issues recorded communication again, on other machines and at other sizes.
 
-:func:`replay` and the command ``pynccl replay`` take recordings of PYNCCL_RECORD, traces of
-nccl.trace(), and execution traces of PyTorch. See docs/replay.md.
+:func:`replay` and the command ``pynccl replay`` take recordings of PYNCCL_RECORD and traces of
+nccl.trace(). See docs/replay.md.
 """
 
 from pynccl.replay.errors import ReplayError

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a recording (PYNCCL_RECORD), trace, or PyTorch execution trace of each process",
+        help="a recording (PYNCCL_RECORD) or trace of each process",
     )
     parser.add_argument("--provider", choices=("host", "cuda"), default="host")
     parser.add_argument(

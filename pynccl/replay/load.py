@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pynccl.replay import chakra
 from pynccl.replay.errors import ReplayError
 from pynccl.trace import chrome, recording
 from pynccl.trace.model import ProcessTrace
 
 __all__ = ["load"]
 
-_FORMATS = "a recording of pynccl, a trace (Chrome's JSON), or an execution trace of PyTorch"
+_FORMATS = "a recording of pynccl or a trace (Chrome's JSON)"
 _GZIP = b"\x1f\x8b"
 
 
@@ -20,8 +19,7 @@ def load(path: str) -> list[ProcessTrace]:
     """Read a file, one or more processes of it: the format is that of its content.
 
     Args:
-        path: a recording of PYNCCL_RECORD, a trace of nccl.trace(), or an execution trace of
-            PyTorch.
+        path: a recording of PYNCCL_RECORD or a trace of nccl.trace().
 
     Returns:
         The processes in it; a recording has one.
@@ -37,8 +35,6 @@ def load(path: str) -> list[ProcessTrace]:
         if not content.lstrip().startswith((b"{", b"[")):
             return [recording.load(path)]
         value = json.loads(content)
-        if isinstance(value, dict) and "chakra" in str(value.get("schema", "")):
-            return [chakra.parse(value, path)]
         if isinstance(value, list) or "traceEvents" in value:
             return chrome.load(path)
     except ReplayError:

@@ -1,4 +1,4 @@
-"""Writes the corpus of tests.fuzz.readers: small files as pynccl and PyTorch write them.
+"""Writes the corpus of tests.fuzz.readers: small files as pynccl writes them.
 
     python -m tests.fuzz.corpus
 
@@ -19,7 +19,6 @@ from pynccl import _C, nccl
 from pynccl.weights import messages as weights
 from pynccl.weights.layout import Box, Part
 from tests.fuzz.readers import CORPUS
-from tests.support.execution_traces import document, node
 from tests.support.flight_dumps import communicator, dump_json, record
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -80,27 +79,6 @@ def _anonymous(content: bytes) -> bytes:
     return content
 
 
-def _execution_traces() -> list[str]:
-    wide = [3, 30, 0, 16, 4, "cuda:0"]
-    nodes = [
-        node("init", 0),
-        node("allreduce", 0, outputs=[1, 10, 0, 8, 4, "cuda:0"]),
-        node("_allgather_base", 0, outputs=wide),
-        node("broadcast", 1),
-        node("send", 1),
-        node("barrier", 0, dtype="Byte"),
-        node("all_to_allv", 0, inputs=wide, outputs=wide, in_splits=[1, 3], out_splits=[2, 2]),
-    ]
-    schema = "c10d::allreduce_(Tensor[] tensors, __torch__.torch.classes.c10d.ProcessGroup group"
-    operator = {
-        "name": "c10d::allreduce_",
-        "inputs": {"values": [[[1, 10, 0, 8, 4, "cpu"]], "<object>"], "types": ["Tensor(float)"]},
-        "outputs": {"values": [[[1, 10, 0, 8, 4, "cpu"]]], "types": []},
-        "attrs": [{"name": "op_schema", "type": "string", "value": f"{schema}) -> Tensor[]"}],
-    }
-    return [json.dumps(document(*nodes)), json.dumps(document(operator))]
-
-
 def _dumps() -> list[str]:
     records = [
         *(record("all_reduce"), record("send", peer=1), record("put_signal", peer=1)),
@@ -158,7 +136,6 @@ def main() -> None:
         traces = [_own_part(path).encode() for path in sorted(folder.glob("trace-*"))]
     files["trace"] = traces
     files = {target: [_anonymous(one) for one in contents] for target, contents in files.items()}
-    files["execution"] = [*(text.encode() for text in _execution_traces()), files["recording"][0]]
     files["dump"] = [text.encode() for text in _dumps()]
     files["weights"] = _messages()
     for target, contents in files.items():

@@ -1,5 +1,5 @@
-"""What reads bytes of others: recordings, traces, execution traces, flight dumps, and the messages
-of pynccl.weights.
+"""What reads bytes of others: recordings, traces, flight dumps, and the messages of
+pynccl.weights.
 
 A target takes bytes and raises where what reads them does anything but accept them, or refuse them
 by its own error. mutate() makes other inputs of one, by its structure. Both are used by
@@ -13,7 +13,6 @@ import copy
 import json
 import random
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from pynccl.flight.dump import parse as parse_dump
 from pynccl.replay.check import check as compare
 from pynccl.replay.compiler import compile_programs
 from pynccl.replay.errors import ReplayError
-from pynccl.replay.load import load
 from pynccl.replay.recorded import gather
 from pynccl.trace import chrome, recording
 from pynccl.trace.errors import TraceError
@@ -84,19 +82,6 @@ def _text(data: bytes) -> str:
         return ""
 
 
-def _execution(data: bytes) -> None:
-    """An execution trace of PyTorch, or anything else that ``pynccl replay`` is given."""
-    with tempfile.NamedTemporaryFile(suffix="-0.json") as file:
-        file.write(data)
-        file.flush()
-        try:
-            traces = load(file.name)
-        except ReplayError:
-            return
-    with contextlib.suppress(ReplayError):
-        _prepare(traces)
-
-
 def _dump(data: bytes) -> None:
     try:
         dump = parse_dump(_text(data), "dump")
@@ -122,7 +107,6 @@ def _weights(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "recording": _of_traces(lambda data: [recording.parse(data)]),
     "trace": _of_traces(lambda data: chrome.parse(_text(data))),
-    "execution": _execution,
     "dump": _dump,
     "weights": _weights,
 }
@@ -192,7 +176,7 @@ def _json(value: Any, rng: random.Random) -> Any:  # noqa: ANN401
         if not places:
             return rng.choice(_VALUES)
         container, key = rng.choice(places)
-        match rng.randrange(8):
+        match rng.randrange(7):
             case 0:
                 del container[key]
             case 1:
@@ -201,9 +185,6 @@ def _json(value: Any, rng: random.Random) -> Any:  # noqa: ANN401
                 container.insert(key, copy.deepcopy(container[key]))
             case 3 if isinstance(container[key], int):
                 container[key] += rng.choice((-1, 1))
-            case 4 if isinstance(container[key], str) and container[key][:1] in ("[", "{"):
-                # JSON in a text, as execution traces have it.
-                container[key] = json.dumps(_json(json.loads(container[key]), rng))
             case _:
                 container[key] = copy.deepcopy(rng.choice(_VALUES))
     return value

@@ -19,7 +19,7 @@ from pathlib import Path
 
 __all__ = ["TARGETS", "compile_program", "fuzz"]
 
-TARGETS = ("messages", "recording", "trace", "execution", "dump", "weights", "arguments")
+TARGETS = ("messages", "recording", "trace", "dump", "weights", "arguments")
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
