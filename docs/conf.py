@@ -19,16 +19,15 @@ version = release = pynccl.__version__
 
 extensions = [
     "sphinx.ext.autodoc",
+    "sphinx.ext.extlinks",
     "sphinx.ext.napoleon",
     "myst_parser",
     "api",  # the reference: signatures, docstrings, links
-    "cpp_headers",  # the reference of the C++ headers
     "commands",  # the reference of the commands
     "repository",  # pages and links that leave docs/
-    "site_check",  # every link of the site, checked without a network
 ]
 exclude_patterns = ["_ext", "_build"]
-nitpicky = True
+extlinks = {"torch": ("https://docs.pytorch.org/docs/stable/distributed.html#%s", "%s")}
 
 html_theme = "furo"
 html_title = f"pynccl {version}"
@@ -47,6 +46,7 @@ myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
@@ -58,11 +58,6 @@ napoleon_use_rtype = False
 napoleon_custom_sections = [
     ("Every function raises", "Raises"),
     ("Environment", "params_style"),
-]
-# What types are called in signatures that no page describes.
-nitpick_ignore_regex = [
-    (r"cpp:.*", r".*"),
-    (r"c:.*", r".*"),
 ]
 linkcheck_timeout = 20
 linkcheck_retries = 2

@@ -1,6 +1,4 @@
-"""Proves that every public name is in the reference, and that its docstring describes each
-parameter, its result and its errors.
-"""
+"""Proves that every public name and every environment variable is in the reference."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pynccl import nccl, raw
-from tests.support import docstrings
-from tools import nccl_reference
+from pynccl import nccl
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = sorted((_ROOT / "docs" / "reference").glob("*.rst"))
@@ -82,42 +78,6 @@ def test_modules_that_the_documentation_names_are_in_the_reference() -> None:
         assert not module.__all__ or name in _DOCUMENTED or names <= _DOCUMENTED.keys(), name
 
 
-def _is_described_by_words(line: str) -> bool:
-    """Whether tools/nccl_reference.py, and so the reference, describes what is missing."""
-    if match := re.match(r"pynccl\.raw\.Library\.(nccl\w+):", line):
-        return bool(nccl_reference.function(match[1]))
-    if match := re.match(r"pynccl\.raw\.(\w+_t)\.(\w+): no docstring$", line):
-        return bool(nccl_reference.field(match[1], match[2]))
-    if match := re.match(r"pynccl\.nccl\.Config\.(\w+): no docstring$", line):
-        return bool(nccl_reference.field("ncclConfig_t", nccl_reference.CONFIG_FIELDS[match[1]]))
-    return False
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's reduce_op
-@pytest.mark.parametrize("module", sorted(_DOCUMENTED))
-def test_docstrings_describe_parameters_results_and_errors(module: str) -> None:
-    _import(module)
-    lacking = docstrings.of_module(module)
-    assert [line for line in lacking if not _is_described_by_words(line)] == []
-
-
-@pytest.mark.parametrize("name", nccl_reference.functions())
-def test_each_function_of_nccl_is_described(name: str) -> None:
-    doc = nccl_reference.function(name)
-    found = docstrings.sections(doc)
-    taken = docstrings.parameters_in_stub(f"Library.{name}")
-    assert docstrings.described(found.get("Args", "")) == set(taken)
-    assert "Raises" in found
-    assert nccl_reference.page(name)
-
-
-def test_the_fields_of_structs_are_those_that_are_described() -> None:
-    for struct, fields in nccl_reference.FIELDS.items():
-        cls = getattr(raw, struct)
-        members = {name for name in dir(cls) if name[0] != "_" and name != "address"}
-        assert members == set(fields), struct
-
-
 def test_every_environment_variable_is_in_the_reference() -> None:
     page = (_ROOT / "docs" / "reference" / "environment.rst").read_text()
     read = set()
@@ -127,33 +87,3 @@ def test_every_environment_variable_is_in_the_reference() -> None:
         read |= set(re.findall(r"getenv\(\"(PYNCCL_\w+)\"", path.read_text()))
     assert read
     assert {name for name in read if name not in page} == set()
-
-
-def _poor(x: int, y: int) -> int:  # noqa: D417
-    """Add.
-
-    Args:
-        x: one number.
-        z: no parameter.
-    """
-    if x < 0:
-        raise ValueError(x)
-    return x + y
-
-
-class _Poor:
-    def __init__(self, size: int) -> None:
-        """Make it."""
-
-    def method(self) -> None:
-        pass
-
-
-def test_the_check_finds_what_is_missing() -> None:
-    assert list(docstrings.of_value("poor", _poor)) == [
-        "poor: Args has no y",
-        "poor: Args has z, which is no parameter",
-        "poor: no Returns",
-        "poor: no Raises",
-    ]
-    assert list(docstrings.of_value("Poor", _Poor)) == ["Poor: no docstring"]
