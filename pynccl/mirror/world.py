@@ -103,14 +103,7 @@ class GroupMember(metaclass=_WorldMeta):
 
 
 def _rank_not_in_group(group: ProcessGroup | NonMember | None) -> TypeIs[NonMember]:
-    """Whether a group is the value that new_group returns to a rank that is not in it.
-
-    Args:
-        group: a group, that value, or None for the default group.
-
-    Returns:
-        True for ``GroupMember.NON_GROUP_MEMBER``.
-    """
+    """Whether a group is ``GroupMember.NON_GROUP_MEMBER``."""
     return group == GroupMember.NON_GROUP_MEMBER
 
 
@@ -124,14 +117,7 @@ def warn_outside(name: str) -> None:
 
 
 def _get_default_group() -> ProcessGroup:
-    """The default group.
-
-    Returns:
-        The group that :func:`init_process_group` made.
-
-    Raises:
-        ValueError: there is none yet.
-    """
+    """The group that :func:`init_process_group` created; ValueError without one."""
     default = world.default
     if default is None:
         raise ValueError(
@@ -171,18 +157,7 @@ def is_initialized() -> bool:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """The rank in a group of a global rank: torch.distributed.get_group_rank.
-
-    Args:
-        group: the group.
-        global_rank: a rank of the default group.
-
-    Returns:
-        The rank in the group.
-
-    Raises:
-        ValueError: the rank is not in the group, or the group is not registered.
-    """
+    """See torch.distributed.get_group_rank."""
     if group is world.default and group is not None:
         return global_rank
     if _rank_not_in_group(group) and world.outside is not None:
@@ -198,18 +173,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """The global rank of a rank in a group: torch.distributed.get_global_rank.
-
-    Args:
-        group: the group.
-        group_rank: a rank of the group.
-
-    Returns:
-        The rank in the default group.
-
-    Raises:
-        ValueError: the group has no such rank, or is not registered.
-    """
+    """See torch.distributed.get_global_rank."""
     if group is world.default and group is not None:
         return group_rank
     if not (_rank_not_in_group(group) or is_registered(group)):
@@ -256,17 +220,10 @@ def check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
-    """The ranks of a group: torch.distributed.get_process_group_ranks.
+    """See torch.distributed.get_process_group_ranks.
 
-    Args:
-        group: the group; None is the default group. ``GroupMember.NON_GROUP_MEMBER`` is the last
-            group that this process made and is not in.
-
-    Returns:
-        The global ranks, in the order of the group's own.
-
-    Raises:
-        ValueError: there is no default group, or no group without this process.
+    For ``GroupMember.NON_GROUP_MEMBER`` it returns the ranks of the last group that this process
+    created and is not in.
     """
     if not _rank_not_in_group(group):
         return list(group_or_default(group or None).ranks)
@@ -276,17 +233,7 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's rank in a group: torch.distributed.get_rank, ncclCommUserRank.
-
-    Args:
-        group: the group; None is the default group.
-
-    Returns:
-        The rank, -1 where this process is not in the group.
-
-    Raises:
-        ValueError: there is no default group, or the group is not registered.
-    """
+    """See torch.distributed.get_rank (ncclCommUserRank)."""
     if _rank_not_in_group(group):
         return -1
     pg = _get_default_group()
@@ -294,17 +241,7 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """The number of ranks in a group: torch.distributed.get_world_size, ncclCommCount.
-
-    Args:
-        group: the group; None is the default group.
-
-    Returns:
-        The number of ranks, -1 where this process is not in the group.
-
-    Raises:
-        ValueError: there is no default group.
-    """
+    """See torch.distributed.get_world_size (ncclCommCount)."""
     if _rank_not_in_group(group):
         return -1
     return group_or_default(group).size()
@@ -318,32 +255,12 @@ def _valid_group(pg: ProcessGroup | None) -> ProcessGroup:
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """The backend for each type of device: torch.distributed.get_backend_config.
-
-    Args:
-        group: the group; None is the default group.
-
-    Returns:
-        Types of devices and backends, as ``"cpu:host,cuda:nccl"``.
-
-    Raises:
-        ValueError: this rank is not in the group, or there is no default group.
-    """
+    """See torch.distributed.get_backend_config; as ``"cpu:host,cuda:nccl"``."""
     return repr(_valid_group(group).config)
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """The backend of a group: torch.distributed.get_backend.
-
-    Args:
-        group: the group; None is the default group.
-
-    Returns:
-        ``"nccl"``, ``"host"``, or ``"cpu:host,cuda:nccl"``.
-
-    Raises:
-        ValueError: this rank is not in the group, or the group is not registered.
-    """
+    """See torch.distributed.get_backend: ``"nccl"``, ``"host"``, or ``"cpu:host,cuda:nccl"``."""
     pg = _valid_group(group)
     if not is_registered(pg):
         raise ValueError(
@@ -356,25 +273,23 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 def get_backend_impl(
     group: str | ProcessGroup | None = None, device: torch.device | None = None
 ) -> nccl.Communicator:
-    """The implementation of a group's backend: torch.distributed.get_backend_impl.
+    """The implementation of a group's backend: see torch.distributed.get_backend_impl.
 
-    In pynccl it is the group's communicator, with what NCCL can do beyond torch's functions:
-    windows, memory statistics, the flight record. torch.distributed has the function since torch
-    2.14.
+    In pynccl it is the group's Communicator, with what NCCL can do beyond torch's functions:
+    windows, memory statistics, the flight record. It stays the group's: do not close it. If the
+    group has not created it yet, this creates it, and all ranks of the group have to call it.
+    torch.distributed has the function since torch 2.14.
 
     Args:
         group: the group, or its ``group_name``; None is the default group.
         device: the device; None is that of ``device_id``, or of the group's only backend.
 
     Returns:
-        The communicator. It stays the group's: do not close it. Where the group has not made it
-        yet, this makes it, and all ranks of the group have to call it.
+        The communicator.
 
     Raises:
-        ValueError: this rank is not in the group, there is no group of this name, there are several
-            backends and no device is given, or there is no default group.
+        ValueError: there are several backends and no device is given, or there is no such group.
         RuntimeError: no backend of the group is for the device.
-        DistBackendError: NCCL failed.
     """
     if isinstance(group, str):
         named = [pg for pg, name in world.groups.items() if name == group]
@@ -385,21 +300,10 @@ def get_backend_impl(
 
 
 def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
-    """Set the timeout of later operations of a group: torch.distributed.set_timeout.
+    """See torch.distributed.set_timeout, available since torch 2.14.
 
-    The communicators of the group have it too, those that exist and those that are made later. Each
-    rank sets its own. torch.distributed has the function since torch 2.14.
-
-    Args:
-        timeout: as for :func:`init_process_group`; zero is no limit.
-        group: the group; None is the default group.
-
-    Returns:
-        None.
-
-    Raises:
-        TypeError: timeout is not a timedelta.
-        ValueError: this rank is not in the group, or there is no default group.
+    Each rank sets the timeout of later operations of its own, on the communicators that exist and
+    those created later. Zero is no limit.
     """
     _valid_group(group).set_timeout(timeout)
 

@@ -29,24 +29,10 @@ def barrier(
     device_ids: list[int] | None = None,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """Wait until every rank has called this: torch.distributed.barrier.
+    """See torch.distributed.barrier.
 
-    It is an ncclAllReduce of one byte, and blocks the caller, on GPUs too.
-
-    Args:
-        group: the group; None is the default group.
-        async_op: whether to return a Work instead of blocking.
-        device_ids: the index of the GPU to use, in a list.
-        timeout: how long to wait; None is the group's own. torch.distributed has it since torch
-            2.12.
-
-    Returns:
-        The Work of an asynchronous call; else, and where this rank is not in the group, None.
-
-    Raises:
-        TypeError: timeout is not a timedelta.
-        ValueError: there is no default group.
-        DistBackendError: NCCL failed, or not every rank called it before the timeout.
+    An ncclAllReduce of one byte, which blocks the caller on GPUs as well. torch.distributed has
+    timeout since torch 2.12.
     """
     pg = group_or_default(group or None)
     if _rank_not_in_group(pg):
@@ -62,22 +48,11 @@ def monitored_barrier(
     timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Wait until every rank has called this, by the store: torch.distributed.monitored_barrier.
+    """See torch.distributed.monitored_barrier.
 
-    Args:
-        group: the group; None is the default group.
-        timeout: how long to wait, as a timedelta; None is the default of the group's backend. A
-            float is seconds, with a warning.
-        wait_all_ranks: whether rank 0 names all missing ranks, or the first it finds.
-
-    Returns:
-        None.
-
-    Raises:
-        DistBackendError: on rank 0, with the missing ranks; on the others, when rank 0 did not
-            confirm.
-        TypeError: timeout is not a timedelta.
-        ValueError: there is no default group.
+    It goes through the store, for every backend. A timeout of None is the default of the group's
+    backend. The DistBackendError is raised on rank 0 with the missing ranks, and on the others if
+    rank 0 did not confirm.
     """
     if _rank_not_in_group(group):
         warn_outside("monitored_barrier")
@@ -94,16 +69,9 @@ def monitored_barrier(
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s=3600):
-    """Stop one rank in the debugger while the others wait: torch.distributed.breakpoint.
+    """See torch.distributed.breakpoint.
 
-    Args:
-        rank: the global rank that stops.
-        skip: how many calls to skip first.
-        timeout_s: how long the others wait, in seconds.
-
-    Raises:
-        ValueError: there is no default group.
-        DistBackendError: the rank did not continue in time.
+    The others raise DistBackendError if the rank does not continue within timeout_s seconds.
     """
     if next(_calls) < skip:
         return

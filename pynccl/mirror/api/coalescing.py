@@ -46,19 +46,19 @@ def _coalescing_manager(
 ) -> Iterator[_CoalescingManager]:
     """Issue what is called in the context as one NCCL group: ncclGroupStart, ncclGroupEnd.
 
+    With a device every operation on its tensors is collected. Without one, operations must be of
+    one kind: all_reduce, all_gather_single or reduce_scatter_single, else RuntimeError.
+
     Args:
         group: the group; None is the default group.
-        device: takes every operation on such tensors. Without it: all_reduce, all_gather_single
-            and reduce_scatter_single, of which there must be one kind only.
+        device: the device of the tensors.
         async_ops: whether to leave the waiting to the manager's wait().
 
     Yields:
         The manager.
 
     Raises:
-        ValueError: the group is in such a context already, or there is no default group.
-        RuntimeError: without a device, operations of different kinds were called.
-        DistBackendError: NCCL failed.
+        ValueError: the group is in such a context already.
     """
     pg = group or _get_default_group()
     if pg._batch is not None:

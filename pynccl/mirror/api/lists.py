@@ -45,27 +45,9 @@ def all_gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Collect the tensors of all ranks in a list, on every rank: torch.distributed.all_gather.
+    """See torch.distributed.all_gather.
 
-    It is one NCCL group of ncclBroadcast, one from each rank.
-
-    Args:
-        tensor_list: the outputs, a tensor for each rank, of any shape with as many elements as that
-            rank sends.
-        tensor: this rank's contribution, of the dtype of the outputs; its size may differ from that
-            of other ranks.
-        group: the group; None is the default group.
-        async_op: whether to return a Work instead of waiting.
-
-    Returns:
-        The Work of an asynchronous call; else, and where this rank is not in the group, None.
-
-    Raises:
-        TypeError: an argument is not a tensor, or not a list of tensors.
-        ValueError: the dtypes, the length of the list or the sizes do not fit, a tensor is not
-            contiguous or its dtype is not NCCL's, or there is no default group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    Issued as one NCCL group of ncclBroadcast, one from each rank, so the sizes may differ.
     """
     check_tensor_list(tensor_list, "tensor_list")
     check_tensor(tensor, "tensor")
@@ -88,27 +70,9 @@ def all_gather_coalesced(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> torch.Future | None:
-    """Collect several tensors of all ranks at once: torch.distributed.all_gather_coalesced.
+    """See torch.distributed.all_gather_coalesced.
 
-    It is one NCCL group of ncclBroadcast, one for each rank and tensor.
-
-    Args:
-        output_tensor_lists: a list for each rank, with a tensor for each of its inputs, of as many
-            elements.
-        input_tensor_list: this rank's contributions, of one dtype.
-        group: the group; None is the default group.
-        async_op: whether to return a future instead of waiting.
-
-    Returns:
-        The future of an asynchronous call, whose value is the list of the outputs; else, and where
-        this rank is not in the group, None.
-
-    Raises:
-        TypeError: an argument is not a list of tensors, or not a list of such lists.
-        ValueError: the dtypes, lengths or sizes do not fit, a tensor is not contiguous or its dtype
-            is not NCCL's, or there is no default group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    Issued as one NCCL group of ncclBroadcast. The value of the future is the list of the outputs.
     """
     pg = member(group, "all_gather_coalesced")
     if pg is None:
@@ -136,27 +100,10 @@ def all_reduce_coalesced(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> torch.Future | None:
-    """Combine several tensors of all ranks at once: torch.distributed.all_reduce_coalesced.
+    """See torch.distributed.all_reduce_coalesced.
 
-    It is one NCCL group of ncclAllReduce.
-
-    Args:
-        tensors: this rank's contributions and the results; a list of tensors of one dtype and any
-            shape, with the same sizes on every rank, or one tensor.
-        op: the operator, as for :func:`all_reduce`.
-        group: the group; None is the default group.
-        async_op: whether to return a future instead of waiting.
-
-    Returns:
-        The future of an asynchronous call, whose value is the list of the tensors; else, and where
-        this rank is not in the group, None.
-
-    Raises:
-        TypeError: tensors is not a list of tensors, op is not an operator, or is AVG on booleans.
-        ValueError: the dtypes differ, NCCL has no such operator, a tensor is not contiguous or its
-            dtype is not NCCL's, or there is no default group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    Issued as one NCCL group of ncclAllReduce. tensors may be one tensor. op is as for
+    :func:`all_reduce`. The value of the future is the list of the tensors.
     """
     if isinstance(tensors, torch.Tensor):
         tensors = [tensors]
@@ -177,31 +124,7 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Collect the tensors of all ranks in a list, on one rank: torch.distributed.gather.
-
-    It is one NCCL group of ncclSend and ncclRecv.
-
-    Args:
-        tensor: this rank's contribution; of the same number of elements and dtype on every rank.
-        gather_list: on the destination the outputs, a tensor for each rank, of as many elements;
-            None on the others.
-        dst: the global rank of the destination; 0 without it and group_dst.
-        group: the group; None is the default group.
-        async_op: whether to return a Work instead of waiting.
-        group_dst: the rank of the destination in the group, instead of dst.
-
-    Returns:
-        The Work of an asynchronous call; else, and where this rank is not in the group, None.
-
-    Raises:
-        TypeError: tensor is not a tensor, or gather_list not a list of tensors.
-        ValueError: gather_list is missing on the destination or given elsewhere, the dtypes, its
-            length or the sizes do not fit, both dst and group_dst are given, the rank is not in the
-            group, a tensor is not contiguous or its dtype is not NCCL's, or there is no default
-            group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
-    """
+    """See torch.distributed.gather. Issued as one NCCL group of ncclSend and ncclRecv."""
     check_tensor(tensor, "tensor")
     outputs: list[torch.Tensor] = []
     if gather_list:
@@ -224,30 +147,10 @@ def gather_single(
     async_op: bool = False,
     group_dst: int | None = None,
 ):
-    """Collect the tensors of all ranks in one tensor, on one rank: torch.distributed.gather_single.
+    """See torch.distributed.gather_single, available since torch 2.14.
 
-    It is one NCCL group of ncclSend and ncclRecv. torch.distributed has it since torch 2.14.
-
-    Args:
-        tensor: this rank's contribution; of the same number of elements and dtype on every rank.
-        gather_tensor: on the destination the output, with as many elements as all inputs together,
-            in the order of ranks: of shape (ranks * n, ...) or (ranks, n, ...) for inputs of shape
-            (n, ...). Ignored on the others.
-        dst: the global rank of the destination; 0 without it and group_dst.
-        group: the group; None is the default group.
-        async_op: whether to return a Work instead of waiting.
-        group_dst: the rank of the destination in the group, instead of dst.
-
-    Returns:
-        The Work of an asynchronous call; else, and where this rank is not in the group, None.
-
-    Raises:
-        TypeError: an argument is not a tensor.
-        ValueError: gather_tensor is missing on the destination, the dtypes or the sizes do not fit,
-            both dst and group_dst are given, the rank is not in the group, a tensor is not
-            contiguous or its dtype is not NCCL's, or there is no default group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    Issued as one NCCL group of ncclSend and ncclRecv. For inputs of shape (n, ...) gather_tensor is
+    of shape (ranks * n, ...) or (ranks, n, ...); it is ignored on all ranks but the destination.
     """
     check_tensor(tensor, "tensor")
     pg = group_or_default(group)
@@ -272,23 +175,9 @@ def gather_into_tensor(
     async_op: bool = False,
     group_dst: int | None = None,
 ):
-    """Another name of :func:`gather_single`: torch.distributed.gather_into_tensor.
+    """The older name of :func:`gather_single`: see torch.distributed.gather_into_tensor.
 
     torch.distributed has it since torch 2.14.
-
-    Args:
-        tensor: as for :func:`gather_single`.
-        gather_tensor: as for :func:`gather_single`.
-        dst: as for :func:`gather_single`.
-        group: as for :func:`gather_single`.
-        async_op: as for :func:`gather_single`.
-        group_dst: as for :func:`gather_single`.
-
-    Returns:
-        As :func:`gather_single`.
-
-    Raises:
-        Exception: as :func:`gather_single`.
     """
     return gather_single(tensor, gather_tensor, dst, group, async_op, group_dst)
 
@@ -301,29 +190,7 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Send each rank its tensor of one rank's list: torch.distributed.scatter.
-
-    It is one NCCL group of ncclSend and ncclRecv.
-
-    Args:
-        tensor: this rank's output; of the same number of elements and dtype on every rank.
-        scatter_list: on the source a tensor for each rank, of as many elements; None on the others.
-        src: the global rank of the source; 0 without it and group_src.
-        group: the group; None is the default group.
-        async_op: whether to return a Work instead of waiting.
-        group_src: the rank of the source in the group, instead of src.
-
-    Returns:
-        The Work of an asynchronous call; else, and where this rank is not in the group, None.
-
-    Raises:
-        TypeError: tensor is not a tensor, or scatter_list not a list of tensors.
-        ValueError: scatter_list is missing on the source or given elsewhere, the dtypes, its length
-            or the sizes do not fit, both src and group_src are given, the rank is not in the group,
-            a tensor is not contiguous or its dtype is not NCCL's, or there is no default group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
-    """
+    """See torch.distributed.scatter. Issued as one NCCL group of ncclSend and ncclRecv."""
     check_tensor(tensor, "tensor")
     inputs: list[torch.Tensor] = []
     if scatter_list:
@@ -345,30 +212,9 @@ def reduce_scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Combine lists of tensors of all ranks; rank i gets the combination of the i-th.
+    """See torch.distributed.reduce_scatter.
 
-    It stands for torch.distributed.reduce_scatter, and is one NCCL group of ncclReduce, one to each
-    rank.
-
-    Args:
-        output: this rank's output.
-        input_list: a tensor for each rank, of as many elements as that rank's output and of its
-            dtype.
-        op: the operator, as for :func:`all_reduce`.
-        group: the group; None is the default group.
-        async_op: whether to return a Work instead of waiting.
-
-    Returns:
-        The Work of an asynchronous call; else, and where this rank is not in the group, None.
-
-    Raises:
-        TypeError: output is not a tensor, input_list not a list of tensors, op is not an operator,
-            or op is AVG on booleans.
-        ValueError: the dtypes, the length of the list or the sizes do not fit, NCCL has no such
-            operator, a tensor is not contiguous or its dtype is not NCCL's, or there is no default
-            group.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    Issued as one NCCL group of ncclReduce, one to each rank. op is as for :func:`all_reduce`.
     """
     check_tensor(output, "output")
     check_tensor_list(input_list, "input_list")

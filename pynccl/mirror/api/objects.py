@@ -78,24 +78,9 @@ def _buffer_for(
 def all_gather_object(
     object_list: list[_T], obj: _T, group: ProcessGroup | None = None, weights_only: bool = False
 ) -> None:
-    """Collect an object of every rank, on every rank: torch.distributed.all_gather_object.
+    """See torch.distributed.all_gather_object.
 
-    Args:
-        object_list: a list with one element for each rank; the elements are replaced.
-        obj: this rank's object.
-        group: the group; None is the default group.
-        weights_only: whether objects are written by torch.save and read by
-            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
-            ranks. torch.distributed has it since torch 2.14.
-
-    Returns:
-        None; with a warning where this rank is not in the group.
-
-    Raises:
-        ValueError: there is no default group.
-        IndexError: the list is shorter than the group.
-        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object, or weights_only refuses it.
+    torch.distributed has weights_only since torch 2.14.
     """
     if _rank_not_in_group(group):
         warn_outside("all_gather_object")
@@ -119,27 +104,9 @@ def gather_object(
     group_dst: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """Collect an object of every rank in a list, on one rank: torch.distributed.gather_object.
+    """See torch.distributed.gather_object.
 
-    Args:
-        obj: this rank's object.
-        object_gather_list: on the destination a list with one element for each rank, which are
-            replaced; None on the others.
-        dst: the global rank of the destination; 0 without it and group_dst.
-        group: the group; None is the default group.
-        group_dst: the rank of the destination in the group, instead of dst.
-        weights_only: whether objects are written by torch.save and read by
-            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
-            ranks. torch.distributed has it since torch 2.14.
-
-    Returns:
-        None; with a warning where this rank is not in the group.
-
-    Raises:
-        ValueError: object_gather_list is missing on the destination or given elsewhere, both dst
-            and group_dst are given, the rank is not in the group, or there is no default group.
-        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object, or weights_only refuses it.
+    torch.distributed has weights_only since torch 2.14.
     """
     pg = group_or_default(group)
     root = root_of(pg, dst, group_dst)
@@ -171,28 +138,9 @@ def broadcast_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """Copy one rank's list of objects to every rank: torch.distributed.broadcast_object_list.
+    """See torch.distributed.broadcast_object_list.
 
-    Args:
-        object_list: on the source the objects; on the others a list of the same length, whose
-            elements are replaced.
-        src: the global rank of the source; 0 without it and group_src.
-        group: the group; None is the default group.
-        device: of the tensors that carry the pickles; None chooses by the group's backends.
-        group_src: the rank of the source in the group, instead of src.
-        weights_only: whether objects are written by torch.save and read by
-            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
-            ranks. torch.distributed has it since torch 2.14.
-
-    Returns:
-        None; with a warning where this rank is not in the group.
-
-    Raises:
-        ValueError: both src and group_src are given, the rank is not in the group, or there is no
-            default group.
-        RuntimeError: no backend of the group is for the device.
-        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object, or weights_only refuses it.
+    torch.distributed has weights_only since torch 2.14.
     """
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
@@ -221,27 +169,9 @@ def scatter_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """Send each rank its object of one rank's list: torch.distributed.scatter_object_list.
+    """See torch.distributed.scatter_object_list.
 
-    Args:
-        scatter_object_output_list: a list; its first element is replaced by this rank's object.
-        scatter_object_input_list: on the source a list with an object for each rank.
-        src: the global rank of the source; 0 without it and group_src.
-        group: the group; None is the default group.
-        group_src: the rank of the source in the group, instead of src.
-        weights_only: whether objects are written by torch.save and read by
-            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
-            ranks. torch.distributed has it since torch 2.14.
-
-    Returns:
-        None; with a warning where this rank is not in the group.
-
-    Raises:
-        ValueError: the output list is empty, the input list is missing on the source or has another
-            length, both src and group_src are given, the rank is not in the group, or there is no
-            default group.
-        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object, or weights_only refuses it.
+    torch.distributed has weights_only since torch 2.14.
     """
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
@@ -285,28 +215,10 @@ def send_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> None:
-    """Send a list of objects to one rank: torch.distributed.send_object_list.
+    """See torch.distributed.send_object_list.
 
-    Args:
-        object_list: the objects.
-        dst: the global rank of the destination, not this one.
-        group: the group; None is the default group.
-        device: of the tensors that carry the pickles; None chooses by the group's backends.
-        group_dst: the rank of the destination in the group, instead of dst.
-        use_batch: whether to use the group's communicator, as batch_isend_irecv does.
-        weights_only: whether objects are written by torch.save and read by
-            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
-            ranks. torch.distributed has it since torch 2.14.
-
-    Returns:
-        None.
-
-    Raises:
-        ValueError: both or neither of dst and group_dst are given, the destination is this rank or
-            not in the group, this rank is not in it, or there is no default group.
-        RuntimeError: no backend of the group is for the device.
-        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object, or weights_only refuses it.
+    use_batch uses the group's communicator, as :func:`batch_isend_irecv` does. torch.distributed
+    has weights_only since torch 2.14.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
@@ -328,28 +240,10 @@ def recv_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> int:
-    """Receive a list of objects from one rank: torch.distributed.recv_object_list.
+    """See torch.distributed.recv_object_list.
 
-    Args:
-        object_list: a list of as many elements as were sent; they are replaced.
-        src: the global rank of the source, not this one.
-        group: the group; None is the default group.
-        device: of the tensors that carry the pickles; None chooses by the group's backends.
-        group_src: the rank of the source in the group, instead of src.
-        use_batch: whether to use the group's communicator, as batch_isend_irecv does.
-        weights_only: whether objects are written by torch.save and read by
-            ``torch.load(weights_only=True)``, which runs no code of a sender; the same on all
-            ranks. torch.distributed has it since torch 2.14.
-
-    Returns:
-        The global rank of the source.
-
-    Raises:
-        ValueError: both or neither of src and group_src are given, the source is this rank or not
-            in the group, this rank is not in it, or there is no default group.
-        RuntimeError: no backend of the group is for the device.
-        DistBackendError: NCCL failed, or an operation took longer than the group's timeout.
-        Exception: pickle cannot handle an object, or weights_only refuses it.
+    use_batch uses the group's communicator, as :func:`batch_isend_irecv` does. torch.distributed
+    has weights_only since torch 2.14.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, src, group_src)

@@ -67,26 +67,7 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Begin to send a tensor to one rank: torch.distributed.isend, ncclSend.
-
-    Args:
-        tensor: the data; not to be changed before the work was waited for.
-        dst: the global rank of the destination, not this one.
-        group: the group; None is the default group.
-        tag: ignored, as by torch's NCCL backend: sends to one rank arrive in their order.
-        group_dst: the rank of the destination in the group, instead of dst.
-
-    Returns:
-        The Work; None where this rank is not in the group.
-
-    Raises:
-        TypeError: tensor is not a tensor.
-        ValueError: both or neither of dst and group_dst are given, the destination is this rank or
-            not in the group, the tensor is not contiguous or its dtype is not NCCL's, or there is
-            no default group.
-        RuntimeError: no backend of the group is for the tensor's device.
-        DistBackendError: NCCL failed.
-    """
+    """See torch.distributed.isend (ncclSend). tag is ignored, as by torch's NCCL backend."""
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
     check_tensor(tensor, "tensor")
@@ -104,26 +85,10 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Begin to receive a tensor from one rank: torch.distributed.irecv, ncclRecv.
+    """See torch.distributed.irecv (ncclRecv).
 
-    Args:
-        tensor: the output; not to be used before the work was waited for.
-        src: the global rank of the source; None, without group_src, is any: in a group of two
-            ranks only.
-        group: the group; None is the default group.
-        tag: ignored, as by torch's NCCL backend: sends of one rank arrive in their order.
-        group_src: the rank of the source in the group, instead of src.
-
-    Returns:
-        The Work; None where this rank is not in the group.
-
-    Raises:
-        TypeError: tensor is not a tensor.
-        ValueError: both src and group_src are given, the source is this rank or not in the group,
-            or any in a group of more than two; the tensor is not contiguous or its dtype is not
-            NCCL's; or there is no default group.
-        RuntimeError: no backend of the group is for the tensor's device.
-        DistBackendError: NCCL failed.
+    tag is ignored, as by torch's NCCL backend. A receive from any rank needs a group of two ranks,
+    else it raises ValueError.
     """
     check_tensor(tensor, "tensor")
     if _rank_not_in_group(group):
@@ -141,26 +106,7 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send a tensor to one rank: torch.distributed.send, ncclSend.
-
-    Args:
-        tensor: the data.
-        dst: the global rank of the destination, not this one.
-        group: the group; None is the default group.
-        tag: ignored, as by torch's NCCL backend.
-        group_dst: the rank of the destination in the group, instead of dst.
-
-    Returns:
-        None.
-
-    Raises:
-        TypeError: tensor is not a tensor.
-        ValueError: both or neither of dst and group_dst are given, the destination is this rank or
-            not in the group, this rank is not in it, the tensor is not contiguous or its dtype is
-            not NCCL's, or there is no default group.
-        RuntimeError: no backend of the group is for the tensor's device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
-    """
+    """See torch.distributed.send (ncclSend). tag is ignored, as by torch's NCCL backend."""
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
     check_not_self(pg, peer, "destination")
@@ -176,26 +122,10 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive a tensor from one rank: torch.distributed.recv, ncclRecv.
+    """See torch.distributed.recv (ncclRecv).
 
-    Args:
-        tensor: the output.
-        src: the global rank of the source, not this one; None, without group_src, is any: in a
-            group of two ranks only.
-        group: the group; None is the default group.
-        tag: ignored, as by torch's NCCL backend.
-        group_src: the rank of the source in the group, instead of src.
-
-    Returns:
-        The global rank of the source, -1 where this rank is not in the group.
-
-    Raises:
-        TypeError: tensor is not a tensor.
-        ValueError: both src and group_src are given, the source is this rank or not in the group,
-            or any in a group of more than two; the tensor is not contiguous or its dtype is not
-            NCCL's; or there is no default group.
-        RuntimeError: no backend of the group is for the tensor's device.
-        DistBackendError: NCCL failed, or the operation took longer than the group's timeout.
+    tag is ignored, as by torch's NCCL backend. A receive from any rank needs a group of two ranks,
+    else it raises ValueError.
     """
     check_tensor(tensor, "tensor")
     if _rank_not_in_group(group):
@@ -211,25 +141,10 @@ def recv(
 
 @_C.fast
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
-    """Begin several sends and receives as one, in any order: torch.distributed.batch_isend_irecv.
+    """See torch.distributed.batch_isend_irecv.
 
-    It is one NCCL group (ncclGroupStart, ncclGroupEnd) on the communicator of the group. Where it
-    is the first operation of its group, all ranks of the group must take part.
-
-    Args:
-        p2p_op_list: the operations, all of the same group. Those from one rank to one other match
-            in their order.
-
-    Returns:
-        One Work for all of them, in a list; none, with warnings, where this rank is not in the
-        group.
-
-    Raises:
-        ValueError: the list is not one of P2POps of one group, a peer is out of range, or a tensor
-            is not contiguous or its dtype is not NCCL's.
-        IndexError: the list is empty.
-        RuntimeError: no backend of the group is for the tensors' device.
-        DistBackendError: NCCL failed.
+    One NCCL group on the communicator of the group. If it is the first operation of the group, all
+    its ranks must take part. Returns one Work for all operations, in a list.
     """
     group = _checked_group(p2p_op_list)
     if _rank_not_in_group(group):

@@ -57,15 +57,6 @@ __all__ = [
 
 @contextmanager
 def record_comm(name: str) -> Iterator[None]:
-    """A range in torch's profiler for the operations in the context: torch.distributed.record_comm.
-
-    torch.distributed has it since torch 2.12.
-
-    Args:
-        name: of the range.
-
-    Yields:
-        None.
-    """
+    """See torch.distributed.record_comm, available since torch 2.12."""
     with torch.profiler.record_function(name):
         yield

@@ -173,17 +173,7 @@ def limited(timeout: timedelta) -> AbstractContextManager[object]:
 
 
 def get_default_backend_for_device(device: str | torch.device) -> str:
-    """The default backend of a device: torch.distributed.get_default_backend_for_device.
-
-    Args:
-        device: the device, or its type: ``"cpu"``, ``"cuda"``.
-
-    Returns:
-        ``"host"`` or ``"nccl"``.
-
-    Raises:
-        ValueError: pynccl has no backend for such devices.
-    """
+    """See torch.distributed.get_default_backend_for_device: ``"host"`` or ``"nccl"``."""
     kind = device.type if isinstance(device, torch.device) else torch.device(device).type
     backend = Backend.default_device_backend_map.get(kind)
     if backend is None:
@@ -214,13 +204,10 @@ def is_nccl_available() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether a backend can be used: torch.distributed.is_backend_available.
+    """See torch.distributed.is_backend_available.
 
-    Args:
-        backend: its name, or several as ``"cpu:host,cuda:nccl"``.
-
-    Returns:
-        Whether pynccl has it, and for ``"nccl"`` whether libnccl.so.2 can be loaded.
+    For ``"nccl"`` it says whether libnccl.so.2 can be loaded. backend may name several, as
+    ``"cpu:host,cuda:nccl"``.
     """
     try:
         config = BackendConfig(Backend(backend))

@@ -56,58 +56,23 @@ class GroupOperations(BaseGroup):
     """A group with torch's methods that begin operations."""
 
     def allreduce(self, tensors: _Tensors, opts: Any = ReduceOp.SUM, op: Any = None) -> Work | None:
-        """Begin :func:`pynccl.all_reduce`.
-
-        Args:
-            tensors: the tensor, alone or in a list of one.
-            opts: the ReduceOp, or torch's options with it.
-            op: the ReduceOp, in place of opts.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_reduce`."""
         tensor = _one(tensors, "tensors")
         return operations.all_reduce(self, tensor, _op(opts if op is None else op), True)
 
     def broadcast(self, tensors: _Tensors, root: Any = 0) -> Work | None:
-        """Begin :func:`pynccl.broadcast`.
-
-        Args:
-            tensors: the tensor, alone or in a list of one.
-            root: the rank that sends, or torch's options with it.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.broadcast`."""
         return operations.broadcast(self, _one(tensors, "tensors"), _root(root), True)
 
     def reduce(self, tensors: _Tensors, root: Any = 0, op: Any = ReduceOp.SUM) -> Work | None:
-        """Begin :func:`pynccl.reduce`.
-
-        Args:
-            tensors: the tensor, alone or in a list of one.
-            root: the rank that gets the result, or torch's options with it and with the operator.
-            op: the ReduceOp, where root is a rank.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.reduce`."""
         op = getattr(root, "reduceOp", op)
         return operations.reduce(self, _one(tensors, "tensors"), _root(root), op, True)
 
     def allgather(
         self, output_tensors: Any, input_tensors: _Tensors, opts: Any = None
     ) -> Work | None:
-        """Begin :func:`pynccl.all_gather`.
-
-        Args:
-            output_tensors: a tensor for each rank, in a list or in a list of one list.
-            input_tensors: this rank's tensor, alone or in a list of one.
-            opts: without effect.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_gather`."""
         outputs = _of_lists(output_tensors, "output_tensors")
         tensor = _one(input_tensors, "input_tensors")
         check_same_dtype([*outputs, tensor])
@@ -116,16 +81,7 @@ class GroupOperations(BaseGroup):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_single`; torch's class has it since torch 2.13.
-
-        Args:
-            output: the result, with room for the tensors of all ranks.
-            input: this rank's tensor.
-            opts: without effect.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_gather_single`; torch's class has it since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.all_gather_single(self, output, input, True)
@@ -133,17 +89,9 @@ class GroupOperations(BaseGroup):
     def gather_single(
         self, output: torch.Tensor, input: torch.Tensor, root: Any = 0
     ) -> Work | None:
-        """Begin :func:`pynccl.gather_single`; output is ignored but on the root.
+        """Begin :func:`pynccl.gather_single`.
 
         torch's class has it since torch 2.14, as :attr:`gather_into_tensor`.
-
-        Args:
-            output: on the root the result, with room for the tensors of all ranks.
-            input: this rank's tensor.
-            root: the rank that gets the result, or torch's options with it.
-
-        Returns:
-            The Work.
         """
         check_tensor(input, "input")
         if _root(root) != self.rank():
@@ -155,34 +103,14 @@ class GroupOperations(BaseGroup):
     gather_into_tensor = gather_single
 
     def gather(self, output_tensors: Any, input_tensors: _Tensors, root: Any = 0) -> Work | None:
-        """Begin :func:`pynccl.gather`.
-
-        Args:
-            output_tensors: on the root a tensor for each rank, in a list or in a list of one list;
-                elsewhere empty.
-            input_tensors: this rank's tensor, alone or in a list of one.
-            root: the rank that gets the tensors, or torch's options with it.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.gather`."""
         tensor = _one(input_tensors, "input_tensors")
         outputs = _of_lists(output_tensors, "output_tensors")
         check_same_dtype([tensor, *outputs])
         return operations.gather(self, tensor, outputs, _root(root), True)
 
     def scatter(self, output_tensors: _Tensors, input_tensors: Any, root: Any = 0) -> Work | None:
-        """Begin :func:`pynccl.scatter`.
-
-        Args:
-            output_tensors: the result, alone or in a list of one.
-            input_tensors: on the root a tensor for each rank, in a list or in a list of one list;
-                elsewhere empty.
-            root: the rank that sends, or torch's options with it.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.scatter`."""
         tensor = _one(output_tensors, "output_tensors")
         inputs = _of_lists(input_tensors, "input_tensors")
         check_same_dtype([tensor, *inputs])
@@ -191,16 +119,7 @@ class GroupOperations(BaseGroup):
     def reduce_scatter(
         self, output_tensors: _Tensors, input_tensors: Any, opts: Any = ReduceOp.SUM
     ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter`.
-
-        Args:
-            output_tensors: the result, alone or in a list of one.
-            input_tensors: a tensor for each rank, in a list or in a list of one list.
-            opts: the ReduceOp, or torch's options with it.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.reduce_scatter`."""
         tensor = _one(output_tensors, "output_tensors")
         inputs = _of_lists(input_tensors, "input_tensors")
         check_same_dtype([tensor, *inputs])
@@ -209,16 +128,7 @@ class GroupOperations(BaseGroup):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = ReduceOp.SUM
     ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter_single`; torch's class has it since torch 2.13.
-
-        Args:
-            output: the result, this rank's block.
-            input: the blocks for all ranks, in one tensor.
-            opts: the ReduceOp, or torch's options with it.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.reduce_scatter_single`; torch's class has it since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.reduce_scatter_single(self, output, input, _op(opts), True)
@@ -229,16 +139,7 @@ class GroupOperations(BaseGroup):
         input_tensors: list[torch.Tensor],
         opts: Any = None,
     ) -> Work | None:
-        """Begin :func:`pynccl.all_to_all`.
-
-        Args:
-            output_tensors: what is received from each rank.
-            input_tensors: what is sent to each rank.
-            opts: without effect.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_to_all`."""
         check_tensor_list(output_tensors, "output_tensors")
         check_tensor_list(input_tensors, "input_tensors")
         return operations.all_to_all(self, output_tensors, input_tensors, True)
@@ -251,18 +152,7 @@ class GroupOperations(BaseGroup):
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work | None:
-        """Begin :func:`pynccl.all_to_all_single`; torch's class has it since torch 2.13.
-
-        Args:
-            output: what is received, in the order of the ranks.
-            input: what is sent, in the order of the ranks.
-            output_split_sizes: the rows from each rank; None or empty for blocks of equal size.
-            input_split_sizes: the rows for each rank; None or empty for blocks of equal size.
-            opts: without effect.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_to_all_single`; torch's class has it since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.all_to_all_single(
@@ -272,15 +162,7 @@ class GroupOperations(BaseGroup):
     def allreduce_coalesced(
         self, tensors: list[torch.Tensor], opts: Any = ReduceOp.SUM
     ) -> Work | None:
-        """Begin :func:`pynccl.all_reduce_coalesced`.
-
-        Args:
-            tensors: the tensors, of one dtype.
-            opts: the ReduceOp, or torch's options with it.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_reduce_coalesced`."""
         check_tensor_list(tensors, "tensors")
         check_same_dtype(tensors)
         return operations.all_reduce_coalesced(self, tensors, _op(opts), True)
@@ -291,16 +173,7 @@ class GroupOperations(BaseGroup):
         input_list: list[torch.Tensor],
         opts: Any = None,
     ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_coalesced`.
-
-        Args:
-            output_lists: for each rank a list of tensors, which are received into.
-            input_list: this rank's tensors.
-            opts: without effect.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.all_gather_coalesced`."""
         for tensors in (input_list, *output_lists):
             check_tensor_list(tensors, "output_lists and input_list")
             check_same_dtype(tensors)
@@ -311,19 +184,8 @@ class GroupOperations(BaseGroup):
     ) -> Work | None:
         """Begin :func:`pynccl.all_gather_single` of several pairs of tensors, as one NCCL group.
 
-        torch's class has the name since torch 2.13.
-
-        Args:
-            outputs: the results.
-            inputs: this rank's tensor for each of the results.
-            opts: without effect.
-
-        Returns:
-            The Work of all of them.
-
-        Raises:
-            ValueError: the lists are not equally long, or the group is inside a coalescing manager;
-                and what :func:`pynccl.all_gather_single` raises.
+        It raises ValueError inside a coalescing manager. torch's class has the name since torch
+        2.13.
         """
         return self._coalesced(operations.all_gather_single, outputs, inputs)
 
@@ -332,19 +194,8 @@ class GroupOperations(BaseGroup):
     ) -> Work | None:
         """Begin :func:`pynccl.reduce_scatter_single` of several pairs, as one NCCL group.
 
-        torch's class has the name since torch 2.13.
-
-        Args:
-            outputs: the results.
-            inputs: the blocks for all ranks, in one tensor for each of the results.
-            opts: the ReduceOp, or torch's options with it.
-
-        Returns:
-            The Work of all of them.
-
-        Raises:
-            ValueError: the lists are not equally long, or the group is inside a coalescing manager;
-                and what :func:`pynccl.reduce_scatter_single` raises.
+        It raises ValueError inside a coalescing manager. torch's class has the name since torch
+        2.13.
         """
         return self._coalesced(operations.reduce_scatter_single, outputs, inputs, _op(opts))
 
@@ -378,52 +229,19 @@ class GroupOperations(BaseGroup):
     alltoall_base = all_to_all_single
 
     def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.isend`.
-
-        Args:
-            tensors: the tensor, alone or in a list of one.
-            dst: the rank that receives.
-            tag: without effect, as with torch's NCCL backend.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.isend`."""
         return p2p.begin(self, True, _one(tensors, "tensors"), dst)
 
     def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.irecv`.
-
-        Args:
-            tensors: the tensor that is received into, alone or in a list of one.
-            src: the rank that sends.
-            tag: without effect, as with torch's NCCL backend.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.irecv`."""
         return p2p.begin(self, False, _one(tensors, "tensors"), src)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.irecv` from any source.
-
-        Args:
-            tensors: the tensor that is received into, alone or in a list of one.
-            tag: without effect, as with torch's NCCL backend.
-
-        Returns:
-            The Work, whose ``source_rank()`` is the sender.
-        """
+        """Begin :func:`pynccl.irecv` from any source, which the Work's source_rank() returns."""
         return p2p.begin(self, False, _one(tensors, "tensors"), p2p.source_in(self))
 
     def barrier(self, opts: Any = None) -> Work | None:
-        """Begin :func:`pynccl.barrier`.
-
-        Args:
-            opts: without effect.
-
-        Returns:
-            The Work.
-        """
+        """Begin :func:`pynccl.barrier`."""
         return barriers.barrier(self, async_op=True)
 
     def monitored_barrier(

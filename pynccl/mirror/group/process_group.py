@@ -53,20 +53,8 @@ class ProcessGroup(GroupOperations):
     def get_backend(self, device: torch.device | None = None) -> nccl.Communicator:
         """The communicator for a device: see :func:`pynccl.get_backend_impl`.
 
-        torch's class has it since torch 2.14.
-
-        Args:
-            device: of the tensors; None is the device that the group is bound to, or the only one
-                that it has a backend for.
-
-        Returns:
-            The Communicator.
-
-        Raises:
-            ValueError: device is None, and the group has several backends and no device; or the
-                group has ended.
-            RuntimeError: no backend of the group is for such devices.
-            DistBackendError: the communicator cannot be made.
+        A device of None is the device that the group is bound to, or the only one that it has a
+        backend for. torch's class has it since torch 2.14.
         """
         if device is None:
             kinds = list(self.config.device_backend_map)
@@ -99,16 +87,9 @@ class ProcessGroup(GroupOperations):
     def register_pre_hook(self, hook_id: int, hook: Callable[[PreHookArgs], object]) -> None:
         """Call a function before each operation of the group is issued.
 
-        It runs in the thread that issues the operation, and must not issue any itself. An exception
-        in it goes to ``sys.unraisablehook``. torch's class has it since torch 2.14.
-
-        Args:
-            hook_id: a number for the removal; a hook with the same number is replaced.
-            hook: the function. Its argument has ``name``, ``async_op``, ``input_tensors``,
-                ``output_tensors``, ``root`` and ``op_id``.
-
-        Raises:
-            TypeError: hook_id is no integer, or hook cannot be called.
+        It runs in the thread that issues the operation, and must not issue any itself. Its argument
+        has ``name``, ``async_op``, ``input_tensors``, ``output_tensors``, ``root`` and ``op_id``.
+        An exception in it goes to ``sys.unraisablehook``. torch's class has it since torch 2.14.
         """
         self._group_hooks.add("pre", hook_id, hook)
 
@@ -123,14 +104,8 @@ class ProcessGroup(GroupOperations):
     def register_post_hook(self, hook_id: int, hook: Callable[[PostHookArgs], object]) -> None:
         """Call a function after each operation of the group was issued without an error.
 
-        The rest is as for :meth:`register_pre_hook`; torch's class has it since torch 2.14.
-
-        Args:
-            hook_id: a number for the removal; a hook with the same number is replaced.
-            hook: the function. Its argument has ``name``, ``async_op``, ``work`` and ``op_id``.
-
-        Raises:
-            TypeError: hook_id is no integer, or hook cannot be called.
+        Its argument has ``name``, ``async_op``, ``work`` and ``op_id``. The rest is as for
+        :meth:`register_pre_hook`; torch's class has it since torch 2.14.
         """
         self._group_hooks.add("post", hook_id, hook)
 
@@ -143,17 +118,10 @@ class ProcessGroup(GroupOperations):
         self._group_hooks.remove("post", hook_id)
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Call a function before a communicator of the group is aborted, from any thread.
+        """Call a function before a communicator of the group is aborted, in any thread.
 
-        That is after a timeout, or because the group is aborted. The rest is as for
-        :meth:`register_pre_hook`; torch's class has it since torch 2.14.
-
-        Args:
-            hook_id: a number for the removal; a hook with the same number is replaced.
-            hook: the function, which takes no argument.
-
-        Raises:
-            TypeError: hook_id is no integer, or hook cannot be called.
+        It takes no argument. That is after a timeout, or because the group is aborted. The rest is
+        as for :meth:`register_pre_hook`; torch's class has it since torch 2.14.
         """
         self._group_hooks.add("abort", hook_id, hook)
 
@@ -175,31 +143,11 @@ class ProcessGroup(GroupOperations):
         return self.reconfigurer is not None
 
     def get_reconfigure_handle(self) -> str:
-        """What other ranks need of this one: see :func:`pynccl._get_reconfigure_handle`.
-
-        torch's class has it since torch 2.14.
-
-        Returns:
-            The handle, a text.
-        """
+        """See :func:`pynccl._get_reconfigure_handle`. torch's class has it since torch 2.14."""
         return json.dumps(self.peers.address)
 
     def reconfigure(self, opts: Any) -> Work:
-        """Give the group other ranks: see :func:`pynccl._reconfigure`.
-
-        torch's class has it since torch 2.14.
-
-        Args:
-            opts: torch's ``ReconfigureOptions``, or another object with its attributes.
-
-        Returns:
-            A Work, which is done.
-
-        Raises:
-            RuntimeError: the group was not made with
-                ``init_process_group(enable_reconfigure=True)``.
-            ValueError, DistStoreError, DistBackendError: as :func:`pynccl._reconfigure`.
-        """
+        """See :func:`pynccl._reconfigure`. torch's class has it since torch 2.14."""
         if self.reconfigurer is None:
             raise RuntimeError(
                 "reconfigure: the process group was not made with "

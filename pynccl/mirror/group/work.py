@@ -113,14 +113,7 @@ class Work(_C.Work):
         return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:
-        """The group rank that an irecv received from.
-
-        Returns:
-            The rank.
-
-        Raises:
-            RuntimeError: the operation is not a receive.
-        """
+        """The group rank that an irecv received from; RuntimeError for other operations."""
         if self._source is None:
             raise RuntimeError("source_rank() may only be called on work of a recv")
         return self._source

@@ -21,20 +21,12 @@ __all__ = [
 
 
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:
-    """Free a group: torch.distributed.destroy_process_group (ncclCommFinalize, ncclCommDestroy).
+    """See torch.distributed.destroy_process_group (ncclCommFinalize, ncclCommDestroy).
 
     Operations that were issued are finished first. On GPUs they have the group's timeout; then they
-    are aborted, and an error is raised. On CPUs asynchronous ones that were not waited for have 2
-    seconds, or the group's timeout if that is shorter; then they are aborted. A rank can receive
-    what another has sent before that destroyed its groups.
-
-    Args:
-        group: the group; None, and the default group, are all groups.
-
-    Raises:
-        ValueError: the group is not registered.
-        AssertionError: there is no default group.
-        DistBackendError: NCCL failed, or operations on GPUs were aborted. All groups are freed.
+    are aborted, and DistBackendError is raised. On CPUs asynchronous ones that were not waited for
+    have 2 seconds, or the group's timeout if that is shorter; then they are aborted. A rank can
+    receive what another has sent before that destroyed its groups.
     """
     if _rank_not_in_group(group):
         return

@@ -17,17 +17,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This rank among those of its machine: torch.distributed.get_node_local_rank.
-
-    Args:
-        fallback_rank: the result where the launcher has not set ``LOCAL_RANK``.
-
-    Returns:
-        ``LOCAL_RANK``.
-
-    Raises:
-        RuntimeError: it is not set, and there is no fallback.
-    """
+    """See torch.distributed.get_node_local_rank."""
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is not None:

@@ -27,36 +27,15 @@ __all__ = ["_get_reconfigure_handle", "_reconfigure", "_supports_reconfigure", "
 
 
 def _supports_reconfigure(group: ProcessGroup | None = None) -> bool:
-    """Whether a group was made with ``enable_reconfigure=True``.
-
-    It stands for torch.distributed._supports_reconfigure, which is there since torch 2.14.
-
-    Args:
-        group: the group; None is the default group.
-
-    Returns:
-        Whether :func:`_reconfigure` can be called.
-
-    Raises:
-        ValueError: there is no default group.
-    """
+    """See torch.distributed._supports_reconfigure, available since torch 2.14."""
     return group_or_default(group).supports_reconfigure
 
 
 def _get_reconfigure_handle(group: ProcessGroup | None = None) -> str:
-    """What other ranks need to communicate with this one.
+    """See torch.distributed._get_reconfigure_handle, available since torch 2.14.
 
-    It stands for torch.distributed._get_reconfigure_handle, which is there since torch 2.14.
-
-    Args:
-        group: the group; None is the default group.
-
-    Returns:
-        An opaque text, which does not change while the group exists. It admits to the rank: keep it
-        among the ranks of the job.
-
-    Raises:
-        ValueError: there is no default group.
+    The handle is a text that does not change while the group exists. It admits to the rank: keep it
+    among the ranks of the job.
     """
     return group_or_default(group).get_reconfigure_handle()
 
@@ -68,30 +47,17 @@ def _reconfigure(
     timeout: timedelta | None = None,
     hints: dict[str, str] | None = None,
 ) -> Work:
-    """Give the default group the ranks of some handles: torch.distributed._reconfigure.
+    """Give the default group the ranks of some handles: see torch.distributed._reconfigure.
 
     All these ranks call it, with the same arguments. The communicators that the group had are
     aborted, and all other groups end. The ranks exchange the unique id of the new communicator
-    through the store of init_process_group, which must still be there. It is there since torch
-    2.14.
-
-    Args:
-        uuid: another number at each call.
-        handles: of all ranks, this one among them. A list has them in the order of the new ranks; a
-            set is sorted.
-        group: a group made with ``init_process_group(enable_reconfigure=True)``; None is the
-            default group.
-        timeout: how long to wait for the other ranks; None is the timeout of the group.
-        hints: none are known.
-
-    Returns:
-        A Work that is done.
+    through the store of init_process_group, which must still exist. A list of handles is in the
+    order of the new ranks, a set is sorted. torch.distributed has it since torch 2.14.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: the uuid was used before; handles has duplicates, lacks this rank, or has what
-            is no handle; there are hints; there is no default group.
-        RuntimeError: the group was not made for it.
+        ValueError: the uuid was used before; handles has duplicates, lacks this rank, or contains
+            something else; there are hints; there is no default group.
+        RuntimeError: the group was not created with ``enable_reconfigure=True``.
         DistStoreError: not all ranks called it before the timeout.
         DistBackendError: a rank has died, or NCCL failed. The group can be reconfigured again.
     """

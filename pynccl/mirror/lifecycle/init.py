@@ -42,38 +42,27 @@ def init_process_group(
     _ranks: list[int] | None = None,
     enable_reconfigure: bool = False,
 ) -> None:
-    """Make the default group, of all ranks of the job: torch.distributed.init_process_group.
+    """See torch.distributed.init_process_group (ncclCommInitRankConfig).
 
-    All ranks call it. It stands for ncclGetUniqueId on rank 0 and ncclCommInitRankConfig.
+    The backends, the options and the binding to a device differ from torch's.
 
     Args:
         backend: ``"nccl"`` for tensors on GPUs, ``"host"`` for tensors on CPUs,
-            ``"cpu:host,cuda:nccl"`` or None for both.
-        init_method: the URL of the rendezvous: ``env://`` (the default), ``tcp://host:port`` or
-            ``file:///path``.
-        timeout: how long ranks wait for each other, at the rendezvous and, on CPUs, in each
-            operation; None is 10 minutes for ``"nccl"`` alone, else 30 minutes.
-        world_size: the number of ranks; may be part of the URL or the environment.
-        rank: this one; likewise.
-        store: the store of the rendezvous, instead of a URL.
+            ``"cpu:host,cuda:nccl"`` or None for both. ``"nccl"`` without a GPU is a ValueError, and
+            without libnccl.so.2 a LibraryNotFoundError, before the ranks wait for each other.
+        timeout: None is 10 minutes for ``"nccl"`` alone, else 30 minutes.
         group_name: ignored, as torch does.
         pg_options: a :class:`pynccl.nccl.Config`, but not one with ``blocking=0``, or torch's
             ``ProcessGroupNCCL.Options``.
-        device_id: the device of this rank. Its communicator is then made at once, and sends and
-            receives outside a batch use it too. Without it, and where there are GPUs, communicators
-            are made when they are first needed.
-        enable_reconfigure: whether to make the group without communicators: they are made by
-            ``group.WORLD.reconfigure()``, which can also give the group other ranks later. Until
-            then operations raise RuntimeError. torch.distributed has it since torch 2.14.
+        device_id: the device of this rank. Its communicator is then created at once, and sends and
+            receives outside a batch use it as well. Without it, and with GPUs, communicators are
+            created when they are first needed.
+        enable_reconfigure: whether to create the group without communicators, which
+            ``group.WORLD.reconfigure()`` creates. Until then operations raise RuntimeError.
+            torch.distributed has it since torch 2.14.
 
     Raises:
-        ValueError: the group exists already, an argument is wrong, or the backend is ``"nccl"`` and
-            there is no GPU: at once, before the ranks wait for each other.
-        LibraryNotFoundError: the backend is ``"nccl"`` and there is no libnccl.so.2.
-        TypeError: an argument has the wrong type.
-        AssertionError: store comes together with init_method, or without world_size and rank.
         DistStoreError: not all ranks called it before the timeout.
-        DistBackendError: NCCL failed.
     """
     if world.default is not None:
         raise ValueError("trying to initialize the default process group twice!")

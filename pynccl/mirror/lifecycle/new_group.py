@@ -40,32 +40,12 @@ def new_group(
     device_id: torch.device | None = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonMember:
-    """Make a group of some of the ranks: torch.distributed.new_group.
+    """See torch.distributed.new_group.
 
-    All ranks of the job call it, in the same order.
-
-    Args:
-        ranks: the global ranks; None for all.
-        timeout: as for init_process_group.
-        backend: as for init_process_group; None takes the default group's.
-        pg_options: as for init_process_group.
-        use_local_synchronization: only the ranks in the group call it.
-        group_desc: what the group is for, in words.
-        device_id: the device of this rank, as for init_process_group.
-        sort_ranks: whether ranks of the group follow the global ones, or the order of the list.
-            torch.distributed has it since torch 2.12.
-
-    Returns:
-        The group, or ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not in it; torch before
-        2.14 returns None there with use_local_synchronization.
-
-    Raises:
-        ValueError: there is no default group, ranks is wrong (a duplicate, a rank that is out of
-            range, too many), or the backend is ``"nccl"`` and there is no GPU.
-        TypeError: timeout or pg_options has the wrong type.
-        AssertionError: device_id is not the default group's.
-        DistStoreError: not all ranks called it before the timeout.
-        DistBackendError: NCCL failed.
+    timeout, backend, pg_options and device_id are as for :func:`init_process_group`.
+    torch.distributed has sort_ranks since torch 2.12. With use_local_synchronization a rank outside
+    the group gets ``GroupMember.NON_GROUP_MEMBER``, as since torch 2.14. DistStoreError: not all
+    ranks called it before the timeout.
     """
     default = _get_default_group()
     default.check_configured()
@@ -148,22 +128,7 @@ def new_subgroups(
     pg_options: object | None = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup, list[ProcessGroup | NonMember]]:
-    """Divide a group into groups of equal size: torch.distributed.new_subgroups.
-
-    Args:
-        group_size: the ranks of each; None is the number of GPUs of this machine.
-        group: the group to divide; None is the default group.
-        timeout: as for :func:`new_group`.
-        backend: as for :func:`new_group`.
-        pg_options: as for :func:`new_group`.
-        group_desc: as for :func:`new_group`.
-
-    Returns:
-        The group that this rank is in, and the list of all of them.
-
-    Raises:
-        ValueError: group_size does not divide the group, or new_group raises it.
-    """
+    """See torch.distributed.new_subgroups. It divides any group, not the default group alone."""
     if group_size is None:
         if not torch.cuda.is_available():
             raise ValueError(
@@ -199,21 +164,7 @@ def new_subgroups_by_enumeration(
     pg_options: object | None = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember]]:
-    """Make a group of each list of ranks: torch.distributed.new_subgroups_by_enumeration.
-
-    Args:
-        ranks_per_subgroup_list: lists of global ranks; no rank may be in two.
-        timeout: as for :func:`new_group`.
-        backend: as for :func:`new_group`.
-        pg_options: as for :func:`new_group`.
-        group_desc: as for :func:`new_group`.
-
-    Returns:
-        The group that this rank is in (None if it is in none), and the list of all of them.
-
-    Raises:
-        ValueError: the list is empty, a rank is in two lists, or new_group raises it.
-    """
+    """See torch.distributed.new_subgroups_by_enumeration."""
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
     subgroups = []

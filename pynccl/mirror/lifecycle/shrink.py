@@ -28,27 +28,11 @@ def shrink_group(
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: object | None = None,
 ) -> ProcessGroup:
-    """Make a group without some of a group's ranks: torch.distributed.shrink_group, ncclCommShrink.
+    """See torch.distributed.shrink_group (ncclCommShrink).
 
-    Only the ranks that are left call it. The old group is destroyed. Where it is the default group,
-    the new one takes its place and all other groups are destroyed, because global ranks change.
-
-    Args:
-        ranks_to_exclude: ranks of the group that are not to be in the new one.
-        group: the group; None is the default group.
-        shrink_flags: ``SHRINK_ABORT`` aborts what is under way on the old group; with
-            ``SHRINK_DEFAULT`` what was issued is finished first.
-        pg_options: as for :func:`init_process_group`; None keeps the group's.
-
-    Returns:
-        The new group.
-
-    Raises:
-        TypeError: ranks_to_exclude is not a list of integers.
-        ValueError: a rank is out of range or given twice, no rank is given or all are, or the flags
-            are unknown.
-        RuntimeError: this rank is among the excluded ones.
-        DistBackendError: NCCL failed.
+    Only the surviving ranks call it. The old group is destroyed. If it is the default group, the
+    new one takes its place and all other groups are destroyed, because global ranks change.
+    pg_options is as for :func:`init_process_group`.
     """
     excluded = _checked_exclusion(ranks_to_exclude, shrink_flags)
     old = group if group is not None else _get_default_group()

@@ -22,27 +22,11 @@ def split_group(
     group_desc: str | None = None,
     backend: str | Backend | None = None,
 ) -> ProcessGroup | NonMember:
-    """Split a group: torch.distributed.split_group, ncclCommSplit.
+    """See torch.distributed.split_group (ncclCommSplit).
 
-    All ranks of the group call it, with the same lists.
-
-    Args:
-        parent_pg: the group; None is the default group.
-        split_ranks: lists of ranks of the group, one for each new group.
-        timeout: as for :func:`init_process_group`.
-        pg_options: as for :func:`init_process_group`; None keeps the group's.
-        group_desc: what the groups are for, in words.
-        backend: which of the parent's backends the new groups keep; None for all.
-            torch.distributed has it since torch 2.13.
-
-    Returns:
-        The group that this rank is in, or ``GroupMember.NON_GROUP_MEMBER``; torch before 2.14
-        returns None there.
-
-    Raises:
-        ValueError: split_ranks is wrong, the group is not registered, or has no such backend.
-        TypeError: timeout or pg_options has the wrong type.
-        DistBackendError: NCCL failed.
+    pg_options is as for :func:`init_process_group`. A rank that is in none of the new groups gets
+    ``GroupMember.NON_GROUP_MEMBER``, as since torch 2.14. torch.distributed has backend since torch
+    2.13.
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
