@@ -8,6 +8,13 @@
 ``compute`` and ``communicate`` are called with a stream and enqueue their work there. ``python -m
 pynccl.lab overlap`` sweeps sizes, settings and loads; ``python -m pynccl.lab sweep`` compares the
 algorithms of a collective. See docs/lab.md.
+
+Times are those of events on the streams, except on the default stream of a CPU. The number of
+repetitions and the next step of a probe are maxima over the ranks (``agreement``), so that all
+ranks measure the same step. ``verdict.classify`` takes ``Evidence``, numbers alone, and no
+communicator. A gate is a host function that blocks a stream for a known time and occupies nothing
+else: an operation that starts before the gate of another stream opens does not wait for that
+stream.
 """
 
 from pynccl.lab.arrays import Arrays, arrays_of
