@@ -23,7 +23,8 @@ def write_plot(path: Path, rows: list[tuple[str, str, float]], title: str) -> No
     """
     operations = list(dict.fromkeys(operation for _, operation, _ in rows))
     figure, panels = plt.subplots(
-        *(len(operations), 1),
+        len(operations),
+        1,
         figsize=(9, 0.4 * len(rows) + 1.8),
         height_ratios=[sum(o == operation for _, o, _ in rows) for operation in operations],
         sharex=True,

@@ -400,7 +400,13 @@ class _CtypesWrapper:
         self._all_reduce = ctypes.CDLL(str(path)).ncclAllReduce
         self._all_reduce.restype = ctypes.c_int
         self._all_reduce.argtypes = [
-            *(pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer)
+            pointer,
+            pointer,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            pointer,
+            pointer,
         ]
 
     def check(self, result: int) -> None:

@@ -125,9 +125,13 @@ def _bare(
     function = ctypes.CDLL(world.comm.library.path).ncclAllReduce
     pointer = ctypes.cast(function, ctypes.c_void_p)
     arguments = (
-        *(pointer, ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_ELEMENTS)),
-        *(int(raw.ncclFloat32), int(raw.ncclSum)),
-        *(ctypes.c_void_p(world.comm.handle), ctypes.c_void_p(stream)),
+        pointer,
+        ctypes.c_void_p(tensor.data_ptr()),
+        ctypes.c_size_t(_ELEMENTS),
+        int(raw.ncclFloat32),
+        int(raw.ncclSum),
+        ctypes.c_void_p(world.comm.handle),
+        ctypes.c_void_p(stream),
     )
 
     def timer(calls: int) -> float:

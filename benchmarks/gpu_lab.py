@@ -31,9 +31,15 @@ def run(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iterat
     ):
         yield LabRow(
             world.nranks,
-            *(row.setting["ctas"], row.setting["collective"], row.setting["nbytes"]),
-            *(row.compute.median, row.communication.median, row.both.median),
-            *(row.hidden, row.compute_slowdown, row.communication_slowdown),
+            row.setting["ctas"],
+            row.setting["collective"],
+            row.setting["nbytes"],
+            row.compute.median,
+            row.communication.median,
+            row.both.median,
+            row.hidden,
+            row.compute_slowdown,
+            row.communication_slowdown,
             verdict=str(row.verdict),
         )
     comm.close()

@@ -256,7 +256,10 @@ def _overlaps(overlaps: list[Overlap], engine: str) -> str:
     first = overlaps[0]
     head = (
         f"{first.collective} of {_size(first.nbytes)}",
-        *("product, us", "collective, us", "together, us", "hidden of the shorter"),
+        "product, us",
+        "collective, us",
+        "together, us",
+        "hidden of the shorter",
     )
     lines = [
         (
@@ -271,12 +274,21 @@ def _overlaps(overlaps: list[Overlap], engine: str) -> str:
 
 def _lab_rows(found: list[LabRow]) -> str:
     head = (
-        *("collective", "bytes", "CTAs", "product, us", "collective, us", "both, us"),
-        *("hidden", "slower, product / collective", "verdict"),
+        "collective",
+        "bytes",
+        "CTAs",
+        "product, us",
+        "collective, us",
+        "both, us",
+        "hidden",
+        "slower, product / collective",
+        "verdict",
     )
     lines = [
         (
-            *(row.collective, _size(row.nbytes), row.ctas),
+            row.collective,
+            _size(row.nbytes),
+            row.ctas,
             *map(_us, (row.compute, row.communication, row.both)),
             f"{100 * row.hidden:.0f} %",
             f"{row.compute_slowdown:.2f} / {row.communication_slowdown:.2f}",
@@ -325,7 +337,9 @@ def _latencies(found: list[Row], *, on_host: bool = False) -> str:
 def _bandwidths(found: list[Row]) -> str:
     libraries = _libraries(found)
     head = (
-        *("collective", "size", *(f"{name}, us" for name in libraries)),
+        "collective",
+        "size",
+        *(f"{name}, us" for name in libraries),
         *(f"{name} busbw, GB/s" for name in libraries),
     )
     lines = []

@@ -39,8 +39,18 @@ __all__ = ["main"]
 _OUT = Path(__file__).parent / "out"
 _KIB, _MIB = 2**10, 2**20
 _FULL_SIZES = (
-    *(4, 64, 512, 4 * _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB),
-    *(_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
+    4,
+    64,
+    512,
+    4 * _KIB,
+    16 * _KIB,
+    64 * _KIB,
+    256 * _KIB,
+    _MIB,
+    4 * _MIB,
+    16 * _MIB,
+    64 * _MIB,
+    256 * _MIB,
 )
 _QUICK_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
 # Three of them are hostnccl: with addresses, and with the arrays of NumPy and torch.

@@ -140,7 +140,7 @@ def _plot(path: Path, results: list[Result]) -> None:
     columns = min(3, len(operations))
     rows = math.ceil(len(operations) / columns)
     figure, axes = plt.subplots(
-        *(rows, columns), figsize=(4.2 * columns, 3.2 * rows), squeeze=False, layout="constrained"
+        rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False, layout="constrained"
     )
     for panel in axes.flat[len(operations) :]:
         panel.set_visible(False)

@@ -65,7 +65,9 @@ class World:
                 self._mpiexec = subprocess.Popen(command, env={**os.environ, **_THREADS})
             else:
                 self._run = self._launcher.start(
-                    *(nranks, serve, (self.library, folder, self._bind)),
+                    nranks,
+                    serve,
+                    (self.library, folder, self._bind),
                     unique_ids=0,
                     timeout=None,
                     env=_THREADS,

@@ -96,7 +96,10 @@ class GpuKernels:
         self._functions: dict[str, ctypes.c_void_p] = {}
         address, size, version = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
         self._call(
-            *("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module),
+            "cuModuleGetGlobal_v2",
+            ctypes.byref(address),
+            ctypes.byref(size),
+            self._module,
             b"pynccl_device_version",
         )
         self._call("cuMemcpyDtoH_v2", ctypes.byref(version), address, ctypes.c_size_t(4))

@@ -19,8 +19,16 @@ __all__ = [
 _KIB, _MIB = 2**10, 2**20
 
 FULL_SIZES = (
-    *(4, 256, 4 * _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB),
-    *(_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB),
+    4,
+    256,
+    4 * _KIB,
+    16 * _KIB,
+    64 * _KIB,
+    256 * _KIB,
+    _MIB,
+    4 * _MIB,
+    16 * _MIB,
+    64 * _MIB,
 )
 DEFAULT_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
 QUICK_SIZES = (4, 64 * _KIB, 4 * _MIB)

@@ -33,7 +33,8 @@ def write_plot(path: Path, rows: list[Row], title: str) -> None:
     columns = min(3, len(collectives))
     lines = math.ceil(len(collectives) / columns)
     figure, axes = plt.subplots(
-        *(lines, columns),
+        lines,
+        columns,
         figsize=(4.2 * columns, 3.1 * lines + 0.6),
         sharex=True,
         sharey=True,

@@ -35,8 +35,12 @@ from pynccl.testing import LaunchError, launch
 __all__ = ["COLUMNS", "Result", "main", "table"]
 
 COLUMNS = (
-    *("step, gloo", "step, pynccl", "without communication"),
-    *("communication, gloo", "communication, pynccl", "pynccl / gloo"),
+    "step, gloo",
+    "step, pynccl",
+    "without communication",
+    "communication, gloo",
+    "communication, pynccl",
+    "pynccl / gloo",
 )
 _OUT = Path(__file__).parent / "out"
 _TIMEOUT = 600.0  # seconds for the processes of one number of ranks
@@ -143,7 +147,9 @@ def _measure(nranks: int, settings: Settings) -> list[Result]:
     build()  # takes longer than the ranks may wait for each other
     with tempfile.TemporaryDirectory(prefix="pynccl-train-") as folder:
         of_ranks: list[tuple[Times, Times, dict[str, str]]] = launch(
-            *(nranks, measure, (f"file://{folder}/store", settings)),
+            nranks,
+            measure,
+            (f"file://{folder}/store", settings),
             unique_ids=0,
             timeout=_TIMEOUT,
             env={"OMP_NUM_THREADS": "1"},

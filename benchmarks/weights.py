@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             with tempfile.TemporaryDirectory() as folder:
                 times, tensors, nbytes = launch(
-                    *(ranks, measure, (folder, name, arguments.scale, arguments.repeats)),
+                    ranks,
+                    measure,
+                    (folder, name, arguments.scale, arguments.repeats),
                     timeout=600,
                     env={"OMP_NUM_THREADS": "1"},
                 )[0]

@@ -40,10 +40,15 @@ def _llama(scale: int) -> Shapes:
     yield "embed_tokens", (vocabulary, hidden)
     for layer in range(32):
         for name, shape in (
-            *(("q_proj", (hidden, hidden)), ("k_proj", (kv, hidden)), ("v_proj", (kv, hidden))),
-            *(("o_proj", (hidden, hidden)), ("gate_proj", (inner, hidden))),
-            *(("up_proj", (inner, hidden)), ("down_proj", (hidden, inner))),
-            *(("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,))),
+            ("q_proj", (hidden, hidden)),
+            ("k_proj", (kv, hidden)),
+            ("v_proj", (kv, hidden)),
+            ("o_proj", (hidden, hidden)),
+            ("gate_proj", (inner, hidden)),
+            ("up_proj", (inner, hidden)),
+            ("down_proj", (hidden, inner)),
+            ("input_layernorm", (hidden,)),
+            ("post_attention_layernorm", (hidden,)),
         ):
             yield f"layers.{layer}.{name}", shape
     yield "norm", (hidden,)
@@ -56,9 +61,14 @@ def _qwen(scale: int) -> Shapes:
     yield "embed_tokens", (vocabulary, hidden)
     for layer in range(48):
         for name, shape in (
-            *(("q_proj", (q, hidden)), ("k_proj", (kv, hidden)), ("v_proj", (kv, hidden))),
-            *(("o_proj", (hidden, q)), ("q_norm", (128,)), ("k_norm", (128,))),
-            *(("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,))),
+            ("q_proj", (q, hidden)),
+            ("k_proj", (kv, hidden)),
+            ("v_proj", (kv, hidden)),
+            ("o_proj", (hidden, q)),
+            ("q_norm", (128,)),
+            ("k_norm", (128,)),
+            ("input_layernorm", (hidden,)),
+            ("post_attention_layernorm", (hidden,)),
             ("mlp.gate", (128, hidden)),
         ):
             yield f"layers.{layer}.{name}", shape

@@ -94,7 +94,9 @@ class World:
     def communicator(self, config: nccl.Config | None = None) -> nccl.Communicator:
         """Another communicator of all ranks. All of them make it."""
         return nccl.Communicator(
-            *(self.nranks, self._unique_id(), self.rank),
+            self.nranks,
+            self._unique_id(),
+            self.rank,
             provider=self.provider,
             device=self.device,
             config=config,
@@ -152,7 +154,7 @@ class World:
     def _add_others(self, unbuilt: str) -> None:
         self.others.append(Distributed("pynccl as dist", self.mirror))
         candidates = engines.candidates(
-            *(self.device.type, torch.__version__, engines.registry(), engines.installed())
+            self.device.type, torch.__version__, engines.registry(), engines.installed()
         )
         for candidate in candidates:
             name = f"torch {candidate.backend}"

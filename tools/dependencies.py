@@ -26,8 +26,16 @@ Graph = Mapping[str, set[str]]
 _ROOT = Path(__file__).parents[1]
 
 _HOSTNCCL = (
-    *("kernels", "base", "segment", "rendezvous", "communicator", "operations"),
-    *("lifecycle", "streams", "group", "api"),
+    "kernels",
+    "base",
+    "segment",
+    "rendezvous",
+    "communicator",
+    "operations",
+    "lifecycle",
+    "streams",
+    "group",
+    "api",
 )
 _PYTHON = ("call", "convert", "raw", "objects", "collectives", "mirror")
 _MIRROR = ("base", "group", "world", "lifecycle", "api")
@@ -41,7 +49,10 @@ ORDERS = (
         *(f"csrc/hostnccl/{folder}" for folder in _HOSTNCCL),
     ),
     (
-        *("csrc/common", "csrc/abi", "csrc/extension", "csrc/core"),
+        "csrc/common",
+        "csrc/abi",
+        "csrc/extension",
+        "csrc/core",
         *(f"csrc/python/{folder}" for folder in _PYTHON),
         "csrc/python",
     ),

@@ -176,10 +176,15 @@ for _name, _method in {
     )
 # What kernels alone need is called by its own name.
 for _name in (
-    *("ncclLsaBarrierCreateRequirement", "ncclGinBarrierCreateRequirement"),
-    *("ncclLLA2ACalcSlots", "ncclLLA2ACreateRequirement"),
-    *("ncclTeamCft", "ncclTeamCftMultimem", "ncclGetMultimemDeviceLeInfo"),
-    *("ncclGetCftDeviceLeInfo", "ncclGetPeerDeviceLeInfo"),
+    "ncclLsaBarrierCreateRequirement",
+    "ncclGinBarrierCreateRequirement",
+    "ncclLLA2ACalcSlots",
+    "ncclLLA2ACreateRequirement",
+    "ncclTeamCft",
+    "ncclTeamCftMultimem",
+    "ncclGetMultimemDeviceLeInfo",
+    "ncclGetCftDeviceLeInfo",
+    "ncclGetPeerDeviceLeInfo",
 ):
     CALLS[_name] = (f"raw.Library.{_name}", "hostnccl/test_device_api.py::test_functions")
 CALLS["ncclBcast"] = ("Communicator.broadcast", _VALUES)

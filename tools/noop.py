@@ -25,8 +25,16 @@ __all__ = ["library"]
 _ROOT = Path(__file__).parents[1]
 _SOURCES = ("noop/noop.cpp", "noop/answers.cpp")
 _FLAGS = (
-    *("-std=c++20", "-O3", "-shared", "-fPIC", "-fvisibility=hidden"),
-    *("-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Werror", "-Icsrc"),
+    "-std=c++20",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Icsrc",
 )
 _TIMEOUT = 300.0  # seconds
 

@@ -89,7 +89,8 @@ def _draw_calls(path: Path, header: str) -> None:
             operations.setdefault(operation, []).append((name, float(nanoseconds)))
     sizes = [len(rows) for rows in operations.values()]
     figure, panels = plt.subplots(
-        *(len(operations), 1),
+        len(operations),
+        1,
         figsize=(9, 0.3 * sum(sizes) + 1.5),
         height_ratios=sizes,
         sharex=True,
@@ -125,7 +126,7 @@ def _draw_sizes(path: Path, header: str) -> None:
     columns = 3
     lines = -(-len(operations) // columns)
     figure, panels = plt.subplots(
-        *(lines, columns), figsize=(10, 2.6 * lines + 0.6), squeeze=False, layout="constrained"
+        lines, columns, figsize=(10, 2.6 * lines + 0.6), squeeze=False, layout="constrained"
     )
     for panel in panels.flat[len(operations) :]:
         panel.set_axis_off()

@@ -114,7 +114,9 @@ def run(example: Callable[[World], str], nranks: int, provider: str | None = Non
     parser.add_argument("--threads", action="store_true")
     options = parser.parse_args()
     results = launch(
-        *(options.ranks, _run_rank, (example,)),
+        options.ranks,
+        _run_rank,
+        (example,),
         provider=provider or default_provider(),
         threads=options.threads,
         timeout=300.0,

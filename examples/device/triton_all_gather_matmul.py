@@ -98,8 +98,20 @@ def forward(world: World) -> str:
     def kernel() -> None:
         programs = tiles + comm.nranks * tiles * (COLUMNS // TILE_COLUMNS)
         all_gather_matmul[(programs,)](
-            *(x, gathered.pointers, signals.pointers, w, y, counts[:1], counts[1:]),
-            *(comm.rank, comm.nranks, ROWS, INNER, COLUMNS, TILE_ROWS, TILE_COLUMNS),
+            x,
+            gathered.pointers,
+            signals.pointers,
+            w,
+            y,
+            counts[:1],
+            counts[1:],
+            comm.rank,
+            comm.nranks,
+            ROWS,
+            INNER,
+            COLUMNS,
+            TILE_ROWS,
+            TILE_COLUMNS,
         )
 
     def library() -> None:

@@ -94,8 +94,20 @@ def forward(world: World) -> str:
 
     def kernel() -> None:
         matmul_reduce_scatter[((comm.nranks + 1) * tiles,)](
-            *(x, w, parts.pointers, signals.pointers, y, counts[:1], counts[1:]),
-            *(comm.rank, comm.nranks, ROWS, INNER, COLUMNS, TILE_ROWS, TILE_COLUMNS),
+            x,
+            w,
+            parts.pointers,
+            signals.pointers,
+            y,
+            counts[:1],
+            counts[1:],
+            comm.rank,
+            comm.nranks,
+            ROWS,
+            INNER,
+            COLUMNS,
+            TILE_ROWS,
+            TILE_COLUMNS,
         )
 
     def library() -> None:

@@ -339,13 +339,13 @@ class Connector:
             TypeError, ValueError: an argument is wrong.
         """
         members = membership.ordered_members(
-            *(uuid, handles, hints), own=self.handle, used=self._uuids, decode=_decode_handle
+            uuid, handles, hints, own=self.handle, used=self._uuids, decode=_decode_handle
         )
         self._uuids.add(uuid)
         rank, size = members.index(self.handle), len(members)
         store = PrefixStore(f"pynccl/reconfigured/{uuid}", self._base)
         made = Connector(
-            *(store, rank, size), name=self._name, timeout=self.timeout, config=self._config
+            store, rank, size, name=self._name, timeout=self.timeout, config=self._config
         )
         made.handle, made._base, made._uuids = self.handle, self._base, self._uuids
         made._members = members

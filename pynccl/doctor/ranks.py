@@ -63,7 +63,7 @@ def find(provider: str, timeout: float) -> Facts:
     try:
         with Launcher() as launcher:
             facts: Facts = launcher.launch(
-                *(1, _describe, (provider,)), unique_ids=0, timeout=timeout, fresh=True
+                1, _describe, (provider,), unique_ids=0, timeout=timeout, fresh=True
             )[0]
             return facts
     except LaunchError as error:
@@ -132,12 +132,14 @@ def _run(
         options: dict[str, Any] = {"provider": facts.provider, "unique_ids": 0}
         try:
             unique_id = launcher.launch(
-                *(1, _unique_id), **options, timeout=_TO_START * timeout, env=own
+                1, _unique_id, **options, timeout=_TO_START * timeout, env=own
             )[0]
         except LaunchError as error:
             return _Result(error.outcomes, steps, [])
         with launcher.start(
-            *(_RANKS, program, (unique_id,)),
+            _RANKS,
+            program,
+            (unique_id,),
             **options,
             timeout=_TO_START * timeout,
             grace=1.0,

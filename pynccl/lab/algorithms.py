@@ -153,7 +153,7 @@ class _Timer:
         self._stream = stream
         used = self._own or comm
         self._call = Communication(
-            *(used, collective, nbytes), buffer=buffer, arrays=installed(comm), config=config
+            used, collective, nbytes, buffer=buffer, arrays=installed(comm), config=config
         )
         self._times = 1
 
@@ -305,7 +305,8 @@ def write_table(measured: Sequence[Measured]) -> str:
         fastest = best or default
         lines.append(
             [
-                *(str(nranks), size_text(nbytes)),
+                str(nranks),
+                size_text(nbytes),
                 *(
                     f"{entry.timing.median * 1e6:.1f}" if entry and entry.timing else "-"
                     for entry in of_line
@@ -335,8 +336,17 @@ def write_csv(path: Path, measured: Sequence[Measured]) -> None:
         writer = csv.writer(file)
         writer.writerow(
             [
-                *("collective", "ranks", "bytes", "algorithm", "protocol", "ctas"),
-                *("median_s", "iqr_s", "busbw_GBs", "chosen", "error"),
+                "collective",
+                "ranks",
+                "bytes",
+                "algorithm",
+                "protocol",
+                "ctas",
+                "median_s",
+                "iqr_s",
+                "busbw_GBs",
+                "chosen",
+                "error",
             ]
         )
         for entry in measured:
@@ -405,7 +415,7 @@ def _draw_panel(panel: Any, measured: list[Measured], ways: list[Variant]) -> No
         panel.plot(
             [entry.nbytes for entry in won],
             [_median(entry) * 1e6 for entry in won],
-            *("*",),
+            "*",
             color=color,
             markersize=12,
         )

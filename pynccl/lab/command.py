@@ -204,7 +204,11 @@ def _sweep(arguments: argparse.Namespace) -> None:
         arguments.ctas,
     )
     measured = algorithms.compare(
-        *(arguments.provider, arguments.collective, arguments.sizes, ways, arguments.ranks),
+        arguments.provider,
+        arguments.collective,
+        arguments.sizes,
+        ways,
+        arguments.ranks,
         repeats=arguments.repeats,
         progress=Progress(),
     )

@@ -175,8 +175,10 @@ class _Rounds:
             communication.communication.ended - communication.communication.began,
             both.compute.ended - both.compute.began,
             both.communication.ended - both.communication.began,
-            *(both.compute.began, both.compute.ended),
-            *(both.communication.began, both.communication.ended),
+            both.compute.began,
+            both.compute.ended,
+            both.communication.began,
+            both.communication.ended,
         ]
         *agreed, longest = maximum(self._steps.comm, self._steps.own, [*own, elapsed])
         return _Sample(*agreed), longest

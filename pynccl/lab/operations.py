@@ -14,8 +14,15 @@ __all__ = ["BUFFERS", "COLLECTIVES", "BufferKind", "Communication"]
 BufferKind = Literal["plain", "registered", "window"]
 BUFFERS: tuple[BufferKind, ...] = get_args(BufferKind)
 COLLECTIVES = (
-    *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
-    *("all_to_all", "gather", "scatter", "send_recv"),
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send_recv",
 )
 _SIZE = 4  # bytes of a float32
 _ROOT = 0

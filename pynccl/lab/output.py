@@ -41,7 +41,14 @@ def write_table(rows: Sequence[Row]) -> str:
     names = varying(rows) or [name for name in ("nbytes",) if rows and name in rows[0].setting]
     header = [
         *("size" if name == "nbytes" else name for name in names),
-        *("T_compute", "T_comm", "T_both", "exposed", "hidden", "bound", "slower", "verdict"),
+        "T_compute",
+        "T_comm",
+        "T_both",
+        "exposed",
+        "hidden",
+        "bound",
+        "slower",
+        "verdict",
     ]
     lines = []
     for row in rows:
@@ -78,7 +85,8 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
                 [
                     *(row.setting.get(name, "") for name in settings),
                     *(row.as_dict()[name] for name in (*_TIMES, *_NUMBERS)),
-                    *(row.verdict.kind, row.verdict.reason),
+                    row.verdict.kind,
+                    row.verdict.reason,
                 ]
             )
 

@@ -169,7 +169,9 @@ class Probes:
         agreed = maximum(self._steps.comm, self._steps.own, extremes)
         compute, communication, least_called, *most = agreed
         return _Gated(
-            *(compute, communication, least_called),
+            compute,
+            communication,
+            least_called,
             most=dict(zip(("compute", "communication"), most, strict=True)),
         )
 

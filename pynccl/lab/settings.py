@@ -191,7 +191,9 @@ def _measure(
     arrays = installed(comm) if library is None else arrays_of(comm, library)
     load: Load = make_load(setting.load, comm, arrays)
     communication = Communication(
-        *(comm, setting.collective, setting.nbytes),
+        comm,
+        setting.collective,
+        setting.nbytes,
         buffer=setting.buffer,
         chunks=setting.chunks,
         arrays=arrays,
@@ -203,7 +205,8 @@ def _measure(
             load_seconds = _seconds_of(communication, comm, stream)
         fit(load, load_seconds, comm, stream)
         return overlap(
-            *(load, communication),
+            load,
+            communication,
             comm=comm,
             communication_stream=stream,
             form=setting.form,

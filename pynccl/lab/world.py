@@ -48,7 +48,9 @@ def run(
     if not is_under_torchrun():
         with Launcher() as launcher:
             results = launcher.launch(
-                *(nranks, _call, (function, *args)),
+                nranks,
+                _call,
+                (function, *args),
                 provider=provider,
                 timeout=None,
                 fresh=True,

@@ -100,8 +100,7 @@ class _Compiler:
         self._indexes = {id: index for index, id in enumerate(recorded.comms)}
         self._members = {
             id: Member(
-                *(index, comm.label, len(comm.ranks), comm.ranks.index(place)),
-                *windows.indexes(id),
+                index, comm.label, len(comm.ranks), comm.ranks.index(place), *windows.indexes(id)
             )
             for index, (id, comm) in enumerate(recorded.comms.items())
             if place in comm.ranks

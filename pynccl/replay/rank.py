@@ -405,7 +405,7 @@ class _Player:
                 time_then = recorded.ended - recorded.began
             nranks = self._ranks[op.comm].nranks
             outcome.timings.append(
-                Timing(*(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration))
+                Timing(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration)
             )
         operations = self._program.operations
         outcome.operations = len(operations)

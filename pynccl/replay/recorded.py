@@ -18,8 +18,14 @@ __all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "Sync", "gather"]
 
 COLLECTIVES = frozenset(
     [
-        *("all_reduce", "broadcast", "reduce", "all_gather"),
-        *("reduce_scatter", "all_to_all", "gather", "scatter"),
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "gather",
+        "scatter",
     ]
 )
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))

@@ -80,8 +80,15 @@ def _bus_bandwidth(kind: str, nbytes: int, seconds: float, nranks: int) -> float
 
 
 _HEADER = (
-    *("kind", "ranks", "bytes", "replayed", "calls"),
-    *("recorded us", "replayed us", "ratio", "busbw GB/s"),
+    "kind",
+    "ranks",
+    "bytes",
+    "replayed",
+    "calls",
+    "recorded us",
+    "replayed us",
+    "ratio",
+    "busbw GB/s",
 )
 
 

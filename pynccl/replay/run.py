@@ -110,7 +110,8 @@ def replay(
             return Result([], recorded.notes, findings, {}, {})
     programs = compile_programs(recorded, provider=provider, scale=scale, data=data)
     return run_programs(
-        *(recorded, programs),
+        recorded,
+        programs,
         provider=provider,
         recorded_speed=speed == "recorded",
         data=data,
@@ -147,7 +148,9 @@ def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -
     with (
         Launcher() as launcher,
         launcher.start(
-            *(nranks, run_rank, (options,)),
+            nranks,
+            run_rank,
+            (options,),
             provider=provider,
             timeout=None,
             unique_ids=comms,

@@ -262,7 +262,10 @@ def launch(
     """
     with Launcher() as launcher:
         return launcher.launch(
-            *(world_size, fn, args, kwargs),
+            world_size,
+            fn,
+            args,
+            kwargs,
             provider=provider,
             threads=threads,
             timeout=timeout,

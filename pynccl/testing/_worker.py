@@ -147,7 +147,7 @@ class Worker:
             self._send(Reported(number, value))
 
         rank = call.rank_type(
-            *(number, job.world_size, job.provider, job.unique_ids, job.init_method, report)
+            number, job.world_size, job.provider, job.unique_ids, job.init_method, report
         )
         rank._joins = lambda unique_id, done: self._send(Joins(number, unique_id, done))
         try:

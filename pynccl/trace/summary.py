@@ -23,12 +23,28 @@ _DEFINITIONS = {
 }
 
 _ROW_HEADER = [
-    *("operation", "size", "calls", "total", "median", "min", "max", "busbw GB/s"),
-    *("exposed", "exposed %", "waits for"),
+    "operation",
+    "size",
+    "calls",
+    "total",
+    "median",
+    "min",
+    "max",
+    "busbw GB/s",
+    "exposed",
+    "exposed %",
+    "waits for",
 ]
 _RANK_HEADER = [
-    *("process", "trace", "calls", "communication", "exposed", "exposed %", "compute"),
-    *("waited", "others waited"),
+    "process",
+    "trace",
+    "calls",
+    "communication",
+    "exposed",
+    "exposed %",
+    "compute",
+    "waited",
+    "others waited",
 ]
 
 

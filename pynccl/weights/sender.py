@@ -133,7 +133,7 @@ class WeightSender:
             meeting = Meeting(address, trust, senders, limit)
             self.address, self.key = meeting.address, meeting.key
             options = Options(
-                *(senders, receivers, bucket_bytes, direct_bytes, transport, measure_link)
+                senders, receivers, bucket_bytes, direct_bytes, transport, measure_link
             )
             self._leader = Leader(self._member, meeting, options)
         else:

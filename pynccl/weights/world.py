@@ -53,7 +53,9 @@ class World:
         try:
             for number in own:
                 self.comms[number] = nccl.Communicator(
-                    *(nreceivers + 1, ids[number], rank),
+                    nreceivers + 1,
+                    ids[number],
+                    rank,
                     config=config,
                     provider=provider,
                     device=device,

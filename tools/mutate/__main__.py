@@ -36,7 +36,8 @@ _TREE = _FOLDER / "tree"
 _CMAKE = _FOLDER / "cmake"
 _DOCUMENT = trees.ROOT / "docs" / "quality.md"
 _OPTIONS = (
-    *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"),
+    "-DCMAKE_BUILD_TYPE=Debug",
+    "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
     "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
 )
 _USUAL_S = 600  # of the tests of an area, without a change
@@ -58,7 +59,8 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files(
             "nccl", "memory plan groups deadlines recover inquiry graphs interrupt threads failures"
         ),
-        *("tests/trace/test_recorder.py", "tests/weights/test_transfer.py"),
+        "tests/trace/test_recorder.py",
+        "tests/weights/test_transfer.py",
     ),
     "csrc/hostnccl/rendezvous": (
         *_files("hostnccl", "messages rendezvous_failures worlds death_in_init other_users"),
@@ -83,7 +85,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/python/convert": (
         *_files("nccl", "arguments buffers array_kinds array_values operators one_sided"),
-        *("tests/raw", "tests/mirror/test_mirror_collectives.py"),
+        "tests/raw",
+        "tests/mirror/test_mirror_collectives.py",
     ),
     "csrc/python/collectives": (
         *_files("nccl", "arguments collectives one_sided barrier groups plan buffers coll_config"),
@@ -96,7 +99,8 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files(
             "nccl", "borrow coll_config device_comm simulate flight_record inquiry suspension peers"
         ),
-        *("tests/trace/test_recorder.py", "tests/raw"),
+        "tests/trace/test_recorder.py",
+        "tests/raw",
     ),
     "csrc/c10d": (
         *_files("c10d", "collectives work membership errors hooks device windows time_estimates"),

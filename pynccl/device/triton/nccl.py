@@ -163,7 +163,7 @@ def _extern(symbol: str, result: core.dtype, *types: core.dtype) -> Any:
         tensors = [_semantic.to_tensor(value) for value in args]
         scalars = [_semantic.cast(value, kind) for value, kind in zip(tensors, types, strict=True)]
         return core.extern_elementwise(
-            *("", "", scalars, {types: (symbol, result)}), is_pure=True, _semantic=_semantic
+            "", "", scalars, {types: (symbol, result)}, is_pure=True, _semantic=_semantic
         )
 
     function.__name__ = symbol

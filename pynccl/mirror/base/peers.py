@@ -95,14 +95,18 @@ class Exchange:
         if self.cancelled():
             raise BackendInvalidUsageError(
                 f"{self.kind} on rank {rank}: its group ended before rank {self.peer} took part",
-                *(_INVALID_USAGE, self.kind, rank),
+                _INVALID_USAGE,
+                self.kind,
+                rank,
             )
         left = self._until - time.monotonic()
         if left <= 0:
             raise BackendTimeoutError(
                 f"{self.kind} on rank {rank}: Timed out waiting {self.timeout:g} seconds for rank "
                 f"{self.peer}, which has not called the operation that belongs to it",
-                *(_TIMEOUT, self.kind, rank),
+                _TIMEOUT,
+                self.kind,
+                rank,
             )
         return min(left, _SLICE)
 
@@ -240,7 +244,9 @@ class Peers:
         return BackendRemoteError(
             f"{exchange.kind} on rank {self._rank}: rank {exchange.peer} has died or has left the "
             f"job: no answer from its socket at {address.host}:{address.port}: {reason}",
-            *(_REMOTE_ERROR, exchange.kind, self._rank),
+            _REMOTE_ERROR,
+            exchange.kind,
+            self._rank,
         )
 
     def _take(self, exchange: Exchange) -> _Offer | None:

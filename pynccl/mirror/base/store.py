@@ -82,7 +82,10 @@ def broadcast_via_store(
     with closing(presence or _Unknown()) as known:
         return _answered(
             lambda: _exchange(store, name, rank, size, timeout, value, known).get("0"),
-            *(store, name, rank, timeout),
+            store,
+            name,
+            rank,
+            timeout,
         )
 
 
@@ -96,7 +99,10 @@ def gather_via_store(
     keys = [str(other) for other in range(size)]
     return _answered(
         lambda: _exchange(store, name, rank, size, timeout, value, _Unknown()).multi_get(keys),
-        *(store, name, rank, timeout),
+        store,
+        name,
+        rank,
+        timeout,
     )
 
 
@@ -165,7 +171,9 @@ def _check_presence(
             raise BackendRemoteError(
                 f"rank {rank}: rank {key} has died or has left the job, and does not take part in "
                 f"{name!r}: {reason}",
-                *(_REMOTE_ERROR, name, rank),
+                _REMOTE_ERROR,
+                name,
+                rank,
             )
 
 

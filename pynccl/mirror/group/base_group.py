@@ -343,7 +343,9 @@ class BaseGroup(_C.ProcessGroup):
     ) -> nccl.Communicator:
         with translated(NcclError):
             return nccl.Communicator(
-                *(size, unique_id, rank),
+                size,
+                unique_id,
+                rank,
                 config=self._new_config(device),
                 device=device,
                 store=self._common_store,

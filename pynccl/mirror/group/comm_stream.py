@@ -184,7 +184,9 @@ class CommStream(_C.CommStream):
             f"destroy_process_group on rank {self.rank}: operations on {self.device} are still "
             f"running after {self.timeout:g} seconds, the timeout of their group; they are aborted "
             "and their results are undefined",
-            *(_TIMEOUT, "destroy_process_group", self.rank),
+            _TIMEOUT,
+            "destroy_process_group",
+            self.rank,
         )
 
 

@@ -104,8 +104,12 @@ class GroupHooks:
         first = record.calls[0].root_or_peer
         inputs = [call.tensor for call in record.calls if call.method not in _RECEIVES]
         args = PreHookArgs(
-            *(record.kind, record.async_op, inputs, list(record.result)),
-            *(-1 if first is None else first, op_id),
+            record.kind,
+            record.async_op,
+            inputs,
+            list(record.result),
+            -1 if first is None else first,
+            op_id,
         )
         for hook in list(self._hooks["pre"].values()):
             hook(args)

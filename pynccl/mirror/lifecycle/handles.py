@@ -77,7 +77,7 @@ def apply_handles(store: Store, pg: ProcessGroup, opts: Any) -> Work:
         raise TypeError(f"timeout: expected a datetime.timedelta, got {opts.timeout!r}")
     own = pg.get_reconfigure_handle()
     handles = ordered_members(
-        *(opts.uuid, opts.handles, opts.hints), own=own, used=pg.uuids, decode=_address
+        opts.uuid, opts.handles, opts.hints, own=own, used=pg.uuids, decode=_address
     )
     addresses = [_address(handle) for handle in handles]
     for comm_stream in pg.comm_streams().values():

@@ -82,7 +82,9 @@ def stateless_init_process_group(
     if rank == 0:
         store.set("id", bytes(nccl.get_unique_id(provider)).hex())
     comm = nccl.Communicator(
-        *(world_size, bytes.fromhex(store.get("id").decode()), rank),
+        world_size,
+        bytes.fromhex(store.get("id").decode()),
+        rank,
         provider=provider,
         device=where.index if provider == "cuda" else None,
         config=nccl.Config(timeout=_SECONDS, init_timeout=_SECONDS),
