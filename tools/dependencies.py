@@ -1,5 +1,7 @@
 """Prints the include graph of csrc and the import graph of pynccl by folder, and what is wrong.
 
+It also finds starred literals, for which ruff has no rule.
+
     python -m tools.dependencies            # each folder with the folders that it uses
     python -m tools.dependencies --files    # with the files behind each edge
 
@@ -15,11 +17,20 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["ORDERS", "cycles", "folders", "imports", "includes", "wrong_uses"]
+__all__ = [
+    "ORDERS",
+    "cycles",
+    "folders",
+    "imports",
+    "includes",
+    "starred_literals",
+    "wrong_uses",
+]
 
 Graph = Mapping[str, set[str]]
 
@@ -163,6 +174,24 @@ def wrong_uses(graph: Graph) -> list[str]:
     return wrong
 
 
+def starred_literals(code: str) -> list[int]:
+    """The lines of Python code with a literal that is unpacked, as *(a, b), into one or a call."""
+    literals = (ast.Tuple, ast.List, ast.Set)
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        items = node.elts if isinstance(node, literals) else getattr(node, "args", ())
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, ast.Starred) and isinstance(item.value, literals):
+                found.append(item.lineno)
+    return sorted(found)
+
+
+def _python_files() -> list[Path]:
+    command = ["git", "ls-files", "-z", "*.py"]
+    listed = subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
+    return [_ROOT / name for name in listed.split("\0") if name and (_ROOT / name).is_file()]
+
+
 def _name(path: Path) -> str:
     return path.relative_to(_ROOT).as_posix()
 
@@ -224,6 +253,9 @@ def main() -> int:
         wrong += [f"a cycle: {', '.join(cycle)}" for cycle in cycles(graph)]
         wrong += [f"a cycle of folders: {', '.join(c)}" for c in cycles(folders(graph))]
         wrong += wrong_uses(graph)
+    for path in _python_files():
+        lines = starred_literals(path.read_text())
+        wrong += [f"{_name(path)}:{line}: a starred literal; write its elements" for line in lines]
     print(f"\n{len(wrong)} wrong" if wrong else "\nno cycle, no use of a later folder")
     for line in wrong:
         print(f"  {line}")

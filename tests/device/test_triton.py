@@ -56,8 +56,14 @@ def _ring_of_rank(rank: Rank, dtype: str) -> None:
     signals = shared(rank, 2 + peers.barrier_words(rank.nranks, 2))
     out = torch.empty(rounds, block, dtype=kind)
     _ring[(1,)](
-        *(torch.from_numpy(memory.pointers), torch.from_numpy(signals.pointers), out),
-        *(rank.rank, rank.nranks, rounds, block, getattr(tl, dtype)),
+        torch.from_numpy(memory.pointers),
+        torch.from_numpy(signals.pointers),
+        out,
+        rank.rank,
+        rank.nranks,
+        rounds,
+        block,
+        getattr(tl, dtype),
     )
     source = (rank.rank - 1) % rank.nranks
     expected = torch.tensor([[source + step] * (block - 1) + [7] for step in range(rounds)])

@@ -32,7 +32,13 @@ def build(folder: Path) -> Path:
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         configure = [
-            *("cmake", "-S", str(_SOURCES), "-B", str(folder), "-G", "Ninja"),
+            "cmake",
+            "-S",
+            str(_SOURCES),
+            "-B",
+            str(folder),
+            "-G",
+            "Ninja",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DTORCH_INCLUDE={_torch_include()}",
         ]

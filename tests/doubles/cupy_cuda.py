@@ -224,7 +224,9 @@ class ndarray:  # noqa: N801 - CuPy's name
     def T(self) -> ndarray:  # noqa: N802 - CuPy's name
         view = object.__new__(ndarray)
         view.dtype, view.size, view.data, view._host = (
-            *(self.dtype, self.size, self.data),
+            self.dtype,
+            self.size,
+            self.data,
             self._host.T,
         )
         return view

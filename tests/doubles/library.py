@@ -117,7 +117,9 @@ def driver() -> Driver:
         library.cuda_double_allocate.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t]
         library.cuda_double_allocate.restype = ctypes.c_void_p
         library.cuda_double_record_stream.argtypes = [
-            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_uint64,
         ]
         library.cuda_double_record_stream.restype = None
         library.cuInit(0)

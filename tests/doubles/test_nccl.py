@@ -129,8 +129,13 @@ def test_blocking_and_non_blocking_do_not_mix(
         assert nccl_calls.ncclGroupStart() == 0
         results = [
             nccl_calls.ncclAllReduce(
-                *(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(4)),
-                *(7, 0, ctypes.c_void_p(c.handle), ctypes.c_void_p(0)),
+                ctypes.c_void_p(x.data_ptr()),
+                ctypes.c_void_p(x.data_ptr()),
+                ctypes.c_size_t(4),
+                7,
+                0,
+                ctypes.c_void_p(c.handle),
+                ctypes.c_void_p(0),
             )
             for c in (comm, other)
         ]

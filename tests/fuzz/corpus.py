@@ -81,8 +81,11 @@ def _anonymous(content: bytes) -> bytes:
 
 def _dumps() -> list[str]:
     records = [
-        *(record("all_reduce"), record("send", peer=1), record("put_signal", peer=1)),
-        *(record("broadcast", "failed"), record("reduce_scatter", "issued")),
+        record("all_reduce"),
+        record("send", peer=1),
+        record("put_signal", peer=1),
+        record("broadcast", "failed"),
+        record("reduce_scatter", "issued"),
     ]
     call = {"function": "ncclCommSplit", "time_created_ns": 1}
     one = communicator(0, 3, records, name="one", calls=[call], failure="rank 1 has died")

@@ -63,8 +63,12 @@ def _messages(seconds: int, folder: Path) -> list[str]:
     )
     subprocess.run([str(folder / "seeds"), "--write", str(corpus)], check=True, timeout=60)
     return [
-        *(str(folder / "messages"), str(corpus), f"-max_total_time={seconds}"),
-        *("-max_len=4096", "-print_final_stats=1", f"-artifact_prefix={folder}/"),
+        str(folder / "messages"),
+        str(corpus),
+        f"-max_total_time={seconds}",
+        "-max_len=4096",
+        "-print_final_stats=1",
+        f"-artifact_prefix={folder}/",
     ]
 
 

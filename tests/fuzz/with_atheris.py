@@ -84,8 +84,11 @@ def main() -> None:
     folders = [str(options.corpus)]
     folders += [] if arguments else [str(readers.CORPUS / options.target)]
     flags = [
-        *(f"-max_total_time={options.seconds}", f"-timeout={_LONGEST_S}"),
-        *(f"-rss_limit_mb={_MEMORY_MIB}", "-max_len=16384", "-print_final_stats=1"),
+        f"-max_total_time={options.seconds}",
+        f"-timeout={_LONGEST_S}",
+        f"-rss_limit_mb={_MEMORY_MIB}",
+        "-max_len=16384",
+        "-print_final_stats=1",
         f"-artifact_prefix={options.corpus.parent}/{options.target}-",
     ]
     atheris.Setup([sys.argv[0], *flags, *folders], target, custom_mutator=mutated)

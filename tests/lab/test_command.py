@@ -33,10 +33,27 @@ def _run(*words: object, module: str = "pynccl.lab", timeout: float = 240) -> st
 def test_overlap(tmp_path: Path) -> None:
     files = {name: tmp_path / f"rows.{name}" for name in ("csv", "json", "png")}
     printed = _run(
-        *("overlap", "--sizes", "64K,256K", "--load", "sleep", "--load-seconds", "0.01"),
-        *("--buffer", "plain,window", "--chunks", "1,2", "--repeats", "3"),
-        *("--csv", files["csv"], "--json", files["json"], "--plot", files["png"]),
-        *("--lanes", tmp_path / "lanes.png"),
+        "overlap",
+        "--sizes",
+        "64K,256K",
+        "--load",
+        "sleep",
+        "--load-seconds",
+        "0.01",
+        "--buffer",
+        "plain,window",
+        "--chunks",
+        "1,2",
+        "--repeats",
+        "3",
+        "--csv",
+        files["csv"],
+        "--json",
+        files["json"],
+        "--plot",
+        files["png"],
+        "--lanes",
+        tmp_path / "lanes.png",
     )
     lines = printed.splitlines()
     assert lines[0].split()[:3] == ["buffer", "chunks", "size"]
@@ -58,8 +75,22 @@ def test_overlap(tmp_path: Path) -> None:
 @pytest.mark.skipif(not FULL, reason="torchrun imports torch four times: `make test-all`")
 def test_overlap_under_torchrun_on_part_of_the_ranks() -> None:
     printed = _run(
-        *("--standalone", "--nproc-per-node", 3, "-m", "pynccl.lab", "overlap", "--ranks", "2,3"),
-        *("--sizes", "64K", "--load", "sleep", "--load-seconds", "0.01", "--repeats", "3"),
+        "--standalone",
+        "--nproc-per-node",
+        3,
+        "-m",
+        "pynccl.lab",
+        "overlap",
+        "--ranks",
+        "2,3",
+        "--sizes",
+        "64K",
+        "--load",
+        "sleep",
+        "--load-seconds",
+        "0.01",
+        "--repeats",
+        "3",
         module="torch.distributed.run",
     )
     lines = printed.splitlines()
@@ -69,8 +100,21 @@ def test_overlap_under_torchrun_on_part_of_the_ranks() -> None:
 
 def _overlap(collectives: str, loads: str, form: str) -> list[str]:
     printed = _run(
-        *("overlap", "--sizes", "64K", "--collective", collectives, "--load", loads),
-        *("--form", form, "--repeats", 3, "--priority", "-1", "--ctas", "1:4"),
+        "overlap",
+        "--sizes",
+        "64K",
+        "--collective",
+        collectives,
+        "--load",
+        loads,
+        "--form",
+        form,
+        "--repeats",
+        3,
+        "--priority",
+        "-1",
+        "--ctas",
+        "1:4",
     )
     return printed.splitlines()
 
@@ -96,14 +140,27 @@ def make_load(comm: object) -> object:
 
 def test_sweep(tmp_path: Path) -> None:
     printed = _run(
-        *("sweep", "--sizes", "4K,1M", "--ranks", "2,3", "--repeats", 3),
-        *("--csv", tmp_path / "s.csv", "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png"),
+        "sweep",
+        "--sizes",
+        "4K,1M",
+        "--ranks",
+        "2,3",
+        "--repeats",
+        3,
+        "--csv",
+        tmp_path / "s.csv",
+        "--json",
+        tmp_path / "s.json",
+        "--plot",
+        tmp_path / "s.png",
     )
     lines = printed.splitlines()
     assert lines[0].split()[:6] == ["ranks", "size", "default", "staged", "direct", "window"]
     assert [line.split()[:3] for line in lines[1:]] == [
-        *(["2", "4", "KiB"], ["2", "1", "MiB"]),
-        *(["3", "4", "KiB"], ["3", "1", "MiB"]),
+        ["2", "4", "KiB"],
+        ["2", "1", "MiB"],
+        ["3", "4", "KiB"],
+        ["3", "1", "MiB"],
     ]
     data = json.loads((tmp_path / "s.json").read_text())
     assert len(data) == 16

@@ -164,8 +164,6 @@ def test_contention(launch: Launcher, memory: float, arithmetic: float, reason: 
 def test_from_graphs(launch: Launcher, provider: str, hidden: float) -> None:
     make = planted.one_stream if hidden == 0 else planted.independent
     row = _measure(
-        *(launch, lambda row: abs(row.hidden - hidden) < 0.05, make),
-        form="graph",
-        provider=provider,
+        launch, lambda row: abs(row.hidden - hidden) < 0.05, make, form="graph", provider=provider
     )
     assert row.hidden == pytest.approx(hidden, abs=0.05)

@@ -49,8 +49,11 @@ def _sweep(rank: Rank) -> list[tuple[str, str, int, str, float]]:
     rows = lab.sweep_overlaps(rank.comm, settings, load_seconds=0.005, repeats=3, evidence=False)
     return [
         (
-            *(row.setting["ctas"], row.setting["buffer"], row.setting["priority"]),
-            *(row.provider, row.compute.median),
+            row.setting["ctas"],
+            row.setting["buffer"],
+            row.setting["priority"],
+            row.provider,
+            row.compute.median,
         )
         for row in rows
     ]

@@ -22,8 +22,15 @@ from hypothesis import strategies as st
 World = Callable[..., list[Any]]
 
 MOVES: tuple[str, ...] = (
-    *("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all"),
-    *("all_to_all_single", "batch_isend_irecv", "isend"),
+    "broadcast",
+    "all_gather",
+    "all_gather_single",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "batch_isend_irecv",
+    "isend",
 )
 if tuple(map(int, version("torch").split(".")[:2])) < (2, 13):
     # gloo has no all_to_all of lists there; test_mirror_collectives.py has the mirror's.

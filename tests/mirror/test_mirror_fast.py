@@ -26,8 +26,16 @@ import pynccl
 World = Callable[..., list[Any]]
 
 FAST = (
-    *("all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"),
-    *("isend", "irecv", "send", "recv", "batch_isend_irecv"),
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "isend",
+    "irecv",
+    "send",
+    "recv",
+    "batch_isend_irecv",
 )
 
 

@@ -102,7 +102,10 @@ def test_every_operation_passes_the_hooks(world: World) -> None:
 
 def _described(record: Any) -> tuple[Any, ...]:
     return (
-        *(record.kind, record.async_op, record.source, id(record.tensor)),
+        record.kind,
+        record.async_op,
+        record.source,
+        id(record.tensor),
         [
             (call.method, id(call.tensor), call.root_or_peer, call.op, call.out is None)
             for call in record.calls

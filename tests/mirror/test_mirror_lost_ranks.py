@@ -220,7 +220,7 @@ def test_a_store_that_is_gone(
             run.kill(0)
 
     outcomes = launch.outcomes(
-        *(3, _without_the_store, _free_url(), text, tmp_path), while_running=end, timeout=60
+        3, _without_the_store, _free_url(), text, tmp_path, while_running=end, timeout=60
     )
     _check_all_but(outcomes, 0)
 
@@ -280,7 +280,7 @@ def test_reconfigure_without_the_dead(launch: Launcher, tmp_path: Path, lost: li
             run.kill(rank)
 
     outcomes = launch.outcomes(
-        *(4, _reconfigure, tmp_path, left, False), while_running=kill, timeout=60
+        4, _reconfigure, tmp_path, left, False, while_running=kill, timeout=60
     )
     _check_all_but(outcomes, *lost)
 

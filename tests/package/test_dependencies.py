@@ -21,3 +21,9 @@ def test_cycles_and_wrong_uses_are_found() -> None:
     assert len(dependencies.wrong_uses(across)) == 1
     unknown = {"csrc/new/file.h": set[str]()}
     assert "is in no order" in dependencies.wrong_uses(unknown)[0]
+
+
+def test_starred_literals_are_found() -> None:
+    code = "a = (*x, 1)\nb = [1, *(2, 3)]\nprint(*[1], *x)\nfor i in (*(a, b), 2): pass\n"
+    assert dependencies.starred_literals(code) == [2, 3, 4]
+    assert dependencies.starred_literals("def f(*args): return g(*args, *x(1, 2))\n") == []

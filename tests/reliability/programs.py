@@ -157,7 +157,11 @@ class Program:
             return self._message(comm, *chance.sample(self.comms[comm], 2))
         name = chance.choice(COLLECTIVES)
         return Call(
-            *(comm, name, chance.choice(DTYPES), chance.choice(_COUNTS), chance.getrandbits(32)),
+            comm,
+            name,
+            chance.choice(DTYPES),
+            chance.choice(_COUNTS),
+            chance.getrandbits(32),
             root=chance.randrange(nranks) if name in ROOTED else 0,
             op=chance.choice(tuple(_COMBINE)) if name in REDUCING else "",
         )
@@ -165,7 +169,10 @@ class Program:
     def _message(self, comm: int, source: int, target: int) -> Call:
         chance, members = self._chance, self.comms[comm]
         return Call(
-            *(comm, "message", chance.choice(DTYPES), chance.choice(_COUNTS[1:])),
+            comm,
+            "message",
+            chance.choice(DTYPES),
+            chance.choice(_COUNTS[1:]),
             seed=chance.getrandbits(32),
             root=members.index(source),
             target=members.index(target),

@@ -183,7 +183,7 @@ def _run(
     programs = compile_programs(recorded)
     change(programs)
     return run_programs(
-        *(recorded, programs), provider="host", recorded_speed=False, data=True, timeout=timeout
+        recorded, programs, provider="host", recorded_speed=False, data=True, timeout=timeout
     )
 
 
@@ -308,7 +308,8 @@ def _generated(rng: random.Random, nranks: int, operations: int) -> World:
         place, offset = (8 * rng.randrange((sizes[number] - 512) // 8) for number in
                          (home.number, window))  # fmt: skip
         world.call(
-            *(rank, "put_signal"),
+            rank,
+            "put_signal",
             peer=peer,
             count=count,
             sendbuff=home.address + place,

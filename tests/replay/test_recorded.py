@@ -172,7 +172,14 @@ def test_waits_of_streams_without_operations_are_passed_on() -> None:
         second = trace.operations[1].called
         trace.waits = [
             Wait(
-                *("stream_event", None, None, stream, 1, True, second - 2 + turn, None),
+                "stream_event",
+                None,
+                None,
+                stream,
+                1,
+                True,
+                second - 2 + turn,
+                None,
                 called=second - 2 + turn,
                 event_stream=source,
                 event_recorded=second - 2 + turn,

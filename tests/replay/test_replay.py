@@ -109,7 +109,7 @@ def test_wrong_data_is_reported_with_rank_communicator_and_sequence() -> None:
     assert op.source is not None
     op.source = op.source.at(1)  # rank 1 sends other data than the others expect
     result = run_programs(
-        *(recorded, programs), provider="host", recorded_speed=False, data=True, timeout=30
+        recorded, programs, provider="host", recorded_speed=False, data=True, timeout=30
     )
     assert not result.ok
     assert sorted(result.differences) == [0, 1, 2]
@@ -130,7 +130,7 @@ def test_a_message_with_wrong_data_is_reported() -> None:
     assert receive.expected is not None
     receive.expected = [receive.expected[0].at(1)]
     result = run_programs(
-        *(recorded, programs), provider="host", recorded_speed=False, data=True, timeout=30
+        recorded, programs, provider="host", recorded_speed=False, data=True, timeout=30
     )
     ((rank, (difference,)),) = result.differences.items()
     assert rank == 1

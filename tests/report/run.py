@@ -150,10 +150,25 @@ class Supervisor:
         options = self._options
         marker = ["-m", "gpu"] if options.device == "cuda" else []
         return [
-            *(sys.executable, "-m", "pytest", "-p", "tests.report.recorder", "-q", "--tb=short"),
-            *("--of", _provider(options.device), "--events", str(self._events)),
-            *("--past", str(past), *marker, *(["-k", options.k] if options.k else [])),
-            *("--continue-on-collection-errors", "-p", "no:cacheprovider", *options.tests),
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.report.recorder",
+            "-q",
+            "--tb=short",
+            "--of",
+            _provider(options.device),
+            "--events",
+            str(self._events),
+            "--past",
+            str(past),
+            *marker,
+            *(["-k", options.k] if options.k else []),
+            "--continue-on-collection-errors",
+            "-p",
+            "no:cacheprovider",
+            *options.tests,
         ]
 
     def _environment(self) -> dict[str, str]:

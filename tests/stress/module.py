@@ -32,8 +32,14 @@ def build() -> None:
     """The module, and a copy of the package around it."""
     for command in (
         [
-            *("cmake", "-S", str(ROOT), "-B", str(BUILD), "-DCMAKE_BUILD_TYPE=None"),
-            *(f"-DCMAKE_CXX_FLAGS={FLAGS}", "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"),
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(BUILD),
+            "-DCMAKE_BUILD_TYPE=None",
+            f"-DCMAKE_CXX_FLAGS={FLAGS}",
+            "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DCMAKE_PREFIX_PATH={_output(sys.executable, '-m', 'pybind11', '--cmakedir')}",
         ],

@@ -175,7 +175,9 @@ class Launcher(_Launcher):
                 for rank, variables in enumerate(environments)
             ]
         run = self.start(
-            *(nranks, function, args),
+            nranks,
+            function,
+            args,
             provider=provider,
             threads=threads,
             timeout=min(timeout, _LIMIT),

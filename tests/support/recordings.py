@@ -145,8 +145,14 @@ def _counted(operation: Operation) -> object:
 
 
 _COLLECTIVES = (
-    *("all_reduce", "broadcast", "reduce", "all_gather"),
-    *("reduce_scatter", "all_to_all", "gather", "scatter"),
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
 )
 
 

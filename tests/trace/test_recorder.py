@@ -250,7 +250,9 @@ def _one_sided(rank: Rank) -> None:
     assert (put.peer, put.count, put.sendbuff) == (peer, 16, memories[1].ptr + 64)
     assert (put.recvbuff, put.recvbytes, put.signals) == (0, 0, ())
     assert (signalled.kind, signalled.peer, signalled.signal, signalled.window) == (
-        *("signal", peer, 0),
+        "signal",
+        peer,
+        0,
         None,
     )
     assert waited.kind == "wait_signal"

@@ -27,8 +27,16 @@ GARBAGE = {
     **{
         text.decode(errors="replace"): struct.pack("!I", len(text)) + text
         for text in (
-            *(b"", b"[]", b"{}", b"\xff", b"null", b'{"kind":1}', b'{"kind":["Bye"]}'),
-            *(b'{"kind":"Bye","x":1}', b'{"kind":"Welcome"}', b'{"kind":"Checked"}'),
+            b"",
+            b"[]",
+            b"{}",
+            b"\xff",
+            b"null",
+            b'{"kind":1}',
+            b'{"kind":["Bye"]}',
+            b'{"kind":"Bye","x":1}',
+            b'{"kind":"Welcome"}',
+            b'{"kind":"Checked"}',
             b'{"kind":"SenderHello","number":0.5}',
             b'{"kind":"SenderHello","number":1e999}',
             b'{"kind":"Checked","epoch":-1,"sums":[[],[]]}',

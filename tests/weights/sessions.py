@@ -52,21 +52,13 @@ def run(
 
     def send(rank: int) -> object:
         with WeightSender(
-            *(store,),
-            rank=rank,
-            senders=len(senders),
-            receivers=len(receivers),
-            timeout=20,
-            **options,
+            store, rank=rank, senders=len(senders), receivers=len(receivers), timeout=20, **options
         ) as sender:
             return senders[rank](sender)
 
     def receive(number: int) -> object:
         with WeightReceiver(
-            *(store, into[number]),
-            name=f"receiver {number}",
-            timeout=20,
-            **(receiver_options or {}),
+            store, into[number], name=f"receiver {number}", timeout=20, **(receiver_options or {})
         ) as receiver:
             return receivers[number](receiver)
 

@@ -56,7 +56,7 @@ def send(rank: Rank, folder: str, transport: Any) -> list[Any]:  # noqa: ANN401
     results = []
     after = 0
     with WeightSender(
-        *(FolderStore(folder),),
+        FolderStore(folder),
         bucket_bytes=1 << 16,
         transport=transport,
         timeout=LIMIT,
@@ -98,9 +98,16 @@ def die_at(point: int) -> None:
         return call
 
     for owner, name in (
-        *((Link, "send"), (Link, "receive"), (World, "__init__"), (Target, "commit")),
-        *((BroadcastRing, "__init__"), (BroadcastRing, "_start"), (Slot, "wait")),
-        *((SharedRing, "__init__"), (shared_ring, "unpack"), (shared_ring, "nbytes_for")),
+        (Link, "send"),
+        (Link, "receive"),
+        (World, "__init__"),
+        (Target, "commit"),
+        (BroadcastRing, "__init__"),
+        (BroadcastRing, "_start"),
+        (Slot, "wait"),
+        (SharedRing, "__init__"),
+        (shared_ring, "unpack"),
+        (shared_ring, "nbytes_for"),
     ):
         setattr(owner, name, counted(getattr(owner, name)))
 
@@ -138,7 +145,9 @@ def test_killed_receivers(launch: Launcher, tmp_path: Path, transport: str) -> N
         (tmp_path / "over").touch()
 
     with launch.start(
-        *(POINTS + 2, member, (str(tmp_path), transport)),
+        POINTS + 2,
+        member,
+        (str(tmp_path), transport),
         unique_ids=0,
         timeout=280,
         grace=270,

@@ -158,15 +158,27 @@ def test_conversions_that_lose_values_are_refused(source: Any, target: Any) -> N
 
 def test_conversions_of_the_page() -> None:
     for source, target in (
-        *(("float32", "bfloat16"), ("float32", "float8_e4m3fn"), ("bfloat16", "float32")),
-        *(("float64", "float16"), ("complex128", "complex64"), ("int8", "int64")),
-        *(("uint8", "int16"), ("bool", "float32"), ("int32", "float64"), ("int8", "bfloat16")),
-        *(("float8_e8m0fnu", "float32"), ("float32", "complex64")),
+        ("float32", "bfloat16"),
+        ("float32", "float8_e4m3fn"),
+        ("bfloat16", "float32"),
+        ("float64", "float16"),
+        ("complex128", "complex64"),
+        ("int8", "int64"),
+        ("uint8", "int16"),
+        ("bool", "float32"),
+        ("int32", "float64"),
+        ("int8", "bfloat16"),
+        ("float8_e8m0fnu", "float32"),
+        ("float32", "complex64"),
     ):
         assert converts(source, target), (source, target)
     for source, target in (
-        *(("uint8", "int8"), ("int32", "float32"), ("float32", "float8_e8m0fnu")),
-        *(("int16", "bool"), ("float4_e2m1fn_x2", "float32"), ("float32", "float4_e2m1fn_x2")),
+        ("uint8", "int8"),
+        ("int32", "float32"),
+        ("float32", "float8_e8m0fnu"),
+        ("int16", "bool"),
+        ("float4_e2m1fn_x2", "float32"),
+        ("float32", "float4_e2m1fn_x2"),
     ):
         assert not converts(source, target), (source, target)
 

@@ -20,12 +20,7 @@ def take_part(rank: Rank, folder: str, commit: str, options: dict[str, Any]) -> 
     """Rank 0 sends versions, the others receive and check them."""
     store = models.meet(folder)
     if rank.rank == 0:
-        with WeightSender(
-            *(store,),
-            receivers=rank.world_size - 1,
-            timeout=20,
-            **options,
-        ) as sender:
+        with WeightSender(store, receivers=rank.world_size - 1, timeout=20, **options) as sender:
             reports = [sender.send(models.make(version)) for version in range(1, VERSIONS + 1)]
             assert [report.version for report in reports] == [1, 2, 3]
             assert all(len(report.receivers) == rank.world_size - 1 for report in reports)
