@@ -108,8 +108,8 @@ def ask(path: str, program: str, arguments: list[str]) -> None:
     """Have a program run, and end as it does."""
     if "LD_PRELOAD" in os.environ:
         os.execv(sys.executable, [sys.executable, *arguments])
-    request = {"program": program, "arguments": arguments}
-    request |= {"folder": os.getcwd(), "env": dict(os.environ)}
+    process: dict[str, object] = {"folder": os.getcwd(), "env": {**os.environ}}
+    request = {"program": program, "arguments": arguments, **process}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     deadline = time.monotonic() + _START
     while True:
