@@ -60,6 +60,8 @@ def blocked(rank: Rank, comm: nccl.Communicator) -> Iterator[list[nccl.NcclError
     thread = threading.Thread(target=reduce)
     thread.start()
     wait_until_blocked(thread)
+    if rank.provider == "cuda":
+        time.sleep(0.2)  # until the stream of each rank is in the operation
     yield raised
     thread.join(20)
     assert not thread.is_alive()
