@@ -54,7 +54,7 @@ endif
 # tests in each of its processes, and each command pynccl.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check test test-all test-busy test-gpu test-torch test-torch-suite sanitize sanitize-module fuzz abi \
+.PHONY: help check test test-all test-busy test-gpu test-torch test-torch-suite rules sanitize sanitize-module fuzz abi \
   lint lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
   plots-lab docs docs-links wheels wheels-check wheels-manylinux release clean
 
@@ -112,6 +112,9 @@ test-all: $(TO_TEST) ## also more seeds, all versions of the double, campaigns, 
 	$(PY) -m tests.weights.interrupts --count 2000
 	$(MAKE) test-torch-suite sanitize
 	$(MAKE) sanitize-module CALLS=100000
+
+rules: $(TO_TEST) ## NCCL's rules, probed on the doubles and hostnccl: the number of unexplained differences (ARGS="host")
+	$(PY) -m tests.rules.run $(ARGS)
 
 test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
 	$(PY) -m tests.report.run $(ARGS)

@@ -1,0 +1,267 @@
+"""Unique IDs and the creation of communicators."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+from tests.rules.api import UniqueId
+from tests.rules.rank import Rank, handle
+from tests.rules.rule import differs, rule
+
+_ID = "an ID that no call returned is a wrong argument; NCCL tries to connect to its address"
+
+
+@rule("GetUniqueId", "A unique ID needs a place", nccl="invalidArgument")
+def id_null(rank: Rank) -> str:
+    return rank.nccl.GetUniqueId(None)
+
+
+@rule("GetUniqueId", "Unique IDs differ", nccl=True)
+def id_different(rank: Rank) -> bool:
+    return bytes(rank.id()) != bytes(rank.id())
+
+
+@rule(
+    "CommInitRank",
+    "An ID of zeros is an internal error",
+    nccl={
+        "2.18": ["internalError", "null"],
+        "2.24": "crash SIGABRT",
+        "2.28": ["internalError", "null"],
+    },
+    alone=True,
+    double=differs(["invalidArgument", "null"], _ID),
+    host=differs(["invalidArgument", "null"], _ID),
+)
+def id_zeros(rank: Rank) -> list[str]:
+    comm = rank.empty()
+    return [rank.nccl.CommInitRank(c.byref(comm), 1, UniqueId(), 0), handle(comm)]
+
+
+@rule(
+    "CommInitRank",
+    "A second creation with an ID never returns; 2.18 reports an error",
+    nccl={"2.18": ["success", "systemError"], "2.24": "hang"},
+    alone=True,
+    seconds=4,
+)
+def id_used_twice(rank: Rank) -> list[str]:
+    made = rank.id()
+    comms = [c.c_void_p(), c.c_void_p()]
+    return [rank.nccl.CommInitRank(c.byref(comm), 1, made, 0) for comm in comms]
+
+
+@rule("CommInitRank", "A creation waits for all ranks", nccl="waits success", ranks=2)
+def init_waits(rank: Rank) -> str:
+    comm, made = c.c_void_p(), rank.id()
+    return rank.waits(lambda: rank.nccl.CommInitRank(c.byref(comm), 2, made, rank.rank))
+
+
+@rule("CommInitRank", "Ranks may be processes", nccl="works", ranks=2, processes=True)
+def init_processes(rank: Rank) -> str:
+    return rank.works(rank.create())
+
+
+@rule(
+    "CommInitRank",
+    "A rank outside of the number of ranks is refused, and the handle is NULL",
+    nccl=[["invalidArgument", "null"]] * 3,
+)
+def init_rank(rank: Rank) -> list[list[str]]:
+    found = []
+    for number in (-1, 1, 9):
+        comm = rank.empty()
+        code = rank.nccl.CommInitRank(c.byref(comm), 1, rank.id(), number)
+        found.append([code, handle(comm)])
+    return found
+
+
+@rule(
+    "CommInitRank",
+    "A number of ranks below 1 is refused; since 2.24 the handle is not written",
+    nccl={
+        "2.18": [["invalidArgument", "null"]] * 2,
+        "2.24": [["invalidArgument", "untouched"]] * 2,
+    },
+)
+def init_nranks(rank: Rank) -> list[list[str]]:
+    found = []
+    for count in (0, -1):
+        comm = rank.empty()
+        code = rank.nccl.CommInitRank(c.byref(comm), count, rank.id(), 0)
+        found.append([code, handle(comm)])
+    return found
+
+
+@rule("CommInitRank", "A place for the handle is needed", nccl="invalidArgument")
+def init_null_handle(rank: Rank) -> str:
+    return rank.nccl.CommInitRank(None, 1, rank.id(), 0)
+
+
+@rule(
+    "CommInitRank",
+    "In a group the handle is set at once",
+    nccl=["success", "set", "success", "works"],
+)
+def init_in_group(rank: Rank) -> list[str]:
+    comm, made = rank.empty(), rank.id()
+    rank.nccl.GroupStart()
+    codes = [rank.nccl.CommInitRank(c.byref(comm), 1, made, 0), handle(comm)]
+    return [*codes, rank.nccl.GroupEnd(), rank.works(comm)]
+
+
+@rule(
+    "CommInitRank",
+    "A refused creation fails its group; the other handle stays set and can be aborted",
+    nccl=["success", "invalidArgument", "invalidArgument", "set", "null", "success"],
+)
+def init_in_group_one_refused(rank: Rank) -> list[str]:
+    good, bad, ids = rank.empty(), rank.empty(), [rank.id(), rank.id()]
+    rank.nccl.GroupStart()
+    codes = [
+        rank.nccl.CommInitRank(c.byref(good), 1, ids[0], 0),
+        rank.nccl.CommInitRank(c.byref(bad), 1, ids[1], 5),
+        rank.nccl.GroupEnd(),
+    ]
+    codes += [handle(good), handle(bad)]
+    return [*codes, rank.nccl.CommAbort(good)] if handle(good) == "set" else codes
+
+
+@rule(
+    "CommInitRank",
+    "A communicator cannot be used in the group that creates it",
+    nccl=["success", "invalidArgument", "invalidArgument"],
+)
+def init_used_in_group(rank: Rank) -> list[str]:
+    comm, made = rank.empty(), rank.id()
+    rank.nccl.GroupStart()
+    code = rank.nccl.CommInitRank(c.byref(comm), 1, made, 0)
+    return [code, rank.sum(comm), rank.nccl.GroupEnd()]
+
+
+@rule(
+    "CommInitRank",
+    "Two ranks on one GPU are refused, and the handle is NULL",
+    nccl={
+        "2.18": ["invalidUsage", "null"],
+        "2.24": "crash SIGABRT",
+        "2.28": ["invalidUsage", "null"],
+    },
+    ranks=2,
+    devices=2,
+    alone=True,
+)
+def init_one_gpu(rank: Rank) -> list[str]:
+    rank.cuda.use(0)
+    comm = rank.empty()
+    return [rank.nccl.CommInitRank(c.byref(comm), 2, rank.id(), rank.rank), handle(comm)]
+
+
+@rule(
+    "CommInitRank",
+    "Since 2.30 NCCL_MULTI_RANK_GPU_ENABLE allows two ranks on one GPU",
+    nccl={
+        "2.18": "invalidUsage",
+        "2.24": "crash SIGABRT",
+        "2.28": "invalidUsage",
+        "2.30": "success",
+    },
+    ranks=2,
+    devices=2,
+    env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"},
+)
+def init_one_gpu_allowed(rank: Rank) -> str:
+    rank.cuda.use(0)
+    comm = rank.empty()
+    return rank.nccl.CommInitRank(c.byref(comm), 2, rank.id(), rank.rank)
+
+
+@rule(
+    "CommInitRank",
+    "The device is that of the calling thread",
+    nccl=["success", 1],
+    devices=2,
+)
+def init_device(rank: Rank) -> list[Any]:
+    rank.cuda.use(1)
+    comm, device = rank.empty(), c.c_int(-1)
+    code = rank.nccl.CommInitRank(c.byref(comm), 1, rank.id(), 0)
+    rank.nccl.CommCuDevice(comm, c.byref(device))
+    return [code, device.value]
+
+
+# ncclCommInitAll
+
+
+def _init_all(rank: Rank, count: int, devices: list[int] | None) -> str:
+    comms = (c.c_void_p * 8)()
+    array = None if devices is None else (c.c_int * 8)(*devices)
+    return rank.nccl.CommInitAll(comms, count, array)
+
+
+@rule("CommInitAll", "A negative number of devices is refused", nccl="invalidArgument")
+def init_all_negative(rank: Rank) -> str:
+    return _init_all(rank, -1, None)
+
+
+@rule("CommInitAll", "A place for the handles is needed", nccl="invalidArgument")
+def init_all_null(rank: Rank) -> str:
+    return rank.nccl.CommInitAll(None, 1, None)
+
+
+@rule(
+    "CommInitAll",
+    "A device that does not exist is refused",
+    nccl={"2.18": ["unhandledCudaError"] * 2, "2.24": ["invalidArgument"] * 2},
+)
+def init_all_unknown_device(rank: Rank) -> list[str]:
+    return [_init_all(rank, 1, [99]), _init_all(rank, 1, [-1])]
+
+
+@rule("CommInitAll", "A device twice is refused", nccl="invalidUsage", devices=2)
+def init_all_twice(rank: Rank) -> str:
+    return _init_all(rank, 2, [0, 0])
+
+
+@rule("CommInitAll", "The current device stays", nccl=["success", 0], devices=2)
+def init_all_current(rank: Rank) -> list[Any]:
+    return [_init_all(rank, 2, [1, 0]), rank.cuda.current()]
+
+
+@rule(
+    "CommInitAll",
+    "In a group the handles are set at once",
+    nccl=["success", ["set", "set"], "success"],
+    devices=2,
+)
+def init_all_in_group(rank: Rank) -> list[Any]:
+    comms = (c.c_void_p * 2)()
+    rank.nccl.GroupStart()
+    code = rank.nccl.CommInitAll(comms, 2, None)
+    return [code, ["set" if comm else "null" for comm in comms], rank.nccl.GroupEnd()]
+
+
+# ncclCommInitRankScalable
+
+
+@rule(
+    "CommInitRankScalable",
+    "The number of IDs is 1 to the number of ranks",
+    nccl=[["invalidArgument", "null"]] * 3,
+)
+def init_scalable_ids(rank: Rank) -> list[list[str]]:
+    found = []
+    ids = (UniqueId * 2)(rank.id(), rank.id())
+    for count in (0, -1, 2):
+        comm = rank.empty()
+        code = rank.nccl.CommInitRankScalable(c.byref(comm), 1, 0, count, ids, None)
+        found.append([code, handle(comm)])
+    return found
+
+
+@rule("CommInitRankScalable", "Two IDs for two ranks", nccl=["success", "works"], ranks=2)
+def init_scalable_two(rank: Rank) -> list[str]:
+    comm, ids = rank.empty(), (UniqueId * 2)(rank.id(), rank.id())
+    code = rank.nccl.CommInitRankScalable(c.byref(comm), 2, rank.rank, 2, ids, None)
+    return [code, rank.works(comm)]

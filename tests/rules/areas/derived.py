@@ -1,0 +1,544 @@
+"""Communicators made from another one: split, shrink and grow, and what they share."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+from tests.rules.api import UniqueId
+from tests.rules.rank import F32, SUM, Rank, handle
+from tests.rules.rule import differs, rule
+
+_NO_COLOR = -1
+_LOSS = "hostnccl reports a lost operation on its stream"
+_ABORT = 1  # NCCL_SHRINK_ABORT
+
+
+def _place(rank: Rank, comm: c.c_void_p) -> list[int]:
+    """The rank and the number of ranks of a communicator."""
+    number, count = c.c_int(-1), c.c_int(-1)
+    rank.nccl.CommUserRank(comm, c.byref(number))
+    rank.nccl.CommCount(comm, c.byref(count))
+    return [number.value, count.value]
+
+
+# Split
+
+
+@rule(
+    "CommSplit",
+    "Ranks of a child have the order of their keys, and that of the parent for equal keys",
+    nccl=[["success", True], ["success", False]],
+    ranks=2,
+)
+def split_keys(rank: Rank) -> list[list[Any]]:
+    comm, found = rank.create(), []
+    for key in (3, -rank.rank):
+        child = rank.empty()
+        code = rank.nccl.CommSplit(comm, 0, key, c.byref(child), None)
+        found.append([code, _place(rank, child)[0] == rank.rank])
+    return found
+
+
+@rule(
+    "CommSplit",
+    "Each color is a communicator",
+    nccl=[["success", [0, 2]], ["success", [0, 1]], ["success", [1, 2]]],
+    ranks=3,
+)
+def split_colors(rank: Rank) -> list[Any]:
+    comm, child = rank.create(), rank.empty()
+    return [
+        rank.nccl.CommSplit(comm, rank.rank % 2, 0, c.byref(child), None),
+        _place(rank, child),
+    ]
+
+
+@rule(
+    "CommSplit",
+    "NCCL_SPLIT_NOCOLOR sets the handle to NULL, and the parent works",
+    nccl=[["success", "set", "works"], ["success", "null", "works"]],
+    ranks=2,
+)
+def split_no_color(rank: Rank) -> list[str]:
+    comm, child = rank.create(), rank.empty()
+    code = rank.nccl.CommSplit(comm, _NO_COLOR if rank.rank else 0, 0, c.byref(child), None)
+    return [code, handle(child), rank.works(comm)]
+
+
+@rule("CommSplit", "All ranks may pass no color", nccl=["success", "null"], ranks=2)
+def split_no_color_at_all(rank: Rank) -> list[str]:
+    comm, child = rank.create(), rank.empty()
+    return [rank.nccl.CommSplit(comm, _NO_COLOR, 0, c.byref(child), None), handle(child)]
+
+
+@rule(
+    "CommSplit",
+    "A place for the handle is needed even without a color",
+    nccl="invalidArgument",
+    ranks=2,
+)
+def split_no_color_no_handle(rank: Rank) -> str:
+    return rank.nccl.CommSplit(rank.create(), _NO_COLOR, 0, None, None)
+
+
+@rule(
+    "CommSplit",
+    "Any other negative color is one like all others",
+    nccl=["success", "set"],
+    ranks=2,
+)
+def split_negative_color(rank: Rank) -> list[str]:
+    comm, child = rank.create(), rank.empty()
+    return [rank.nccl.CommSplit(comm, -5, 0, c.byref(child), None), handle(child)]
+
+
+@rule(
+    "CommSplit",
+    "No communicator, or no place for the handle, is refused",
+    nccl=["invalidArgument", "invalidArgument"],
+)
+def split_arguments(rank: Rank) -> list[str]:
+    return [
+        rank.nccl.CommSplit(None, 0, 0, c.byref(c.c_void_p()), None),
+        rank.nccl.CommSplit(rank.create(), 0, 0, None, None),
+    ]
+
+
+@rule("CommSplit", "A blocking split waits for all ranks", nccl="waits success", ranks=2)
+def split_waits(rank: Rank) -> str:
+    comm, child = rank.create(), rank.empty()
+    return rank.waits(lambda: rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None))
+
+
+@rule("CommSplit", "A rank without a color waits as well", nccl="waits success", ranks=2)
+def split_waits_without_color(rank: Rank) -> str:
+    comm, child = rank.create(), rank.empty()
+    return rank.waits(lambda: rank.nccl.CommSplit(comm, rank.rank - 1, 0, c.byref(child), None))
+
+
+@rule("CommSplit", "A communicator of one rank can be split", nccl=["success", "works"])
+def split_one_rank(rank: Rank) -> list[str]:
+    comm, child = rank.create(), rank.empty()
+    return [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None), rank.works(child)]
+
+
+@rule(
+    "CommSplit",
+    "A split and an operation of the parent in one group",
+    nccl=["success", "success", "success", "done"],
+    ranks=2,
+)
+def split_and_operation_in_group(rank: Rank) -> list[str]:
+    comm, child = rank.create(), rank.empty()
+    stream, memory = rank.cuda.stream(), rank.cuda.memory()
+    rank.nccl.GroupStart()
+    codes = [
+        rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None),
+        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream),
+    ]
+    return [*codes, rank.nccl.GroupEnd(), rank.cuda.finish(stream)]
+
+
+@rule(
+    "CommSplit",
+    "A split of a non-blocking communicator returns success with a NULL handle, which is set once "
+    "the parent is no longer in progress",
+    nccl=["success", "null", "success", "set", "success", "works"],
+    ranks=2,
+)
+def split_non_blocking(rank: Rank) -> list[str]:
+    comm, child = rank.create(blocking=0), rank.empty()
+    codes = [rank.nccl.CommSplit(comm, 0, rank.rank, c.byref(child), None), handle(child)]
+    codes += [rank.settle(comm), handle(child)]
+    return [*codes, rank.settle(child), rank.works(child)]
+
+
+@rule(
+    "CommSplit",
+    "While a child is made, its non-blocking parent is in progress and refuses operations, which "
+    "since 2.24 fails both",
+    nccl={
+        "2.18": [["success", "inProgress", "invalidUsage", "invalidArgument", "success"]],
+        "2.24": [
+            ["success", "inProgress", "invalidArgument", "invalidArgument", "invalidArgument"]
+        ],
+    },
+    ranks=2,
+)
+def split_non_blocking_parent(rank: Rank) -> list[list[str]] | None:
+    comm, child = rank.create(blocking=0), rank.empty()
+    rank.meet()
+    if rank.rank:
+        rank.hear("called")
+        rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+        return None
+    codes = [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None), rank.state(comm)]
+    codes += [rank.sum(comm), rank.nccl.CommCount(comm, c.byref(c.c_int()))]
+    rank.tell("called")
+    return [[*codes, rank.settle(comm)]]
+
+
+@rule(
+    "CommSplit",
+    "A rank without a color, of a non-blocking communicator",
+    nccl=["success", "success", "null"],
+    ranks=2,
+)
+def split_non_blocking_no_color(rank: Rank) -> list[str]:
+    comm, child = rank.create(blocking=0), rank.empty()
+    code = rank.nccl.CommSplit(comm, _NO_COLOR, 0, c.byref(child), None)
+    return [code, rank.settle(comm), handle(child)]
+
+
+@rule(
+    "CommSplit",
+    "A split of a non-blocking communicator in a group: the end returns inProgress",
+    nccl=["success", "null", "inProgress", "success", "set"],
+    ranks=2,
+)
+def split_non_blocking_in_group(rank: Rank) -> list[str]:
+    comm, child = rank.create(blocking=0), rank.empty()
+    rank.nccl.GroupStart()
+    codes = [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None), handle(child)]
+    return [*codes, rank.nccl.GroupEnd(), rank.settle(comm), handle(child)]
+
+
+@rule(
+    "CommSplit",
+    "The parent decides whether a split blocks: a non-blocking child of a blocking parent is ready",
+    nccl=["success", "set", "success", "success"],
+    ranks=2,
+)
+def split_to_non_blocking(rank: Rank) -> list[str]:
+    comm, child, config = rank.create(), rank.empty(), rank.config(blocking=0)
+    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config))
+    return [code, handle(child), rank.state(comm), rank.state(child)]
+
+
+@rule(
+    "CommSplit",
+    "The same for a blocking child of a non-blocking parent: its handle is NULL until it is ready",
+    nccl=["success", "null", "success", "success"],
+    ranks=2,
+)
+def split_to_blocking(rank: Rank) -> list[str]:
+    comm, child, config = rank.create(blocking=0), rank.empty(), rank.config(blocking=1)
+    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config))
+    return [code, handle(child), rank.settle(comm), rank.settle(child)]
+
+
+@rule(
+    "CommSplit",
+    "Without a configuration a child of a non-blocking communicator is non-blocking",
+    nccl=["success", "inProgress", "success"],
+    ranks=2,
+)
+def split_inherits_blocking(rank: Rank) -> list[str]:
+    comm, child = rank.create(blocking=0), rank.empty()
+    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+    rank.settle(comm)
+    rank.settle(child)
+    return [code, rank.nccl.CommFinalize(child), rank.settle(child)]
+
+
+@rule(
+    "CommSplit",
+    "A child can be split after its parent is destroyed",
+    nccl=["success", "success", "success", "works"],
+    ranks=2,
+)
+def split_grandchild(rank: Rank) -> list[str]:
+    comm, child, grandchild = rank.create(), rank.empty(), rank.empty()
+    return [
+        rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None),
+        rank.nccl.CommDestroy(comm),
+        rank.nccl.CommSplit(child, 0, 0, c.byref(grandchild), None),
+        rank.works(grandchild),
+    ]
+
+
+@rule(
+    "CommSplit",
+    "splitShare in the child's configuration alone shares nothing: the child survives an abort",
+    nccl=["success", "works", "success", "works"],
+    ranks=2,
+)
+def split_share_of_child(rank: Rank) -> list[str]:
+    comm, child, config = rank.create(), rank.empty(), rank.config(splitShare=1)
+    codes = [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config)), rank.works(child)]
+    rank.meet()
+    codes.append(rank.nccl.CommAbort(comm))
+    rank.meet()
+    return [*codes, rank.works(child)]
+
+
+def _family(share: int, gone: str, end: str, nccl: Any) -> None:  # noqa: ANN401 - outcomes
+    def probe(rank: Rank) -> list[str]:
+        parent, child = rank.create(splitShare=share), rank.empty()
+        rank.need(rank.nccl.CommSplit(parent, 0, rank.rank, c.byref(child), None))
+        before = rank.works(child)
+        ended, left = (parent, child) if gone == "parent" else (child, parent)
+        rank.meet()
+        code = getattr(rank.nccl, "Comm" + end)(ended)
+        rank.meet()
+        return [before, code, rank.works(left)]
+
+    shared = "with" if share else "without"
+    other = "child" if gone == "parent" else "parent"
+    text = f"Whether a {other} works after {end.lower()} of its {gone}, {shared} shared resources"
+    name = f"family_{end.lower()}_{gone}_share_{share}"
+    rule("Comm" + end, text, nccl, name=name, ranks=2)(probe)
+
+
+_WORKS = ["works", "success", "works"]
+for _share in (0, 1):
+    for _gone in ("parent", "child"):
+        _family(_share, _gone, "Destroy", _WORKS)
+_family(0, "parent", "Abort", _WORKS)
+_family(0, "child", "Abort", _WORKS)
+_family(1, "parent", "Abort", ["works", "success", "wrong result"])
+_family(
+    1,
+    "child",
+    "Abort",
+    {"2.18": ["works", "success", "wrong result"], "2.24": ["works", "success", "internalError"]},
+)
+
+# Shrink
+
+
+def _shrink(
+    rank: Rank, comm: c.c_void_p, child: c.c_void_p, excluded: list[int], flags: int = 0
+) -> str:
+    ranks = (c.c_int * len(excluded))(*excluded)
+    return rank.nccl.CommShrink(comm, ranks, len(excluded), c.byref(child), None, flags)
+
+
+@rule(
+    "CommShrink",
+    "The ranks that are left call; they keep their order, and the parent still works",
+    nccl=[["success", [0, 2], "works", "works"], ["success", [1, 2], "works", "works"]],
+    ranks=3,
+)
+def shrink_default(rank: Rank) -> list[Any] | None:
+    comm, child = rank.create(), rank.empty()
+    rank.connect(comm)
+    found: list[Any] = []
+    if rank.rank != 1:
+        found = [_shrink(rank, comm, child, [1]), _place(rank, child), rank.works(child)]
+    rank.meet()
+    works = rank.works(comm)
+    return [*found, works] if found else None
+
+
+@rule(
+    "CommShrink",
+    "NCCL_SHRINK_ABORT ends the pending operations of the parent, whose state is success",
+    nccl=["pending", "success", "done", "works", "success"],
+    ranks=3,
+)
+def shrink_abort(rank: Rank) -> list[str] | None:
+    comm, child = rank.create(), rank.empty()
+    stream, memory = rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    before = ""
+    if rank.rank != 2:
+        rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
+        before = rank.cuda.finish(stream, 0.3)
+    rank.meet()
+    if rank.rank == 2:
+        return None
+    code = _shrink(rank, comm, child, [2], _ABORT)
+    return [before, code, rank.cuda.finish(stream), rank.works(child), rank.state(comm)]
+
+
+@rule(
+    "CommShrink",
+    "After NCCL_SHRINK_ABORT the parent still accepts operations",
+    nccl=["success", "success", "pending"],
+    ranks=3,
+)
+def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
+    comm, child = rank.create(), rank.empty()
+    stream, memory = rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank == 2:
+        return None
+    codes = [
+        _shrink(rank, comm, child, [2], _ABORT),
+        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream),
+    ]
+    return [*codes, rank.cuda.finish(stream, 2)]
+
+
+@rule(
+    "CommShrink",
+    "NCCL_SHRINK_DEFAULT leaves pending operations of the parent",
+    nccl=["success", "success", "pending"],
+    ranks=3,
+    alone=True,
+    host=differs(["success", "success", "error"], _LOSS),
+)
+def shrink_leaves_operation(rank: Rank) -> list[str] | None:
+    comm, child = rank.create(), rank.empty()
+    stream, memory = rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank == 2:
+        return None
+    code = rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+    return [code, _shrink(rank, comm, child, [2]), rank.cuda.finish(stream, 2)]
+
+
+@rule(
+    "CommShrink",
+    "In a group the handle is NULL until the group ends",
+    nccl=["success", "null", "success", "set"],
+    ranks=3,
+)
+def shrink_in_group(rank: Rank) -> list[str] | None:
+    comm, child = rank.create(), rank.empty()
+    if rank.rank == 2:
+        return None
+    rank.nccl.GroupStart()
+    codes = [_shrink(rank, comm, child, [2]), handle(child)]
+    return [*codes, rank.nccl.GroupEnd(), handle(child)]
+
+
+@rule(
+    "CommShrink",
+    "A shrink of a non-blocking communicator returns success with a NULL handle",
+    nccl=["success", "null", "success", "set", "success"],
+    ranks=3,
+)
+def shrink_non_blocking(rank: Rank) -> list[str] | None:
+    comm, child = rank.create(blocking=0), rank.empty()
+    if rank.rank == 2:
+        return None
+    codes = [_shrink(rank, comm, child, [2]), handle(child)]
+    return [*codes, rank.settle(comm), handle(child), rank.settle(child)]
+
+
+def _refused_shrink(
+    name: str,
+    text: str,
+    excluded: list[int] | None,
+    count: int,
+    *,
+    flags: int = 0,
+    ranks: int = 2,
+) -> None:
+    def probe(rank: Rank) -> list[str]:
+        comm, child = rank.create(), rank.empty()
+        array = None if excluded is None else (c.c_int * max(1, len(excluded)))(*excluded)
+        code = rank.nccl.CommShrink(comm, array, count, c.byref(child), None, flags)
+        return [code, handle(child), rank.works(comm)]
+
+    outcome = ["invalidArgument", "untouched", "works"]
+    text = f"{text} is refused before the handle is written, and the parent still works"
+    rule("CommShrink", text, outcome, name=f"shrink_{name}", ranks=ranks)(probe)
+
+
+_refused_shrink("nobody", "Excluding no rank", [], 0)
+_refused_shrink("null_list", "No list of one rank", None, 1)
+_refused_shrink("negative_count", "A negative number of ranks", [1], -1)
+_refused_shrink("everybody", "Excluding all ranks", [0, 1], 2)
+_refused_shrink("itself", "Excluding the caller", [0, 1], 1, ranks=1)
+_refused_shrink("too_many", "A list longer than the communicator", [0, 1, 1], 3)
+_refused_shrink("flags", "An unknown flag", [], 0, flags=2)
+
+
+@rule("CommShrink", "A place for the handle is needed", nccl="invalidArgument")
+def shrink_null_handle(rank: Rank) -> str:
+    return rank.nccl.CommShrink(rank.create(), (c.c_int * 1)(0), 1, None, None, 0)
+
+
+@rule(
+    "CommShrink",
+    "The list of ranks need not be sorted; the call sorts it in place",
+    nccl=["success", [0, 1], [0, 2]],
+    ranks=3,
+)
+def shrink_not_sorted(rank: Rank) -> list[Any] | None:
+    comm, child, excluded = rank.create(), rank.empty(), (c.c_int * 2)(2, 0)
+    if rank.rank != 1:
+        return None
+    code = rank.nccl.CommShrink(comm, excluded, 2, c.byref(child), None, 0)
+    return [code, _place(rank, child), list(excluded)]
+
+
+# Grow
+
+
+def _grow(rank: Rank, old: int, new: c.c_void_p) -> tuple[c.c_void_p | None, str]:
+    """The first ranks have a communicator, and the others join it."""
+    unique_id = UniqueId()
+    if rank.rank >= old:
+        data = rank.hear("grow")
+        assert data is not None
+        unique_id = UniqueId.from_buffer_copy(data)
+        code = rank.nccl.CommGrow(
+            None, rank.size, c.byref(unique_id), rank.rank, c.byref(new), None
+        )
+        return None, code
+    comm = c.c_void_p()
+    rank.need(rank.init(comm, old))
+    place = None
+    if rank.rank == 0:
+        rank.need(rank.nccl.CommGetUniqueId(comm, c.byref(unique_id)))
+        rank.tell("grow", bytes(unique_id))
+        place = c.byref(unique_id)
+    return comm, rank.nccl.CommGrow(comm, rank.size, place, -1, c.byref(new), None)
+
+
+@rule(
+    "CommGrow",
+    "Ranks that were there keep their numbers; the parent still works",
+    nccl=[
+        ["success", [0, 3], "works", "works"],
+        ["success", [1, 3], "works", "works"],
+        ["success", [2, 3], "works"],
+    ],
+    ranks=3,
+)
+def grow_by_one(rank: Rank) -> list[Any]:
+    new = rank.empty()
+    comm, code = _grow(rank, 2, new)
+    found = [code, _place(rank, new), rank.works(new)]
+    return [*found, rank.works(comm)] if comm else found
+
+
+@rule(
+    "CommGetUniqueId",
+    "ncclCommGetUniqueId needs a communicator and a place for the ID, and succeeds after a refusal",
+    nccl=["invalidArgument", "invalidArgument", "success"],
+)
+def grow_id(rank: Rank) -> list[str]:
+    comm, unique_id = rank.create(), UniqueId()
+    return [
+        rank.nccl.CommGetUniqueId(comm, None),
+        rank.nccl.CommGetUniqueId(None, c.byref(unique_id)),
+        rank.nccl.CommGetUniqueId(comm, c.byref(unique_id)),
+    ]
+
+
+@rule(
+    "CommGrow",
+    "Wrong numbers of ranks, ranks and IDs are refused",
+    nccl=["invalidArgument"] * 6,
+)
+def grow_arguments(rank: Rank) -> list[str]:
+    comm, new, made = rank.create(), rank.empty(), UniqueId()
+    rank.need(rank.nccl.CommGetUniqueId(comm, c.byref(made)))
+    at, out = c.byref(made), c.byref(new)
+    return [
+        rank.nccl.CommGrow(comm, 1, at, -1, out, None),  # not more ranks
+        rank.nccl.CommGrow(None, 0, at, 0, out, None),
+        rank.nccl.CommGrow(comm, 2, at, 0, out, None),  # a rank that was there, with a number
+        rank.nccl.CommGrow(None, 2, at, -1, out, None),  # a new one without
+        rank.nccl.CommGrow(None, 2, None, 1, out, None),
+        rank.nccl.CommGrow(None, 2, at, 2, out, None),
+    ]

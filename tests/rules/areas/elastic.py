@@ -1,0 +1,413 @@
+"""Revoked and suspended communicators."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable
+from typing import Any
+
+from tests.rules.rank import F32, SUM, Rank, handle
+from tests.rules.rule import differs, rule, stricter
+
+_LOSS = "hostnccl reports a lost operation on its stream"
+
+
+def _revoked(
+    name: str,
+    function: str,
+    text: str,
+    nccl: Any,  # noqa: ANN401 - outcomes
+    call: Callable[[Rank, c.c_void_p], Any],
+    *,
+    ranks: int = 2,
+) -> None:
+    def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
+        comm = rank.create()
+        rank.connect(comm)
+        rank.meet()
+        rank.need(rank.nccl.CommRevoke(comm, 0))
+        rank.meet()
+        return call(rank, comm)
+
+    text = f"A revoked communicator {text}"
+    name = f"revoked_{name}"
+    rule(function, text, nccl, name=name, ranks=ranks, first=22807)(probe)
+
+
+_revoked(
+    "state", "CommGetAsyncError", "has no error", "success", lambda rank, comm: rank.state(comm)
+)
+_revoked(
+    "operation",
+    "AllReduce",
+    "refuses operations",
+    "invalidUsage",
+    lambda rank, comm: rank.sum(comm),
+)
+_revoked(
+    "operation_one_rank",
+    "AllReduce",
+    "of one rank refuses operations",
+    "invalidUsage",
+    lambda rank, comm: rank.sum(comm),
+    ranks=1,
+)
+_revoked(
+    "operation_in_group",
+    "AllReduce",
+    "refuses operations in a group",
+    ["success", "invalidUsage", "invalidUsage"],
+    lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
+)
+_revoked(
+    "message",
+    "Send",
+    "refuses messages",
+    "invalidUsage",
+    lambda rank, comm: rank.nccl.Send(
+        rank.cuda.memory(), 4, F32, rank.peer, comm, rank.cuda.stream()
+    ),
+)
+_revoked(
+    "revoke",
+    "CommRevoke",
+    "cannot be revoked again",
+    "invalidArgument",
+    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
+)
+_revoked(
+    "finalize",
+    "CommFinalize",
+    "cannot be finalized",
+    "invalidArgument",
+    lambda rank, comm: rank.nccl.CommFinalize(comm),
+)
+_revoked(
+    "destroy",
+    "CommDestroy",
+    "can be destroyed",
+    "success",
+    lambda rank, comm: rank.nccl.CommDestroy(comm),
+)
+_revoked(
+    "abort",
+    "CommAbort",
+    "can be aborted",
+    "success",
+    lambda rank, comm: rank.nccl.CommAbort(comm),
+)
+_revoked(
+    "count",
+    "CommCount",
+    "knows its size",
+    "success",
+    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+)
+_revoked(
+    "redop",
+    "RedOpCreatePreMulSum",
+    "accepts reduction operators",
+    "success",
+    lambda rank, comm: rank.nccl.RedOpCreatePreMulSum(
+        c.byref(c.c_int()), c.byref(c.c_float(2)), F32, 1, comm
+    ),
+)
+_revoked(
+    "register",
+    "CommRegister",
+    "accepts ncclCommRegister",
+    "success",
+    lambda rank, comm: rank.nccl.CommRegister(
+        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
+    ),
+)
+_revoked(
+    "simulate",
+    "GroupSimulateEnd",
+    "refuses simulated operations",
+    ["invalidUsage", "invalidUsage"],
+    lambda rank, comm: [
+        *[rank.nccl.GroupStart(), rank.sum(comm)][1:],
+        rank.nccl.GroupSimulateEnd(None),
+    ],
+)
+
+
+def _split_revoked(rank: Rank, comm: c.c_void_p) -> list[str]:
+    child = rank.empty()
+    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+    found = [code, handle(child), rank.works(child)]
+    return [*found, rank.sum(comm), rank.nccl.CommRevoke(comm, 0)]
+
+
+_revoked(
+    "split",
+    "CommSplit",
+    "can be split, and stays revoked",
+    ["success", "set", "works", "invalidUsage", "invalidArgument"],
+    _split_revoked,
+)
+
+
+@rule(
+    "CommShrink",
+    "A revoked communicator can be shrunk",
+    nccl=["success", "works"],
+    ranks=3,
+    first=22807,
+)
+def revoked_shrink(rank: Rank) -> list[str] | None:
+    comm, child, excluded = rank.create(), rank.empty(), (c.c_int * 1)(2)
+    rank.connect(comm)
+    rank.meet()
+    rank.need(rank.nccl.CommRevoke(comm, 0))
+    if rank.rank == 2:
+        return None
+    code = rank.nccl.CommShrink(comm, excluded, 1, c.byref(child), None, 0)
+    return [code, rank.works(child)]
+
+
+@rule(
+    "CommRevoke",
+    "Flags other than 0 are refused; revoke of NULL succeeds",
+    nccl=["invalidArgument", "invalidArgument", "success", "works"],
+)
+def revoke_arguments(rank: Rank) -> list[str]:
+    comm = rank.create()
+    codes = [rank.nccl.CommRevoke(comm, 1), rank.nccl.CommRevoke(comm, -1)]
+    return [*codes, rank.nccl.CommRevoke(None, 0), rank.works(comm)]
+
+
+@rule(
+    "CommRevoke",
+    "Revoke does not wait for the other ranks",
+    nccl="returns success",
+    ranks=2,
+)
+def revoke_waits(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    return rank.waits(lambda: rank.nccl.CommRevoke(comm, 0))
+
+
+@rule(
+    "CommDestroy",
+    "Destroy after a revoke waits for no rank of another process",
+    nccl="returns success",
+    ranks=2,
+    processes=True,
+    first=22807,
+)
+def revoke_destroy_waits(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    rank.meet()
+    rank.need(rank.nccl.CommRevoke(comm, 0))
+    return rank.waits(lambda: rank.nccl.CommDestroy(comm))
+
+
+@rule(
+    "CommRevoke",
+    "A rank that has not revoked is not told: its operation is accepted, and pending",
+    nccl=["success", "success", "pending"],
+    host=differs(["success", "success", "error"], _LOSS),
+    ranks=2,
+)
+def revoke_of_peer(rank: Rank) -> list[str] | None:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank == 0:
+        rank.need(rank.nccl.CommRevoke(comm, 0))
+        rank.tell("revoked")
+        rank.hear("seen")
+        return None
+    rank.hear("revoked")
+    state = rank.state(comm)
+    code = rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+    found = [state, code, rank.cuda.finish(stream, 2)]
+    rank.tell("seen")
+    return found
+
+
+@rule(
+    "CommRevoke",
+    "Revoke ends the pending operations of its rank",
+    nccl=["pending", "success", "done"],
+    host=differs(["pending", "success", "error"], _LOSS),
+    ranks=2,
+    source="measured; kernels were emulated, the flag that they read is NCCL's",
+)
+def revoke_ends_operation(rank: Rank) -> list[str] | None:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank:
+        rank.hear("revoked")
+        return None
+    rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
+    found = [rank.cuda.finish(stream, 0.3), rank.nccl.CommRevoke(comm, 0)]
+    found.append(rank.cuda.finish(stream))
+    rank.tell("revoked")
+    return found
+
+
+@rule(
+    "CommRevoke",
+    "Revoke of a non-blocking communicator returns inProgress, and destroy succeeds then",
+    nccl=["inProgress", "success", "success"],
+    ranks=2,
+)
+def revoke_non_blocking(rank: Rank) -> list[str]:
+    comm = rank.create(blocking=0)
+    rank.connect(comm)
+    rank.meet()
+    return [rank.nccl.CommRevoke(comm, 0), rank.settle(comm), rank.nccl.CommDestroy(comm)]
+
+
+# Suspended communicators
+
+
+def _suspended(
+    name: str,
+    function: str,
+    text: str,
+    nccl: Any,  # noqa: ANN401 - outcomes
+    call: Callable[[Rank, c.c_void_p], Any],
+    **options: Any,  # noqa: ANN401 - of rule()
+) -> None:
+    def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
+        comm = rank.create()
+        rank.connect(comm)
+        rank.need(rank.nccl.CommSuspend(comm, 1))
+        rank.meet()
+        return call(rank, comm)
+
+    text = f"A suspended communicator {text}"
+    options.setdefault("ranks", 2)
+    rule(function, text, nccl, name=f"suspended_{name}", first=22907, **options)(probe)
+
+
+_suspended(
+    "again",
+    "CommSuspend",
+    "cannot be suspended again",
+    "invalidUsage",
+    lambda rank, comm: rank.nccl.CommSuspend(comm, 1),
+)
+_suspended(
+    "operation",
+    "AllReduce",
+    "accepts operations, whose kernels use memory that is not there",
+    "success",
+    lambda rank, comm: rank.sum(comm),
+    source="measured; the kernel was not run",
+    double=stricter("invalidUsage", "the kernel would use memory that is not mapped"),
+    host=stricter("invalidUsage", "the kernel would use memory that is not mapped"),
+)
+_suspended(
+    "split",
+    "CommSplit",
+    "can be split",
+    "success",
+    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(c.c_void_p()), None),
+)
+_suspended(
+    "state", "CommGetAsyncError", "has no error", "success", lambda rank, comm: rank.state(comm)
+)
+_suspended(
+    "count",
+    "CommCount",
+    "knows its size",
+    "success",
+    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+)
+_suspended(
+    "register",
+    "CommRegister",
+    "accepts ncclCommRegister",
+    "success",
+    lambda rank, comm: rank.nccl.CommRegister(
+        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
+    ),
+)
+for _name in ("Finalize", "Destroy", "Abort"):
+    _suspended(
+        _name.lower(),
+        "Comm" + _name,
+        f"accepts nccl{_name}",
+        "success",
+        lambda rank, comm, name=_name: getattr(rank.nccl, "Comm" + name)(comm),  # type: ignore[misc]
+    )
+_suspended(
+    "revoke",
+    "CommRevoke",
+    "can be revoked",
+    "success",
+    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
+)
+
+
+@rule(
+    "CommSuspend",
+    "Of the flags only NCCL_SUSPEND_MEM counts: without it nothing happens, and no flag is refused",
+    nccl=["success", "success", "success", "invalidUsage"],
+)
+def suspend_flags(rank: Rank) -> list[str]:
+    comm = rank.create()
+    return [rank.nccl.CommSuspend(comm, flags) for flags in (0, 2, 3, -1)]
+
+
+@rule(
+    "CommSuspend",
+    "NULL cannot be suspended or resumed",
+    nccl=["invalidArgument", "invalidArgument"],
+)
+def suspend_null(rank: Rank) -> list[str]:
+    return [rank.nccl.CommSuspend(None, 1), rank.nccl.CommResume(None)]
+
+
+@rule(
+    "CommResume",
+    "A communicator works after suspend and resume",
+    nccl=["success", "success", "works"],
+    ranks=2,
+)
+def suspend_and_resume(rank: Rank) -> list[str]:
+    comm = rank.create()
+    rank.connect(comm)
+    return [rank.nccl.CommSuspend(comm, 1), rank.nccl.CommResume(comm), rank.works(comm)]
+
+
+@rule(
+    "CommResume",
+    "Resume of a communicator that is not suspended is refused",
+    nccl=["invalidUsage", "works"],
+)
+def resume_alone(rank: Rank) -> list[str]:
+    comm = rank.create()
+    return [rank.nccl.CommResume(comm), rank.works(comm)]
+
+
+@rule("CommSuspend", "Suspend waits for the other ranks", nccl="waits success", ranks=2)
+def suspend_waits(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    return rank.waits(lambda: rank.nccl.CommSuspend(comm, 1))
+
+
+@rule("CommResume", "Resume waits for the other ranks", nccl="waits success", ranks=2)
+def resume_waits(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    rank.need(rank.nccl.CommSuspend(comm, 1))
+    return rank.waits(lambda: rank.nccl.CommResume(comm))
+
+
+@rule("CommSuspend", "A revoked communicator can be suspended", nccl="success", ranks=2)
+def suspend_revoked(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    rank.meet()
+    rank.need(rank.nccl.CommRevoke(comm, 0))
+    return rank.nccl.CommSuspend(comm, 1)

@@ -1,0 +1,293 @@
+"""Finalize, destroy and abort: their orders, what a finalized communicator accepts, who waits."""
+
+from __future__ import annotations
+
+import ctypes as c
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tests.rules.rank import F32, SUM, Rank
+from tests.rules.rule import rule
+
+for _name in ("CommFinalize", "CommDestroy", "CommAbort"):
+
+    def _null(rank: Rank, name: str = _name) -> str:
+        code: str = getattr(rank.nccl, name)(None)
+        return code
+
+    rule(_name, f"nccl{_name} of NULL succeeds", "success", name=f"null_{_name}")(_null)
+
+
+def _order(name: str, text: str, calls: list[str], nccl: list[str], ranks: int = 1) -> None:
+    def probe(rank: Rank) -> list[str]:
+        comm = rank.create()
+        rank.connect(comm)
+        return [getattr(rank.nccl, call)(comm) for call in calls]
+
+    rule(calls[0], text, nccl, name=f"end_{name}", ranks=ranks)(probe)
+
+
+_order("destroy", "Destroy without finalize succeeds", ["CommDestroy"], ["success"], 2)
+_order(
+    "finalize_destroy",
+    "Finalize, then destroy",
+    ["CommFinalize", "CommDestroy"],
+    ["success", "success"],
+    2,
+)
+_order(
+    "finalize_abort",
+    "Finalize, then abort",
+    ["CommFinalize", "CommAbort"],
+    ["success", "success"],
+)
+for _ranks in (1, 2):
+    _order(
+        f"finalize_twice_{_ranks}",
+        f"A second finalize is refused, and destroy succeeds ({_ranks} ranks)",
+        ["CommFinalize", "CommFinalize", "CommDestroy"],
+        ["success", "invalidArgument", "success"],
+        _ranks,
+    )
+
+
+@rule(
+    "CommFinalize",
+    "The state of a finalized communicator is success",
+    nccl=["success", "success"],
+    ranks=2,
+)
+def state_after_finalize(rank: Rank) -> list[str]:
+    comm = rank.create()
+    return [rank.nccl.CommFinalize(comm), rank.state(comm)]
+
+
+@rule(
+    "CommDestroy",
+    "Destroy needs no current device, and leaves the current one",
+    nccl=["success", True],
+    ranks=2,
+    devices=2,
+)
+def destroy_on_other_device(rank: Rank) -> list[Any]:
+    comm = rank.create()
+    rank.cuda.use(rank.peer)
+    return [rank.nccl.CommDestroy(comm), rank.cuda.current() == rank.peer]
+
+
+def _finalized(
+    name: str,
+    function: str,
+    text: str,
+    nccl: Any,  # noqa: ANN401 - outcomes
+    call: Callable[[Rank, c.c_void_p], Any],
+    **options: Any,  # noqa: ANN401 - of rule()
+) -> None:
+    def probe(rank: Rank) -> list[Any]:
+        comm = rank.create()
+        rank.need(rank.nccl.CommFinalize(comm))
+        return [call(rank, comm), rank.state(comm)]
+
+    text = f"A finalized communicator {text}"
+    rule(function, text, nccl, name=f"finalized_{name}", **options)(probe)
+
+
+_ACCEPTED = ["success", "success"]
+_REFUSED = ["invalidArgument", "success"]
+_finalized(
+    "operation", "AllReduce", "accepts operations", _ACCEPTED, lambda rank, comm: rank.sum(comm)
+)
+_finalized(
+    "operation_in_group",
+    "AllReduce",
+    "accepts operations in a group",
+    [["success", "success", "success"], "success"],
+    lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
+)
+_finalized(
+    "operation_works",
+    "AllReduce",
+    "of two ranks computes what it is asked for",
+    ["works", "success"],
+    lambda rank, comm: rank.works(comm),
+    ranks=2,
+)
+_finalized(
+    "split",
+    "CommSplit",
+    "can be split",
+    _ACCEPTED,
+    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(c.c_void_p()), None),
+    ranks=2,
+)
+_finalized(
+    "count",
+    "CommCount",
+    "knows its size",
+    _ACCEPTED,
+    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+)
+_finalized(
+    "redop",
+    "RedOpCreatePreMulSum",
+    "accepts reduction operators",
+    _ACCEPTED,
+    lambda rank, comm: rank.nccl.RedOpCreatePreMulSum(
+        c.byref(c.c_int()), c.byref(c.c_float(2)), F32, 1, comm
+    ),
+)
+_finalized(
+    "register",
+    "CommRegister",
+    "accepts ncclCommRegister",
+    _ACCEPTED,
+    lambda rank, comm: rank.nccl.CommRegister(
+        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
+    ),
+)
+_finalized(
+    "revoke",
+    "CommRevoke",
+    "cannot be revoked",
+    _REFUSED,
+    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
+)
+_finalized(
+    "suspend",
+    "CommSuspend",
+    "can be suspended",
+    _ACCEPTED,
+    lambda rank, comm: rank.nccl.CommSuspend(comm, 1),
+)
+_finalized(
+    "memory",
+    "CommMemStats",
+    "has statistics of memory",
+    _ACCEPTED,
+    lambda rank, comm: rank.nccl.CommMemStats(comm, 0, c.byref(c.c_uint64())),
+)
+
+
+def _waits(function: str, connected: bool, processes: bool) -> None:
+    def probe(rank: Rank) -> str:
+        comm = rank.create()
+        if connected:
+            rank.connect(comm)
+        return rank.waits(lambda: getattr(rank.nccl, function)(comm))
+
+    how = "processes" if processes else "threads"
+    when = "after an operation" if connected else "without operations"
+    text = f"nccl{function} does not wait for the other rank's call ({how}, {when})"
+    name = f"waits_{function}_{how}_{'connected' if connected else 'new'}"
+    rule(function, text, "returns success", name=name, ranks=2, processes=processes)(probe)
+
+
+for _name in ("CommFinalize", "CommDestroy", "CommAbort"):
+    _waits(_name, False, False)
+    _waits(_name, True, False)
+    _waits(_name, False, True)
+_waits("CommFinalize", True, True)
+_waits("CommAbort", True, True)
+
+
+@rule(
+    "CommDestroy",
+    "Since 2.24 destroy after an operation waits for the ranks of other processes",
+    nccl={"2.18": "returns success", "2.24": "waits success"},
+    ranks=2,
+    processes=True,
+    source="measured; the transport decides which ranks are connected",
+)
+def waits_destroy_processes_connected(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    return rank.waits(lambda: rank.nccl.CommDestroy(comm))
+
+
+@rule(
+    "CommDestroy",
+    "Once all ranks have finalized, destroy waits for none of them",
+    nccl="returns success",
+    ranks=2,
+    processes=True,
+)
+def waits_destroy_finalized(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    rank.need(rank.nccl.CommFinalize(comm))
+    return rank.waits(lambda: rank.nccl.CommDestroy(comm))
+
+
+@rule(
+    "CommDestroy",
+    "Destroy of one thread does not wait for the abort of another",
+    nccl="returns success",
+    ranks=2,
+)
+def waits_destroy_and_abort(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    call = rank.nccl.CommAbort if rank.rank else rank.nccl.CommDestroy
+    return rank.waits(lambda: call(comm))
+
+
+@rule(
+    "CommFinalize",
+    "Finalize waits for the pending operations of its rank",
+    nccl=[False, "pending", True],
+    ranks=2,
+    alone=True,
+)
+def finalize_waits_for_operation(rank: Rank) -> list[Any] | None:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank:
+        rank.hear("go")
+        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+        rank.nccl.CommFinalize(comm)
+        return None
+    rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
+    returned = threading.Event()
+
+    def finalize() -> None:
+        rank.cuda.use(rank.device)
+        rank.nccl.CommFinalize(comm)
+        returned.set()
+
+    threading.Thread(target=finalize, daemon=True).start()
+    found: list[Any] = [returned.wait(0.5), rank.cuda.finish(stream, 0.1)]
+    rank.tell("go")
+    return [*found, returned.wait(8)]
+
+
+@rule(
+    "CommDestroy",
+    "Destroy of a communicator whose creation failed: since 2.28 it is refused and leaves the "
+    "thread in a group",
+    nccl={
+        "2.18": ["invalidUsage", "success", False],
+        "2.28": ["invalidUsage", "invalidUsage", True],
+    },
+    ranks=2,
+    devices=2,
+)
+def destroy_failed_creation(rank: Rank) -> list[Any]:
+    rank.cuda.use(0)
+    comm = c.c_void_p()
+    rank.init(comm, blocking=0)
+    return [rank.settle(comm), rank.nccl.CommDestroy(comm), rank.in_group()]
+
+
+@rule(
+    "CommInitRankConfig",
+    "Two ranks on one GPU fail a non-blocking creation with invalidUsage; abort succeeds",
+    nccl=["inProgress", "invalidUsage", "success"],
+    ranks=2,
+    devices=2,
+)
+def abort_failed_creation(rank: Rank) -> list[str]:
+    rank.cuda.use(0)
+    comm = c.c_void_p()
+    return [rank.init(comm, blocking=0), rank.settle(comm), rank.nccl.CommAbort(comm)]

@@ -1,0 +1,513 @@
+"""Groups, messages, and which calls wait for the calls of other ranks."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from tests.rules.api import SimInfo
+from tests.rules.rank import F32, SUM, Rank, handle
+from tests.rules.rule import rule, stricter
+
+# Waiting
+
+
+@rule(
+    "AllReduce",
+    "Since 2.24 the first collective of a communicator waits for the calls of the other ranks",
+    nccl={"2.18": "returns success", "2.24": "waits success"},
+    ranks=2,
+)
+def first_collective_waits(rank: Rank) -> str:
+    comm = rank.create()
+    return rank.waits(lambda: rank.sum(comm))
+
+
+@rule(
+    "AllReduce",
+    "A later collective does not wait for the calls of the other ranks",
+    nccl="returns success",
+    ranks=2,
+)
+def later_collective_waits(rank: Rank) -> str:
+    comm = rank.create()
+    rank.connect(comm)
+    return rank.waits(lambda: rank.sum(comm))
+
+
+@rule(
+    "Broadcast",
+    "A collective of another kind does not wait again",
+    nccl="returns success",
+    ranks=2,
+)
+def other_collective_waits(rank: Rank) -> str:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    return rank.waits(lambda: rank.nccl.Broadcast(memory, memory, 4, F32, 0, comm, stream))
+
+
+def _message(rank: Rank, comm: c.c_void_p, stream: c.c_void_p, memory: c.c_void_p) -> str:
+    call = rank.nccl.Recv if rank.rank else rank.nccl.Send
+    return call(memory, 4, F32, rank.peer, comm, stream)
+
+
+@rule(
+    "Send",
+    "The first message between two ranks waits for the peer's call",
+    nccl="waits success",
+    ranks=2,
+)
+def first_message_waits(rank: Rank) -> str:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    return rank.waits(lambda: _message(rank, comm, stream, memory))
+
+
+@rule(
+    "Send",
+    "A later message between the same ranks does not wait for the peer's call",
+    nccl="returns success",
+    ranks=2,
+)
+def later_message_waits(rank: Rank) -> str:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.need(_message(rank, comm, stream, memory))
+    rank.cuda.finish(stream)
+    return rank.waits(lambda: _message(rank, comm, stream, memory))
+
+
+def _two(rank: Rank) -> tuple[list[c.c_void_p], list[c.c_void_p], list[c.c_void_p]]:
+    """Two ranks of one thread: communicators, streams and memories."""
+    handles = (c.c_void_p * 2)()
+    if rank.cuda.host:
+        ids = rank.id()
+        rank.nccl.GroupStart()
+        for i in range(2):
+            place = c.byref(handles, i * c.sizeof(c.c_void_p))
+            rank.need(rank.nccl.CommInitRank(place, 2, ids, i))
+        rank.need(rank.nccl.GroupEnd())
+    else:
+        rank.need(rank.nccl.CommInitAll(handles, 2, None))
+    streams, memories = [], []
+    for device in range(2):
+        rank.cuda.use(0 if rank.cuda.host else device)
+        streams.append(rank.cuda.stream())
+        memories.append(rank.cuda.memory())
+    return [c.c_void_p(comm) for comm in handles], streams, memories
+
+
+@rule(
+    "GroupEnd",
+    "A thread issues a collective of two of its ranks in one group",
+    nccl=["success", "success", "success", "done", "done"],
+)
+def two_ranks_of_a_thread(rank: Rank) -> list[str]:
+    comms, streams, memories = _two(rank)
+    rank.nccl.GroupStart()
+    codes = [
+        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+        for comm, stream, memory in zip(comms, streams, memories, strict=True)
+    ]
+    return [*codes, rank.nccl.GroupEnd(), *(rank.cuda.finish(stream) for stream in streams)]
+
+
+@rule(
+    "AllReduce",
+    "Since 2.24 a first collective of two ranks of one thread without a group never returns",
+    nccl={"2.18": ["success", "success", "done", "done"], "2.24": "hang"},
+    alone=True,
+    seconds=4,
+)
+def two_ranks_without_group(rank: Rank) -> list[str]:
+    comms, streams, memories = _two(rank)
+    codes = [
+        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+        for comm, stream, memory in zip(comms, streams, memories, strict=True)
+    ]
+    return [*codes, *(rank.cuda.finish(stream) for stream in streams)]
+
+
+@rule(
+    "AllReduce",
+    "Ranks of one thread need no group once a group has connected them",
+    nccl=["success", "success", "done", "done"],
+)
+def two_ranks_without_group_later(rank: Rank) -> list[str]:
+    comms, streams, memories = _two(rank)
+    codes = []
+    for grouped in (True, False):
+        if grouped:
+            rank.nccl.GroupStart()
+        codes = [
+            rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+            for comm, stream, memory in zip(comms, streams, memories, strict=True)
+        ]
+        if grouped:
+            rank.need(rank.nccl.GroupEnd())
+    return [*codes, *(rank.cuda.finish(stream) for stream in streams)]
+
+
+@rule(
+    "AllReduce",
+    "Since 2.24 the first operation after the death of another rank never returns",
+    nccl={"2.18": ["success", "success"], "2.24": "hang"},
+    ranks=2,
+    processes=True,
+    seconds=4,
+)
+def first_operation_of_dead_peer(rank: Rank) -> list[str] | None:
+    comm = rank.create()
+    rank.meet()
+    if rank.rank:
+        rank.tell("end 1")
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.hear("end 1")
+    return [rank.sum(comm), rank.state(comm)]
+
+
+# Groups
+
+
+@rule(
+    "GroupEnd",
+    "ncclGroupEnd without ncclGroupStart is refused and changes nothing",
+    nccl=["invalidUsage", "success", "success"],
+)
+def group_end_alone(rank: Rank) -> list[str]:
+    return [rank.nccl.GroupEnd(), rank.nccl.GroupStart(), rank.nccl.GroupEnd()]
+
+
+@rule("GroupEnd", "An empty group succeeds", nccl=["success", "success"])
+def group_empty(rank: Rank) -> list[str]:
+    return [rank.nccl.GroupStart(), rank.nccl.GroupEnd()]
+
+
+@rule(
+    "GroupStart",
+    "Groups nest; one end more than there are starts is refused",
+    nccl=["success", "success", "success", "success", "success", "invalidUsage"],
+)
+def group_nested(rank: Rank) -> list[str]:
+    comm = rank.create()
+    codes = [rank.nccl.GroupStart(), rank.nccl.GroupStart(), rank.sum(comm)]
+    return codes + [rank.nccl.GroupEnd() for _ in range(3)]
+
+
+@rule(
+    "GroupEnd",
+    "A refused operation fails the end of its group, and the next group is good",
+    nccl=["invalidArgument", "success", "invalidArgument", "success", "success", "success"],
+)
+def group_refused_call(rank: Rank) -> list[str]:
+    comm = rank.create()
+    rank.nccl.GroupStart()
+    codes = [rank.refused(comm), rank.sum(comm), rank.nccl.GroupEnd(), rank.state(comm)]
+    rank.nccl.GroupStart()
+    return [*codes, rank.sum(comm), rank.nccl.GroupEnd()]
+
+
+@rule(
+    "GroupEnd",
+    "A refused operation in an inner group: the inner end succeeds, the outer one fails",
+    nccl=["invalidArgument", "success", "invalidArgument", "works"],
+)
+def group_refused_call_inner(rank: Rank) -> list[str]:
+    comm = rank.create()
+    rank.nccl.GroupStart()
+    rank.nccl.GroupStart()
+    return [rank.refused(comm), rank.nccl.GroupEnd(), rank.nccl.GroupEnd(), rank.works(comm)]
+
+
+@rule(
+    "GroupEnd",
+    "A group with a refused call issues none of its operations",
+    nccl=["success", "invalidArgument", "invalidArgument", "done"],
+    ranks=2,
+)
+def group_refused_issues_nothing(rank: Rank) -> list[str] | None:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank:
+        return None
+    rank.nccl.GroupStart()
+    codes = [rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream), rank.refused(comm)]
+    return [*codes, rank.nccl.GroupEnd(), rank.cuda.finish(stream, 2)]
+
+
+@rule(
+    "GroupEnd",
+    "A refused query in a group does not fail the group",
+    nccl=["invalidArgument", "success"],
+)
+def group_refused_query(rank: Rank) -> list[str]:
+    comm = rank.create()
+    rank.nccl.GroupStart()
+    return [rank.nccl.CommCount(comm, None), rank.nccl.GroupEnd()]
+
+
+@rule(
+    "GroupEnd",
+    "Operations of a blocking and a non-blocking communicator of one rank in one group succeed",
+    nccl=["success", "success", "success", "success", "success"],
+)
+def group_mixed_one_rank(rank: Rank) -> list[str]:
+    one, two = rank.create(), rank.create(blocking=0)
+    rank.nccl.GroupStart()
+    codes = [rank.sum(one), rank.sum(two), rank.nccl.GroupEnd()]
+    return [*codes, rank.settle(one), rank.settle(two)]
+
+
+@rule(
+    "GroupEnd",
+    "The same of two ranks: since 2.24 the group is non-blocking, and since 2.28 the blocking "
+    "communicator stays in progress for good",
+    nccl={
+        "2.18": ["success", "success", "success", "success", "success"],
+        "2.24": ["success", "success", "inProgress", "success", "success"],
+        "2.28": ["success", "success", "inProgress", "inProgress", "success"],
+    },
+    ranks=2,
+)
+def group_mixed(rank: Rank) -> list[str]:
+    one, two = rank.create(), rank.create(blocking=0)
+    rank.nccl.GroupStart()
+    codes = [rank.sum(one), rank.sum(two), rank.nccl.GroupEnd()]
+    return [*codes, rank.settle(one, 1), rank.settle(two, 1)]
+
+
+@rule(
+    "GroupEnd",
+    "A blocking and a non-blocking creation in one group: the second one is refused since 2.28",
+    nccl={
+        "2.18": "crash SIGSEGV",
+        "2.24": "crash SIGABRT",
+        "2.28": ["success", "invalidArgument", "invalidArgument", "set", "null"],
+    },
+    alone=True,
+)
+def group_mixed_creations(rank: Rank) -> list[str]:
+    one, two, config = c.c_void_p(), c.c_void_p(), rank.config(blocking=0)
+    ids = [rank.id(), rank.id()]
+    rank.nccl.GroupStart()
+    codes = [rank.nccl.CommInitRank(c.byref(one), 1, ids[0], 0)]
+    codes.append(rank.nccl.CommInitRankConfig(c.byref(two), 1, ids[1], 0, c.byref(config)))
+    codes.append(rank.nccl.GroupEnd())
+    return [*codes, *("set" if comm.value else "null" for comm in (one, two))]
+
+
+@rule(
+    "GroupEnd",
+    "Operations of one communicator on two streams in one group",
+    nccl=["success", "done", "done"],
+    ranks=2,
+)
+def group_two_streams(rank: Rank) -> list[str]:
+    comm, memory = rank.create(), rank.cuda.memory()
+    streams = [rank.cuda.stream(), rank.cuda.stream()]
+    rank.nccl.GroupStart()
+    for stream in streams:
+        rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
+    return [rank.nccl.GroupEnd(), *(rank.cuda.finish(stream) for stream in streams)]
+
+
+def _in_group(
+    name: str,
+    function: str,
+    call: Callable[[Rank, c.c_void_p], str],
+    **options: Any,  # noqa: ANN401 - of rule()
+) -> None:
+    def probe(rank: Rank) -> list[str]:
+        comm = rank.create()
+        rank.nccl.GroupStart()
+        return [call(rank, comm), rank.nccl.GroupEnd(), rank.nccl.GroupEnd()]
+
+    text = f"nccl{function} in a group takes effect, and the group stays open"
+    outcome = ["success", "success", "invalidUsage"]
+    rule(function, text, outcome, name=f"in_group_{name}", **options)(probe)
+
+
+_in_group("destroy", "CommDestroy", lambda rank, comm: rank.nccl.CommDestroy(comm))
+_in_group("finalize", "CommFinalize", lambda rank, comm: rank.nccl.CommFinalize(comm))
+_in_group("abort", "CommAbort", lambda rank, comm: rank.nccl.CommAbort(comm))
+_in_group("revoke", "CommRevoke", lambda rank, comm: rank.nccl.CommRevoke(comm, 0))
+_in_group("suspend", "CommSuspend", lambda rank, comm: rank.nccl.CommSuspend(comm, 1))
+_in_group(
+    "register",
+    "CommRegister",
+    lambda rank, comm: rank.nccl.CommRegister(
+        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
+    ),
+)
+
+
+@rule(
+    "MemAlloc",
+    "ncclMemAlloc in a group returns memory at once",
+    nccl=["success", "set", "success"],
+)
+def in_group_alloc(rank: Rank) -> list[str]:
+    memory = rank.empty()
+    rank.nccl.GroupStart()
+    return [rank.nccl.MemAlloc(c.byref(memory), 4096), handle(memory), rank.nccl.GroupEnd()]
+
+
+# Messages
+
+_COUNTS = "the mistake is reported; NCCL copies the smaller count"
+
+
+@rule(
+    "Send",
+    "A message to oneself without its match is refused, and nothing else is affected",
+    nccl=["invalidUsage", "invalidUsage", "success", "works"],
+)
+def message_to_oneself_alone(rank: Rank) -> list[str]:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    codes = [call(memory, 4, F32, 0, comm, stream) for call in (rank.nccl.Send, rank.nccl.Recv)]
+    return [*codes, rank.state(comm), rank.works(comm)]
+
+
+@rule(
+    "Send",
+    "A send and a receive of oneself may differ in their counts",
+    nccl=["success", "success", "success", "success"],
+    double=stricter(["success", "success", "success", "invalidUsage"], _COUNTS),
+    host=stricter(["success", "success", "success", "invalidUsage"], _COUNTS),
+)
+def message_to_oneself_counts(rank: Rank) -> list[str]:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.nccl.GroupStart()
+    codes = [
+        rank.nccl.Send(memory, 8, F32, 0, comm, stream),
+        rank.nccl.Recv(rank.cuda.memory(), 4, F32, 0, comm, stream),
+    ]
+    codes.append(rank.nccl.GroupEnd())
+    rank.cuda.finish(stream, 2)
+    return [*codes, rank.state(comm)]
+
+
+@rule(
+    "Send",
+    "Two sends to oneself and one receive in a group are refused at its end",
+    nccl=["invalidUsage", "success"],
+)
+def message_to_oneself_twice(rank: Rank) -> list[str]:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.nccl.GroupStart()
+    for _ in range(2):
+        rank.nccl.Send(memory, 4, F32, 0, comm, stream)
+    rank.nccl.Recv(rank.cuda.memory(), 4, F32, 0, comm, stream)
+    return [rank.nccl.GroupEnd(), rank.state(comm)]
+
+
+@rule(
+    "Send",
+    "In a group the order of sends and receives does not matter",
+    nccl=["success", "done"],
+    ranks=2,
+)
+def message_order(rank: Rank) -> list[str]:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    rank.nccl.GroupStart()
+    for call in (rank.nccl.Recv, rank.nccl.Send)[:: -1 if rank.rank else 1]:
+        rank.need(
+            call(memory if rank.rank else rank.cuda.memory(), 4, F32, rank.peer, comm, stream)
+        )
+    return [rank.nccl.GroupEnd(), rank.cuda.finish(stream)]
+
+
+# Simulation
+
+_SIMULATION_MAGIC = 0x74685283
+
+
+def _simulation(rank: Rank) -> SimInfo:
+    return SimInfo(c.sizeof(SimInfo), _SIMULATION_MAGIC, rank.nccl.version, -1.0)
+
+
+@rule("GroupSimulateEnd", "A simulation without a group is refused", nccl="invalidUsage")
+def simulate_alone(rank: Rank) -> str:
+    return rank.nccl.GroupSimulateEnd(c.byref(_simulation(rank)))
+
+
+@rule(
+    "GroupSimulateEnd",
+    "The estimate may be left out, and the group is over",
+    nccl=["success", "invalidUsage"],
+)
+def simulate_null(rank: Rank) -> list[str]:
+    rank.nccl.GroupStart()
+    return [rank.nccl.GroupSimulateEnd(None), rank.nccl.GroupEnd()]
+
+
+@rule("GroupSimulateEnd", "An empty group has no estimate", nccl=["success", False])
+def simulate_empty(rank: Rank) -> list[Any]:
+    info = _simulation(rank)
+    rank.nccl.GroupStart()
+    return [rank.nccl.GroupSimulateEnd(c.byref(info)), info.estimatedTime > 0]
+
+
+@rule(
+    "GroupSimulateEnd",
+    "Operations of a communicator of one rank have no estimate",
+    nccl=["success", "success", False],
+)
+def simulate_one_rank(rank: Rank) -> list[Any]:
+    comm, info = rank.create(), _simulation(rank)
+    rank.nccl.GroupStart()
+    code = rank.sum(comm)
+    return [code, rank.nccl.GroupSimulateEnd(c.byref(info)), info.estimatedTime > 0]
+
+
+@rule(
+    "GroupSimulateEnd",
+    "A collective has an estimate, and is not issued",
+    nccl=["success", True, "works"],
+    ranks=2,
+)
+def simulate_collective(rank: Rank) -> list[Any]:
+    comm, info = rank.create(), _simulation(rank)
+    rank.nccl.GroupStart()
+    rank.need(rank.sum(comm))
+    code = rank.nccl.GroupSimulateEnd(c.byref(info))
+    return [code, info.estimatedTime > 0, rank.works(comm)]
+
+
+@rule("GroupSimulateEnd", "Messages have no estimate", nccl=["success", False], ranks=2)
+def simulate_messages(rank: Rank) -> list[Any]:
+    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
+    info = _simulation(rank)
+    rank.nccl.GroupStart()
+    rank.nccl.Send(memory, 4, F32, rank.peer, comm, stream)
+    rank.nccl.Recv(rank.cuda.memory(), 4, F32, rank.peer, comm, stream)
+    return [rank.nccl.GroupSimulateEnd(c.byref(info)), info.estimatedTime > 0]
+
+
+@rule(
+    "GroupSimulateEnd",
+    "A refused operation fails the simulation, and the group is over",
+    nccl=["invalidArgument", "invalidUsage"],
+)
+def simulate_refused_call(rank: Rank) -> list[str]:
+    comm, info = rank.create(), _simulation(rank)
+    rank.nccl.GroupStart()
+    rank.refused(comm)
+    return [rank.nccl.GroupSimulateEnd(c.byref(info)), rank.nccl.GroupEnd()]
+
+
+@rule(
+    "GroupSimulateEnd",
+    "A struct without its initializer is refused, and the group is over",
+    nccl=[["invalidArgument", "invalidUsage"]] * 3,
+)
+def simulate_struct(rank: Rank) -> list[list[str]]:
+    found = []
+    for size, magic in ((24, 1), (8, _SIMULATION_MAGIC), (0, 0)):
+        info = SimInfo(size, magic, rank.nccl.version, -1.0)
+        rank.nccl.GroupStart()
+        found.append([rank.nccl.GroupSimulateEnd(c.byref(info)), rank.nccl.GroupEnd()])
+    return found

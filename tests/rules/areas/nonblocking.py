@@ -1,0 +1,406 @@
+"""Non-blocking communicators: states, refused calls, operations in progress."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable
+from typing import Any
+
+from tests.rules.rank import F32, Rank
+from tests.rules.rule import rule
+
+
+@rule(
+    "CommInitRankConfig",
+    "A non-blocking creation returns inProgress with the handle set, without its peers",
+    nccl=["returns inProgress", "set", "success"],
+    ranks=2,
+)
+def init_non_blocking(rank: Rank) -> list[str]:
+    comm = c.c_void_p()
+    unique_id, config = rank.id(), rank.config(blocking=0)
+    code = rank.waits(
+        lambda: rank.nccl.CommInitRankConfig(
+            c.byref(comm), 2, unique_id, rank.rank, c.byref(config)
+        )
+    )
+    return [code, "set" if comm.value else "null", rank.settle(comm)]
+
+
+@rule(
+    "CommInitRankConfig",
+    "A non-blocking creation in a group: the end of the group returns inProgress",
+    nccl=["success", "inProgress", "success"],
+    ranks=2,
+)
+def init_non_blocking_in_group(rank: Rank) -> list[str]:
+    comm, unique_id, config = c.c_void_p(), rank.id(), rank.config(blocking=0)
+    rank.nccl.GroupStart()
+    code = rank.nccl.CommInitRankConfig(c.byref(comm), 2, unique_id, rank.rank, c.byref(config))
+    return [code, rank.nccl.GroupEnd(), rank.settle(comm)]
+
+
+@rule(
+    "CommGetAsyncError",
+    "An operation that a blocking communicator refuses leaves no error behind",
+    nccl=["invalidArgument", "success", "works"],
+)
+def refused_call(rank: Rank) -> list[str]:
+    comm = rank.create()
+    return [rank.refused(comm), rank.state(comm), rank.works(comm)]
+
+
+@rule(
+    "CommGetAsyncError",
+    "An operation that a non-blocking communicator refuses is its error for good",
+    nccl=["invalidArgument", "invalidArgument", "invalidArgument"],
+    ranks=2,
+)
+def refused_call_non_blocking(rank: Rank) -> list[str]:
+    comm = rank.create(blocking=0)
+    return [rank.refused(comm), rank.state(comm), rank.works(comm)]
+
+
+@rule(
+    "GroupEnd",
+    "A refused operation in a group is the error of its non-blocking communicator",
+    nccl=["invalidArgument", "invalidArgument", "invalidArgument", "invalidArgument"],
+    ranks=2,
+)
+def refused_group_non_blocking(rank: Rank) -> list[str]:
+    comm = rank.create(blocking=0)
+    rank.nccl.GroupStart()
+    code = rank.refused(comm)
+    return [code, rank.nccl.GroupEnd(), rank.state(comm), rank.works(comm)]
+
+
+@rule(
+    "CommDestroy",
+    "After a refused call, finalize and destroy of a non-blocking communicator are refused, and "
+    "since 2.24 the refused destroy leaves the thread in a group; abort succeeds",
+    nccl={
+        "2.18": ["invalidArgument", "invalidArgument", False, "success"],
+        "2.24": ["invalidArgument", "invalidArgument", True, "success"],
+    },
+    ranks=2,
+)
+def end_after_refused_call(rank: Rank) -> list[Any]:
+    comm = rank.create(blocking=0)
+    rank.refused(comm)
+    codes = [rank.nccl.CommFinalize(comm), rank.nccl.CommDestroy(comm)]
+    opened = rank.in_group()
+    if codes[1] == "success":
+        return [*codes, opened]
+    return [*codes, opened, rank.nccl.CommAbort(comm)]
+
+
+@rule(
+    "CommAbort",
+    "Abort of a non-blocking communicator with an error succeeds and leaves no group open",
+    nccl=["success", False],
+    ranks=2,
+)
+def abort_after_refused_call(rank: Rank) -> list[Any]:
+    comm = rank.create(blocking=0)
+    rank.refused(comm)
+    return [rank.nccl.CommAbort(comm), rank.in_group()]
+
+
+@rule(
+    "CommSplit",
+    "Since 2.24 a non-blocking communicator with an error cannot be split",
+    nccl={
+        "2.18": ["success", "success", "set"],
+        "2.24": ["invalidArgument", "invalidArgument", "null"],
+    },
+    ranks=2,
+)
+def split_after_refused_call(rank: Rank) -> list[str]:
+    comm, child = rank.create(blocking=0), c.c_void_p()
+    rank.refused(comm)
+    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+    return [code, rank.settle(comm), "set" if child.value else "null"]
+
+
+@rule(
+    "CommRevoke",
+    "Revoke clears the error of a non-blocking communicator, which can then be split",
+    nccl=["inProgress", "success", "success", "success", "set"],
+    ranks=2,
+)
+def revoke_after_refused_call(rank: Rank) -> list[str]:
+    comm, child = rank.create(blocking=0), c.c_void_p()
+    rank.refused(comm)
+    codes = [rank.nccl.CommRevoke(comm, 0), rank.settle(comm)]
+    codes.append(rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None))
+    return [*codes, rank.settle(comm), "set" if child.value else "null"]
+
+
+@rule(
+    "AllReduce",
+    "Since 2.24 operations of a non-blocking communicator return inProgress, later ones too",
+    nccl={
+        "2.18": ["success", "success", "success", "success", "done"],
+        "2.24": ["inProgress", "success", "inProgress", "success", "done"],
+    },
+    ranks=2,
+)
+def operations_non_blocking(rank: Rank) -> list[str]:
+    comm, stream, memory = rank.create(blocking=0), rank.cuda.stream(), rank.cuda.memory()
+    codes = []
+    for _ in range(2):
+        codes.append(rank.nccl.AllReduce(memory, memory, 4, F32, 0, comm, stream))
+        codes.append(rank.settle(comm))
+    return [*codes, rank.cuda.finish(stream)]
+
+
+@rule(
+    "AllReduce",
+    "An operation of a non-blocking communicator of one rank is complete when it returns",
+    nccl=["success", "success"],
+)
+def operation_non_blocking_one_rank(rank: Rank) -> list[str]:
+    comm = rank.create(blocking=0)
+    return [rank.sum(comm), rank.settle(comm)]
+
+
+@rule(
+    "AllReduce",
+    "Since 2.24 an operation while another one of the non-blocking communicator is in progress is "
+    "refused, and the communicator has failed",
+    nccl={
+        "2.18": ["success", "success", "success"],
+        "2.24": ["inProgress", "invalidArgument", "invalidArgument"],
+    },
+    ranks=2,
+)
+def operation_while_in_progress(rank: Rank) -> list[str] | None:
+    comm = rank.create(blocking=0)
+    rank.meet()
+    if rank.rank == 0:
+        codes = [rank.sum(comm), rank.sum(comm), rank.state(comm)]
+        rank.tell("called")
+        return codes
+    rank.hear("called")
+    rank.sum(comm)
+    return None
+
+
+@rule(
+    "GroupEnd",
+    "The group of a non-blocking communicator's messages ends with inProgress, and since 2.24 "
+    "every later one too",
+    nccl={
+        "2.18": ["success", "inProgress", "success", "success", "success", "success"],
+        "2.24": ["success", "inProgress", "success", "success", "inProgress", "success"],
+    },
+    ranks=2,
+)
+def message_groups_non_blocking(rank: Rank) -> list[str]:
+    comm, stream, memory = rank.create(blocking=0), rank.cuda.stream(), rank.cuda.memory()
+    codes = []
+    for _ in range(2):
+        rank.nccl.GroupStart()
+        codes.append(rank.nccl.Send(memory, 4, F32, rank.peer, comm, stream))
+        rank.nccl.Recv(c.c_void_p(memory.value + 64), 4, F32, rank.peer, comm, stream)  # type: ignore[operator]
+        codes += [rank.nccl.GroupEnd(), rank.settle(comm)]
+    return codes
+
+
+@rule(
+    "CommFinalize",
+    "Finalize of a non-blocking communicator returns inProgress; destroy once it is done succeeds",
+    nccl=["inProgress", "success", "success"],
+    ranks=2,
+)
+def finalize_non_blocking(rank: Rank) -> list[str]:
+    comm = rank.create(blocking=0)
+    return [rank.nccl.CommFinalize(comm), rank.settle(comm), rank.nccl.CommDestroy(comm)]
+
+
+@rule(
+    "CommDestroy",
+    "Destroy right after a finalize that is in progress is refused, and since 2.24 leaves the "
+    "thread in a group",
+    nccl={
+        "2.18": ["inProgress", "invalidArgument", False],
+        "2.24": "crash SIGSEGV",
+        "2.28": ["inProgress", "invalidArgument", True],
+    },
+    ranks=2,
+    alone=True,
+)
+def destroy_while_finalizing(rank: Rank) -> list[Any]:
+    comm = rank.create(blocking=0)
+    return [rank.nccl.CommFinalize(comm), rank.nccl.CommDestroy(comm), rank.in_group()]
+
+
+@rule(
+    "CommDestroy",
+    "Destroy of a non-blocking communicator that was not finalized succeeds",
+    nccl="success",
+    ranks=2,
+)
+def destroy_non_blocking(rank: Rank) -> str:
+    return rank.nccl.CommDestroy(rank.create(blocking=0))
+
+
+def _unready(
+    name: str,
+    function: str,
+    text: str,
+    nccl: Any,  # noqa: ANN401 - outcomes by release
+    call: Callable[[Rank, c.c_void_p], Any],
+    **options: Any,  # noqa: ANN401 - of rule()
+) -> None:
+    """A rule on what a communicator in progress accepts: [code, state, in a group]."""
+
+    def probe(rank: Rank) -> list[Any]:
+        comm = rank.unready()
+        code = call(rank, comm)
+        return [code, rank.state(comm), rank.in_group()]
+
+    rule(function, text, nccl, name=f"unready_{name}", **options)(probe)
+
+
+_REFUSED = ["invalidArgument", "inProgress", False]
+_POISONED = {
+    "2.18": ["invalidUsage", "inProgress", False],
+    "2.24": ["invalidArgument", "invalidArgument", False],
+}
+_unready(
+    "operation",
+    "AllReduce",
+    "An operation of a communicator in progress is refused, and since 2.24 fails its creation",
+    _POISONED,
+    lambda rank, comm: rank.sum(comm),
+)
+_unready(
+    "operation_in_group",
+    "AllReduce",
+    "The same in a group",
+    {
+        "2.18": [["invalidUsage", "invalidUsage", "invalidUsage"], "inProgress", False],
+        "2.24": [["success", "invalidArgument", "invalidArgument"], "invalidArgument", False],
+    },
+    lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
+)
+_unready(
+    "finalize",
+    "CommFinalize",
+    "Finalize of a communicator in progress is refused, and since 2.24 fails its creation",
+    _POISONED,
+    lambda rank, comm: rank.nccl.CommFinalize(comm),
+)
+_unready(
+    "count",
+    "CommCount",
+    "The number of ranks of a communicator in progress is not available",
+    _REFUSED,
+    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+)
+_unready(
+    "rank",
+    "CommUserRank",
+    "The rank in a communicator in progress is not available",
+    _REFUSED,
+    lambda rank, comm: rank.nccl.CommUserRank(comm, c.byref(c.c_int())),
+)
+_unready(
+    "device",
+    "CommCuDevice",
+    "The device of a communicator in progress is not available",
+    _REFUSED,
+    lambda rank, comm: rank.nccl.CommCuDevice(comm, c.byref(c.c_int())),
+)
+_unready(
+    "redop",
+    "RedOpCreatePreMulSum",
+    "A communicator in progress refuses reduction operators, and is not affected",
+    _REFUSED,
+    lambda rank, comm: rank.nccl.RedOpCreatePreMulSum(
+        c.byref(c.c_int()), c.byref(c.c_float(2)), F32, 1, comm
+    ),
+)
+_unready(
+    "register",
+    "CommRegister",
+    "A communicator in progress accepts ncclCommRegister",
+    ["success", "inProgress", False],
+    lambda rank, comm: rank.nccl.CommRegister(
+        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
+    ),
+)
+_unready(
+    "revoke",
+    "CommRevoke",
+    "Revoke of a communicator in progress returns inProgress",
+    ["inProgress", "inProgress", False],
+    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
+    alone=True,
+)
+_unready(
+    "split",
+    "CommSplit",
+    "A communicator in progress cannot be split; 2.24 fails its creation",
+    {
+        "2.18": ["invalidUsage", "inProgress", False],
+        "2.24": ["invalidArgument", "invalidArgument", False],
+        "2.28": ["invalidArgument", "inProgress", False],
+    },
+    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(c.c_void_p()), None),
+)
+
+
+@rule(
+    "CommDestroy",
+    "Destroy of a communicator in progress is refused, and since 2.24 leaves the thread in a group",
+    nccl={"2.18": ["invalidArgument", False], "2.24": ["invalidArgument", True]},
+)
+def unready_destroy(rank: Rank) -> list[Any]:
+    comm = rank.unready()
+    return [rank.nccl.CommDestroy(comm), rank.in_group()]
+
+
+@rule(
+    "CommAbort",
+    "Abort of a communicator in progress succeeds and leaves no group open",
+    nccl=["success", False],
+)
+def unready_abort(rank: Rank) -> list[Any]:
+    comm = rank.unready()
+    return [rank.nccl.CommAbort(comm), rank.in_group()]
+
+
+@rule(
+    "CommInitRankConfig",
+    "NCCL_COMM_BLOCKING=0 makes a communicator non-blocking against its configuration",
+    nccl=["success", "inProgress"],
+    env={"NCCL_COMM_BLOCKING": "0"},
+)
+def blocking_by_environment(rank: Rank) -> list[str]:
+    one, two = c.c_void_p(), c.c_void_p()
+    return [rank.init(one), rank.init(two, blocking=1)]
+
+
+@rule(
+    "CommAbort",
+    "Abort of a non-blocking communicator ends its pending operation",
+    nccl={
+        "2.18": ["success", "success", "pending", "success", "done"],
+        "2.24": ["inProgress", "success", "pending", "success", "done"],
+    },
+    ranks=2,
+)
+def abort_ends_operation(rank: Rank) -> list[str] | None:
+    comm, stream, memory = rank.create(blocking=0), rank.cuda.stream(), rank.cuda.memory()
+    rank.connect(comm)
+    rank.meet()
+    if rank.rank:
+        rank.hear("aborted")
+        return None
+    code = rank.nccl.AllReduce(memory, memory, 4, F32, 0, comm, stream)
+    codes = [code, rank.settle(comm), rank.cuda.finish(stream, 0.3)]
+    codes += [rank.nccl.CommAbort(comm), rank.cuda.finish(stream)]
+    rank.tell("aborted")
+    return codes

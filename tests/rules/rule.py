@@ -1,0 +1,134 @@
+"""A rule of NCCL: what it says, how it is probed, and the outcome of each release and target.
+
+Rules are registered by the decorator :func:`rule` on their probe::
+
+    @rule("CommFinalize", "A second finalize is refused", nccl=["success", "invalidArgument"])
+    def finalize_twice(rank):
+        comm = rank.create()
+        return [rank.nccl.CommFinalize(comm), rank.nccl.CommFinalize(comm)]
+
+A probe returns the outcome of its rank: a text, a number, or a list or dictionary of them. An
+outcome is that of all ranks if they agree, else the list of theirs. ``"hang"`` is the outcome of a
+probe that does not end, and ``"crash SIGSEGV"`` of one whose process died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tests.rules.api import since
+
+if TYPE_CHECKING:
+    from tests.rules.rank import Rank
+
+__all__ = ["RULES", "VERSIONS", "Difference", "Rule", "differs", "later", "rule", "stricter"]
+
+# The releases that the table covers. Outcomes were measured with NCCL's own host code up to 2.30.7;
+# those of 2.32 are assumed to be those of 2.30.
+VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.30": 23007, "2.32": 23203}
+
+Outcome = Any  # what JSON can represent
+# From which release on an outcome holds: {"2.18": ..., "2.24": ...}; else it holds for all.
+Outcomes = Any
+
+Kind = Literal["stricter on purpose", "differs on purpose", "not right in pynccl yet"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An outcome of a target that is not NCCL's, and why."""
+
+    outcomes: Outcomes
+    kind: Kind
+    reason: str
+
+
+def stricter(outcomes: Outcomes, reason: str) -> Difference:
+    """The target refuses, or ends, what NCCL accepts, leaves undefined or never ends."""
+    return Difference(outcomes, "stricter on purpose", reason)
+
+
+def differs(outcomes: Outcomes, reason: str) -> Difference:
+    """The target differs for another good reason."""
+    return Difference(outcomes, "differs on purpose", reason)
+
+
+def later(outcomes: Outcomes, reason: str) -> Difference:
+    """The target is to behave as NCCL once pynccl is right over that behavior."""
+    return Difference(outcomes, "not right in pynccl yet", reason)
+
+
+def outcome_of(outcomes: Outcomes, version: str) -> Outcome:
+    """The outcome of a release; None if there is none."""
+    if not (isinstance(outcomes, dict) and outcomes and set(outcomes) <= set(VERSIONS)):
+        return outcomes
+    found = None
+    for first, outcome in outcomes.items():
+        if VERSIONS[first] <= VERSIONS[version]:
+            found = outcome
+    return found
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table.
+
+    Attributes:
+        name: the name of the probe's function.
+        function: of nccl.h, without the prefix.
+        text: the rule in words.
+        outcomes: NCCL's outcomes.
+        probe: called once for each rank.
+        source: "measured" (with NCCL's host code), "read" with a file and line of NCCL's sources,
+            "documented" or "assumed".
+        double: how the test double differs.
+        host: how hostnccl differs in strict mode.
+        ranks: their number.
+        processes: whether each rank is a process; otherwise they are threads of one.
+        devices: how many devices the probe needs.
+        first: the first release to which the rule applies, as an NCCL_VERSION_CODE.
+        env: environment variables of the probe's process.
+        alone: whether the probe needs a process of its own: it may hang or crash.
+        seconds: after which the probe counts as hung.
+    """
+
+    name: str
+    function: str
+    text: str
+    outcomes: Outcomes
+    probe: Callable[[Rank], Outcome]
+    source: str = "measured"
+    double: Difference | None = None
+    host: Difference | None = None
+    ranks: int = 1
+    processes: bool = False
+    devices: int = 1
+    first: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+    alone: bool = False
+    seconds: float = 12
+
+    def expected(self, version: str) -> Outcome:
+        """NCCL's outcome of a release; None if the rule does not apply to it."""
+        if VERSIONS[version] < max(self.first, since(self.function)):
+            return None
+        return outcome_of(self.outcomes, version)
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(function: str, text: str, nccl: Outcomes, **options: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+    """Register a probe with its rule; options are fields of Rule."""
+
+    def register(probe: Callable[[Rank], Outcome]) -> Callable[[Rank], Outcome]:
+        name = options.pop("name", probe.__name__)
+        assert name not in RULES, name
+        own_process = bool(options.get("env")) or options.get("processes", False)
+        options.setdefault("alone", own_process)
+        RULES[name] = Rule(name, function, text, nccl, probe, **options)
+        return probe
+
+    return register

@@ -1,0 +1,352 @@
+"""Runs the probes of the table against a library, and compares the outcomes with NCCL's.
+
+python -m tests.rules.run                      the double of each release, and hostnccl
+python -m tests.rules.run 2.30 host            some targets
+python -m tests.rules.run --nccl libnccl.so.2 --cuda libcuda.so.1   a real library
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes as c
+import fnmatch
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from tests.doubles import build
+from tests.rules import areas
+from tests.rules.api import Driver, MissingError, Nccl
+from tests.rules.rank import Board, Rank
+from tests.rules.rule import RULES, VERSIONS, Difference, Kind, Rule, outcome_of
+
+__all__ = ["HOST", "Finding", "Target", "compare", "main", "run", "target"]
+
+assert areas.__all__  # imported for the rules that its modules register
+HOST = "host"
+# What is left to correct: wrong outcomes, by target and rule. Written by --record.
+OPEN = Path(__file__).with_name("open.json")
+_ROOT = Path(__file__).resolve().parents[2]
+_AT_A_TIME = 4
+_MOST_IN_A_PROCESS = 25
+
+
+@dataclass(frozen=True)
+class Target:
+    """A library whose rules are probed: the double of a release, hostnccl or a real one."""
+
+    name: str
+    nccl: str
+    cuda: str  # "host": the library has streams of its own
+    version: str  # the release with which it is compared
+    env: dict[str, str]
+
+    def difference(self, rule: Rule) -> Difference | None:
+        """How the table says that this target differs from NCCL."""
+        if self.name in VERSIONS:
+            return rule.double
+        return rule.host if self.name == HOST else None
+
+
+def target(name: str, scratch: str) -> Target:
+    """The double of a release, or hostnccl."""
+    if name == HOST:
+        env = {"HOSTNCCL_STRICT": "1", "HOSTNCCL_TUNING": "off"}
+        library = _ROOT / "pynccl" / "lib" / "libhostnccl.so"
+        return Target(HOST, str(library), "host", "2.30", env)
+    folder = build.build(_ROOT / "build" / "cuda-double")
+    env = {"CUDA_DOUBLE_FOLDER": scratch, "HOSTNCCL_STRICT": "1", "HOSTNCCL_TUNING": "off"}
+    return Target(name, str(build.nccl(folder, name)), str(folder / "libcuda.so.1"), name, env)
+
+
+# In a process of probes
+
+
+def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Driver) -> list[Any]:
+    """The outcomes of some ranks of a rule, as threads."""
+    outcomes: list[Any] = ["hang"] * len(ranks)
+
+    def one(index: int) -> None:
+        rank = Rank(ranks[index], rule.ranks, board, nccl, cuda)
+        try:
+            cuda.use(rank.device)
+            outcomes[index] = rule.probe(rank)
+        except MissingError:
+            outcomes[index] = "missing"
+        except Exception as error:
+            outcomes[index] = f"failed: {error}"
+        rank.tell(f"end {rank.rank}")
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + rule.seconds
+    for thread in threads:
+        thread.join(max(0, end - time.monotonic()))
+    # A rank that has finished stays for the others.
+    for other in range(rule.ranks):
+        board.read(f"end {other}", max(0, end - time.monotonic()))
+    return list(outcomes)
+
+
+def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target) -> list[Any]:
+    """Probe rules one after another, up to the first that hangs; writes outcomes to stdout."""
+    os.environ.update(to.env)
+    for rule in rules:
+        os.environ.update(rule.env)
+    host = to.cuda == "host"
+    cuda = None if host else c.CDLL(to.cuda, mode=c.RTLD_GLOBAL)
+    library = c.CDLL(to.nccl)
+    nccl, driver = Nccl(library), Driver(cuda or library, host)
+    for rule, board in zip(rules, boards, strict=True):
+        if rule.devices > driver.devices():
+            outcomes = ["too few devices"] * (len(ranks) or rule.ranks)
+        else:
+            print(json.dumps([rule.name]), flush=True)
+            outcomes = _probe(rule, ranks or range(rule.ranks), board, nccl, driver)
+        print(json.dumps([rule.name, outcomes]), flush=True)
+        if "hang" in outcomes:
+            break
+    return []
+
+
+class Process:
+    """A process that probes some rules, or one rank of one rule."""
+
+    def __init__(
+        self, rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target
+    ) -> None:
+        self.rules, self.ranks = rules, ranks
+        self.outcomes: dict[str, list[Any]] = {}
+        self.began = time.monotonic()
+        self.current = ""
+        self.killed = False
+        self._text = b""
+        self.pipe, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.dup2(write, 1)
+                null = os.open(os.devnull, os.O_WRONLY)
+                if "RULES_LOG" not in os.environ:
+                    os.dup2(null, 2)
+                _serve(rules, ranks, boards, to)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.close(write)
+
+    def read(self) -> bool:
+        """Read outcomes; whether the process has ended."""
+        data = os.read(self.pipe, 1 << 16)
+        self._text += data
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            name, *outcomes = json.loads(line)
+            self.current, self.began = name, time.monotonic()
+            if outcomes:
+                self.outcomes[name], self.current = outcomes[0], ""
+        if data:
+            return False
+        os.close(self.pipe)
+        status = os.waitpid(self.pid, 0)[1]
+        if self.current:
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            end: str | None = f"crash {signal.Signals(number).name}" if number else "hang"
+            if number == signal.SIGKILL:  # by this runner, or by the probe itself
+                end = "hang" if self.killed else None
+            self.outcomes[self.current] = [end] * (len(self.ranks) or 1)
+        return True
+
+    def late(self) -> bool:
+        """Whether its probe has hung so that the process itself did not notice."""
+        limit = RULES[self.current].seconds if self.current else 60
+        return time.monotonic() > self.began + limit + 20
+
+
+class Runner:
+    """Runs probes against a target, some processes at a time."""
+
+    def __init__(self, to: Target) -> None:
+        self.to = to
+        self.outcomes: dict[str, Any] = {}
+        self._parts: dict[str, dict[int, Any]] = {}
+        self._running: list[Process] = []
+
+    def run(self, rules: list[Rule]) -> dict[str, Any]:
+        """The outcome of each rule."""
+        waiting: list[tuple[list[Rule], Sequence[int], list[Board]]] = []
+        together = [rule for rule in rules if not rule.alone]
+        for rule in rules:
+            if rule.processes:
+                board = Board()
+                waiting += [([rule], [rank], [board]) for rank in range(rule.ranks)]
+            elif rule.alone:
+                waiting.append(([rule], (), [Board()]))
+        count = max(_AT_A_TIME, -(-len(together) // _MOST_IN_A_PROCESS))
+        for first in range(count):
+            if part := together[first::count]:
+                waiting.append((part, (), [Board() for _ in part]))
+        while waiting or self._running:
+            # The ranks of a rule start together, whatever else runs.
+            while waiting and (len(self._running) < _AT_A_TIME or waiting[0][1] not in ((), [0])):
+                self._running.append(Process(*waiting.pop(0), self.to))
+            ready, _, _ = select.select([process.pipe for process in self._running], [], [], 1)
+            for process in list(self._running):
+                if process.late():
+                    process.killed = True
+                    os.kill(process.pid, signal.SIGKILL)
+                if process.pipe in ready and process.read():
+                    self._running.remove(process)
+                    left = self._end(process)
+                    if left:
+                        waiting.append((left, (), [Board() for _ in left]))
+        return self.outcomes
+
+    def _end(self, process: Process) -> list[Rule]:
+        """Take the outcomes of an ended process; the rules that it left out."""
+        for name, outcomes in process.outcomes.items():
+            rule = RULES[name]
+            parts = self._parts.setdefault(name, {})
+            if process.ranks:
+                parts[process.ranks[0]] = outcomes[0]
+                if len(parts) < rule.ranks:
+                    continue
+            every = [parts[rank] for rank in range(rule.ranks)] if process.ranks else outcomes
+            self.outcomes[name] = _together(every)
+        return [] if process.ranks else [r for r in process.rules if r.name not in process.outcomes]
+
+
+def _together(outcomes: list[Any]) -> Any:  # noqa: ANN401 - what JSON can represent
+    """One outcome of a rule from those of its ranks; a rank that returns None has none."""
+    for end in ("crash SIGSEGV", "crash SIGABRT", "hang"):
+        if end in outcomes:
+            return end
+    some = [outcome for outcome in outcomes if outcome is not None]
+    if some and all(outcome == some[0] for outcome in some):
+        return some[0]
+    return some
+
+
+def run(to: Target, rules: Sequence[Rule]) -> dict[str, Any]:
+    """The outcomes of the rules that apply to a target."""
+    return Runner(to).run([rule for rule in rules if rule.expected(to.version) is not None])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule whose outcome is not NCCL's, or not the one that the table has for the target."""
+
+    rule: Rule
+    kind: str
+    expected: Any
+    outcome: Any
+    reason: str
+
+
+def compare(to: Target, outcomes: dict[str, Any]) -> list[Finding]:
+    """How outcomes differ from NCCL's.
+
+    The kind "unexplained" is for those of OPEN, "new" for those that nothing lists.
+    """
+    found = []
+    known = json.loads(OPEN.read_text()).get(to.name, {})
+    for name, outcome in outcomes.items():
+        rule = RULES[name]
+        expected, difference = rule.expected(to.version), to.difference(rule)
+        listed = outcome_of(difference.outcomes, to.version) if difference else known.get(name)
+        if outcome in (expected, "too few devices"):
+            if listed not in (None, expected) and outcome == expected:
+                reason = "the difference that the table lists is gone"
+                found.append(Finding(rule, "new", expected, outcome, reason))
+        elif difference and outcome == listed:
+            found.append(Finding(rule, difference.kind, expected, outcome, difference.reason))
+        elif not difference and outcome == listed:
+            found.append(Finding(rule, "unexplained", expected, outcome, ""))
+        elif isinstance(expected, str) and expected.startswith("crash") and listed is None:
+            reason = "a crash of NCCL is not imitated"
+            found.append(Finding(rule, "stricter on purpose", expected, outcome, reason))
+        else:
+            found.append(Finding(rule, "new", expected, outcome, "not in the table"))
+    return found
+
+
+def _report(to: Target, outcomes: dict[str, Any], shown: set[str]) -> int:
+    """Print the differences of some kinds; the number of unexplained or new ones."""
+    findings = compare(to, outcomes)
+    kinds = Counter(finding.kind for finding in findings)
+    for finding in findings:
+        if finding.kind in shown:
+            print(f"{to.name}: {finding.rule.name}: {finding.rule.text} ({finding.kind})")
+            if finding.reason:
+                print(f"    {finding.reason}")
+            print(f"    NCCL {json.dumps(finding.expected)}, here {json.dumps(finding.outcome)}")
+    unexplained = kinds["new"] + kinds["unexplained"]
+    explained = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()) if kind != "new")
+    print(
+        f"{to.name}: {len(outcomes)} rules, {unexplained} unexplained differences, {kinds['new']} "
+        f"of them not in the table ({explained or 'none listed'})",
+        flush=True,
+    )
+    return unexplained if "unexplained" in shown else kinds["new"]
+
+
+def _wrong(to: Target, outcomes: dict[str, Any]) -> dict[str, Any]:
+    """The outcomes that are not explained, as OPEN lists them."""
+    kinds = {"new", "unexplained"}
+    return {
+        finding.rule.name: finding.outcome
+        for finding in sorted(compare(to, outcomes), key=lambda finding: finding.rule.name)
+        if finding.kind in kinds and finding.outcome != finding.rule.expected(to.version)
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run probes as the command line says; 1 if an outcome is not in the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("targets", nargs="*", help="releases of the double, and host")
+    parser.add_argument("--nccl", help="a real library")
+    parser.add_argument("--cuda", default="libcuda.so.1", help="its driver")
+    parser.add_argument("--version", default="2.30", choices=VERSIONS, help="the real release")
+    parser.add_argument("--only", default="*", help="the rules to probe, as GLOB[,GLOB...]")
+    parser.add_argument("--all", action="store_true", help="also show explained differences")
+    parser.add_argument(
+        "--only-new", action="store_true", help="show and count only what the table does not list"
+    )
+    parser.add_argument("--record", action="store_true", help="list what differs now in open.json")
+    options = parser.parse_args(arguments)
+    globs = options.only.split(",")
+    rules = [r for r in RULES.values() if any(fnmatch.fnmatch(r.name, glob) for glob in globs)]
+    unexplained, left = 0, json.loads(OPEN.read_text())
+    shown = {"new"} if options.only_new else {"new", "unexplained"}
+    if options.all:
+        shown |= set(get_args(Kind))
+    with tempfile.TemporaryDirectory(prefix="rules-") as scratch:
+        names = options.targets or ([] if options.nccl else [*VERSIONS, HOST])
+        targets = [target(name, scratch) for name in names]
+        if options.nccl:
+            targets.append(Target("nccl", options.nccl, options.cuda, options.version, {}))
+        for to in targets:
+            outcomes = run(to, rules)
+            unexplained += _report(to, outcomes, shown)
+            if options.record:
+                left[to.name] = _wrong(to, outcomes)
+                OPEN.write_text(json.dumps(left, indent=1) + "\n")
+    print(f"{unexplained} {'new' if options.only_new else 'unexplained'} differences from NCCL")
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
