@@ -22,6 +22,11 @@ constexpr double kExpirySeconds = 2;  // how long the end of what has expired ma
 Communicator::Communicator(std::shared_ptr<Library> library, const Options& options)
     : library_(std::move(library)), options_(options) {
   options_.config = library_->fit(options_.config);
+  // NCCL compares minCTAs with maxCTAs before it has a value for the latter, and refuses it alone.
+  constexpr int kMostCtas = 64;  // what NCCL uses at most
+  ncclConfig_t& config = options_.config;
+  if (config.minCTAs != kUndefInt && config.maxCTAs == kUndefInt)
+    config.maxCTAs = std::max(config.minCTAs, kMostCtas);
   if (!options_.on_timeout) options_.on_timeout = default_policy();
   if (options_.config.commName) identity_.name = options_.config.commName;
 }

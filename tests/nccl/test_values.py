@@ -99,6 +99,15 @@ def test_config_that_the_library_refuses() -> None:
         nccl.Communicator(1, unique_id, 0, provider="host", config=nccl.Config(blocking=7))
 
 
+def test_config_with_a_minimum_of_ctas_alone(provider: str) -> None:
+    config = nccl.Config(min_ctas=4)
+    with nccl.Communicator(
+        1, nccl.get_unique_id(provider), 0, provider=provider, config=config
+    ) as comm:
+        assert comm.nranks == 1
+    assert config.max_ctas is None
+
+
 def test_unique_id() -> None:
     unique_id, other = nccl.get_unique_id("host"), nccl.get_unique_id("host")
     data = bytes(unique_id)
