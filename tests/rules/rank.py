@@ -16,6 +16,7 @@ __all__ = ["F32", "SUM", "Board", "Rank", "handle"]
 F32, SUM = 7, 0
 BAD_DTYPE = 99
 _GARBAGE = 0xDEAD000  # what a handle holds before a call
+_KEPT: list[c.c_void_p] = []  # NCCL may write a handle after the probe has returned
 
 
 class Board:
@@ -123,14 +124,14 @@ class Rank:
 
     def create(self, **fields: object) -> c.c_void_p:
         """A communicator of all ranks that is ready."""
-        comm = c.c_void_p()
+        comm = self.empty()
         self.need(self.init(comm, **fields))
         self.need(self.settle(comm))
         return comm
 
     def unready(self) -> c.c_void_p:
         """A non-blocking communicator that is in progress: its other rank never calls."""
-        comm = c.c_void_p()
+        comm = self.empty()
         code = self.init(comm, 2, blocking=0)
         if code != "inProgress":
             raise RuntimeError(f"the creation returned {code}")
@@ -195,7 +196,8 @@ class Rank:
     @staticmethod
     def empty() -> c.c_void_p:
         """A handle with a value that no call returns."""
-        return c.c_void_p(_GARBAGE)
+        _KEPT.append(c.c_void_p(_GARBAGE))
+        return _KEPT[-1]
 
 
 def handle(value: c.c_void_p) -> str:

@@ -15,9 +15,11 @@ namespace {
 
 ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
                   const ncclConfig_t* config) {
-  *non_null(comm, "comm") = nullptr;
+  non_null(comm, "comm");
+  if (nranks >= 1) *comm = nullptr;  // NCCL does not write the handle of no ranks
   check_size_and_rank(nranks, rank);
-  if (ids < 1) fail(ncclInvalidArgument, "nId=%d is not positive", ids);
+  if (ids < 1 || ids > nranks)
+    fail(ncclInvalidArgument, "nId=%d is not in [1, nranks=%d]", ids, nranks);
   non_null(id, "commIds");
   const RendezvousKey key = rendezvous_key(*id);
   for (int i = 1; i < ids; ++i) rendezvous_key(id[i]);
@@ -40,6 +42,9 @@ Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
 ncclResult_t finalize(const Ref<Communicator>& comm) {
   if (comm->state().revoked()) {
     fail(ncclInvalidArgument, "comm was revoked: it cannot be finalized, only destroyed");
+  }
+  if (comm->state().finalized()) {
+    fail(ncclInvalidArgument, "comm was finalized before by ncclCommFinalize");
   }
   comm->check_usable();
   if (Group::of_this_thread().uses(comm)) {
@@ -145,7 +150,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return group_guarded([&] { return finalize(open_comm(comm)); });
+  return group_guarded([&] { return comm == nullptr ? ncclSuccess : finalize(open_comm(comm)); });
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {

@@ -25,8 +25,8 @@ void check_not_growing(Communicator& comm) {
   fail(ncclInvalidUsage, "ncclCommGrow must come first: comm has an id of ncclCommGetUniqueId");
 }
 
-// A sorted copy; NCCL sorts the caller's list.
-std::vector<int> read_excluded(const Communicator& comm, const int* list, int count) {
+// A sorted copy. As in NCCL the caller's list is sorted, too.
+std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
   const int nranks = comm.nranks();
   if (count < 1 || count >= nranks) {
     fail(ncclInvalidArgument, "excludeRanksCount=%d is not in [1, %d)", count, nranks);
@@ -49,6 +49,7 @@ std::vector<int> read_excluded(const Communicator& comm, const int* list, int co
            excluded[i]);
     }
   }
+  std::copy(excluded.begin(), excluded.end(), list);
   return excluded;
 }
 
@@ -99,7 +100,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                             ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags) {
   return group_guarded([&] {
-    *non_null(newcomm, "newcomm") = nullptr;
+    non_null(newcomm, "newcomm");  // NCCL writes it once the arguments are good
     if (shrinkFlags != NCCL_SHRINK_DEFAULT && shrinkFlags != NCCL_SHRINK_ABORT) {
       fail(ncclInvalidArgument,
            "shrinkFlags=%d is neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT", shrinkFlags);
@@ -108,6 +109,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
     const Ref<Communicator> parent = aborts ? ready_comm(comm) : parent_comm(comm);
     std::vector<int> excluded = read_excluded(*parent, excludeRanksList, excludeRanksCount);
     if (!aborts) check_not_growing(*parent);
+    *newcomm = nullptr;
     const CommSettings settings = read_config(config, parent->settings());
     return Group::of_this_thread().submit(
         shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
@@ -121,7 +123,8 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
       fail(ncclInvalidUsage,
            "NCCL_COMM_ID is set in the environment: NCCL cannot make an id to grow comm with");
     }
-    *non_null(uniqueId, "uniqueId") = parent->derived_keys().make_grow_id();
+    non_null(uniqueId, "uniqueId");
+    *uniqueId = parent->derived_keys().make_grow_id();
     return ncclSuccess;
   });
 }

@@ -23,7 +23,8 @@ ncclResult_t ncclMemFree(void* ptr) {
 
 ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t, void** handle) {
   return guarded([=] {
-    const Ref<Communicator> owner = usable_comm(comm);
+    // As in NCCL in any state: a communicator in progress, finalized, revoked or suspended.
+    const Ref<Communicator> owner = open_comm(comm);
     non_null(buff, "buff");
     *non_null(handle, "handle") = owner->registrations().add();
     return ncclSuccess;
@@ -32,9 +33,9 @@ ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t, void** handle
 
 ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
   return guarded([=] {
-    if (!ready_comm(comm)->registrations().remove(handle)) {
-      fail(ncclInvalidArgument, "handle=%p is not a registration of comm (ncclCommRegister)",
-           handle);
+    const Ref<Communicator> owner = open_comm(comm);
+    if (handle != nullptr && !owner->registrations().remove(handle)) {
+      fail(ncclInvalidUsage, "handle=%p is not a registration of comm (ncclCommRegister)", handle);
     }
     return ncclSuccess;
   });
@@ -44,7 +45,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
                                       ncclScalarResidence_t residence, ncclComm_t comm) {
   return guarded([=] {
     non_null(op, "op");
-    const Ref<Communicator> owner = usable_comm(comm);
+    const Ref<Communicator> owner = ready_comm(comm);
     non_null(scalar, "scalar");
     check_dtype(datatype);
     Multiplier multiplier;

@@ -122,6 +122,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
+    if (win == nullptr) return ncclSuccess;
     const Ref<Window> window = open_window(comm, win, "win");
     if (owner->settings().strict && window->has_puts()) {
       fail(ncclInvalidUsage,

@@ -35,6 +35,7 @@ class CommState {
 
   bool of_this_process() const { return generation_ == fork_generation(); }
   bool initializing() const { return phase_ == Phase::Initializing; }
+  bool finalized() const { return phase_ == Phase::Finalizing || phase_ == Phase::Finalized; }
   // Sequentially consistent: a rank that begins to run either sees the abort or revocation, or is
   // seen by wait_until_idle().
   bool aborted() const { return aborted_.load(std::memory_order_seq_cst); }

@@ -3,11 +3,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 
 #include "hostnccl/base/error.h"
 
 namespace hostnccl {
 namespace {
+
+void check_range(const char* field, int value, int least, int most) {
+  if (value == abi::kUndefInt || (value >= least && value <= most)) return;
+  fail(abi::ncclInvalidArgument, "config->%s=%d is not in [%d, %d]", field, value, least, most);
+}
 
 uint32_t positive_or_one(int value, const char* name) {
   if (value == abi::kUndefInt) return 1;
@@ -20,11 +26,34 @@ void check_flag(const char* field, int value) {
   fail(abi::ncclInvalidArgument, "config->%s=%d is neither 0 nor 1", field, value);
 }
 
+// The fields that this engine ignores, as NCCL 2.30 checks them.
+void check_ignored(const abi::ncclConfig_t& config) {
+  constexpr int kAny = std::numeric_limits<int>::max();
+  constexpr int kMostChannels = 64;
+  check_range("cgaClusterSize", config.cgaClusterSize, 0, kAny);
+  check_range("minCTAs", config.minCTAs, 1, kAny);
+  check_range("maxCTAs", config.maxCTAs, 1, kAny);
+  // An undefined maximum is below every minimum.
+  if (config.minCTAs > config.maxCTAs && config.minCTAs != abi::kUndefInt) {
+    fail(abi::ncclInvalidArgument,
+         "config->minCTAs=%d is above config->maxCTAs=%d: set both, or the maximum alone",
+         config.minCTAs, config.maxCTAs);
+  }
+  check_flag("collnetEnable", config.collnetEnable);
+  check_range("CTAPolicy", config.CTAPolicy, 0, 3);
+  check_range("nvlsCTAs", config.nvlsCTAs, 1, kAny);
+  check_range("nChannelsPerNetPeer", config.nChannelsPerNetPeer, 1, kMostChannels);
+  check_flag("nvlinkCentricSched", config.nvlinkCentricSched);
+  check_range("graphUsageMode", config.graphUsageMode, 0, 2);
+  check_range("maxP2pPeers", config.maxP2pPeers, 1, kAny);
+  check_flag("graphStreamOrdering", config.graphStreamOrdering);
+}
+
 }  // namespace
 
 CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inherited) {
   if (given == nullptr) return inherited;
-  constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking) + sizeof(int);
+  constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking);
   constexpr size_t kLargest = size_t{1} << 16;  // anything larger is uninitialised memory
   if (given->magic != abi::kApiMagic) {
     fail(abi::ncclInvalidArgument,
@@ -45,6 +74,7 @@ CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inh
   check_flag("shrinkShare", config.shrinkShare);
   settings.split_share = config.splitShare == 1;
   settings.shrink_share = config.shrinkShare == 1;
+  if (settings.strict) check_ignored(config);
   settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
   settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
   if (settings.signals.contexts > kMaxSignals / settings.signals.per_context) {

@@ -1,5 +1,6 @@
-// Settings of one communicator: the fields of ncclConfig_t that this engine uses. It accepts the
-// others, which concern GPU kernels and networks, and ignores them.
+// Settings of one communicator: the fields of ncclConfig_t that this engine uses. It ignores the
+// others, which concern GPU kernels and networks; in strict mode it refuses the values that NCCL
+// refuses.
 #pragma once
 
 #include <string>

@@ -387,9 +387,12 @@ def shrink_leaves_operation(rank: Rank) -> list[str] | None:
     stream, memory = rank.cuda.stream(), rank.cuda.memory()
     rank.connect(comm)
     rank.meet()
+    code = ""
+    if rank.rank != 2:
+        code = rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+    rank.meet()
     if rank.rank == 2:
         return None
-    code = rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
     return [code, _shrink(rank, comm, child, [2]), rank.cuda.finish(stream, 2)]
 
 

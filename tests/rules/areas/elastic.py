@@ -310,7 +310,7 @@ _suspended(
     "CommSplit",
     "can be split",
     "success",
-    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(c.c_void_p()), None),
+    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
 )
 _suspended(
     "state", "CommGetAsyncError", "has no error", "success", lambda rank, comm: rank.state(comm)

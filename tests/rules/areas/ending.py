@@ -118,7 +118,7 @@ _finalized(
     "CommSplit",
     "can be split",
     _ACCEPTED,
-    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(c.c_void_p()), None),
+    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
     ranks=2,
 )
 _finalized(

@@ -6,7 +6,7 @@ import ctypes as c
 from collections.abc import Callable
 from typing import Any
 
-from tests.rules.rank import F32, Rank
+from tests.rules.rank import F32, Rank, handle
 from tests.rules.rule import rule
 
 
@@ -17,14 +17,14 @@ from tests.rules.rule import rule
     ranks=2,
 )
 def init_non_blocking(rank: Rank) -> list[str]:
-    comm = c.c_void_p()
+    comm = rank.empty()
     unique_id, config = rank.id(), rank.config(blocking=0)
     code = rank.waits(
         lambda: rank.nccl.CommInitRankConfig(
             c.byref(comm), 2, unique_id, rank.rank, c.byref(config)
         )
     )
-    return [code, "set" if comm.value else "null", rank.settle(comm)]
+    return [code, handle(comm), rank.settle(comm)]
 
 
 @rule(
@@ -34,7 +34,7 @@ def init_non_blocking(rank: Rank) -> list[str]:
     ranks=2,
 )
 def init_non_blocking_in_group(rank: Rank) -> list[str]:
-    comm, unique_id, config = c.c_void_p(), rank.id(), rank.config(blocking=0)
+    comm, unique_id, config = rank.empty(), rank.id(), rank.config(blocking=0)
     rank.nccl.GroupStart()
     code = rank.nccl.CommInitRankConfig(c.byref(comm), 2, unique_id, rank.rank, c.byref(config))
     return [code, rank.nccl.GroupEnd(), rank.settle(comm)]
@@ -116,10 +116,10 @@ def abort_after_refused_call(rank: Rank) -> list[Any]:
     ranks=2,
 )
 def split_after_refused_call(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), c.c_void_p()
+    comm, child = rank.create(blocking=0), rank.empty()
     rank.refused(comm)
     code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
-    return [code, rank.settle(comm), "set" if child.value else "null"]
+    return [code, rank.settle(comm), handle(child)]
 
 
 @rule(
@@ -129,11 +129,11 @@ def split_after_refused_call(rank: Rank) -> list[str]:
     ranks=2,
 )
 def revoke_after_refused_call(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), c.c_void_p()
+    comm, child = rank.create(blocking=0), rank.empty()
     rank.refused(comm)
     codes = [rank.nccl.CommRevoke(comm, 0), rank.settle(comm)]
     codes.append(rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None))
-    return [*codes, rank.settle(comm), "set" if child.value else "null"]
+    return [*codes, rank.settle(comm), handle(child)]
 
 
 @rule(
@@ -216,23 +216,6 @@ def message_groups_non_blocking(rank: Rank) -> list[str]:
 def finalize_non_blocking(rank: Rank) -> list[str]:
     comm = rank.create(blocking=0)
     return [rank.nccl.CommFinalize(comm), rank.settle(comm), rank.nccl.CommDestroy(comm)]
-
-
-@rule(
-    "CommDestroy",
-    "Destroy right after a finalize that is in progress is refused, and since 2.24 leaves the "
-    "thread in a group",
-    nccl={
-        "2.18": ["inProgress", "invalidArgument", False],
-        "2.24": "crash SIGSEGV",
-        "2.28": ["inProgress", "invalidArgument", True],
-    },
-    ranks=2,
-    alone=True,
-)
-def destroy_while_finalizing(rank: Rank) -> list[Any]:
-    comm = rank.create(blocking=0)
-    return [rank.nccl.CommFinalize(comm), rank.nccl.CommDestroy(comm), rank.in_group()]
 
 
 @rule(
@@ -348,7 +331,7 @@ _unready(
         "2.24": ["invalidArgument", "invalidArgument", False],
         "2.28": ["invalidArgument", "inProgress", False],
     },
-    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(c.c_void_p()), None),
+    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
 )
 
 

@@ -67,8 +67,10 @@ ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cuda
                              std::unique_ptr<Operation>& operation) {
   const CommunicatorRef communicator = find_communicator(handle);
   Group& group = Group::of_this_thread();
-  if (const ncclResult_t joined = group.join(communicator->blocking); joined != ncclSuccess)
-    return joined;
+  if (const ncclResult_t refused = communicator->unready(); refused != ncclSuccess) {
+    if (group.depth > 0) Group::fail();
+    return refused;
+  }
   const Found found = find_stream(stream);
   // A launch on a stream of another device fails.
   if (!found.stream || found.stream->context().device() != communicator->device)

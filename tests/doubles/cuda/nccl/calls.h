@@ -74,10 +74,10 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
   const DeviceScope scope(communicator->device);
   std::unique_ptr<Operation> operation;
   ncclResult_t result = begin_operation(arguments, handle, stream, operation);
-  if (result != ncclSuccess) return result;
+  if (result != ncclSuccess) return communicator->refuse(result);
   result = call(communicator->engine, operation->stream()->queue());
   end_operation(std::move(operation), result);
-  return result;
+  return communicator->refuse(result);
 }
 
 template <class T, class... All>

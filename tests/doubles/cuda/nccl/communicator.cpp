@@ -40,11 +40,31 @@ void Communicator::connect(int peer) {
   if (peers) peers->connect(peer);
 }
 
-bool Communicator::failed() const {
+ncclResult_t Communicator::state() const {
   ncclResult_t error = ncclSuccess;
   if (engine == nullptr || nccl().ncclCommGetAsyncError(engine, &error) != ncclSuccess)
-    return false;
+    return ncclSuccess;
+  return error;
+}
+
+bool Communicator::failed() const {
+  const ncclResult_t error = state();
   return error != ncclSuccess && error != ncclInProgress;
+}
+
+ncclResult_t Communicator::unready() {
+  if (blocking) return ncclSuccess;
+  if (const ncclResult_t error = refused.load(); error != ncclSuccess) return error;
+  if (!makes_child()) return ncclSuccess;
+  return kNcclVersion >= 22400 ? ncclInvalidArgument : ncclInvalidUsage;
+}
+
+ncclResult_t Communicator::refuse(ncclResult_t result) {
+  if (blocking || result == ncclSuccess || result == ncclInProgress || !holds(kKeepRefusals))
+    return result;
+  if (kNcclVersion < 22400 && state() == ncclInProgress) return ncclInvalidUsage;
+  refused.store(result);
+  return result;
 }
 
 bool Communicator::makes_child() {

@@ -25,6 +25,9 @@ struct Communicator {
   std::atomic<int> graphs{0};  // that have its operations, with executables and launches
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};
+  // Of a non-blocking communicator: the error of a refused call, for good.
+  std::atomic<ncclResult_t> refused{ncclSuccess};
+  std::atomic<int> followed{0};       // children whose handles are still to be written
   std::weak_ptr<Communicator> child;  // the last one, of a non-blocking communicator
   std::chrono::steady_clock::time_point child_ready{};
 
@@ -32,8 +35,13 @@ struct Communicator {
   // Its number and rank from the engine, once that knows them.
   void learn();
   void connect(int peer);
-  bool failed() const;  // has an asynchronous error, as the engine sees it
-  bool makes_child();   // whether the call that makes the last child is under way
+  ncclResult_t state() const;  // the engine's
+  bool failed() const;         // has an asynchronous error, as the engine sees it
+  // Non-blocking: an error of a refused call, or that a child is being made; else success.
+  ncclResult_t unready();
+  // Notes that a call was refused, and returns its result.
+  ncclResult_t refuse(ncclResult_t result);
+  bool makes_child();  // whether the call that makes the last child is under way
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
 

@@ -1,4 +1,5 @@
 // The life of communicators, and memory.
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -25,31 +26,68 @@ bool blocking_of(const ncclConfig_t* config, bool otherwise) {
   return config->blocking != 0;
 }
 
-// Creates a communicator: call takes where the engine puts its handle.
+bool before_24() { return kNcclVersion < 22400; }
+
+void wait_while_in_progress(const Communicator& communicator) {
+  while (communicator.state() == ncclInProgress)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// The configuration of a child for the engine: the call itself must not block.
+const ncclConfig_t* never_blocking(const ncclConfig_t* given, ncclConfig_t& copy) {
+  if (given == nullptr || given->blocking != 1) return given;
+  std::memcpy(static_cast<void*>(&copy), given, std::min(given->size, sizeof copy));
+  copy.size = std::min(given->size, sizeof copy);
+  copy.blocking = 0;
+  return &copy;
+}
+
+// Creates a communicator: call takes where the engine puts its handle. The parent of a split or
+// shrink decides whether the call blocks. If it does not, the handle is NULL until the child is
+// ready.
 template <class EngineCall>
 ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key, EngineCall&& call,
-                    const CommunicatorRef& parent = nullptr) {
+                    const CommunicatorRef& parent = nullptr, bool later = false) {
   if (out == nullptr) return ncclInvalidArgument;
-  *out = nullptr;
   Group& group = Group::of_this_thread();
-  if (const ncclResult_t joined = group.join(blocking); joined != ncclSuccess) return joined;
+  if (parent && !before_24() && parent->unready() != ncclSuccess) {
+    *out = nullptr;
+    if (group.depth > 0) Group::fail();
+    return parent->unready();
+  }
+  const bool waits = parent ? parent->blocking : blocking;
+  if (const ncclResult_t joined = group.join(waits); joined != ncclSuccess) {
+    *out = nullptr;
+    return joined;
+  }
+  const auto untouched = reinterpret_cast<ncclComm_t>(-1);
   const auto made = std::make_shared<Communicator>();
   made->device = device;
   made->blocking = blocking;
   made->key = std::move(key);
+  made->engine = untouched;
   publish(made);
   const DeviceScope scope(device);
-  const ncclResult_t result = call(&made->engine);
+  ncclResult_t result = call(&made->engine);
+  const bool written = made->engine != untouched;
+  if (!written) made->engine = nullptr;
   if (result == ncclInvalidArgument) {  // refused at once
     withdraw(made->handle());
+    if (written) *out = nullptr;
     return result;
   }
   // A communicator whose initialization has failed is the caller's, to abort.
-  *out = made->handle();
+  *out = later ? nullptr : made->handle();
   if (result != ncclSuccess && result != ncclInProgress) return result;
-  group.creations.push_back({out, made});
+  group.creations.push_back({out, made, later ? parent : nullptr});
   if (parent && !parent->blocking) parent->child = made;
-  if (group.depth == 0) group.settle_creations();
+  if (group.depth > 0) return result;
+  group.settle_creations();
+  if (later) return ncclSuccess;
+  if (result == ncclInProgress && waits) {
+    wait_while_in_progress(*made);
+    result = made->state();
+  }
   return result;
 }
 
@@ -107,7 +145,8 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
   if (comms == nullptr || count < 1) return ncclInvalidArgument;
   for (int i = 0; i < count; ++i) {
     const int device = devices ? devices[i] : i;
-    if (device < 0 || device >= device_count()) return ncclUnhandledCudaError;
+    if (device < 0 || device >= device_count())
+      return before_24() ? ncclUnhandledCudaError : ncclInvalidArgument;
     for (int j = 0; j < i && devices; ++j)
       if (devices[j] == device && holds(kRefuseSharedGpus) &&
           std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
@@ -133,13 +172,17 @@ ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int 
                                               ncclComm_t* out, ncclConfig_t* config) {
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
+  const bool later = parent && !parent->blocking;
+  ncclConfig_t copy;
+  auto* const engine_config =
+      const_cast<ncclConfig_t*>(later ? never_blocking(config, copy) : config);
   return create(
       out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
       derived_key(parent, ":split", color),
       [&](ncclComm_t* made) {
-        return nccl().ncclCommSplit(engine_handle(comm), color, key, made, config);
+        return nccl().ncclCommSplit(engine_handle(comm), color, key, made, engine_config);
       },
-      parent);
+      parent, later);
 }
 
 ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int* excluded,
@@ -147,13 +190,18 @@ ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int
                                                int flags) {
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
+  const bool later = parent && !parent->blocking;
+  ncclConfig_t copy;
+  auto* const engine_config =
+      const_cast<ncclConfig_t*>(later ? never_blocking(config, copy) : config);
   return create(
       out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
       derived_key(parent, ":shrink", count),
       [&](ncclComm_t* made) {
-        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, config, flags);
+        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, engine_config,
+                                     flags);
       },
-      parent);
+      parent, later);
 }
 
 // Its ranks are not followed: those that were there and those that come have no key in common.
@@ -175,8 +223,13 @@ ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommFinalize(comm);
   const CallGuard guard(communicator);
+  if (const ncclResult_t refused = communicator->unready(); refused != ncclSuccess) return refused;
   wait_for_graphs(*communicator);
-  const ncclResult_t result = nccl().ncclCommFinalize(communicator->engine);
+  ncclResult_t result = communicator->refuse(nccl().ncclCommFinalize(communicator->engine));
+  if (result == ncclInProgress && communicator->blocking) {  // the engine's does not block
+    wait_while_in_progress(*communicator);
+    result = communicator->state();
+  }
   const bool done = result == ncclSuccess || result == ncclInProgress;
   if (done && communicator->peers) communicator->peers->close();
   return result;
@@ -185,12 +238,14 @@ ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
 ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommDestroy(comm);
-  if (kNcclVersion >= 22400 && kNcclVersion < 23100 && holds(kDestroyInGroup) &&
-      communicator->failed()) {
-    ncclResult_t error = ncclSuccess;
-    nccl().ncclCommGetAsyncError(communicator->engine, &error);
-    Call<&Table::ncclGroupStart>::run("ncclGroupStart");
-    return error;
+  ncclResult_t unready = communicator->unready();
+  if (unready == ncclSuccess && !communicator->blocking && communicator->state() == ncclInProgress)
+    unready = ncclInvalidArgument;
+  if (unready == ncclSuccess && !before_24() && communicator->failed())
+    unready = communicator->state();
+  if (unready != ncclSuccess && kNcclVersion < 23100 && holds(kDestroyInGroup)) {
+    if (!before_24()) Call<&Table::ncclGroupStart>::run("ncclGroupStart");
+    return before_24() ? ncclInvalidArgument : unready;
   }
   wait_for_graphs(*communicator);
   wait_for_peers(*communicator);
@@ -210,6 +265,8 @@ ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
   const ncclResult_t result = nccl().ncclCommAbort(communicator->engine);
   if (result != ncclSuccess) return result;
   communicator->aborted.store(true);
+  while (communicator->followed.load() > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   withdraw(comm);
   wait_for_graphs(*communicator);
   wait_for_peers(*communicator);
@@ -222,7 +279,10 @@ ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int
   const CallGuard guard(communicator);
   if (communicator->revoked && holds(kRevokeOnce)) return ncclInvalidArgument;
   const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
-  if (result == ncclSuccess || result == ncclInProgress) communicator->revoked = true;
+  if (result == ncclSuccess || result == ncclInProgress) {
+    communicator->revoked = true;
+    communicator->refused.store(ncclSuccess);
+  }
   return result;
 }
 
@@ -231,6 +291,10 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   const CommunicatorRef communicator = find_communicator(comm);
   const ncclResult_t result = nccl().ncclCommGetAsyncError(engine_handle(comm), error);
   if (!communicator || result != ncclSuccess) return result;
+  if (const ncclResult_t kept = communicator->refused.load(); kept != ncclSuccess) {
+    *error = kept;
+    return ncclSuccess;
+  }
   if (*error == ncclSuccess) communicator->learn();
   if (*error == ncclSuccess && communicator->makes_child()) *error = ncclInProgress;
   if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;

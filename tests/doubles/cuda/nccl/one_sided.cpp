@@ -1,5 +1,7 @@
 // One-sided operations, and the windows that they need.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "driver/driver.h"
@@ -79,7 +81,14 @@ ncclResult_t Call<&Table::ncclCommWindowRegister>::run(const char* function, ncc
   if (driver::MemRetainAllocationHandle(&allocation, memory) != CUDA_SUCCESS)
     return ncclInvalidArgument;
   driver::MemRelease(allocation);
-  return forward(function, nccl().ncclCommWindowRegister, comm, memory, size, window, flags);
+  const ncclResult_t result =
+      forward(function, nccl().ncclCommWindowRegister, comm, memory, size, window, flags);
+  if (result != ncclInProgress || Group::of_this_thread().depth > 0) return result;
+  // NCCL's is complete when it returns, of a non-blocking communicator, too.
+  const CommunicatorRef communicator = find_communicator(comm);
+  while (communicator->state() == ncclInProgress)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return communicator->state();
 }
 
 }  // namespace cuda_double

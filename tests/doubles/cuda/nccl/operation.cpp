@@ -111,18 +111,36 @@ Group& Group::of_this_thread() {
 
 ncclResult_t Group::join(bool comm_blocking) {
   const int wanted = comm_blocking ? 1 : 0;
-  if (depth > 0 && blocking >= 0 && blocking != wanted && holds(kRefuseMixedGroups)) {
-    // The group has failed, for the engine too: a call without a communicator is a mistake there.
-    nccl().ncclAllReduce(nullptr, nullptr, 0, ncclInt8, ncclSum, nullptr, nullptr);
+  if (depth > 0 && blocking >= 0 && blocking != wanted) {
+    fail();
     return ncclInvalidArgument;
   }
   if (depth > 0) blocking = wanted;
   return ncclSuccess;
 }
 
+// A call without a communicator is a mistake for the engine.
+void Group::fail() {
+  nccl().ncclAllReduce(nullptr, nullptr, 0, ncclInt8, ncclSum, nullptr, nullptr);
+}
+
+// Writes the handle of a child of a non-blocking communicator once the child is ready.
+static void follow(const Group::Creation& creation) {
+  creation.parent->followed.fetch_add(1);
+  std::thread([creation] {
+    Communicator& parent = *creation.parent;
+    while (!parent.aborted.load() && creation.communicator->state() == ncclInProgress)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!parent.aborted.load()) *creation.out = creation.communicator->handle();
+    parent.followed.fetch_sub(1);
+  }).detach();
+}
+
 void Group::settle_creations() {
   for (const Creation& creation : creations) {
-    if (creation.communicator->engine == nullptr) {
+    if (creation.communicator->engine != nullptr && creation.parent) {
+      follow(creation);
+    } else if (creation.communicator->engine == nullptr) {
       withdraw(creation.communicator->handle());
       *creation.out = nullptr;
     } else if (creation.communicator->blocking) {

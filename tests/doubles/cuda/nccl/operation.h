@@ -41,13 +41,14 @@ class Operation {
 // The calling thread's group.
 struct Group {
   int depth = 0;
-  int blocking = -1;  // of the communicators in it; -1: none yet
+  int blocking = -1;  // of the communicators created in it; -1: none yet
   std::vector<Operation> operations;
   std::vector<CommunicatorRef> communicators;  // in calls until the group ends
 
   struct Creation {
     ncclComm_t* out;
     CommunicatorRef communicator;
+    CommunicatorRef parent;  // a non-blocking one, which writes the handle later
   };
   std::vector<Creation> creations;
 
@@ -55,7 +56,8 @@ struct Group {
 
   static Group& of_this_thread();
   ncclResult_t set_up_one_sided();
-  ncclResult_t join(bool comm_blocking);
+  ncclResult_t join(bool comm_blocking);  // a creation
+  static void fail();                     // the engine's group has failed
   void settle_creations();
   void clear();
 };

@@ -20,8 +20,8 @@ inline constexpr Rule kDestroyInGroup{"NCCL_DOUBLE_DESTROY_IN_GROUP", true};
 inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
 // ncclCommRevoke refuses a communicator that was revoked before, whatever is made from it.
 inline constexpr Rule kRevokeOnce{"NCCL_DOUBLE_REVOKE_ONCE", true};
-// Blocking and non-blocking communicators in one group are refused.
-inline constexpr Rule kRefuseMixedGroups{"NCCL_DOUBLE_REFUSE_MIXED_GROUPS", true};
+// A call that a non-blocking communicator refuses is its error until it is revoked or aborted.
+inline constexpr Rule kKeepRefusals{"NCCL_DOUBLE_KEEP_REFUSALS", true};
 // The call that makes a child of a non-blocking communicator is under way on the parent for a while
 // after the child is ready.
 inline constexpr Rule kParentLater{"NCCL_DOUBLE_PARENT_LATER", true};
