@@ -211,7 +211,8 @@ class Driver:
 
     def write(self, memory: c.c_void_p, value: float, count: int = 4) -> None:
         """Fill the beginning of memory with floats."""
-        data = (c.c_float * count)(*[value] * count)
+        data = (c.c_float * count)()
+        data[:] = [value] * count
         if self.host:
             c.memmove(memory, data, c.sizeof(data))
         else:

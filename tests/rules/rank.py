@@ -34,7 +34,7 @@ class Board:
         self._memory[at] = 1
 
     def read(self, name: str, seconds: float = 20) -> bytes | None:
-        """Wait for a message; None if it does not come."""
+        """Wait for a message; None if it has not arrived within ``seconds``."""
         at, end = self._place(name), time.monotonic() + seconds
         while not self._memory[at]:
             if time.monotonic() > end:
@@ -71,7 +71,7 @@ class Rank:
         self._board.write(name, data)
 
     def hear(self, name: str, seconds: float = 20) -> bytes | None:
-        """Wait for a message of another rank; None if it does not come."""
+        """Wait for a message from another rank; None if it has not arrived within ``seconds``."""
         return self._board.read(name, seconds)
 
     def meet(self, seconds: float = 20) -> None:
@@ -190,6 +190,21 @@ class Rank:
         count = c.c_int()
         self.nccl.CommCount(comm, c.byref(count))
         return "works" if self.cuda.read(memory) == count.value else "wrong result"
+
+    # Calls that need no other rank
+
+    def count(self, comm: c.c_void_p) -> str:
+        """Call ncclCommCount; its code."""
+        return self.nccl.CommCount(comm, c.byref(c.c_int()))
+
+    def make_operator(self, comm: c.c_void_p) -> str:
+        """Call ncclRedOpCreatePreMulSum; its code."""
+        operator, scalar = c.c_int(), c.c_float(2)
+        return self.nccl.RedOpCreatePreMulSum(c.byref(operator), c.byref(scalar), F32, 1, comm)
+
+    def register(self, comm: c.c_void_p) -> str:
+        """Call ncclCommRegister on 4096 bytes of new memory; its code."""
+        return self.nccl.CommRegister(comm, self.cuda.memory(), 4096, c.byref(c.c_void_p()))
 
     # Handles
 

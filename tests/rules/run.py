@@ -245,7 +245,7 @@ def run(to: Target, rules: Sequence[Rule]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule whose outcome is not NCCL's, or not the one that the table has for the target."""
+    """A rule whose outcome differs from NCCL's or from the outcome listed for the target."""
 
     rule: Rule
     kind: str

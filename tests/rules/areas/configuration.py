@@ -118,7 +118,7 @@ def config_size_cut(rank: Rank) -> str:
 )
 def config_size_more(rank: Rank) -> str:
     config = rank.config()
-    larger = (c.c_byte * 4096)(*[-5] * 4096)
+    larger = c.create_string_buffer(b"\xfb" * 4096, 4096)
     config.size = 4096
     c.memmove(larger, c.byref(config), c.sizeof(config))
     return _raw(rank, larger)

@@ -317,7 +317,7 @@ def _shrink(
 
 @rule(
     "CommShrink",
-    "The ranks that are left call; they keep their order, and the parent still works",
+    "The remaining ranks call shrink; they keep their order, and the parent still works",
     nccl=[["success", [0, 2], "works", "works"], ["success", [1, 2], "works", "works"]],
     ranks=3,
 )

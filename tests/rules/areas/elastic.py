@@ -101,35 +101,35 @@ _revoked(
     "CommCount",
     "knows its size",
     "success",
-    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+    Rank.count,
 )
 _revoked(
     "redop",
     "RedOpCreatePreMulSum",
     "accepts reduction operators",
     "success",
-    lambda rank, comm: rank.nccl.RedOpCreatePreMulSum(
-        c.byref(c.c_int()), c.byref(c.c_float(2)), F32, 1, comm
-    ),
+    Rank.make_operator,
 )
 _revoked(
     "register",
     "CommRegister",
     "accepts ncclCommRegister",
     "success",
-    lambda rank, comm: rank.nccl.CommRegister(
-        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
-    ),
+    Rank.register,
 )
+
+
+def _simulate(rank: Rank, comm: c.c_void_p) -> list[str]:
+    rank.nccl.GroupStart()
+    return [rank.sum(comm), rank.nccl.GroupSimulateEnd(None)]
+
+
 _revoked(
     "simulate",
     "GroupSimulateEnd",
     "refuses simulated operations",
     ["invalidUsage", "invalidUsage"],
-    lambda rank, comm: [
-        *[rank.nccl.GroupStart(), rank.sum(comm)][1:],
-        rank.nccl.GroupSimulateEnd(None),
-    ],
+    _simulate,
 )
 
 
@@ -320,16 +320,14 @@ _suspended(
     "CommCount",
     "knows its size",
     "success",
-    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+    Rank.count,
 )
 _suspended(
     "register",
     "CommRegister",
     "accepts ncclCommRegister",
     "success",
-    lambda rank, comm: rank.nccl.CommRegister(
-        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
-    ),
+    Rank.register,
 )
 for _name in ("Finalize", "Destroy", "Abort"):
     _suspended(

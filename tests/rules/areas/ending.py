@@ -126,25 +126,21 @@ _finalized(
     "CommCount",
     "knows its size",
     _ACCEPTED,
-    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+    Rank.count,
 )
 _finalized(
     "redop",
     "RedOpCreatePreMulSum",
     "accepts reduction operators",
     _ACCEPTED,
-    lambda rank, comm: rank.nccl.RedOpCreatePreMulSum(
-        c.byref(c.c_int()), c.byref(c.c_float(2)), F32, 1, comm
-    ),
+    Rank.make_operator,
 )
 _finalized(
     "register",
     "CommRegister",
     "accepts ncclCommRegister",
     _ACCEPTED,
-    lambda rank, comm: rank.nccl.CommRegister(
-        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
-    ),
+    Rank.register,
 )
 _finalized(
     "revoke",

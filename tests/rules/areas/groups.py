@@ -338,9 +338,7 @@ _in_group("suspend", "CommSuspend", lambda rank, comm: rank.nccl.CommSuspend(com
 _in_group(
     "register",
     "CommRegister",
-    lambda rank, comm: rank.nccl.CommRegister(
-        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
-    ),
+    Rank.register,
 )
 
 

@@ -280,7 +280,7 @@ _unready(
     "CommCount",
     "The number of ranks of a communicator in progress is not available",
     _REFUSED,
-    lambda rank, comm: rank.nccl.CommCount(comm, c.byref(c.c_int())),
+    Rank.count,
 )
 _unready(
     "rank",
@@ -301,18 +301,14 @@ _unready(
     "RedOpCreatePreMulSum",
     "A communicator in progress refuses reduction operators, and is not affected",
     _REFUSED,
-    lambda rank, comm: rank.nccl.RedOpCreatePreMulSum(
-        c.byref(c.c_int()), c.byref(c.c_float(2)), F32, 1, comm
-    ),
+    Rank.make_operator,
 )
 _unready(
     "register",
     "CommRegister",
     "A communicator in progress accepts ncclCommRegister",
     ["success", "inProgress", False],
-    lambda rank, comm: rank.nccl.CommRegister(
-        comm, rank.cuda.memory(), 4096, c.byref(c.c_void_p())
-    ),
+    Rank.register,
 )
 _unready(
     "revoke",
