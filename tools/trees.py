@@ -58,9 +58,9 @@ def configure(tree: Path, folder: Path, options: Sequence[str]) -> None:
     _run(command, environment())
 
 
-def build(tree: Path, folder: Path, variables: Mapping[str, str] | None = None) -> bool:
+def build(tree: Path, folder: Path) -> bool:
     """Build a copy and install it in place; whether it compiles."""
-    env = environment(**(variables or {}))
+    env = environment()
     jobs = str(os.cpu_count() or 1)
     done = subprocess.run(
         ["cmake", "--build", str(folder), "--parallel", jobs],
