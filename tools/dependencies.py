@@ -175,7 +175,7 @@ def wrong_uses(graph: Graph) -> list[str]:
 
 
 def starred_literals(code: str) -> list[int]:
-    """The lines of Python code with a literal that is unpacked, as *(a, b), into one or a call."""
+    """The lines of Python code that unpack a literal, as *(a, b), into a literal or a call."""
     literals = (ast.Tuple, ast.List, ast.Set)
     found = []
     for node in ast.walk(ast.parse(code)):

@@ -256,7 +256,7 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
     rank.set_event("failed")
     rank.wait_event("failed", *left)
     began = time.monotonic()
-    # Nobody waits for the dead. A rank that does not come is waited for.
+    # A rank that has died is not waited for; a rank that is only late is.
     group = dist.reconfigure(timeout=timedelta(seconds=_LIMIT if late else 30))
     assert time.monotonic() - began < _SOON
     assert dist.group.WORLD is group

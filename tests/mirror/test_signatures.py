@@ -285,7 +285,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_docstring(name: str) -> None:
-    """Each function refers to the one that it stands for, and describes parameters it has."""
+    """Each docstring names torch's function and describes existing parameters only."""
     function = getattr(pynccl, name)
     text = inspect.getdoc(function) or ""
     assert f"torch.distributed.{name}" in text or not hasattr(torch_dist, name)
