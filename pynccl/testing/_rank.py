@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,6 +62,7 @@ class Rank:
     init_method: str = field(repr=False)
     report: Callable[[Any], None] = field(repr=False)
     _comm: nccl.Communicator | None = field(default=None, repr=False)
+    _made: list[weakref.ref[nccl.Communicator]] = field(default_factory=list, repr=False)
     # Tells the launching process that a communicator is created, and that this is done.
     _joins: Callable[[int, bool], None] | None = field(default=None, repr=False)
 
@@ -95,6 +98,7 @@ class Rank:
         tell(unique_id, False)
         comm = nccl.Communicator(self.world_size, id_, self.rank, **options)
         tell(unique_id, True)
+        self._made.append(weakref.ref(comm))
         return comm
 
     @property
@@ -112,3 +116,7 @@ class Rank:
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.abort() if failed else comm.close()
+        # The frames of an exception that was caught hold each other. An open communicator in them
+        # would keep hostnccl from seeing a deadlock of the next function in this process.
+        if any((made := each()) is not None and not made.closed for each in self._made):
+            gc.collect()

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
-_LATE = 1.0  # seconds
-_AFTER = 2.5  # the others have their errors
+_LATE = 1.0  # seconds, of the rank whose error is looked at
+_LIMIT = 20.0  # seconds, of the others
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def _communicators(rank: Rank) -> Iterator[dict[str, nccl.Communicator]]:
         for number, (name, members) in enumerate({"A": (0, 1), "B": others}.items()):
             if rank.rank in members:
                 unique_id, own = rank.unique_ids[number], members.index(rank.rank)
-                size, config = len(members), nccl.Config(timeout=_LATE, comm_name=name)
+                size, config = len(members), nccl.Config(timeout=_LIMIT, comm_name=name)
                 comm = nccl.Communicator(size, unique_id, own, config=config, provider="host")
                 stack.callback(comm.abort)
                 comms[name] = comm
@@ -50,20 +51,44 @@ def _wait(comm: nccl.Communicator, stream: nccl.Stream | None = None) -> str:
     raise AssertionError("it did not raise")
 
 
+def _wait_visibly(rank: Rank, comm: nccl.Communicator) -> str:
+    """Set the event "waits" as soon as this rank waits in the communicator."""
+
+    def tell() -> None:
+        wait_until_blocked(threading.main_thread())
+        rank.set_event("waits")
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        return _wait(comm)
+    finally:
+        teller.join()
+
+
+def _wait_in_vain(rank: Rank, comm: nccl.Communicator) -> str:
+    """Let the others end when this rank has its error, after a short limit."""
+    comm.timeout = _LATE
+    try:
+        return _wait(comm)
+    finally:
+        rank.set_event("has its error")
+
+
 def _chain(rank: Rank) -> str:
     """Rank 0 waits in A for rank 1, which waits in B for rank 2, which does not come."""
     with _communicators(rank) as comms:
         if rank.rank == 0:
-            return _wait(comms["A"])
+            rank.wait_event("waits", 1)
+            return _wait_in_vain(rank, comms["A"])
         if rank.rank == 1:
-            comms["B"].timeout = 2 * _AFTER
-            return _wait(comms["B"])
-        time.sleep(_AFTER)
+            return _wait_visibly(rank, comms["B"])
+        rank.wait_event("has its error", 0)
     return ""
 
 
 def test_a_rank_that_waits_elsewhere(launch: Launcher) -> None:
-    first, second, _ = launch(3, _chain, ids=2, timeout=20)
+    first, second, _ = launch(3, _chain, ids=2, timeout=60)
     number = r"rank \d \(pid \d+\)"
     assert re.search(r"waited for rank 1 in ncclAllReduce\(", first), first
     assert re.search(rf"{number} waits for rank 1 in ncclAllReduce\(.*of communicator B", first)
@@ -74,19 +99,22 @@ def _queued(rank: Rank) -> str:
     """On rank 1 the all_reduce of A is behind that of B on a stream."""
     with _communicators(rank) as comms:
         if rank.rank == 0:
-            comms["A"].timeout = 2 * _AFTER
-            return _wait(comms["A"])
+            return _wait_visibly(rank, comms["A"])
         if rank.rank == 1:
-            comms["B"].timeout = 2 * _AFTER
+            rank.wait_event("waits", 0)
             stream = rank.stream()
             comms["B"].all_reduce(_small(), stream=stream)
-            return _wait(comms["A"], stream)
-        time.sleep(_AFTER)
+            comms["A"].timeout = _LATE
+            try:
+                return _wait(comms["A"], stream)
+            finally:
+                rank.set_event("has its error")
+        rank.wait_event("has its error", 1)
     return ""
 
 
 def test_a_rank_whose_operation_is_queued(launch: Launcher) -> None:
-    first, _, _ = launch(3, _queued, ids=2, timeout=20)
+    first, _, _ = launch(3, _queued, ids=2, timeout=60)
     waits = r"rank 0 \(pid \d+\) waits for rank 1 in ncclAllReduce\(.*\) of communicator B"
     assert re.search(rf"rank 1 \(pid \d+\) revoked its communicator; {waits}", first), first
 
@@ -96,18 +124,20 @@ def _failed(rank: Rank) -> str:
     text = ""
     with _communicators(rank) as comms:
         if rank.rank == 0:
-            return _wait(comms["A"])
+            rank.wait_event("has failed", 1)
+            return _wait_in_vain(rank, comms["A"])
         if rank.rank == 1:
             text = _wait(comms["B"])
+            rank.set_event("has failed")
         else:
             with pytest.raises(nccl.NcclError, match="different calls"):
                 comms["B"].all_reduce(np.ones(5, np.float32))
-        time.sleep(_AFTER)
+        rank.wait_event("has its error", 0)
     return text
 
 
 def test_a_rank_that_has_failed(launch: Launcher) -> None:
-    first, second, _ = launch(3, _failed, ids=2, timeout=20)
+    first, second, _ = launch(3, _failed, ids=2, timeout=60)
     assert "different calls" in second
     assert "has failed in communicator B: the ranks make different calls: " in first
     assert "count=5" in first
@@ -115,22 +145,24 @@ def test_a_rank_that_has_failed(launch: Launcher) -> None:
 
 def _failed_before(rank: Rank) -> str:
     """As _failed(), but B has failed, by the mistake of others, when rank 1 comes to it."""
+    text = ""
     with _communicators(rank) as comms:
         if rank.rank == 0:
-            return _wait(comms["A"])
+            rank.wait_event("has failed", 1)
+            return _wait_in_vain(rank, comms["A"])
         if rank.rank == 1:
-            time.sleep(_LATE / 4)
+            rank.wait_event("has failed", 2, 3)
             text = _wait(comms["B"])
         else:
             with pytest.raises(nccl.NcclError, match="different calls"):
                 comms["B"].all_reduce(np.ones(rank.rank, np.float32))
-            text = ""
-        time.sleep(_AFTER)
+        rank.set_event("has failed")
+        rank.wait_event("has its error", 0)
     return text
 
 
 def test_a_rank_whose_communicator_has_failed(launch: Launcher) -> None:
-    first, second, *_ = launch(4, _failed_before, ids=2, timeout=20)
+    first, second, *_ = launch(4, _failed_before, ids=2, timeout=60)
     assert "different calls" in second
     assert re.search(r"rank 2 \(pid \d+\) has failed in communicator B: the ranks make ", first)
     assert "count=3" in first

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
 
-from pynccl import testing
+from pynccl import nccl, testing
 from pynccl.testing import LaunchError, Outcome, Run
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher, skip_old, too_old
@@ -51,6 +52,25 @@ def test_processes_are_kept_and_fresh_ones_are_not() -> None:
     for _, _, pid in [*first, *fresh]:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+_left: list[weakref.ref[nccl.Communicator]] = []
+
+
+def _leave_a_communicator(rank: Rank) -> None:
+    cycle: list[object] = [rank.communicator()]
+    cycle.append(cycle)
+    _left.append(weakref.ref(cast("nccl.Communicator", cycle[0])))
+
+
+def _closed(_: Rank) -> list[bool]:
+    return [(left := each()) is None or left.closed for each in _left]
+
+
+def test_a_communicator_that_is_left_ends_with_its_function() -> None:
+    with Launcher() as launch:
+        launch(2, _leave_a_communicator, threads=True)
+        assert launch(2, _closed, threads=True) == [[True, True]] * 2
 
 
 def test_environment_reaches_the_ranks(launch: Launcher) -> None:

@@ -66,9 +66,12 @@ def wait_until_blocked(thread: threading.Thread) -> None:
         if not thread.is_alive():
             return
         assert thread.ident is not None
-        frame = sys._current_frames()[thread.ident]
-        at = (frame.f_code, frame.f_lasti)
-        sleeps = status.read_text().rpartition(")")[2].split()[0] == "S"
+        frame = sys._current_frames().get(thread.ident)
+        at = frame and (frame.f_code, frame.f_lasti)
+        try:
+            sleeps = status.read_text().rpartition(")")[2].split()[0] == "S"
+        except (FileNotFoundError, ProcessLookupError):  # it ends
+            continue
         looks = looks + 1 if sleeps and at == before else 0
         before = at
 
