@@ -1,7 +1,7 @@
 # Every target makes its own .venv where it must; each can be the first command ever typed here.
 # Variables: PYTHON (the interpreter for .venv), RANKS and ARGS (benchmarks), PYTEST_ARGS and
 # WORKERS (tests), SECONDS (fuzz), CALLS and SEED (sanitize-module), COUNT and SEED (mutate),
-# TORCH (test-torch), SPHINXOPTS (docs).
+# TORCH (test-torch), SPHINXOPTS (docs), OUT (gpu-day).
 # OFFLINE=1: no .venv and no network. PYTHON itself is used, with what it has and with the wheels in
 # the folder WHEELS (`make wheels` fills it elsewhere).
 
@@ -54,7 +54,7 @@ endif
 # tests in each of its processes, and each command pynccl.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check test test-all test-busy test-gpu test-torch test-torch-suite rules sanitize sanitize-module fuzz abi \
+.PHONY: help check test test-all test-busy gpu-day test-torch test-torch-suite rules sanitize sanitize-module fuzz abi \
   lint lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
   plots-lab docs docs-links wheels wheels-check wheels-manylinux release clean
 
@@ -116,8 +116,9 @@ test-all: $(TO_TEST) ## also more seeds, all versions of the double, campaigns, 
 rules: $(TO_TEST) ## NCCL's rules, probed on the doubles and hostnccl: the number of unexplained differences (ARGS="host")
 	$(PY) -m tests.rules.run $(ARGS)
 
-test-gpu: $(TO_TEST) ## run the tests that need a GPU; a report to docs/results
-	$(PY) -m tests.report.run $(ARGS)
+OUT ?= build/gpu-day
+gpu-day: $(TO_TEST) ## rules, tests and benchmarks that need a GPU, within ten minutes; a report in OUT
+	$(PY) -m tests.gpu_day --out $(OUT) $(ARGS)
 
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
 	$(PY) -m tests.support.torch_suite mirror --ranks 2 4 $(ARGS)
@@ -257,7 +258,7 @@ $(VENV)/.group-bench $(VENV)/.group-test: | $(VENV)/.group-build
 
 # $(call COMPILE,FOLDER): compile what has changed, and install it into the source tree.
 define COMPILE
-	@cmake -S . -B $(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=ON -DCMAKE_INSTALL_MESSAGE=NEVER \
+	@cmake -S . -B $(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=Release -DPYNCCL_WERROR=$(if $(OFFLINE),OFF,ON) -DCMAKE_INSTALL_MESSAGE=NEVER \
 	  -DPython_EXECUTABLE=$$($(PY) -c "import sys; print(sys.executable)") \
 	  -DCMAKE_PREFIX_PATH=$$($(PY) -m pybind11 --cmakedir)
 	@MAKEFLAGS= cmake --build $(1)

@@ -57,7 +57,8 @@ def main() -> int:
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     out = options.out or ROOT / ("docs" if options.device == "cuda" else "build") / "results"
     stem = out / f"{date}-{slug(findings.machine)}-bench"
-    for path in findings.write(stem, date, options.total - (stop - time.monotonic())):
+    seconds = options.total - (stop - time.monotonic())
+    for path in findings.write(stem, date, seconds, plots=options.plots):
         print(f"wrote {path.name}")
     return 1 if findings.failures else 0
 
@@ -159,6 +160,7 @@ def _parse() -> argparse.Namespace:
     add("--repeats", type=int, help="samples of each way (default: 7, quick: 3)")
     add("--total", type=float, default=430.0, help="seconds for all (default: %(default)g)")
     add("--out", type=Path, help="folder (default: docs/results, build/results for cpu)")
+    add("--no-plots", dest="plots", action="store_false", help="only the tables and the figures")
     return parser.parse_args()
 
 

@@ -22,6 +22,7 @@ _CALLS = (20, None)
 _REPLAYS = (2, 10)
 _REPLAYS_SHARED = 1
 _LAUNCHES = (10, 100)
+_LAUNCHES_SHARED = 5
 _LAB_SIZES: tuple[tuple[int, ...], ...] = ((), (1 << 16,))
 _WORK_ON_CPUS = (gpu_overlap.Work(1 << 18, 128), gpu_overlap.Work(16 << 20, 512))
 _WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 4096))
@@ -39,6 +40,7 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
         report(Absent(library, reason))
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
     replays = _REPLAYS_SHARED if world.shares else _REPLAYS[full]
+    launches = _LAUNCHES_SHARED if world.shares else _LAUNCHES[full]
 
     work = _work(world)[full]
 
@@ -49,7 +51,7 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
     sections: dict[str, Callable[[], None]] = {
         "calls": lambda: report_all(gpu_calls.run(world, repeats, _CALLS[full])),
         "kernels": lambda: report_all(
-            gpu_kernels.run(world, repeats, _LAUNCHES[full], Path(settings.folder))
+            gpu_kernels.run(world, repeats, launches, Path(settings.folder))
         ),
         "overlap": lambda: report_all(gpu_overlap.run(world, repeats, work)),
         "lab": lambda: report_all(

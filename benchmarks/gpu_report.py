@@ -55,32 +55,33 @@ class Findings:
         """Keep why a world ended before it was done."""
         self.failures.setdefault(nranks, []).append(reason)
 
-    def write(self, stem: Path, date: str, seconds: float) -> Iterator[Path]:
-        """Write ``stem.md``, ``stem.json`` and a plot for each number of ranks.
+    def write(self, stem: Path, date: str, seconds: float, *, plots: bool = True) -> Iterator[Path]:
+        """Write ``stem.md``, ``stem.json`` and, if asked, a plot for each number of ranks.
 
         Args:
             stem: path without the suffix.
             date: ISO 8601.
             seconds: what all of it took.
+            plots: whether to write the plots.
 
         Yields:
             The files.
         """
-        from benchmarks.plot import write_plot  # takes a second to import
-
         stem.parent.mkdir(parents=True, exist_ok=True)
-        plots: dict[int, str] = {}
-        for nranks in self._figures:
+        pictures: dict[int, str] = {}
+        for nranks in self._figures if plots else ():
+            from benchmarks.plot import write_plot  # takes a second to import
+
             if rows := self._of(nranks, Row):
                 path = stem.with_name(f"{stem.name}-{nranks}ranks.png")
                 write_plot(path, rows, f"{self._title(nranks)}, on {self._where()}")
-                plots[nranks] = path.name
+                pictures[nranks] = path.name
                 yield path
         path = stem.with_name(f"{stem.name}.json")
         path.write_text(json.dumps(self._content(date, seconds), indent=1) + "\n")
         yield path
         path = stem.with_name(f"{stem.name}.md")
-        path.write_text("\n\n".join(self._parts(date, seconds, plots)) + "\n")
+        path.write_text("\n\n".join(self._parts(date, seconds, pictures)) + "\n")
         yield path
 
     def _content(self, date: str, seconds: float) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 python -m tests.rules.run                      the double of each release, and hostnccl
 python -m tests.rules.run 2.30 host            some targets
-python -m tests.rules.run --nccl libnccl.so.2 --cuda libcuda.so.1   a real library
+python -m tests.rules.run --real               the NCCL that pynccl finds
+python -m tests.rules.run --nccl libnccl.so.2 --cuda libcuda.so.1   another real library
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from pynccl.libraries import locate
 from tests.doubles import build
 from tests.rules import areas
 from tests.rules.api import Driver, MissingError, Nccl
@@ -50,6 +52,7 @@ class Target:
     cuda: str  # "host": the library has streams of its own
     version: str  # the release with which it is compared
     env: dict[str, str]
+    apart: bool = False  # ranks that need a device each are processes, of hosts of their own
 
     def difference(self, rule: Rule) -> Difference | None:
         """How the table says that this target differs from NCCL."""
@@ -102,6 +105,8 @@ def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Dri
 def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target) -> list[Any]:
     """Probe rules one after another, up to the first that hangs; writes outcomes to stdout."""
     os.environ.update(to.env)
+    if to.apart and ranks:
+        os.environ["NCCL_HOSTID"] = f"rules-{ranks[0]}"
     for rule in rules:
         os.environ.update(rule.env)
     host = to.cuda == "host"
@@ -109,7 +114,7 @@ def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Tar
     library = c.CDLL(to.nccl)
     nccl, driver = Nccl(library), Driver(cuda or library, host)
     for rule, board in zip(rules, boards, strict=True):
-        if rule.devices > driver.devices():
+        if rule.devices > driver.devices() and not to.apart:
             outcomes = ["too few devices"] * (len(ranks) or rule.ranks)
         else:
             print(json.dumps([rule.name]), flush=True)
@@ -188,7 +193,7 @@ class Runner:
         waiting: list[tuple[list[Rule], Sequence[int], list[Board]]] = []
         together = [rule for rule in rules if not rule.alone]
         for rule in rules:
-            if rule.processes:
+            if rule.processes or (self.to.apart and rule.devices > 1):
                 board = Board()
                 waiting += [([rule], [rank], [board]) for rank in range(rule.ranks)]
             elif rule.alone:
@@ -311,12 +316,25 @@ def _wrong(to: Target, outcomes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _release(library: str) -> str:
+    """The release of the table that a library is compared with: its own or the one before."""
+    code = c.c_int()
+    c.CDLL(library).ncclGetVersion(c.byref(code))
+    own = (code.value // 10000, code.value // 100 % 100)
+    older = [one for one in VERSIONS if tuple(map(int, one.split("."))) <= own]
+    return older[-1] if older else next(iter(VERSIONS))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run probes as the command line says; 1 if an outcome is not in the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("targets", nargs="*", help="releases of the double, and host")
+    parser.add_argument("--real", action="store_true", help="the NCCL that pynccl finds")
+    parser.add_argument(
+        "--apart", action="store_true", help="a real library's ranks share a device, as processes"
+    )
     parser.add_argument("--nccl", help="a real library")
     parser.add_argument("--cuda", default="libcuda.so.1", help="its driver")
     parser.add_argument("--version", default="2.30", choices=VERSIONS, help="the real release")
@@ -327,6 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--record", action="store_true", help="list what differs now in open.json")
     options = parser.parse_args(arguments)
+    if options.real:
+        options.nccl = locate("cuda").path
+        options.version = _release(options.nccl)
     globs = options.only.split(",")
     rules = [r for r in RULES.values() if any(fnmatch.fnmatch(r.name, glob) for glob in globs)]
     unexplained, left = 0, json.loads(OPEN.read_text())
@@ -337,7 +358,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = options.targets or ([] if options.nccl else [*VERSIONS, HOST])
         targets = [target(name, scratch) for name in names]
         if options.nccl:
-            targets.append(Target("nccl", options.nccl, options.cuda, options.version, {}))
+            targets.append(
+                Target("nccl", options.nccl, options.cuda, options.version, {}, options.apart)
+            )
         for to in targets:
             outcomes = run(to, rules)
             # "Waits" is what has not happened for a while, on a busy machine by chance: again.

@@ -66,11 +66,11 @@ def most_cases(provider: str, nranks: int) -> int | None:
     """How many of a product of like cases to run; None for all.
 
     Processes that share a GPU take turns of some milliseconds, and an operation between them takes
-    several turns. PYNCCL_TEST_SHORT makes the same choice on CPUs.
+    several turns.
     """
-    if provider == "host" and not os.environ.get("PYNCCL_TEST_SHORT"):
+    if provider == "host":
         return None
-    if nranks <= (1 if provider == "host" or _is_short_double() else count()):
+    if nranks <= (1 if _is_short_double() else count()):
         return 200
     return 50 if nranks == 2 else 25
 

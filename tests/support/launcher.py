@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
@@ -23,9 +23,9 @@ from tests.support.rank import Rank
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "World", "skip_old", "too_old"]
+__all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "skip_old", "too_old"]
 
-# The longest time of any launch in seconds, whatever it asks for (tests/report/run.py sets it).
+# The longest time of any launch in seconds, whatever it asks for (tests/gpu_day.py sets it).
 _LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
 # Ranks with torch have processes of their own, so that those of other tests do without it.
 _WITH_TORCH = "PYTEST_WITH_TORCH"
@@ -35,13 +35,6 @@ _ENTER_TORCH = (
     "tests.support.in_world",
     "tests.support.torch_suite",
 )
-
-
-class World(NamedTuple):
-    """The size of a world that was launched, and what its ranks are."""
-
-    nranks: int
-    threads: bool
 
 
 class Options(TypedDict, total=False):
@@ -63,15 +56,10 @@ class Options(TypedDict, total=False):
 
 
 class Launcher(_Launcher):
-    """Launches worlds and keeps their processes for the next test.
-
-    Attributes:
-        worlds: those that were launched, in order, for reports of what was covered.
-    """
+    """Launches worlds and keeps their processes for the next test."""
 
     def __init__(self) -> None:
         super().__init__(Rank)
-        self.worlds: list[World] = []
 
     def is_reusable(self, outcome: Outcome) -> bool:
         """Also after a call that the loaded NCCL is too old for: nothing was sent then."""
@@ -185,7 +173,6 @@ class Launcher(_Launcher):
             env=environments,
             fresh=fresh,
         )
-        self.worlds.append(World(nranks, threads))
         return run
 
 

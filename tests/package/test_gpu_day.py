@@ -1,0 +1,123 @@
+"""Proves that a day on a GPU reports every outcome of tests, goes on after those that hang or kill
+their process, and leaves a whole report when it is ended between two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import machine
+from tests import gpu_day
+from tests.support.tier import FULL
+
+_TESTS = """
+import os
+import time
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def test_well():
+    pass
+
+
+def test_hangs():
+    time.sleep(100)
+
+
+def test_wrong():
+    assert not __file__
+
+
+def test_dies():
+    os._exit(3)
+
+
+def test_skipped():
+    pytest.skip("for a reason")
+
+
+def test_last():
+    pass
+"""
+
+
+def test_every_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_outcomes.py").write_text(_TESTS)
+    (tmp_path / "test_broken.py").write_text("import a_module_that_is_not_there")
+    monkeypatch.setattr(gpu_day, "_EACH", 3)
+    day = gpu_day.Day(argparse.Namespace(device="cuda", out=tmp_path, k=""), stop=0.0)
+    step = day._tests("tests", [str(tmp_path)], tmp_path)
+    day._take(gpu_day._run(step, tmp_path / "log.txt", left=100))
+    (line,) = map(json.loads, (tmp_path / "steps.jsonl").read_text().splitlines())
+    assert line["status"] == "failed"
+    assert line["tests"] == {"failed": 4, "passed": 2, "skipped": 1}
+    texts = {name.rpartition("::")[2]: text for name, text in line["failures"].items()}
+    assert "a_module_that_is_not_there" in texts["test_broken"]
+    assert "crashed" in texts["test_hangs"]
+    assert "crashed" in texts["test_dies"]
+    assert "assert not" in texts["test_wrong"]
+    assert "in test_hangs" in (tmp_path / "log.txt").read_text()
+    report = (tmp_path / "report.md").read_text()
+    assert "| tests | failed |" in report
+    for whole in (report, json.dumps(line)):
+        assert str(machine.ROOT) not in whole
+        assert socket.gethostname() not in whole
+
+
+def test_a_step_that_is_late_or_has_no_time(tmp_path: Path) -> None:
+    step = gpu_day.Step("slow", [sys.executable, "-c", "print(1, flush=True); input()"], 0.5)
+    read, write = os.pipe()
+    stdin = os.dup(0)
+    os.dup2(read, 0)  # which nobody writes
+    try:
+        late = gpu_day._run(step, tmp_path / "log.txt", left=100)
+    finally:
+        os.dup2(stdin, 0)
+        for descriptor in (stdin, read, write):
+            os.close(descriptor)
+    assert late["status"] == "late"
+    assert late["said"] in ([], ["1"])
+    assert gpu_day._run(step, tmp_path / "log.txt", left=1)["status"] == "not run"
+
+
+def _day(out: Path, *arguments: str) -> list[str]:
+    command = [sys.executable, "-m", "tests.gpu_day", "--device", "double", "--out", str(out)]
+    return [*command, *arguments]
+
+
+def test_a_day_that_is_cut(tmp_path: Path) -> None:
+    command = _day(tmp_path, "--steps", "machine|rules")
+    day = subprocess.Popen(command, cwd=machine.ROOT, stdout=subprocess.PIPE, text=True)
+    assert day.stdout is not None
+    try:
+        assert day.stdout.readline().startswith("passed")
+    finally:
+        children = Path(f"/proc/{day.pid}/task/{day.pid}/children").read_text().split()
+        day.kill()
+        day.wait()
+        day.stdout.close()
+        for child in children:
+            os.killpg(int(child), signal.SIGKILL)
+    assert "| machine | passed |" in (tmp_path / "report.md").read_text()
+    (line,) = map(json.loads, (tmp_path / "steps.jsonl").read_text().splitlines())
+    assert line["step"] == "machine"
+
+
+@pytest.mark.skipif(not FULL, reason="ten minutes: `make gpu-day ARGS='--device double'`")
+def test_a_dry_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        _day(tmp_path), cwd=machine.ROOT, capture_output=True, text=True, timeout=700, check=False
+    )
+    assert done.returncode == 0, done.stdout + (tmp_path / "report.md").read_text()

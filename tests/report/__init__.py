@@ -1,1 +1,0 @@
-"""Runs the tests that need a GPU and writes a report: see run.py."""
