@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("elftools")
+
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection

@@ -1,10 +1,12 @@
 """Proves that a day on a GPU reports every outcome of tests, goes on after those that hang or kill
-their process, and leaves a whole report when it is ended between two steps.
+their process, leaves a whole report when it is ended between two steps, and needs no package that
+its machine lacks.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import signal
@@ -121,3 +123,22 @@ def test_a_dry_run(tmp_path: Path) -> None:
         _day(tmp_path), cwd=machine.ROOT, capture_output=True, text=True, timeout=700, check=False
     )
     assert done.returncode == 0, done.stdout + (tmp_path / "report.md").read_text()
+
+
+_PRESENT = {"_pytest", "hypothesis", "ml_dtypes", "numpy", "pytest", "torch", "typing_extensions"}
+_OWN = {"benchmarks", "pynccl", "tests", "tools"}
+
+
+def test_files_import_only_what_a_gpu_machine_has() -> None:
+    """At their top, where it would end the collection, but for what they skip without."""
+    known = _PRESENT | _OWN | set(sys.stdlib_module_names)
+    wrong = []
+    for path in (machine.ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text()
+        for node in ast.parse(text).body:
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for root in {str(name).partition(".")[0] for name in names} - known:
+                if f'importorskip("{root}' not in text:
+                    wrong.append(f"{path.relative_to(machine.ROOT)}: {root}")
+    assert not wrong
