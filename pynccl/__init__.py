@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pynccl.mirror.group.work import *
     from pynccl.mirror.lifecycle.destroy import *
     from pynccl.mirror.lifecycle.environment import *
-    from pynccl.mirror.lifecycle.handles import *
     from pynccl.mirror.lifecycle.init import *
     from pynccl.mirror.lifecycle.new_group import *
     from pynccl.mirror.lifecycle.shrink import *
@@ -86,12 +85,9 @@ __all__ = [
     "_all_gather_base",
     "_coalescing_manager",
     "_get_default_group",
-    "_get_reconfigure_handle",
     "_make_nccl_premul_sum",
     "_rank_not_in_group",
-    "_reconfigure",
     "_reduce_scatter_base",
-    "_supports_reconfigure",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",

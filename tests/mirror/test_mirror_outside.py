@@ -15,8 +15,6 @@ World = Callable[..., list[Any]]
 
 _NOT_COMPARED = {
     # gloo has none of these, or torch refuses them for it before it looks at the group.
-    "_get_reconfigure_handle",
-    "_reconfigure",
     "reconfigure",
     "shrink_group",
     "split_group",
@@ -25,7 +23,6 @@ _NOT_COMPARED = {
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
-    "_supports_reconfigure",
     # Not functions of a group of torch.distributed, or removed from it.
     "gather_into_tensor",
     "reduce_op",

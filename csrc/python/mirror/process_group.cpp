@@ -134,13 +134,6 @@ void ProcessGroup::use_own_for_transfers(const std::string& device_type) {
   known_device(device_type).own_for_transfers = true;
 }
 
-void ProcessGroup::set_ranks(int rank, py::dict rank_of) {
-  rank_ = rank;
-  rank_of_ = std::move(rank_of);
-  invalid_reason_.clear();
-  const auto removed = std::exchange(devices_, {});
-}
-
 void ProcessGroup::invalidate(std::string reason, bool keep) {
   invalid_reason_ = std::move(reason);
   auto removed = std::exchange(devices_, {});
@@ -177,12 +170,6 @@ Args:
       .def("_pairs", &ProcessGroup::pairs, "The Pairs that exist, in a list.")
       .def("_use_own_for_transfers", &ProcessGroup::use_own_for_transfers, py::arg("device_type"),
            "Make transfers outside a batch use the CommStream of the group, not those of Pairs.")
-      .def("_set_ranks", &ProcessGroup::set_ranks, py::arg("rank"), py::arg("rank_of"),
-           R"(Give the group other ranks, and make it usable again; without CommStreams.
-
-Args:
-    rank: this process's rank in the group.
-    rank_of: the group's ranks by the global ones.)")
       .def("_invalidate", &ProcessGroup::invalidate, py::arg("reason"), py::arg("keep") = false,
            R"(Make the group unusable: its operations raise ValueError.
 

@@ -67,9 +67,6 @@ class ProcessGroup {
   // Transfers outside a batch use the CommStream of the whole group, not those of pairs.
   void use_own_for_transfers(const std::string& device_type);
 
-  // Gives the group other ranks, and makes it usable again; without CommStreams.
-  void set_ranks(int rank, py::dict rank_of);
-
   // Makes the group unusable. keep: whether to keep the CommStreams alive, unused.
   void invalidate(std::string reason, bool keep);
 

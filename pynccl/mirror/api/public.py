@@ -20,7 +20,6 @@ from pynccl.mirror.group.process_group import *
 from pynccl.mirror.group.work import *
 from pynccl.mirror.lifecycle.destroy import *
 from pynccl.mirror.lifecycle.environment import *
-from pynccl.mirror.lifecycle.handles import *
 from pynccl.mirror.lifecycle.init import *
 from pynccl.mirror.lifecycle.new_group import *
 from pynccl.mirror.lifecycle.reconfigure import *

@@ -154,11 +154,6 @@ class Peers:
         """Set the addresses of all ranks, in their order."""
         self._addresses = [_Address(*address) for address in addresses]
 
-    def renumber(self, rank: int, addresses: Iterable[Iterable[Any]]) -> None:
-        """Give this process another rank, and set the addresses of all ranks, in their order."""
-        self._rank = rank
-        self.set_addresses(addresses)
-
     def offer(self, exchange: Exchange, value: bytes) -> None:
         """Send a value to the other rank, and wait until it has called accept().
 

@@ -123,48 +123,12 @@ class BaseGroup(_C.ProcessGroup):
         self.timeout = timeout
         self.options = options or Options(None)
         self.peers = peers
-        # Set where the group was made with enable_reconfigure=True: does what reconfigure() does.
-        self.reconfigurer: Callable[[Any, Any], Work] | None = None
-        self._uuid: int | None = None  # of the last reconfiguration
-        self.uuids: set[int] = set()  # of all
-        self._begin(store)
-
-    def _begin(self, store: Store) -> None:
-        """Set what begins anew with the ranks of a group."""
         self.barriers = 0  # monitored ones so far
         self.splits = 0
         self.store = PrefixStore(f"{self.group_name}/", store)
         self._common_store = store
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
-
-    def renumber(self, rank: int, size: int, uuid: int, store: Store) -> None:
-        """Give the default group other ranks; its communicators have been given up.
-
-        Args:
-            rank: this process's.
-            size: the number of ranks.
-            uuid: of the reconfiguration.
-            store: common to the new ranks, with no keys of an earlier configuration.
-        """
-        self.ranks = list(range(size))
-        self.rank_of = {global_rank: global_rank for global_rank in self.ranks}
-        self._uuid = uuid
-        self.uuids.add(uuid)
-        self._set_ranks(rank, self.rank_of)
-        self._begin(store)
-
-    def check_configured(self) -> None:
-        """Raise for a group that waits for reconfigure().
-
-        Raises:
-            RuntimeError: it was made with enable_reconfigure=True and has no ranks yet.
-        """
-        if self.reconfigurer is not None and self._uuid is None:
-            raise RuntimeError(
-                "The process group has not been initialized. Call reconfigure() before issuing "
-                "collectives when enable_reconfigure=True."
-            )
 
     @property
     def object_device(self) -> str:
@@ -229,7 +193,6 @@ class BaseGroup(_C.ProcessGroup):
     def _pair_with(self, device: torch.device, peer: int) -> Pair:
         found = self._pair(device.type, peer)
         if found is None:
-            self.check_configured()
             connect = functools.partial(self._connect_to, device, peer)
             together = self.provider(device) == "host"
             found = Pair(connect, together=together, timeout=self.timeout)
@@ -325,7 +288,6 @@ class BaseGroup(_C.ProcessGroup):
     def _open(self, device: torch.device, timeout: timedelta | None = None) -> CommStream:
         """Exchange a unique id through the store, and make the CommStream."""
         self.provider(device)  # raises on each rank where there is none
-        self.check_configured()
         device = _concrete(device)
         unique_id = broadcast_via_store(
             self.store,
@@ -366,7 +328,6 @@ class BaseGroup(_C.ProcessGroup):
         comm_stream = CommStream(
             comm, device, self.timeout, high_priority=self.options.high_priority
         )
-        comm_stream.group_name = self.group_name
         return comm_stream
 
     def _connect_to(
@@ -390,8 +351,6 @@ class BaseGroup(_C.ProcessGroup):
         # The rank that makes the ids: the sender, or for both directions the lower rank.
         offers = directions == [True] if len(directions) == 1 else self.rank() < peer
         name = f"{self.group_name}/{device.type}/{len(directions)}"
-        if self._uuid is not None:
-            name += f"/{self._uuid}"  # not what a rank of an earlier configuration offers
         timeout = self.timeout.total_seconds()
         exchange = Exchange(name, kind, self.ranks[peer], timeout, cancelled)
         if offers:

@@ -61,7 +61,6 @@ class CommStream(_C.CommStream):
         self._timed_out = False
         self._finished = False
         self._aborted = False
-        self.group_name = ""  # of the group that it belongs to
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import traceback
@@ -22,7 +21,6 @@ from pynccl.mirror.base.store import gather_via_store
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.lifecycle.destroy import end_all
-from pynccl.mirror.lifecycle.handles import apply_handles
 from pynccl.mirror.lifecycle.rendezvous import wait_for_creation
 from pynccl.mirror.world import world
 
@@ -40,7 +38,6 @@ def init_process_group(
     pg_options: object | None = None,
     device_id: torch.device | int | None = None,
     _ranks: list[int] | None = None,
-    enable_reconfigure: bool = False,
 ) -> None:
     """See torch.distributed.init_process_group (ncclCommInitRankConfig).
 
@@ -57,9 +54,6 @@ def init_process_group(
         device_id: the device of this rank. Its communicator is then created at once, and sends and
             receives outside a batch use it as well. Without it, and with GPUs, communicators are
             created when they are first needed.
-        enable_reconfigure: whether to create the group without communicators, which
-            ``group.WORLD.reconfigure()`` creates. Until then operations raise RuntimeError.
-            torch.distributed has it since torch 2.14.
 
     Raises:
         DistStoreError: not all ranks called it before the timeout.
@@ -105,11 +99,8 @@ def init_process_group(
     _C.set_process_rank(rank)
     world.add(pg)
     try:
-        if enable_reconfigure:
-            pg.reconfigurer = functools.partial(apply_handles, store)
-        else:
-            _connect(pg, store)
-            wait_for_creation(pg)
+        _connect(pg, store)
+        wait_for_creation(pg)
     except BaseException:
         end_all(ProcessGroup.abort)
         raise

@@ -48,7 +48,6 @@ def new_group(
     ranks called it before the timeout.
     """
     default = _get_default_group()
-    default.check_configured()
     bound = default.bound_device_id
     if device_id is None:
         device_id = bound

@@ -53,7 +53,6 @@ def reconfigure(
     old = group_or_default(group)
     if not is_registered(old):
         raise ValueError(f"Group {old} is not registered")
-    old.check_configured()
     limit = _TIMEOUT if timeout is None else timeout
     for comm_stream in old.comm_streams().values():
         if not comm_stream.comm.closed:

@@ -36,7 +36,6 @@ def shrink_group(
     """
     excluded = _checked_exclusion(ranks_to_exclude, shrink_flags)
     old = group if group is not None else _get_default_group()
-    old.check_configured()
     if old.size() <= 1:
         raise ValueError(
             f"Cannot shrink a process group with size {old.size()}. Group must have at least 2 "

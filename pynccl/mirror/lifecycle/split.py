@@ -34,7 +34,6 @@ def split_group(
     parent = parent_pg or default
     if not is_registered(parent):
         raise ValueError(f"Group {parent} is not registered")
-    parent.check_configured()
     config = parent.config if backend is None else _part_of(parent.config, str(backend))
     limit = timeout_of(timeout, config)
     color = _color_of(parent.rank(), split_ranks, default.size())
