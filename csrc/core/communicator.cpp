@@ -36,7 +36,9 @@ Communicator::~Communicator() { discard(); }
 Communicator::Use::Use(Communicator& communicator) : communicator_(communicator) {
   communicator.begin_use();
   const State state = communicator.state_.load();
-  if (state == State::kOpen || state == State::kExpired || state == State::kSuspended) return;
+  if (state == State::kOpen || state == State::kExpired || state == State::kSuspended ||
+      state == State::kUnready)
+    return;
   if (state == State::kLent && communicator.still_lent()) return;
   communicator.end_use();
   communicator.throw_not_open();
@@ -133,6 +135,7 @@ void Communicator::release_kept() {
 
 void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
   check_pending();
+  parent.check_ready();
   // The monitor may be about to revoke the parent, which would end the making of the child.
   if (parent.deadlines_->expired())
     poll_until(kExpirySeconds, [&] { return parent.expiry_ended_.load(); });
@@ -155,6 +158,7 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   }
   std::erase_if(root->children_, [](const auto& made) { return made.use_count() == 1 && *made; });
   root->children_.push_back(created_);
+  parent.note_in_progress();
 }
 
 void Communicator::begin_split(Communicator& parent, int color, int key) {
@@ -226,10 +230,8 @@ void Communicator::finish() {
   }
   const bool made = take_handle();
   if (options_.config.blocking == 0) return;
-  if (made)
-    parent_.reset();
-  else
-    wait_ready(std::nullopt);  // the parent is non-blocking, this communicator is not
+  if (made) parent_.reset();
+  wait_ready(std::nullopt);  // the parent may be non-blocking, or NCCL_COMM_BLOCKING=0
   read_identity();
 }
 
@@ -241,7 +243,7 @@ bool Communicator::take_handle() {
   comm_.store(made, std::memory_order_release);
   begin_deadlines();
   State making = State::kMaking;  // another thread may have aborted meanwhile
-  state_.compare_exchange_strong(making, State::kOpen);
+  state_.compare_exchange_strong(making, blocking() ? State::kOpen : State::kUnready);
   return true;
 }
 
@@ -273,7 +275,41 @@ ncclResult_t Communicator::async_error() {
     if (state != ncclSuccess) return state;
     parent_.reset();
   }
-  return take_handle() ? read_async_error() : ncclInternalError;
+  if (!take_handle()) return ncclInternalError;
+  const ncclResult_t state = read_async_error();
+  if (state == ncclSuccess && !blocking()) {
+    was_ready_ = true;
+    State unready = State::kUnready;
+    state_.compare_exchange_strong(unready, State::kOpen);
+  }
+  return state;
+}
+
+// Before a call that NCCL refuses while another one is in progress: the refusal would be the
+// communicator's error for good.
+void Communicator::check_ready() {
+  if (state_.load() == State::kUnready) check_open();
+}
+
+// A call of a non-blocking communicator continues after it has returned.
+void Communicator::note_in_progress() {
+  State open = State::kOpen;
+  if (!blocking()) state_.compare_exchange_strong(open, State::kUnready);
+}
+
+// Before it is destroyed: waits for a call in progress, within the time limit. False where it is
+// still in progress, or is being made: it can only be aborted then, since ncclCommDestroy would
+// leave this thread in a group.
+bool Communicator::settle() {
+  if (async_error() != ncclInProgress) return true;
+  if (!blocking() && !was_ready_) return false;
+  std::optional<double> seconds;  // the limit of the communicator does not apply any more
+  if (revoked_ || expired()) seconds = kExpirySeconds;
+  const bool late = expired();
+  const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
+  return poll_until(seconds,
+                    [&] { return async_error() != ncclInProgress || (!late && expired()); }) &&
+         (late || !expired());
 }
 
 ncclResult_t Communicator::read_async_error() {
@@ -372,6 +408,7 @@ ncclUniqueId Communicator::get_unique_id() {
 
 void Communicator::begin_suspend() {
   check_owned("suspend");
+  check_ready();
   const auto suspend = library_->nccl<&NcclTable::ncclCommSuspend>();
   const Claim claim(shared_from_this());
   check_shares_nothing();
@@ -383,6 +420,7 @@ void Communicator::begin_suspend() {
 
 void Communicator::begin_resume() {
   check_owned("resume");
+  check_ready();
   const Use comm(*this);
   const Waiting waiting(*this, "ncclCommResume");
   waiting.check(library_->nccl<&NcclTable::ncclCommResume>()(comm));
@@ -393,6 +431,7 @@ void Communicator::finish_change() {
   const auto change = [changed = changed_](Communicator& one) {
     State before = changed == State::kOpen ? State::kSuspended : State::kOpen;
     one.state_.compare_exchange_strong(before, changed);
+    if (changed == State::kOpen) one.note_in_progress();
   };
   change(*this);
   for (const auto& borrower : borrowers()) change(*borrower);
@@ -430,9 +469,12 @@ GroupScope::~GroupScope() {
   if (open_) NCCL_CALL_NOTHROW(library_, ncclGroupEnd, ());
 }
 
-void GroupScope::end() {
+bool GroupScope::end() {
   open_ = false;
-  NCCL_CHECK(library_, nullptr, -1, ncclGroupEnd, ());
+  const ncclResult_t result = library_.nccl<&NcclTable::ncclGroupEnd>()();
+  if (!succeeded(result))
+    throw_nccl(library_, result, "ncclGroupEnd", nullptr, -1, __FILE__, __LINE__);
+  return result == ncclInProgress;
 }
 
 std::optional<double> GroupScope::end_simulated() {

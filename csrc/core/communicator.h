@@ -100,6 +100,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void issue(OperationKind kind, const Operation& operation);
   // In an open group, between begin_group() and end_group() of the communicator.
   void issue_in_group(const Operation& operation);
+  // A non-blocking communicator returns from an operation, and from the end of a group, before NCCL
+  // has issued it, and refuses the next call until then, for good: waits for that, within the time
+  // limit of the operations.
+  void wait_issued(const char* function);
   // The same in a group whose end only simulates it: it is not recorded.
   void simulate_in_group(const Operation& operation);
   // Checks that the library supports an operation with a configuration. Throws MissingFunction, or
@@ -209,6 +213,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // The state of NCCL's background work (ncclCommGetAsyncError). wait_ready throws ncclTimeout
   // where the work takes longer and leaves the communicator as it is.
+  // async_error() also notes that a communicator in progress is ready again.
   ncclResult_t async_error();
   bool failed() noexcept;  // whether it is closed, or NCCL has an asynchronous error
   bool ready();
@@ -222,7 +227,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // NCCL does not check that, and would run on memory that it has released.
   [[gnu::always_inline]] ncclComm_t handle() {
     if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
-      check_lent();
+      check_open();
     return comm_.load(std::memory_order_relaxed);
   }
   ncclComm_t handle_or_null() {
@@ -268,9 +273,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   // kMaking: NCCL was called and has not written the handle yet. kExpired: open, but for no
-  // operation. kLent: open, and its owner has to
-  // be asked before each use. kAbandoned: init_timeout has passed while NCCL was called.
-  enum class State { kPending, kMaking, kOpen, kExpired, kSuspended, kLent, kClosed, kAbandoned };
+  // operation. kLent: open, and its owner has to be asked before each use. kUnready: open, and a
+  // call of a non-blocking communicator may be in progress, so NCCL has to be asked. kAbandoned:
+  // init_timeout has passed while NCCL was called.
+  enum class State {
+    kPending,
+    kMaking,
+    kOpen,
+    kExpired,
+    kSuspended,
+    kLent,
+    kUnready,
+    kClosed,
+    kAbandoned
+  };
 
   NcclFailure noted(const NcclFailure& failure);  // with what the communicator knows of it
 
@@ -291,8 +307,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
 
   [[noreturn]] void throw_not_open() const;
-  void check_lent();
+  void check_open();
   bool still_lent() noexcept;
+  void check_ready();
+  void note_in_progress();
+  bool settle();
   void forget() noexcept;
   void forget_unless_registered();
   Owner owner() const;
@@ -309,9 +328,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The same for the call of an operation.
   void check_operation(ncclResult_t result, const char* function, const char* hint = "",
                        std::source_location where = std::source_location::current()) {
-    if (!succeeded(result)) [[unlikely]]
-      throw_operation_failed(result, function, hint, where);
+    if (result != ncclSuccess) [[unlikely]]
+      check_unfinished(result, function, hint, where);
   }
+  void check_unfinished(ncclResult_t result, const char* function, const char* hint,
+                        std::source_location where);
   [[noreturn]] void throw_operation_failed(ncclResult_t result, const char* function,
                                            const char* hint, std::source_location where);
   // A call of NCCL that waits for the other ranks, from construction to destruction. After the
@@ -424,7 +445,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> failure_noted_ = false;
   std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it
   bool finalized_ = false;
-  mutable std::mutex mutex_;  // of the following, up to kept_
+  std::atomic<bool> was_ready_ = false;  // of a non-blocking one: it has been made
+  mutable std::mutex mutex_;             // of the following, up to kept_
   std::weak_ptr<Communicator> made_from_;
   std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
   std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this one's handle
@@ -471,7 +493,7 @@ class GroupScope {
   ~GroupScope();
   GroupScope(const GroupScope&) = delete;
   GroupScope& operator=(const GroupScope&) = delete;
-  void end();
+  bool end();  // whether it is in progress: Communicator::wait_issued()
   // Ends the group without running it (ncclGroupSimulateEnd): the estimated seconds, none where the
   // library has no estimate.
   std::optional<double> end_simulated();

@@ -72,9 +72,15 @@ std::shared_ptr<Communicator> Communicator::find(const Library& library, ncclCom
   return nullptr;
 }
 
-// Where it is not open: whether it is lent.
-void Communicator::check_lent() {
-  if (state_.load() != State::kLent || !still_lent()) throw_not_open();
+// Where its state is not kOpen: throws unless it is lent, or is ready now.
+void Communicator::check_open() {
+  State state = state_.load();
+  if (state == State::kUnready) {
+    check(async_error(), "ncclCommGetAsyncError");
+    state = state_.load();
+    if (state == State::kOpen) return;
+  }
+  if (state != State::kLent || !still_lent()) throw_not_open();
 }
 
 bool Communicator::still_lent() noexcept {

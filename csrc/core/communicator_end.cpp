@@ -33,10 +33,12 @@ ncclResult_t abort_bounded(const std::shared_ptr<Library>& library, ncclComm_t c
 
 void Communicator::finalize() {
   check_owned("finalize");
+  check_ready();
   const Use comm(*this);
   const Waiting waiting(*this, "ncclCommFinalize");
   finalized_ = true;
   waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
+  note_in_progress();
   if (expired()) throw expiry("ncclCommFinalize");
 }
 
@@ -46,6 +48,11 @@ void Communicator::close() {
   if (closed()) return;
   take_handle();
   if (pending()) throw_not_open();
+  if (!settle()) {
+    discard();
+    if (expired() && !error_thrown_) throw expiry("ncclCommDestroy");
+    return;
+  }
   if (!revoked_) {
     // NCCL 2.24 to 2.30: where ncclCommDestroy returns the error, it leaves this thread in a group.
     const ncclResult_t error = async_error();
@@ -74,7 +81,9 @@ bool Communicator::finalize_within_limit() {
     return true;
   const Use comm(*this);
   const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
-  finalize(comm);  // its failure is that of ncclCommDestroy, too
+  // Its failure is that of ncclCommDestroy, too. NCCL_COMM_BLOCKING=0 makes it return at once.
+  if (finalize(comm) == ncclInProgress)
+    poll_until(std::nullopt, [&] { return expired() || read_async_error() != ncclInProgress; });
   if (Interrupt::pending()) end_interrupted();
   return !expired();
 }
@@ -218,8 +227,9 @@ std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late
   }
   if (!deadlines_->expire(late)) return std::nullopt;
   expired_.store(true, std::memory_order_release);
-  State open = State::kOpen;
-  state_.compare_exchange_strong(open, State::kExpired);  // nothing is issued any more
+  State open = State::kOpen;  // nothing is issued any more
+  if (!state_.compare_exchange_strong(open, State::kExpired) && open == State::kUnready)
+    state_.compare_exchange_strong(open, State::kExpired);
   heavy_barrier();
   if (!library_->tells_failed_work())  // there the call of an operation only enqueues it
     poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });

@@ -50,8 +50,10 @@ void Communicator::throw_not_open() const {
   throw std::invalid_argument(
       state == State::kPending  ? "communicator: it is still being made; leave the group first"
       : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
-      : borrowed_               ? "communicator: it is closed, or its owner has closed it"
-                                : "communicator: it is closed");
+      : state == State::kUnready
+          ? "communicator: a call on it is in progress; wait_ready() waits until it is done"
+      : borrowed_ ? "communicator: it is closed, or its owner has closed it"
+                  : "communicator: it is closed");
 }
 
 void Communicator::check_state() {
@@ -69,6 +71,19 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
   const NcclFailure failure = noted(NcclFailure(result, function, rank_, text));
   throw NcclFailure(failure.code, function, rank_, failure.what() + place_text(file, line),
                     failure.missing);
+}
+
+// For what NCCL has returned other than ncclSuccess.
+void Communicator::check_unfinished(ncclResult_t result, const char* function, const char* hint,
+                                    std::source_location where) {
+  if (!succeeded(result)) throw_operation_failed(result, function, hint, where);
+  try {
+    wait_issued(function);
+  } catch (const std::exception&) {
+    deadlines_->recorder().fail();
+    if (Trace::recorded()) Trace::record_failure(*this);
+    throw;
+  }
 }
 
 void Communicator::throw_operation_failed(ncclResult_t result, const char* function,

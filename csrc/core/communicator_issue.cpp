@@ -1,6 +1,8 @@
 // How a communicator issues operations, besides the fast way of core/issue.h.
 #include "core/comparison.h"
+#include "core/interrupt.h"
 #include "core/issue.h"
+#include "core/poll.h"
 #include "core/trace.h"
 
 namespace pynccl {
@@ -39,6 +41,22 @@ void Communicator::issue_observed(OperationKind kind, const Operation& o) {
   call_nccl(kind, comm, o);
   trace.succeeded();
   deadlines.enqueued(o.stream, now);
+}
+
+// Another thread may revoke or abort the communicator, and the monitor may expire it, meanwhile.
+void Communicator::wait_issued(const char* function) {
+  const bool interrupted_before = Interrupt::pending();
+  poll_until(std::nullopt, [&] {
+    if (closed())
+      throw noted(NcclFailure(ncclInvalidUsage, function, rank_, "the operation was not issued"));
+    if (expired()) throw expiry(function);
+    if (!interrupted_before && Interrupt::poll()) end_interrupted();
+    if (revoked())
+      throw NcclFailure(ncclInvalidUsage, function, rank_, "communicator: it was revoked");
+    const ncclResult_t state = read_async_error();
+    check(state, function);
+    return state == ncclSuccess;
+  });
 }
 
 void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
@@ -94,7 +112,7 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
       transfer(OperationKind::kRecv, o.root_or_peer, nullptr, receives);
       break;
   }
-  group.end();
+  if (group.end()) wait_issued("ncclGroupEnd");
 }
 
 }  // namespace pynccl

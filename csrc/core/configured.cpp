@@ -45,8 +45,9 @@ void Communicator::issue_configured(const Operation& o) {
   const ncclCollConfig_t config = library_->fit(*o.config);
   visit_entry(o, [&]<auto Entry>(const char* name, auto... between) {
     const auto function = library_->nccl<Entry>();
-    check(function(o.sendbuff, o.recvbuff, o.count, o.dtype, between..., comm, o.stream, &config),
-          name);
+    check_operation(
+        function(o.sendbuff, o.recvbuff, o.count, o.dtype, between..., comm, o.stream, &config),
+        name);
   });
 }
 

@@ -189,6 +189,89 @@ def test_failures_are_raised(launch: Launcher) -> None:
     launch(2, _failures, ids=2)
 
 
+def _together(comm: nccl.Communicator, other: nccl.Communicator, buffer: object) -> None:
+    with nccl.group():
+        comm.all_reduce(buffer)
+        other.all_reduce(buffer)
+
+
+def _in_a_row(rank: Rank) -> None:
+    """NCCL refuses an operation while another one is in progress: the calls wait for that."""
+    blocking, comm = rank.communicator(0), rank.communicator(1, config=_config())
+    comm.wait_ready(20)
+    one, two = (rank.memory.put(np.full(8, 1.0 + rank.rank)) for _ in range(2))
+    for _ in range(2):
+        comm.all_reduce(one)
+    with nccl.group():
+        comm.send(one, 1 - rank.rank)
+        comm.recv(two, 1 - rank.rank)
+    comm.all_reduce(two)
+    with pytest.raises(ValueError, match="use a group for each"):
+        _together(comm, blocking, one)
+    stream = rank.stream()
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(one, stream=stream)
+        comm.all_reduce(two, stream=stream)
+    graph.launch(stream)
+    stream.synchronize()
+    assert (rank.memory.get(one) == 12).all(), rank.memory.get(one)
+    assert (rank.memory.get(two) == 24).all(), rank.memory.get(two)
+    graph.close()
+    _end(comm)
+    blocking.close()
+
+
+def test_operations_in_a_row(launch: Launcher, provider: str) -> None:
+    launch(2, _in_a_row, provider=provider, ids=2)
+
+
+def _before_it_is_ready(rank: Rank) -> None:
+    """A call that NCCL would refuse for good does not reach it; close() never destroys."""
+    buffer = rank.memory.put(np.ones(4))
+    comm = rank.communicator(1, config=_config())
+    if rank.rank == 0:
+        for call in (
+            lambda: comm.all_reduce(buffer),
+            lambda: comm.split(0),
+            comm.finalize,
+        ):
+            with pytest.raises(ValueError, match="a call on it is in progress; wait_ready"):
+                call()
+        alone = nccl.Communicator(
+            2, rank.unique_ids[2], 0, config=_config(), provider=rank.provider, device=rank.device
+        )
+        alone.close()
+        with nccl.Communicator(
+            1, nccl.get_unique_id(rank.provider), 0, provider=rank.provider, device=rank.device
+        ) as other:  # this thread is not in a group of NCCL
+            assert other.nranks == 1
+        rank.set_event("refused")
+    rank.wait_event("refused", 0)
+    comm.wait_ready(20)
+    _works(rank, comm, [0, 1])
+    comm.finalize()
+    comm.close()
+
+
+def test_calls_before_it_is_ready(launch: Launcher, provider: str) -> None:
+    gpu.require(provider, "ncclCommSplit", "ncclCommFinalize")
+    launch(2, _before_it_is_ready, provider=provider, ids=3)
+
+
+def _by_environment(rank: Rank) -> None:
+    with rank.communicator(1) as comm:
+        for _ in range(2):
+            comm.all_reduce(rank.memory.put(np.ones(4)))
+        with comm.split(0) as child:  # type: ignore[union-attr]
+            check_works(rank, child, [0, 1])
+        check_works(rank, comm, [0, 1])
+
+
+def test_non_blocking_by_the_environment(launch: Launcher, provider: str) -> None:
+    """NCCL_COMM_BLOCKING=0 makes every communicator non-blocking."""
+    launch(2, _by_environment, provider=provider, ids=2, env={"NCCL_COMM_BLOCKING": "0"})
+
+
 def _blocking(rank: Rank) -> None:
     assert rank.comm.ready
     rank.comm.wait_ready(0)

@@ -66,6 +66,22 @@ void Batch::check_open() const {
                                   " uses it; nothing was issued");
     entries_[i].communicator->handle();  // throws where it is suspended
   }
+  check_alike();
+}
+
+// Since 2.28 NCCL leaves the blocking communicators of a group with non-blocking ones in progress
+// for good.
+void Batch::check_alike() const {
+  for (std::size_t i = 1; i < entries_.size(); ++i) {
+    Communicator& first = *entries_.front().communicator;
+    Communicator& other = *entries_[i].communicator;
+    if (other.blocking() == first.blocking() || &other.library() != &first.library()) continue;
+    if (first.nranks() == 1 || other.nranks() == 1) continue;
+    throw std::invalid_argument("group: operation 1 of " + std::to_string(entries_.size()) +
+                                " has a " + (first.blocking() ? "blocking" : "non-blocking") +
+                                " communicator, and operation " + std::to_string(i + 1) +
+                                " has one that is not (Config.blocking); use a group for each");
+  }
 }
 
 void Batch::check_overlap() const {
@@ -174,7 +190,11 @@ void Batch::issue() const {
   }
   issue_groups([](Communicator& communicator,
                   const Operation& operation) { communicator.issue_in_group(operation); },
-               [](GroupScope& group) { group.end(); });
+               [this](GroupScope& group) {
+                 if (!group.end()) return;
+                 for (const Entry& entry : entries_)
+                   entry.communicator->wait_issued("ncclGroupEnd");
+               });
   if (trace) trace->succeeded();
 }
 

@@ -66,6 +66,7 @@ class Batch {
   class Uses;
 
   void check_open() const;
+  void check_alike() const;
   void compare() const;
   void check_simulated() const;
   std::optional<double> simulate_several() const;

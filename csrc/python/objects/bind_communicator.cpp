@@ -83,7 +83,9 @@ Raises:
 
 The constructor waits until all ranks have joined, unless config.blocking is 0 or it is called
 inside group(). One thread at a time uses a communicator; abort() and revoke() can be called from
-another one. With config.blocking at 0, ready and wait_ready() show when a call is done.
+another one. With config.blocking at 0, ready and wait_ready() show when it is created, and when
+split(), shrink(), finalize() and the like are done; until then other calls raise ValueError.
+Operations return once NCCL has issued them, and close() aborts one that is still being created.
 
 Args:
     nranks: the number of ranks.
