@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.rules.api import UniqueId
 from tests.rules.rank import F32, SUM, Rank, handle
-from tests.rules.rule import differs, rule
+from tests.rules.rule import differs, rule, stricter
 
 _NO_COLOR = -1
 _LOSS = "hostnccl reports a lost operation on its stream"
@@ -273,7 +273,13 @@ def split_share_of_child(rank: Rank) -> list[str]:
     return [*codes, rank.works(child)]
 
 
-def _family(share: int, gone: str, end: str, nccl: Any) -> None:  # noqa: ANN401 - outcomes
+def _family(
+    share: int,
+    gone: str,
+    end: str,
+    nccl: Any,  # noqa: ANN401 - outcomes by release
+    **options: Any,  # noqa: ANN401 - of rule()
+) -> None:
     def probe(rank: Rank) -> list[str]:
         parent, child = rank.create(splitShare=share), rank.empty()
         rank.need(rank.nccl.CommSplit(parent, 0, rank.rank, c.byref(child), None))
@@ -288,21 +294,26 @@ def _family(share: int, gone: str, end: str, nccl: Any) -> None:  # noqa: ANN401
     other = "child" if gone == "parent" else "parent"
     text = f"Whether a {other} works after {end.lower()} of its {gone}, {shared} shared resources"
     name = f"family_{end.lower()}_{gone}_share_{share}"
-    rule("Comm" + end, text, nccl, name=name, ranks=2)(probe)
+    rule("Comm" + end, text, nccl, name=name, ranks=2, **options)(probe)
 
 
+_FAILS = stricter(
+    ["works", "success", "internalError"], "in NCCL operations end without a result, as if done"
+)
 _WORKS = ["works", "success", "works"]
 for _share in (0, 1):
     for _gone in ("parent", "child"):
         _family(_share, _gone, "Destroy", _WORKS)
 _family(0, "parent", "Abort", _WORKS)
 _family(0, "child", "Abort", _WORKS)
-_family(1, "parent", "Abort", ["works", "success", "wrong result"])
+_family(1, "parent", "Abort", ["works", "success", "wrong result"], double=_FAILS, host=_FAILS)
 _family(
     1,
     "child",
     "Abort",
     {"2.18": ["works", "success", "wrong result"], "2.24": ["works", "success", "internalError"]},
+    double=_FAILS,
+    host=_FAILS,
 )
 
 # Shrink

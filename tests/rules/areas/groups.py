@@ -475,7 +475,17 @@ def simulate_collective(rank: Rank) -> list[Any]:
     return [code, info.estimatedTime > 0, rank.works(comm)]
 
 
-@rule("GroupSimulateEnd", "Messages have no estimate", nccl=["success", False], ranks=2)
+_KEPT = "NCCL keeps the messages of a simulated group for the next one"
+
+
+@rule(
+    "GroupSimulateEnd",
+    "Messages have no estimate",
+    nccl=["success", False],
+    ranks=2,
+    double=stricter(["invalidUsage", False], _KEPT),
+    host=stricter(["invalidUsage", False], _KEPT),
+)
 def simulate_messages(rank: Rank) -> list[Any]:
     comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
     info = _simulation(rank)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.rules.rank import F32, Rank, handle
-from tests.rules.rule import rule
+from tests.rules.rule import rule, stricter
 
 
 @rule(
@@ -370,6 +370,10 @@ def blocking_by_environment(rank: Rank) -> list[str]:
         "2.24": ["inProgress", "success", "pending", "success", "done"],
     },
     ranks=2,
+    host=stricter(
+        ["inProgress", "success", "pending", "success", "error"],
+        "work that was ended fails its stream",
+    ),
 )
 def abort_ends_operation(rank: Rank) -> list[str] | None:
     comm, stream, memory = rank.create(blocking=0), rank.cuda.stream(), rank.cuda.memory()

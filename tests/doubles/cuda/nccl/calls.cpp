@@ -80,17 +80,22 @@ ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cuda
   return found.stream->before_work() == CUDA_SUCCESS ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-void end_operation(std::unique_ptr<Operation> operation, ncclResult_t result) {
+ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t result) {
   Group& group = Group::of_this_thread();
-  if (result != ncclSuccess && result != ncclInProgress) return operation->cancel();
+  if (result != ncclSuccess && result != ncclInProgress) {
+    operation->cancel();
+    return result;
+  }
   if (group.depth > 0) {
     operation->communicator()->calls.fetch_add(1);
     group.communicators.push_back(operation->communicator());
     group.operations.push_back(std::move(*operation));
-    return;
+    return result;
   }
   operation->finish();
   operation->stream()->after_work();
+  const bool continues = operation->communicator()->begin_progress(operation->message());
+  return continues ? ncclInProgress : result;
 }
 
 ncclResult_t Call<&Table::ncclGroupStart>::run(const char*) {
@@ -113,9 +118,10 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
       streams.push_back(operation.stream());
   for (const StreamRef& stream : streams) stream->before_work();
   group.depth = 0;
-  const ncclResult_t result = nccl().ncclGroupEnd();
+  ncclResult_t result = nccl().ncclGroupEnd();
   if (result == ncclSuccess || result == ncclInProgress) {
     for (Operation& operation : group.operations) operation.finish();
+    if (group.begin_progress()) result = ncclInProgress;
     group.operations.clear();
   }
   for (const StreamRef& stream : streams) stream->after_work();

@@ -63,7 +63,7 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
                            EngineCall&& call);
 ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
                              std::unique_ptr<Operation>& operation);
-void end_operation(std::unique_ptr<Operation> operation, ncclResult_t result);
+ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t result);
 
 template <class EngineCall>
 ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
@@ -76,8 +76,7 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
   ncclResult_t result = begin_operation(arguments, handle, stream, operation);
   if (result != ncclSuccess) return communicator->refuse(result);
   result = call(communicator->engine, operation->stream()->queue());
-  end_operation(std::move(operation), result);
-  return communicator->refuse(result);
+  return communicator->refuse(end_operation(std::move(operation), result));
 }
 
 template <class T, class... All>
@@ -169,6 +168,9 @@ DOUBLE_OWN_CALL(ncclResult_t, ncclCommDestroy, ncclComm_t);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommAbort, ncclComm_t);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommRevoke, ncclComm_t, int);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommGetAsyncError, ncclComm_t, ncclResult_t*);
+DOUBLE_OWN_CALL(const char*, ncclGetErrorString, ncclResult_t);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommCount, ncclComm_t, int*);
+DOUBLE_OWN_CALL(ncclResult_t, ncclCommUserRank, ncclComm_t, int*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommCuDevice, ncclComm_t, int*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclCommQueryProperties, ncclComm_t, ncclCommProperties_t*);
 DOUBLE_OWN_CALL(ncclResult_t, ncclMemAlloc, void**, size_t);

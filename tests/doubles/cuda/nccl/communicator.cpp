@@ -52,17 +52,29 @@ bool Communicator::failed() const {
   return error != ncclSuccess && error != ncclInProgress;
 }
 
+bool Communicator::busy() { return !blocking && (issuing.load() || makes_child()); }
+
 ncclResult_t Communicator::unready() {
   if (blocking) return ncclSuccess;
   if (const ncclResult_t error = refused.load(); error != ncclSuccess) return error;
-  if (!makes_child()) return ncclSuccess;
+  if (!busy()) return ncclSuccess;
   return kNcclVersion >= 22400 ? ncclInvalidArgument : ncclInvalidUsage;
+}
+
+bool Communicator::begin_progress(bool messages) {
+  learn();
+  if (blocking || nranks < 2 || !holds(kInProgress)) return false;
+  const bool first_messages = messages && !had_messages;
+  had_messages = had_messages || messages;
+  if (kNcclVersion < 22400 && !first_messages) return false;
+  issuing.store(true);
+  return true;
 }
 
 ncclResult_t Communicator::refuse(ncclResult_t result) {
   if (blocking || result == ncclSuccess || result == ncclInProgress || !holds(kKeepRefusals))
     return result;
-  if (kNcclVersion < 22400 && state() == ncclInProgress) return ncclInvalidUsage;
+  if (kNcclVersion < 22400 && (state() == ncclInProgress || busy())) return ncclInvalidUsage;
   refused.store(result);
   return result;
 }

@@ -27,6 +27,10 @@ struct Communicator {
   std::atomic<bool> revoked{false};
   // Of a non-blocking communicator: the error of a refused call, for good.
   std::atomic<ncclResult_t> refused{ncclSuccess};
+  // Of a non-blocking communicator: an operation is in progress until the state is asked for.
+  std::atomic<bool> issuing{false};
+  std::atomic<bool> stuck{false};     // in progress for good, after a group with non-blocking ones
+  bool had_messages = false;          // a group with messages has ended
   std::atomic<int> followed{0};       // children whose handles are still to be written
   std::weak_ptr<Communicator> child;  // the last one, of a non-blocking communicator
   std::chrono::steady_clock::time_point child_ready{};
@@ -37,8 +41,11 @@ struct Communicator {
   void connect(int peer);
   ncclResult_t state() const;  // the engine's
   bool failed() const;         // has an asynchronous error, as the engine sees it
-  // Non-blocking: an error of a refused call, or that a child is being made; else success.
+  bool busy();  // non-blocking: an operation, or the making of a child, is in progress
+  // Non-blocking: an error of a refused call, or that another one is in progress; else success.
   ncclResult_t unready();
+  // After an operation, or a group of them: whether it is in progress.
+  bool begin_progress(bool messages);
   // Notes that a call was refused, and returns its result.
   ncclResult_t refuse(ncclResult_t result);
   bool makes_child();  // whether the call that makes the last child is under way

@@ -1,8 +1,10 @@
 // The life of communicators, and memory.
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "nccl/calls.h"
@@ -21,25 +23,60 @@ std::string text_of(const ncclUniqueId& id) {
   return text;
 }
 
-bool blocking_of(const ncclConfig_t* config, bool otherwise) {
-  if (config == nullptr || config->blocking == kUndefInt) return otherwise;
-  return config->blocking != 0;
-}
-
 bool before_24() { return kNcclVersion < 22400; }
+
+// A configuration as this version reads it: the fields that it knows, for the engine, which knows
+// more.
+class CreationConfig {
+ public:
+  explicit CreationConfig(const ncclConfig_t* given) {
+    constexpr size_t kHeader = offsetof(ncclConfig_t, blocking);
+    // 2.18 takes one that is too small for a default one.
+    if (given == nullptr || (before_24() && given->size < kHeader)) return;
+    given_ = true;
+    size_t known = kHeader;
+#define FIELD(since, type, name, attribute) \
+  if (since <= kNcclVersion) known = offsetof(ncclConfig_t, name) + sizeof(type);
+#include "abi/config_fields.inc"
+#undef FIELD
+    config_.size = given->size;
+    if (config_.size >= kHeader)
+      std::memcpy(static_cast<void*>(&config_), given, std::min(given->size, known));
+    if (config_.size > known) config_.size = known;
+    const char* environment = std::getenv("NCCL_COMM_BLOCKING");
+    if (environment && std::string_view(environment) == "0" &&
+        config_.size >= kHeader + sizeof(int))
+      config_.blocking = 0;
+  }
+  // The engine checks the others.
+  bool valid() const {
+    constexpr int kMostPolicies = 22900;
+    return kNcclVersion >= kMostPolicies || config_.CTAPolicy != 3;
+  }
+  bool blocking(bool otherwise) const {
+    if (!given_ || config_.blocking == kUndefInt) return otherwise;
+    return config_.blocking != 0;
+  }
+  ncclConfig_t* get() { return given_ ? &config_ : nullptr; }
+  // For a child: where the parent is non-blocking, the call itself must not block.
+  ncclConfig_t* for_child(bool later) {
+    if (later && given_ && config_.blocking == 1) config_.blocking = 0;
+    return get();
+  }
+
+ private:
+  bool given_ = false;
+  ncclConfig_t config_;
+};
+
+ncclResult_t refuse_child(ncclComm_t* out) {
+  if (out != nullptr) *out = nullptr;
+  return ncclInvalidArgument;
+}
 
 void wait_while_in_progress(const Communicator& communicator) {
   while (communicator.state() == ncclInProgress)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
-// The configuration of a child for the engine: the call itself must not block.
-const ncclConfig_t* never_blocking(const ncclConfig_t* given, ncclConfig_t& copy) {
-  if (given == nullptr || given->blocking != 1) return given;
-  std::memcpy(static_cast<void*>(&copy), given, std::min(given->size, sizeof copy));
-  copy.size = std::min(given->size, sizeof copy);
-  copy.blocking = 0;
-  return &copy;
 }
 
 // Creates a communicator: call takes where the engine puts its handle. The parent of a split or
@@ -54,6 +91,10 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
     *out = nullptr;
     if (group.depth > 0) Group::fail();
     return parent->unready();
+  }
+  if (parent && !parent->blocking && kNcclVersion < 22800 && parent->state() == ncclInProgress) {
+    *out = nullptr;
+    return parent->refuse(ncclInvalidArgument);
   }
   const bool waits = parent ? parent->blocking : blocking;
   if (const ncclResult_t joined = group.join(waits); joined != ncclSuccess) {
@@ -79,7 +120,7 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   // A communicator whose initialization has failed is the caller's, to abort.
   *out = later ? nullptr : made->handle();
   if (result != ncclSuccess && result != ncclInProgress) return result;
-  group.creations.push_back({out, made, later ? parent : nullptr});
+  group.creations.push_back({out, made, later ? parent : nullptr, parent != nullptr});
   if (parent && !parent->blocking) parent->child = made;
   if (group.depth > 0) return result;
   group.settle_creations();
@@ -115,8 +156,14 @@ ncclResult_t Call<&Table::ncclGetVersion>::run(const char*, int* version) {
   return ncclSuccess;
 }
 
+const char* Call<&Table::ncclGetErrorString>::run(const char*, ncclResult_t result) {
+  if (kNcclVersion < 23000 && result == ncclTimeout) result = ncclNumResults;
+  return nccl().ncclGetErrorString(result);
+}
+
 ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, int nranks,
                                                  ncclUniqueId id, int rank) {
+  if (comm != nullptr && nranks < 1 && before_24()) *comm = nullptr;
   return create(comm, current_or_first().device(), true, text_of(id),
                 [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, nranks, id, rank); });
 }
@@ -124,9 +171,11 @@ ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, 
 ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* comm, int nranks,
                                                        ncclUniqueId id, int rank,
                                                        ncclConfig_t* config) {
-  return create(comm, current_or_first().device(), blocking_of(config, true), text_of(id),
+  CreationConfig own(config);
+  if (!own.valid()) return ncclInvalidArgument;
+  return create(comm, current_or_first().device(), own.blocking(true), text_of(id),
                 [&](ncclComm_t* out) {
-                  return nccl().ncclCommInitRankConfig(out, nranks, id, rank, config);
+                  return nccl().ncclCommInitRankConfig(out, nranks, id, rank, own.get());
                 });
 }
 
@@ -134,10 +183,11 @@ ncclResult_t Call<&Table::ncclCommInitRankScalable>::run(const char*, ncclComm_t
                                                          int rank, int count, ncclUniqueId* ids,
                                                          ncclConfig_t* config) {
   const std::string key = ids && count > 0 ? text_of(*ids) : std::string();
-  return create(comm, current_or_first().device(), blocking_of(config, true), key,
-                [&](ncclComm_t* out) {
-                  return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, config);
-                });
+  CreationConfig own(config);
+  if (!own.valid()) return ncclInvalidArgument;
+  return create(comm, current_or_first().device(), own.blocking(true), key, [&](ncclComm_t* out) {
+    return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, own.get());
+  });
 }
 
 ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, int count,
@@ -154,8 +204,14 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
   }
   current_or_first();
   std::vector<ncclComm_t> made(static_cast<size_t>(count));
-  Group& group = Group::of_this_thread();
-  if (group.depth > 0) return ncclInvalidUsage;
+  if (Group::of_this_thread().depth > 0) {
+    ncclUniqueId id;
+    ncclResult_t result = nccl().ncclGetUniqueId(&id);
+    for (int i = 0; i < count && result == ncclSuccess; ++i)
+      result = create(comms + i, devices ? devices[i] : i, true, text_of(id),
+                      [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, count, id, i); });
+    return result;
+  }
   const ncclResult_t result = nccl().ncclCommInitAll(made.data(), count, nullptr);
   for (int i = 0; i < count && result == ncclSuccess; ++i) {
     const auto communicator = std::make_shared<Communicator>();
@@ -173,14 +229,14 @@ ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int 
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
   const bool later = parent && !parent->blocking;
-  ncclConfig_t copy;
-  auto* const engine_config =
-      const_cast<ncclConfig_t*>(later ? never_blocking(config, copy) : config);
+  CreationConfig own(config);
+  if (!own.valid()) return refuse_child(out);
+  if (later && before_24()) parent->refused.store(ncclSuccess);
   return create(
-      out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
+      out, parent ? parent->device : 0, own.blocking(!parent || parent->blocking),
       derived_key(parent, ":split", color),
       [&](ncclComm_t* made) {
-        return nccl().ncclCommSplit(engine_handle(comm), color, key, made, engine_config);
+        return nccl().ncclCommSplit(engine_handle(comm), color, key, made, own.for_child(later));
       },
       parent, later);
 }
@@ -191,17 +247,19 @@ ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
   const bool later = parent && !parent->blocking;
-  ncclConfig_t copy;
-  auto* const engine_config =
-      const_cast<ncclConfig_t*>(later ? never_blocking(config, copy) : config);
-  return create(
-      out, parent ? parent->device : 0, blocking_of(config, !parent || parent->blocking),
+  CreationConfig own(config);
+  if (!own.valid()) return refuse_child(out);
+  const ncclResult_t result = create(
+      out, parent ? parent->device : 0, own.blocking(!parent || parent->blocking),
       derived_key(parent, ":shrink", count),
       [&](ncclComm_t* made) {
-        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, engine_config,
-                                     flags);
+        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made,
+                                     own.for_child(later), flags);
       },
       parent, later);
+  // The handle is set at the end of the group.
+  if (result == ncclSuccess && Group::of_this_thread().depth > 0) *out = nullptr;
+  return result;
 }
 
 // Its ranks are not followed: those that were there and those that come have no key in common.
@@ -211,10 +269,12 @@ ncclResult_t Call<&Table::ncclCommGrow>::run(const char*, ncclComm_t comm, int n
   const CommunicatorRef parent = find_communicator(comm);
   const CallGuard guard(parent);
   const int device = parent ? parent->device : current_or_first().device();
+  CreationConfig own(config);
+  if (!own.valid()) return refuse_child(out);
   return create(
-      out, device, blocking_of(config, !parent || parent->blocking), {},
+      out, device, own.blocking(!parent || parent->blocking), {},
       [&](ncclComm_t* made) {
-        return nccl().ncclCommGrow(engine_handle(comm), nranks, id, rank, made, config);
+        return nccl().ncclCommGrow(engine_handle(comm), nranks, id, rank, made, own.get());
       },
       parent);
 }
@@ -260,6 +320,10 @@ ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
 ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommAbort(comm);
+  if (communicator->engine == nullptr) {  // its group has failed
+    withdraw(comm);
+    return ncclSuccess;
+  }
   if (communicator->calls.load() > 0 && holds(kAbortFrees))
     report_violation("ncclCommAbort frees a communicator that a call of another thread uses");
   const ncclResult_t result = nccl().ncclCommAbort(communicator->engine);
@@ -281,6 +345,7 @@ ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int
   const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
   if (result == ncclSuccess || result == ncclInProgress) {
     communicator->revoked = true;
+    communicator->issuing.store(false);
     communicator->refused.store(ncclSuccess);
   }
   return result;
@@ -297,12 +362,27 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   }
   if (*error == ncclSuccess) communicator->learn();
   if (*error == ncclSuccess && communicator->makes_child()) *error = ncclInProgress;
+  const bool busy = communicator->issuing.exchange(false) || communicator->stuck;
+  if (busy && *error == ncclSuccess) *error = ncclInProgress;
   if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;
   return result;
 }
 
+ncclResult_t Call<&Table::ncclCommCount>::run(const char*, ncclComm_t comm, int* count) {
+  if (const auto found = find_communicator(comm); found && found->busy())
+    return ncclInvalidArgument;
+  return nccl().ncclCommCount(engine_handle(comm), count);
+}
+
+ncclResult_t Call<&Table::ncclCommUserRank>::run(const char*, ncclComm_t comm, int* rank) {
+  if (const auto found = find_communicator(comm); found && found->busy())
+    return ncclInvalidArgument;
+  return nccl().ncclCommUserRank(engine_handle(comm), rank);
+}
+
 ncclResult_t Call<&Table::ncclCommCuDevice>::run(const char*, ncclComm_t comm, int* device) {
   const CommunicatorRef communicator = find_communicator(comm);
+  if (communicator && communicator->busy()) return ncclInvalidArgument;
   const ncclResult_t result = nccl().ncclCommCuDevice(engine_handle(comm), device);
   if (result == ncclSuccess && communicator) *device = communicator->device;
   return result;

@@ -77,13 +77,21 @@ ncclResult_t Call<&Table::ncclWaitSignal>::run(const char* function, int count,
 ncclResult_t Call<&Table::ncclCommWindowRegister>::run(const char* function, ncclComm_t comm,
                                                        void* memory, size_t size,
                                                        ncclWindow_t* window, int flags) {
+  constexpr int kSinceChecks = 23000;  // 2.28 takes no memory, and writes no handle in a group
+  if (kNcclVersion < kSinceChecks && window != nullptr && (memory == nullptr || size == 0)) {
+    *window = nullptr;
+    return ncclSuccess;
+  }
+  const ncclWindow_t before = window ? *window : nullptr;
   CUmemGenericAllocationHandle allocation = 0;
   if (driver::MemRetainAllocationHandle(&allocation, memory) != CUDA_SUCCESS)
     return ncclInvalidArgument;
   driver::MemRelease(allocation);
   const ncclResult_t result =
       forward(function, nccl().ncclCommWindowRegister, comm, memory, size, window, flags);
-  if (result != ncclInProgress || Group::of_this_thread().depth > 0) return result;
+  const bool in_group = Group::of_this_thread().depth > 0;
+  if (in_group && kNcclVersion < kSinceChecks && window != nullptr) *window = before;
+  if (result != ncclInProgress || in_group) return result;
   // NCCL's is complete when it returns, of a non-blocking communicator, too.
   const CommunicatorRef communicator = find_communicator(comm);
   while (communicator->state() == ncclInProgress)

@@ -1,6 +1,7 @@
 #include "nccl/operation.h"
 
 #include <chrono>
+#include <map>
 #include <string_view>
 #include <thread>
 
@@ -79,8 +80,8 @@ struct Finish {
 Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Arguments& arguments)
     : communicator_(std::move(communicator)), stream_(std::move(stream)) {
   const std::string_view name = arguments.function;
-  const bool message = name == "ncclSend" || name == "ncclRecv";
-  communicator_->connect(message ? arguments.peer : -1);
+  message_ = name == "ncclSend" || name == "ncclRecv";
+  communicator_->connect(message_ ? arguments.peer : -1);
   if (capturing(*stream_)) {
     hold_in_capture(*stream_, std::make_shared<Captured>(communicator_));
     return;
@@ -136,15 +137,31 @@ static void follow(const Group::Creation& creation) {
   }).detach();
 }
 
+bool Group::begin_progress() {
+  std::map<Communicator*, bool> messages;
+  for (const Operation& operation : operations)
+    messages[operation.communicator().get()] |= operation.message();
+  bool continues = false;
+  for (const auto& [communicator, any] : messages)
+    continues = communicator->begin_progress(any) || continues;
+  if (continues && kNcclVersion >= 22800)
+    for (const auto& [communicator, any] : messages)
+      if (communicator->blocking && communicator->nranks > 1) communicator->stuck = true;
+  return continues;
+}
+
 void Group::settle_creations() {
   for (const Creation& creation : creations) {
     if (creation.communicator->engine != nullptr && creation.parent) {
       follow(creation);
-    } else if (creation.communicator->engine == nullptr) {
+    } else if (creation.communicator->engine == nullptr && creation.child) {
       withdraw(creation.communicator->handle());
       *creation.out = nullptr;
-    } else if (creation.communicator->blocking) {
-      creation.communicator->learn();
+    } else if (creation.communicator->engine == nullptr) {  // the caller's, to abort
+      creation.communicator->refused.store(ncclInvalidArgument);
+    } else {
+      *creation.out = creation.communicator->handle();
+      if (creation.communicator->blocking) creation.communicator->learn();
     }
   }
   creations.clear();

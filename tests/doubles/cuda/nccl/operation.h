@@ -27,6 +27,7 @@ class Operation {
 
   const CommunicatorRef& communicator() const { return communicator_; }
   const StreamRef& stream() const { return stream_; }
+  bool message() const { return message_; }  // a send or a receive
   // What is to run after the operation, on its stream: memory is checked, and the kernel of a dead
   // peer spins.
   void finish();
@@ -35,6 +36,7 @@ class Operation {
  private:
   CommunicatorRef communicator_;
   StreamRef stream_;
+  bool message_;
   std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 
@@ -49,6 +51,7 @@ struct Group {
     ncclComm_t* out;
     CommunicatorRef communicator;
     CommunicatorRef parent;  // a non-blocking one, which writes the handle later
+    bool child;              // of a parent
   };
   std::vector<Creation> creations;
 
@@ -58,6 +61,7 @@ struct Group {
   ncclResult_t set_up_one_sided();
   ncclResult_t join(bool comm_blocking);  // a creation
   static void fail();                     // the engine's group has failed
+  bool begin_progress();  // of the communicators of its operations: whether one is in progress
   void settle_creations();
   void clear();
 };

@@ -22,6 +22,9 @@ inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
 inline constexpr Rule kRevokeOnce{"NCCL_DOUBLE_REVOKE_ONCE", true};
 // A call that a non-blocking communicator refuses is its error until it is revoked or aborted.
 inline constexpr Rule kKeepRefusals{"NCCL_DOUBLE_KEEP_REFUSALS", true};
+// From 2.24 on an operation of a non-blocking communicator, or a group of them, is in progress when
+// it returns; before that the first group with messages.
+inline constexpr Rule kInProgress{"NCCL_DOUBLE_IN_PROGRESS", true};
 // The call that makes a child of a non-blocking communicator is under way on the parent for a while
 // after the child is ready.
 inline constexpr Rule kParentLater{"NCCL_DOUBLE_PARENT_LATER", true};
