@@ -110,11 +110,14 @@ void check_dtype(abi::ncclDataType_t datatype) {
   }
 }
 
-abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
-                                   abi::cudaStream_t stream_handle,
-                                   const abi::ncclCollConfig_t* config) {
-  PendingOperation pending{usable_comm(handle), {kind, arguments.datatype}, {}, {}, {}};
+namespace {
+
+abi::ncclResult_t submit_checked(PendingOperation&& pending, const Arguments& arguments,
+                                 abi::cudaStream_t stream_handle,
+                                 const abi::ncclCollConfig_t* config) {
   Communicator& comm = *pending.comm;
+  comm.check_usable();
+  const Kind kind = pending.operation.kind;
   Operation& operation = pending.operation;
   check_dtype(arguments.datatype);
   operation.send = arguments.send;
@@ -134,6 +137,19 @@ abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::n
     pending.launch_event = options.launch_event;
   }
   return Group::of_this_thread().submit(std::move(pending));
+}
+
+}  // namespace
+
+abi::ncclResult_t submit_operation(Kind kind, const Arguments& arguments, abi::ncclComm_t handle,
+                                   abi::cudaStream_t stream_handle,
+                                   const abi::ncclCollConfig_t* config) {
+  PendingOperation pending{open_comm(handle), {kind, arguments.datatype}, {}, {}, {}};
+  if (!pending.comm->strict_calls()) [[likely]]
+    return submit_checked(std::move(pending), arguments, stream_handle, config);
+  return noting_refusal(Ref<Communicator>(pending.comm), [&] {
+    return submit_checked(std::move(pending), arguments, stream_handle, config);
+  });
 }
 
 }  // namespace hostnccl

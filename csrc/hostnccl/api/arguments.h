@@ -9,6 +9,17 @@
 
 namespace hostnccl {
 
+// Calls body. In strict mode its error is that of a non-blocking communicator, for good.
+template <typename Body>
+abi::ncclResult_t noting_refusal(const Ref<Communicator>& comm, Body&& body) {
+  try {
+    return body();
+  } catch (...) {
+    if (comm->strict_calls()) comm->state().refuse(current_error());
+    throw;
+  }
+}
+
 template <typename T>
 T* non_null(T* pointer, const char* name) {
   if (pointer == nullptr) fail(abi::ncclInvalidArgument, "%s is null", name);

@@ -39,6 +39,16 @@ Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
   return comm;
 }
 
+// In NCCL the thread is in a group afterwards.
+void check_destroyable(const Communicator& comm) {
+  if (!comm.strict_calls() || !comm.state().of_this_process()) return;
+  const ncclResult_t state = comm.state().async_error();
+  if (state == ncclSuccess) return;
+  Group::of_this_thread().start();
+  fail(state == ncclInProgress ? ncclInvalidArgument : state,
+       "comm is not ready, or has an error: it can only be aborted, and this thread is in a group");
+}
+
 ncclResult_t finalize(const Ref<Communicator>& comm) {
   if (comm->state().revoked()) {
     fail(ncclInvalidArgument, "comm was revoked: it cannot be finalized, only destroyed");
@@ -150,12 +160,17 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return group_guarded([&] { return comm == nullptr ? ncclSuccess : finalize(open_comm(comm)); });
+  return group_guarded([&] {
+    if (comm == nullptr) return ncclSuccess;
+    const Ref<Communicator> finalized = open_comm(comm);
+    return noting_refusal(finalized, [&] { return finalize(finalized); });
+  });
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return group_guarded([&] {
     if (comm == nullptr) return ncclSuccess;
+    check_destroyable(*open_comm(comm));
     close_handle(comm, "ncclCommDestroy")->destroy();
     return ncclSuccess;
   });
@@ -171,14 +186,18 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   return guarded([=] {
-    *non_null(asyncError, "asyncError") = open_comm(comm)->state().async_error();
+    const Ref<Communicator> asked = open_comm(comm);
+    *non_null(asyncError, "asyncError") = asked->state().async_error();
+    asked->state().ask_issuing();
     return ncclSuccess;
   });
 }
 
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
   return guarded([=] {
-    *non_null(count, "count") = ready_comm(comm)->nranks();
+    const Ref<Communicator> asked = ready_comm(comm);
+    asked->state().check_not_in_progress();
+    *non_null(count, "count") = asked->nranks();
     return ncclSuccess;
   });
 }

@@ -53,6 +53,13 @@ std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
   return excluded;
 }
 
+// The call returns success although the child of a non-blocking parent is not ready.
+ncclResult_t submit_child(Job job) {
+  const bool late = job.late;
+  const ncclResult_t result = Group::of_this_thread().submit(std::move(job));
+  return late && result == ncclInProgress ? ncclSuccess : result;
+}
+
 Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
          const ncclConfig_t* config) {
   const Ref<Communicator> parent = parent_comm(handle);
@@ -88,12 +95,13 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
   return group_guarded([&] {
     *non_null(newcomm, "newcomm") = nullptr;
     const Ref<Communicator> parent = parent_comm(comm);
-    if (color < 0 && color != kSplitNoColor) {
+    // NCCL takes any other negative color like all others, against its documentation.
+    if (color < 0 && color != kSplitNoColor && !parent->settings().strict) {
       fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
     }
     check_not_growing(*parent);
     const CommSettings settings = read_config(config, parent->settings());
-    return Group::of_this_thread().submit(split_job(newcomm, parent, color, key, settings));
+    return submit_child(split_job(newcomm, parent, color, key, settings));
   });
 }
 
@@ -111,8 +119,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
     if (!aborts) check_not_growing(*parent);
     *newcomm = nullptr;
     const CommSettings settings = read_config(config, parent->settings());
-    return Group::of_this_thread().submit(
-        shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
+    return submit_child(shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
   });
 }
 

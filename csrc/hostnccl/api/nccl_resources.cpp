@@ -21,12 +21,12 @@ ncclResult_t ncclMemFree(void* ptr) {
   });
 }
 
-ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t, void** handle) {
+ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t size, void** handle) {
   return guarded([=] {
     // As in NCCL in any state: a communicator in progress, finalized, revoked or suspended.
     const Ref<Communicator> owner = open_comm(comm);
     non_null(buff, "buff");
-    *non_null(handle, "handle") = owner->registrations().add();
+    *non_null(handle, "handle") = owner->registrations().add(buff, size);
     return ncclSuccess;
   });
 }

@@ -123,6 +123,8 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
     if (win == nullptr) return ncclSuccess;
+    if (owner->settings().strict && !find_window(win))
+      fail(ncclInternalError, "win=%p is not a window", static_cast<void*>(win));
     const Ref<Window> window = open_window(comm, win, "win");
     if (owner->settings().strict && window->has_puts()) {
       fail(ncclInvalidUsage,

@@ -8,8 +8,11 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <new>
 #include <system_error>
+
+#include "hostnccl/base/params.h"
 
 namespace hostnccl {
 namespace {
@@ -47,6 +50,17 @@ void balance_uncaught() noexcept {
 std::string& last_text() {
   thread_local std::string text;
   return text;
+}
+
+// Of any thread.
+struct Latest {
+  std::mutex mutex;
+  std::string text;
+};
+
+Latest& latest() {
+  static Latest& all = *new Latest;
+  return all;
 }
 
 }  // namespace
@@ -96,12 +110,24 @@ Error current_error() noexcept {
 void remember_error(const std::string& text) noexcept {
   try {
     last_text() = text;
+    const std::lock_guard lock(latest().mutex);
+    latest().text = text;
   } catch (...) {
     last_text().clear();
   }
 }
 
-const char* last_error() noexcept { return last_text().c_str(); }
+// NCCL has one text for all threads. In strict mode a thread without one of its own sees that.
+const char* last_error() noexcept {
+  try {
+    if (last_text().empty() && param_number(ParamId::Strict) != 0) {
+      const std::lock_guard lock(latest().mutex);
+      last_text() = latest().text;
+    }
+  } catch (...) {  // there is no text
+  }
+  return last_text().c_str();
+}
 
 const char* result_text(abi::ncclResult_t result) {
   static const char* const kTexts[] = {

@@ -26,15 +26,23 @@ void CommState::check_healthy() const {
   if (error_code_.load(std::memory_order_acquire) != abi::ncclSuccess || segment_->failed()) {
     throw error();
   }
+  check_not_in_progress();
   if (phase_.load(std::memory_order_acquire) != Phase::Ready) {
     hostnccl::fail(abi::ncclInvalidUsage, "comm was finalized by ncclCommFinalize");
   }
 }
 
+void CommState::check_not_in_progress() const {
+  if (!issuing() && children_ == 0) return;
+  hostnccl::fail(abi::ncclInvalidArgument,
+                 "a call on comm is in progress: wait until ncclCommGetAsyncError returns "
+                 "ncclSuccess");
+}
+
 void CommState::check_usable() const {
   const bool usable = of_this_process() && phase_ == Phase::Ready && !revoked() &&
-                      suspension_changes_ == 0 && error_code_ == abi::ncclSuccess && !suspended() &&
-                      !segment_->failed();
+                      suspension_changes_ == 0 && children_ == 0 && !issuing() &&
+                      error_code_ == abi::ncclSuccess && !suspended() && !segment_->failed();
   if (usable) [[likely]]
     return;
   check_initialized();
@@ -58,7 +66,8 @@ abi::ncclResult_t CommState::async_error() const {
   const Phase phase = phase_.load(std::memory_order_acquire);
   if (phase == Phase::Initializing) return abi::ncclInProgress;
   if (segment_->failed()) return error().code();
-  const bool busy = phase == Phase::Finalizing || suspension_changing() || order_.in_background();
+  const bool busy = phase == Phase::Finalizing || suspension_changing() || order_.in_background() ||
+                    issuing() || children_ != 0;
   return busy ? abi::ncclInProgress : abi::ncclSuccess;
 }
 
@@ -70,6 +79,8 @@ std::optional<std::string> CommState::error_text() const {
     std::string text = phase == Phase::Initializing ? "initialisation"
                        : phase == Phase::Finalizing ? "finalisation"
                        : suspension_changing()      ? "suspension or resumption"
+                       : issuing()                  ? "an operation"
+                       : children_ != 0             ? "creation of a child"
                                                     : "registration of a window";
     text += " in progress";
     if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
@@ -109,6 +120,13 @@ void CommState::fail(const Error& error) noexcept {
   }
   // aborted_: the operation was about to begin when the communicator was aborted.
   if (segment_ != nullptr) segment_->fail(aborted_ ? abort_for_others() : error);
+}
+
+void CommState::refuse(const Error& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (revoked() || error_code_ != abi::ncclSuccess) return;
+  error_text_ = error.text();
+  error_code_ = error.code();
 }
 
 void CommState::check_wait(const Blocked& blocked, bool check_liveness) const {
@@ -172,6 +190,7 @@ void CommState::revoke(RevokedBy by, const Reason& reason) {
   // to name this rank. Ranks that do not wait for this one continue.
   if (order_.in_flight()) segment_->fail(revocation_for_others());
   segment_->leave(rank_, by == RevokedBy::Revoke ? Presence::Revoked : Presence::Shrunk);
+  issuing_ = Issuing::None;
   revoked_.store(true, std::memory_order_seq_cst);
 }
 

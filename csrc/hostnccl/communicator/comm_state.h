@@ -33,6 +33,9 @@ class CommState {
   void check_usable() const;       // ready for an operation, without an error
   void check_parent() const;       // ready for split, shrink and grow; a revoked one is
 
+  // Nothing of a non-blocking communicator is in progress. In strict mode only.
+  void check_not_in_progress() const;
+
   bool of_this_process() const { return generation_ == fork_generation(); }
   bool initializing() const { return phase_ == Phase::Initializing; }
   bool finalized() const { return phase_ == Phase::Finalizing || phase_ == Phase::Finalized; }
@@ -55,6 +58,23 @@ class CommState {
   // Records the first error of this rank and makes the segment fail, which ends the operations of
   // all ranks.
   void fail(const Error& error) noexcept;
+
+  // A refused call of a non-blocking communicator is its error, of this rank alone.
+  void refuse(const Error& error) noexcept;
+
+  // In strict mode, an operation of a non-blocking communicator is in progress when it returns,
+  // until its state is asked for; a blocking one stays in progress after a group with those.
+  void begin_issuing(bool for_good) {
+    issuing_ = for_good ? Issuing::ForGood : Issuing::UntilAsked;
+  }
+  bool issuing() const { return issuing_.load(std::memory_order_acquire) != Issuing::None; }
+  void ask_issuing() noexcept {
+    Issuing asked = Issuing::UntilAsked;
+    issuing_.compare_exchange_strong(asked, Issuing::None);
+  }
+  // While a child of a non-blocking communicator is being created.
+  void begin_child() { children_.fetch_add(1, std::memory_order_acq_rel); }
+  void end_child() { children_.fetch_sub(1, std::memory_order_acq_rel); }
 
   // Throws if the awaited rank can no longer signal: abort, revocation, a failed segment, a rank
   // that left or, with check_liveness, one whose process died.
@@ -91,6 +111,8 @@ class CommState {
   Error error_locked(bool failed_first) const;
   enum class Phase { Initializing, Ready, Finalizing, Finalized };
 
+  enum class Issuing { None, UntilAsked, ForGood };
+
   void check_healthy() const;
   bool suspension_changing() const {
     return suspension_changes_.load(std::memory_order_acquire) != 0;
@@ -112,6 +134,8 @@ class CommState {
   std::atomic<bool> revoked_{false};
   std::atomic<bool> suspended_{false};
   std::atomic<int> suspension_changes_{0};
+  std::atomic<Issuing> issuing_{Issuing::None};
+  std::atomic<int> children_{0};
   std::atomic<abi::ncclResult_t> error_code_{abi::ncclSuccess};
 
   mutable std::mutex mutex_;  // of what follows, and of the transitions

@@ -37,6 +37,7 @@ Communicator::Communicator(CommSettings settings, std::shared_ptr<Creation> crea
       consumed_signals_(settings_.signals),
       agreement_(state_),
       recovery_(state_),
+      red_ops_(settings_.strict),
       creator_(WaitingThread::share_current()) {
   if (shares_with_) ++shares_with_->sharing_children_;
   creator_->add_unused(1);
@@ -46,6 +47,11 @@ Communicator::~Communicator() {
   end_sharing();
   end_use();
   if (segment_ != nullptr) Deadlocks::remove(*segment_, rank_);
+}
+
+// In NCCL operations end without a result.
+void Communicator::fail_sharing() const {
+  fail(abi::ncclInternalError, "the communicator that comm shares its resources with was aborted");
 }
 
 void Communicator::note_failure() const noexcept {
@@ -210,7 +216,7 @@ void Communicator::abort() {
   if (!state_.of_this_process()) return;
   // NCCL has one abort flag for both; the operations of the parent would end without a result.
   if (const Ref<Communicator> parent = end_sharing(); parent && parent.slot()->open) {
-    parent->state().fail(Error(abi::ncclInvalidUsage,
+    parent->state().fail(Error(abi::ncclInternalError,
                                "a communicator that shares the resources of comm was aborted"));
   }
   state_.abort(Deadlocks::reasons_of_this_process());

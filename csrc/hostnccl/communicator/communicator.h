@@ -47,12 +47,22 @@ class Communicator {
   // Throws the caller's error if no operation can be issued. Where others have made the
   // communicator fail, ranks that wait for this process elsewhere get to know why.
   void check_usable() const {
+    if (shares_with_ && shares_with_->state().aborted()) [[unlikely]]
+      fail_sharing();
     try {
       state_.check_usable();
     } catch (const Error&) {
       note_failure();
       throw;
     }
+  }
+  // Whether the rules of strict_calls apply to its calls.
+  bool strict_calls() const { return !settings_.blocking && settings_.strict_calls; }
+  // After an operation was issued: whether it is in progress.
+  bool begin_issuing() {
+    if (!strict_calls() || nranks_ == 1) return false;
+    state_.begin_issuing(false);
+    return true;
   }
   // Before an operation of the thread is issued: see WaitingThread.
   void note_use(WaitingThread& thread) {
@@ -104,6 +114,7 @@ class Communicator {
                   const Rendezvous& rendezvous, bool spins) const;
   void drain();
   Ref<Communicator> end_sharing();
+  [[noreturn]] void fail_sharing() const;
   void note_failure() const noexcept;
   void add_user(WaitingThread& thread);
   void end_use();

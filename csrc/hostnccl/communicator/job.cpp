@@ -18,27 +18,39 @@ class RunningJob {
   explicit RunningJob(const Job& job) : comm_(job.comm), changes_(job.changes_parent()) {
     if (changes_) comm_->state().begin_suspension_change();
     if (comm_) guard_.emplace(comm_);
+    if (!job.makes_parent_busy()) return;
+    parent_ = job.parent;
+    parent_guard_.emplace(parent_);
+    parent_->state().begin_child();
   }
   RunningJob(const RunningJob&) = delete;
   RunningJob& operator=(const RunningJob&) = delete;
   ~RunningJob() {
     if (changes_) comm_->state().end_suspension_change();
+    if (parent_) parent_->state().end_child();
   }
 
  private:
   const Ref<Communicator> comm_;
   const bool changes_;
   std::optional<JobGuard> guard_;
+  Ref<Communicator> parent_;
+  std::optional<JobGuard> parent_guard_;
 };
 
 // Runs a job in this thread and returns its error.
 std::optional<Error> run(const Job& job) {
   try {
     job.work(job);
+    if (job.late && job.comm) *job.out = handle_of(job.comm);
     return std::nullopt;
   } catch (...) {
     Error error = current_error();
     if (job.comm) job.comm->state().fail(error);
+    if (job.makes_parent_busy()) {  // nobody has a handle of the child
+      job.parent->state().refuse(error);
+      if (job.comm) communicators().close(job.comm);
+    }
     return error;
   }
 }

@@ -18,6 +18,8 @@ struct Job {
   abi::ncclComm_t* out = nullptr;
   std::shared_ptr<Creation> creation;  // of comm, or of what the others make without this rank
   bool blocking = true;
+  bool late = false;               // out is written once the communicator is ready; meanwhile a
+                                   // parent that is non-blocking is in progress
   uint32_t sequence_count = 1;     // sequence numbers that it takes of the parent
   uint32_t sequence = 0;           // the first of them
   bool agrees_if_revoked = false;  // takes an agreement number of a revoked parent instead
@@ -25,6 +27,8 @@ struct Job {
   std::function<void(const Job&)> work;
 
   bool changes_parent() const { return comm && comm == parent; }
+
+  bool makes_parent_busy() const { return late && !blocking; }
 
   // Closes the handle of a communicator that cannot be made and sets the caller's variable to null.
   void discard();

@@ -10,11 +10,17 @@ std::atomic<unsigned> next_handle{abi::ncclNumOps};
 }  // namespace
 
 abi::ncclRedOp_t RedOps::add(const Multiplier& multiplier, abi::ncclDataType_t dtype) {
+  const std::lock_guard lock(mutex_);
+  if (!destroyed_.empty()) {
+    const unsigned again = destroyed_.back();
+    destroyed_.pop_back();
+    ops_.emplace(again, RedOp{multiplier, dtype});
+    return static_cast<abi::ncclRedOp_t>(again);
+  }
   const unsigned handle = next_handle.fetch_add(1, std::memory_order_relaxed);
   if (handle < abi::ncclNumOps || handle >= abi::ncclMaxRedOp) {
     fail(abi::ncclSystemError, "all handles for reduction operators have been used");
   }
-  const std::lock_guard lock(mutex_);
   ops_.emplace(handle, RedOp{multiplier, dtype});
   return static_cast<abi::ncclRedOp_t>(handle);
 }
@@ -26,6 +32,7 @@ void RedOps::remove(abi::ncclRedOp_t op) {
          "op=%u is not an operator that ncclRedOpCreatePreMulSum made for this communicator",
          static_cast<unsigned>(op));
   }
+  if (uses_again_) destroyed_.push_back(op);
 }
 
 Multiplier RedOps::find(abi::ncclRedOp_t op, abi::ncclDataType_t dtype) const {

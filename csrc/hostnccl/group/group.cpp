@@ -1,5 +1,6 @@
 #include "hostnccl/group/group.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -68,14 +69,30 @@ abi::ncclResult_t Group::submit(PendingOperation&& operation) {
          operation.comm->rank());
   }
   dispatch(operation, inline_engine_);
-  return abi::ncclSuccess;
+  return operation.comm->begin_issuing() ? abi::ncclInProgress : abi::ncclSuccess;
 }
 
 abi::ncclResult_t Group::submit(Job job) {
   if (job.parent) job.parent->note_use(thread_);
   if (!active()) return run_jobs(&job, 1);
+  try {
+    check_alike(job);
+  } catch (...) {
+    job.discard();
+    throw;
+  }
   jobs_.push_back(std::move(job));
   return abi::ncclSuccess;
+}
+
+// NCCL refuses a blocking creation beside a non-blocking one.
+void Group::check_alike(const Job& job) const {
+  const auto creates = [](const Job& one) { return one.comm && !one.parent; };
+  if (!creates(job) || !job.comm->settings().strict_calls) return;
+  for (const Job& other : jobs_) {
+    if (creates(other) && other.blocking != job.blocking)
+      fail(abi::ncclInvalidArgument, "a blocking and a non-blocking creation in one group");
+  }
 }
 
 void Group::exit_level(const char* function) {
@@ -108,7 +125,12 @@ std::optional<double> Group::end_simulated() {
     }
     for (const PendingOperation& pending : operations_) check_simulated(pending);
     std::optional<double> microseconds;
-    if (!operations_.empty()) microseconds = estimate_microseconds(operations_);
+    // NCCL copies at once in a communicator of one rank.
+    const auto copies = [](const PendingOperation& pending) {
+      return pending.comm->settings().strict && pending.comm->nranks() == 1;
+    };
+    if (!std::ranges::all_of(operations_, copies))
+      microseconds = estimate_microseconds(operations_);
     clear();
     return microseconds;
   } catch (...) {
@@ -119,7 +141,13 @@ std::optional<double> Group::end_simulated() {
 // Called in a catch block. Cancels the jobs that have not run and clears the group.
 void Group::cancel_and_rethrow() {
   const Error error = current_error();
-  for (Job& job : jobs_) job.discard();
+  for (Job& job : jobs_) {
+    const bool kept = job.comm && !job.parent && job.comm->settings().strict_calls;
+    if (kept)
+      job.comm->state().fail(error);  // as in NCCL the caller's, to abort
+    else
+      job.discard();
+  }
   clear();
   throw error;
 }
@@ -175,8 +203,17 @@ abi::ncclResult_t Group::start_all() {
     jobs.swap(jobs_);
     result = run_jobs(jobs.data(), jobs.size());
   }
-  if (!operations_.empty()) dispatch(operations_, inline_engine_);
-  return result;
+  if (operations_.empty()) return result;
+  dispatch(operations_, inline_engine_);
+  bool continues = false;
+  for (const PendingOperation& pending : operations_)
+    continues = pending.comm->begin_issuing() || continues;
+  if (!continues) return result;
+  for (const PendingOperation& pending : operations_) {
+    if (pending.comm->settings().blocking && pending.comm->nranks() > 1)
+      pending.comm->state().begin_issuing(true);
+  }
+  return abi::ncclInProgress;
 }
 
 }  // namespace hostnccl

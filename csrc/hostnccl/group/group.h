@@ -43,6 +43,7 @@ class Group {
 
  private:
   void exit_level(const char* function);
+  void check_alike(const Job& job) const;
   [[noreturn]] void cancel_and_rethrow();
   void clear();
   void check() const;

@@ -163,6 +163,16 @@ Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommS
   return job;
 }
 
+// In NCCL the parent of a split or shrink decides whether it blocks, and the handle is null until
+// the child is ready.
+void follow_parent(Job& job) {
+  const CommSettings& settings = job.parent->settings();
+  if (!settings.strict_calls) return;
+  job.blocking = settings.blocking;
+  job.late = true;
+  *job.out = nullptr;
+}
+
 }  // namespace
 
 Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
@@ -173,8 +183,10 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
   } else {
     job.creation = std::make_shared<Creation>();
     job.parent = parent;
+    job.out = out;
     job.blocking = settings.blocking;
   }
+  follow_parent(job);
   job.agrees_if_revoked = true;
   job.work = [color, key](const Job& self) { split(self, color, key); };
   return job;
@@ -183,6 +195,7 @@ Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, 
 Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
                bool aborts, const CommSettings& settings) {
   Job job = child_job(out, parent, settings, parent->settings().shrink_share && !aborts);
+  follow_parent(job);
   if (aborts) job.sequence_count = 0;
   job.work = [excluded = std::move(excluded), aborts](const Job& self) {
     shrink(self, excluded, aborts);

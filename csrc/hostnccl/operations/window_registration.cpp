@@ -129,21 +129,11 @@ class Registration {
           "only such memory",
           buffer, bytes);
     }
-    if (comm_.settings().strict) check_not_open(buffer);
     own_.local = static_cast<char*>(buffer);
     own_.bytes = bytes;
     offset_ = static_cast<size_t>(own_.local - own_.allocation->base());
     for (int rank = 0; rank < segment_.nranks() && !files_; ++rank) {
       if (!segment_.same_process(rank)) files_.emplace();
-    }
-  }
-
-  // NCCL finds a window by its address.
-  void check_not_open(const void* buffer) const {
-    for (const Ref<Window>& window : comm_.windows().open_set()->windows()) {
-      if (window->own().local != buffer) continue;
-      fail(abi::ncclInvalidUsage, "buff=%p is the address of a window of comm that is open",
-           buffer);
     }
   }
 
@@ -335,7 +325,7 @@ Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUs
 Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job&)> run) {
   Job job;
   job.parent = comm;
-  job.blocking = comm->settings().blocking;
+  job.blocking = comm->settings().blocking || comm->settings().strict_calls;
   const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
   job.work = [run = std::move(run), background](const Job& self) {
     // Abort and destroy wait for this job: after them the caller may free what it writes to.

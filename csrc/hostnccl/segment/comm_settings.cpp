@@ -1,7 +1,11 @@
 #include "hostnccl/segment/comm_settings.h"
 
+#include <strings.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -9,6 +13,8 @@
 
 namespace hostnccl {
 namespace {
+
+std::atomic<bool> strict_calls{true};
 
 void check_range(const char* field, int value, int least, int most) {
   if (value == abi::kUndefInt || (value >= least && value <= most)) return;
@@ -47,9 +53,18 @@ void check_ignored(const abi::ncclConfig_t& config) {
   check_range("graphUsageMode", config.graphUsageMode, 0, 2);
   check_range("maxP2pPeers", config.maxP2pPeers, 1, kAny);
   check_flag("graphStreamOrdering", config.graphStreamOrdering);
+  // The networks that NCCL has itself; others are plugins.
+  const auto is_name = [&](const char* name) { return strcasecmp(config.netName, name) == 0; };
+  if (config.netName != nullptr && !is_name("Socket") && !is_name("IB")) {
+    fail(abi::ncclInvalidUsage, "config->netName=\"%s\" is not a network: Socket or IB",
+         config.netName);
+  }
 }
 
 }  // namespace
+
+void set_strict_calls(bool on) { strict_calls = on; }
+bool strict_calls_on() { return strict_calls; }
 
 CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inherited) {
   if (given == nullptr) return inherited;
@@ -70,12 +85,17 @@ CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inh
   CommSettings settings;  // a config given to a split replaces the parent's completely
   check_flag("blocking", config.blocking);
   if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
+  const char* environment = std::getenv("NCCL_COMM_BLOCKING");
+  if (settings.strict_calls && environment != nullptr && std::strcmp(environment, "0") == 0)
+    settings.blocking = false;
   check_flag("splitShare", config.splitShare);
   check_flag("shrinkShare", config.shrinkShare);
   settings.split_share = config.splitShare == 1;
   settings.shrink_share = config.shrinkShare == 1;
   if (settings.strict) check_ignored(config);
-  settings.signals.contexts = positive_or_one(config.numRmaCtx, "numRmaCtx");
+  // As in NCCL there may be no context for one-sided operations.
+  settings.signals.contexts =
+      settings.strict && config.numRmaCtx == 0 ? 0 : positive_or_one(config.numRmaCtx, "numRmaCtx");
   settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");
   if (settings.signals.contexts > kMaxSignals / settings.signals.per_context) {
     fail(abi::ncclInvalidArgument,

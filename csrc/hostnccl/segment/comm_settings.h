@@ -11,9 +11,17 @@
 
 namespace hostnccl {
 
+// Whether strict mode includes that, for the communicators created from now on. Off for a program
+// that has these rules itself (hostSetStrictCalls).
+void set_strict_calls(bool on);
+bool strict_calls_on();
+
 struct CommSettings {
   bool blocking = true;
   bool strict = param_number(ParamId::Strict) != 0;
+  // In strict mode: calls of a non-blocking communicator are in progress when they return, refuse
+  // the next one until then, and a refusal is the communicator's error for good.
+  bool strict_calls = strict && strict_calls_on();
   bool split_share = false;   // of the children that split() makes, and shrink()
   bool shrink_share = false;  // both have an effect in strict mode only
   std::string name;
