@@ -6,6 +6,7 @@ raised; for making, splitting, shrinking, growing, suspending, revoking and fina
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,10 +190,10 @@ def test_failures_are_raised(launch: Launcher) -> None:
     launch(2, _failures, ids=2)
 
 
-def _together(comm: nccl.Communicator, other: nccl.Communicator, buffer: object) -> None:
+def _together(one: nccl.Communicator, two: nccl.Communicator, buffers: list[Any]) -> None:
     with nccl.group():
-        comm.all_reduce(buffer)
-        other.all_reduce(buffer)
+        one.all_reduce(buffers[0])
+        two.all_reduce(buffers[1])
 
 
 def _in_a_row(rank: Rank) -> None:
@@ -207,7 +208,7 @@ def _in_a_row(rank: Rank) -> None:
         comm.recv(two, 1 - rank.rank)
     comm.all_reduce(two)
     with pytest.raises(ValueError, match="use a group for each"):
-        _together(comm, blocking, one)
+        _together(comm, blocking, [one, two])
     stream = rank.stream()
     with nccl.capture(stream) as graph:
         comm.all_reduce(one, stream=stream)
@@ -228,6 +229,7 @@ def test_operations_in_a_row(launch: Launcher, provider: str) -> None:
 def _before_it_is_ready(rank: Rank) -> None:
     """A call that NCCL would refuse for good does not reach it; close() never destroys."""
     buffer = rank.memory.put(np.ones(4))
+    rank.wait_event("refused", *range(rank.rank))  # the other rank comes later
     comm = rank.communicator(1, config=_config())
     if rank.rank == 0:
         for call in (
@@ -246,7 +248,6 @@ def _before_it_is_ready(rank: Rank) -> None:
         ) as other:  # this thread is not in a group of NCCL
             assert other.nranks == 1
         rank.set_event("refused")
-    rank.wait_event("refused", 0)
     comm.wait_ready(20)
     _works(rank, comm, [0, 1])
     comm.finalize()
@@ -256,6 +257,28 @@ def _before_it_is_ready(rank: Rank) -> None:
 def test_calls_before_it_is_ready(launch: Launcher, provider: str) -> None:
     gpu.require(provider, "ncclCommSplit", "ncclCommFinalize")
     launch(2, _before_it_is_ready, provider=provider, ids=3)
+
+
+def _alone(rank: Rank) -> None:
+    """The first operation connects, which lasts until all ranks have called theirs."""
+    config = nccl.Config(blocking=False, timeout=0.6)
+    comm = rank.communicator(1, config=config)
+    comm.wait_ready(20)
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #1 .* within 0.6 s"):
+            comm.all_reduce(rank.memory.put(np.ones(4)))
+        rank.set_event("expired")
+    rank.wait_event("expired", 0)
+    comm.abort()
+
+
+@pytest.mark.gpu
+def test_the_time_limit_of_the_first_operation(launch: Launcher) -> None:
+    if reason := gpu.missing():
+        pytest.skip(reason)
+    if gpu.require("cuda").ncclGetVersion() < 22400:
+        pytest.skip("this NCCL connects after the call")
+    launch(2, _alone, provider="cuda", ids=2)
 
 
 def _by_environment(rank: Rank) -> None:

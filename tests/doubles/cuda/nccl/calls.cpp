@@ -94,7 +94,8 @@ ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t re
   }
   operation->finish();
   operation->stream()->after_work();
-  const bool continues = operation->communicator()->begin_progress(operation->message());
+  const bool continues =
+      operation->communicator()->begin_progress(operation->message(), operation->collective());
   return continues ? ncclInProgress : result;
 }
 

@@ -52,7 +52,7 @@ bool Communicator::failed() const {
   return error != ncclSuccess && error != ncclInProgress;
 }
 
-bool Communicator::busy() { return !blocking && (issuing.load() || makes_child()); }
+bool Communicator::busy() { return !blocking && (issuing.load() || connects() || makes_child()); }
 
 ncclResult_t Communicator::unready() {
   if (blocking) return ncclSuccess;
@@ -61,8 +61,16 @@ ncclResult_t Communicator::unready() {
   return kNcclVersion >= 22400 ? ncclInvalidArgument : ncclInvalidUsage;
 }
 
-bool Communicator::begin_progress(bool messages) {
+bool Communicator::connects() {
+  return called && !blocking && !revoked && peers && !peers->all_called() && holds(kInProgress);
+}
+
+bool Communicator::begin_progress(bool messages, bool collectives) {
   learn();
+  if (collectives && peers && kNcclVersion >= 22400) {
+    peers->call();
+    called = true;
+  }
   if (blocking || nranks < 2 || !holds(kInProgress)) return false;
   const bool first_messages = messages && !had_messages;
   had_messages = had_messages || messages;

@@ -30,6 +30,7 @@ struct Communicator {
   // Of a non-blocking communicator: an operation is in progress until the state is asked for.
   std::atomic<bool> issuing{false};
   std::atomic<bool> stuck{false};     // in progress for good, after a group with non-blocking ones
+  std::atomic<bool> called{false};    // a collective
   bool had_messages = false;          // a group with messages has ended
   std::atomic<int> followed{0};       // children whose handles are still to be written
   std::weak_ptr<Communicator> child;  // the last one, of a non-blocking communicator
@@ -44,8 +45,9 @@ struct Communicator {
   bool busy();  // non-blocking: an operation, or the making of a child, is in progress
   // Non-blocking: an error of a refused call, or that another one is in progress; else success.
   ncclResult_t unready();
-  // After an operation, or a group of them: whether it is in progress.
-  bool begin_progress(bool messages);
+  // After operations of these kinds: whether they are in progress.
+  bool begin_progress(bool messages, bool collectives);
+  bool connects();  // the first collective does, until all ranks have called theirs
   // Notes that a call was refused, and returns its result.
   ncclResult_t refuse(ncclResult_t result);
   bool makes_child();  // whether the call that makes the last child is under way

@@ -362,7 +362,8 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   }
   if (*error == ncclSuccess) communicator->learn();
   if (*error == ncclSuccess && communicator->makes_child()) *error = ncclInProgress;
-  const bool busy = communicator->issuing.exchange(false) || communicator->stuck;
+  const bool busy =
+      communicator->issuing.exchange(false) || communicator->connects() || communicator->stuck;
   if (busy && *error == ncclSuccess) *error = ncclInProgress;
   if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;
   return result;

@@ -81,6 +81,7 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
     : communicator_(std::move(communicator)), stream_(std::move(stream)) {
   const std::string_view name = arguments.function;
   message_ = name == "ncclSend" || name == "ncclRecv";
+  collective_ = !message_ && !name.ends_with("Signal");
   communicator_->connect(message_ ? arguments.peer : -1);
   if (capturing(*stream_)) {
     hold_in_capture(*stream_, std::make_shared<Captured>(communicator_));
@@ -138,14 +139,20 @@ static void follow(const Group::Creation& creation) {
 }
 
 bool Group::begin_progress() {
-  std::map<Communicator*, bool> messages;
-  for (const Operation& operation : operations)
-    messages[operation.communicator().get()] |= operation.message();
+  struct Kinds {
+    bool messages = false, collectives = false;
+  };
+  std::map<Communicator*, Kinds> all;
+  for (const Operation& operation : operations) {
+    Kinds& kinds = all[operation.communicator().get()];
+    kinds.messages = kinds.messages || operation.message();
+    kinds.collectives = kinds.collectives || operation.collective();
+  }
   bool continues = false;
-  for (const auto& [communicator, any] : messages)
-    continues = communicator->begin_progress(any) || continues;
+  for (const auto& [communicator, kinds] : all)
+    continues = communicator->begin_progress(kinds.messages, kinds.collectives) || continues;
   if (continues && kNcclVersion >= 22800)
-    for (const auto& [communicator, any] : messages)
+    for (const auto& [communicator, kinds] : all)
       if (communicator->blocking && communicator->nranks > 1) communicator->stuck = true;
   return continues;
 }

@@ -28,6 +28,7 @@ class Operation {
   const CommunicatorRef& communicator() const { return communicator_; }
   const StreamRef& stream() const { return stream_; }
   bool message() const { return message_; }  // a send or a receive
+  bool collective() const { return collective_; }
   // What is to run after the operation, on its stream: memory is checked, and the kernel of a dead
   // peer spins.
   void finish();
@@ -37,6 +38,7 @@ class Operation {
   CommunicatorRef communicator_;
   StreamRef stream_;
   bool message_;
+  bool collective_;
   std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 

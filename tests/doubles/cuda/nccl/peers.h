@@ -27,14 +27,19 @@ class Peers {
   void set_up() { set_up_word(rank_).store(1); }
   bool wait_set_up(const std::atomic<bool>& aborted) const;
 
+  // Collectives: whether all ranks have called their first one.
+  void call() { called(rank_).store(1); }
+  bool all_called() const;
+
   const std::string& key() const { return key_; }
 
  private:
   std::atomic<int>& pid(int rank) const { return words_[rank]; }
   std::atomic<int>& closed(int rank) const { return words_[nranks_ + rank]; }
   std::atomic<int>& set_up_word(int rank) const { return words_[2 * nranks_ + rank]; }
+  std::atomic<int>& called(int rank) const { return words_[3 * nranks_ + rank]; }
   std::atomic<int>& connected(int from, int to) const {
-    return words_[3 * nranks_ + from * nranks_ + to];
+    return words_[4 * nranks_ + from * nranks_ + to];
   }
   bool in_use(int rank) const;
 
