@@ -211,7 +211,7 @@ def _abort_alone(rank: Rank) -> None:
         assert isinstance(error, nccl.NcclInProgressError)
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    with pytest.raises(nccl.NcclError, match="initiali"):
+    with pytest.raises(ValueError, match="a call on it is in progress"):
         comm.all_reduce(np.ones(3))
     started = time.monotonic()
     comm.abort()
