@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +249,39 @@ def revoke_ends_operation(rank: Rank) -> list[str] | None:
     rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
     found = [rank.cuda.finish(stream, 0.3), rank.nccl.CommRevoke(comm, 0)]
     found.append(rank.cuda.finish(stream))
+    rank.tell("revoked")
+    return found
+
+
+@rule(
+    "CommRevoke",
+    "Revoke waits for what its streams have before the communicator's operations",
+    nccl=[False, "success", True],
+    host=differs([True, "success", True], "operations on CPUs end where they are queued"),
+    ranks=2,
+    source="read: init.cc:2942 (2.30.7)",
+    alone=True,
+)
+def revoke_waits_for_streams(rank: Rank) -> list[Any] | None:
+    comms, stream, memory = [rank.create(), rank.create()], rank.cuda.stream(), rank.cuda.memory()
+    for comm in comms:
+        rank.connect(comm)
+    rank.meet()
+    if rank.rank:
+        rank.hear("revoked")
+        return None
+    for comm in comms:
+        rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
+    returned = threading.Event()
+
+    def revoke() -> None:
+        rank.cuda.use(rank.device)
+        rank.nccl.CommRevoke(comms[1], 0)
+        returned.set()
+
+    threading.Thread(target=revoke, daemon=True).start()
+    found: list[Any] = [returned.wait(0.5), rank.nccl.CommRevoke(comms[0], 0)]
+    found.append(returned.wait(8))
     rank.tell("revoked")
     return found
 

@@ -119,15 +119,19 @@ CUresult GraphUpload(CUgraphExec exec, CUstream handle) {
 
 CUresult GraphLaunch(CUgraphExec exec, CUstream handle) {
   return on_stream(handle, [&](Stream& s) {
+    Holds kept = get_holds(exec);
+    if (kept.empty()) return engine().GraphLaunch(exec, s.queue());
+    constexpr auto kEnd = [](void* data) {
+      const std::unique_ptr<Holds> launched(static_cast<Holds*>(data));
+      for (const Hold& hold : *launched) hold->after_launch();
+    };
+    for (const Hold& hold : kept) hold->before_launch();
     const CUresult launched = engine().GraphLaunch(exec, s.queue());
-    if (Holds kept = get_holds(exec); launched == CUDA_SUCCESS && !kept.empty())
-      engine().LaunchHostFunc(
-          s.queue(),
-          [](void* data) {
-            const std::unique_ptr<Holds> launched(static_cast<Holds*>(data));
-            for (const Hold& hold : *launched) hold->after_launch();
-          },
-          new Holds(std::move(kept)));
+    Holds* const data = new Holds(std::move(kept));
+    if (launched == CUDA_SUCCESS)
+      engine().LaunchHostFunc(s.queue(), kEnd, data);
+    else
+      kEnd(data);
     return launched;
   });
 }

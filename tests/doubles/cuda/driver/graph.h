@@ -9,7 +9,8 @@ namespace cuda_double {
 class Held {
  public:
   virtual ~Held() = default;
-  virtual void after_launch() = 0;  // on the stream of the launch
+  virtual void before_launch() = 0;
+  virtual void after_launch() = 0;  // on the stream of the launch, or where that has failed
 };
 
 using Hold = std::shared_ptr<Held>;

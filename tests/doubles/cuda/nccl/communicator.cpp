@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "nccl/rules.h"
 
@@ -53,6 +54,15 @@ bool Communicator::failed() const {
 }
 
 bool Communicator::busy() { return !blocking && (issuing.load() || connects() || makes_child()); }
+
+void Communicator::wait_for_streams() const {
+  while (pending.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void Communicator::wait_for_graphs() const {
+  while (holds(kWaitForGraphs) && graphs.load() > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 ncclResult_t Communicator::unready() {
   if (blocking) return ncclSuccess;

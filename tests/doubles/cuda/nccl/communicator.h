@@ -23,8 +23,13 @@ struct Communicator {
   int derived = 0;             // communicators made of it, on each rank in the same order
   std::atomic<int> calls{0};   // under way
   std::atomic<int> graphs{0};  // that have its operations, with executables and launches
+  // Operations and launches of graphs on streams, also those behind other work: NCCL's own streams
+  // come after them.
+  std::atomic<int> pending{0};
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};
+  std::atomic<bool> finalized{false};  // finalize was called, or a revocation, which counts as one
+  std::atomic<bool> freed{false};
   // Of a non-blocking communicator: the error of a refused call, for good.
   std::atomic<ncclResult_t> refused{ncclSuccess};
   // Of a non-blocking communicator: an operation is in progress until the state is asked for.
@@ -50,6 +55,8 @@ struct Communicator {
   bool connects();  // the first collective does, until all ranks have called theirs
   // Notes that a call was refused, and returns its result.
   ncclResult_t refuse(ncclResult_t result);
+  void wait_for_streams() const;
+  void wait_for_graphs() const;
   bool makes_child();  // whether the call that makes the last child is under way
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;

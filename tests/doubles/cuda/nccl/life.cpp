@@ -137,15 +137,17 @@ std::string derived_key(const CommunicatorRef& parent, const char* how, int numb
   return parent->key + how + std::to_string(parent->derived++) + "." + std::to_string(number);
 }
 
-void wait_for_graphs(const Communicator& communicator) {
-  while (holds(kWaitForGraphs) && communicator.graphs.load() > 0)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
 void wait_for_peers(Communicator& communicator) {
   if (!communicator.peers) return;
   communicator.peers->close();
-  if (holds(kWaitForPeers)) communicator.peers->wait();
+  if (holds(kWaitForPeers) && !communicator.revoked) communicator.peers->wait();
+}
+
+// Where finalize was not called, destroy and abort wait as it does (NCCL 2.30.7, init.cc:2849).
+void finalize_before_free(const Communicator& communicator) {
+  if (communicator.finalized && holds(kFreeAtOnce)) return;
+  communicator.wait_for_streams();
+  communicator.wait_for_graphs();
 }
 
 }  // namespace
@@ -284,13 +286,15 @@ ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
   if (!communicator) return nccl().ncclCommFinalize(comm);
   const CallGuard guard(communicator);
   if (const ncclResult_t refused = communicator->unready(); refused != ncclSuccess) return refused;
-  wait_for_graphs(*communicator);
+  const bool before = communicator->finalized.exchange(true);
+  if (!before) communicator->wait_for_graphs();
   ncclResult_t result = communicator->refuse(nccl().ncclCommFinalize(communicator->engine));
   if (result == ncclInProgress && communicator->blocking) {  // the engine's does not block
     wait_while_in_progress(*communicator);
     result = communicator->state();
   }
   const bool done = result == ncclSuccess || result == ncclInProgress;
+  if (!done) communicator->finalized = before;
   if (done && communicator->peers) communicator->peers->close();
   return result;
 }
@@ -307,11 +311,14 @@ ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
     if (!before_24()) Call<&Table::ncclGroupStart>::run("ncclGroupStart");
     return before_24() ? ncclInvalidArgument : unready;
   }
-  wait_for_graphs(*communicator);
+  if (communicator->calls.load() > 0 && holds(kAbortFrees))
+    report_violation("ncclCommDestroy frees a communicator that a call of another thread uses");
+  finalize_before_free(*communicator);
   wait_for_peers(*communicator);
   const ncclResult_t result = nccl().ncclCommDestroy(communicator->engine);
   if (result == ncclSuccess) {
     communicator->aborted.store(true);
+    communicator->freed.store(true);
     withdraw(comm);
   }
   return result;
@@ -332,8 +339,9 @@ ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
   while (communicator->followed.load() > 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   withdraw(comm);
-  wait_for_graphs(*communicator);
-  wait_for_peers(*communicator);
+  finalize_before_free(*communicator);
+  if (communicator->peers) communicator->peers->close();
+  communicator->freed.store(true);
   return result;
 }
 
@@ -341,12 +349,15 @@ ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommRevoke(comm, flags);
   const CallGuard guard(communicator);
-  if (communicator->revoked && holds(kRevokeOnce)) return ncclInvalidArgument;
+  // The flag of a finalized communicator, which a revocation sets too (init.cc:2976, 2990).
+  if (communicator->finalized && holds(kRevokeOnce)) return ncclInvalidArgument;
   const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
   if (result == ncclSuccess || result == ncclInProgress) {
     communicator->revoked = true;
     communicator->issuing.store(false);
+    communicator->finalized = true;
     communicator->refused.store(ncclSuccess);
+    if (communicator->blocking && holds(kRevokeWaits)) communicator->wait_for_streams();
   }
   return result;
 }
@@ -365,6 +376,9 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   const bool busy =
       communicator->issuing.exchange(false) || communicator->connects() || communicator->stuck;
   if (busy && *error == ncclSuccess) *error = ncclInProgress;
+  if (*error == ncclSuccess && !communicator->blocking && communicator->revoked &&
+      communicator->pending.load() > 0 && holds(kRevokeWaits))
+    *error = ncclInProgress;
   if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;
   return result;
 }

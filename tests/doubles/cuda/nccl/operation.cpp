@@ -47,7 +47,7 @@ void add_buffers(MemoryUse& use, const Communicator& communicator, const Argumen
 
 void spin_for_dead_peers(const Communicator& communicator) {
   if (!holds(kDeadPeersSpin)) return;
-  while (!communicator.aborted.load() && communicator.failed())
+  while (!communicator.aborted.load() && !communicator.revoked.load() && communicator.failed())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -57,8 +57,16 @@ class Captured final : public Held {
   explicit Captured(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
     communicator_->graphs.fetch_add(1);
   }
-  ~Captured() override { communicator_->graphs.fetch_sub(1); }
-  void after_launch() override { spin_for_dead_peers(*communicator_); }
+  ~Captured() override {
+    communicator_->graphs.fetch_sub(1);
+    if (communicator_->freed.load() && holds(kFreeAtOnce))
+      report_violation("a graph is destroyed after a communicator of its operations was freed");
+  }
+  void before_launch() override { communicator_->pending.fetch_add(1); }
+  void after_launch() override {
+    spin_for_dead_peers(*communicator_);
+    communicator_->pending.fetch_sub(1);
+  }
 
  private:
   CommunicatorRef communicator_;
@@ -72,6 +80,7 @@ struct Finish {
     spin_for_dead_peers(*communicator);
     take_time();
     use->end();
+    communicator->pending.fetch_sub(1);
   }
 };
 
@@ -93,6 +102,7 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
 
 void Operation::finish() {
   if (!use_) return;
+  communicator_->pending.fetch_add(1);
   engine().LaunchHostFunc(
       stream_->queue(),
       [](void* data) {

@@ -9,17 +9,26 @@ struct Rule {
   bool otherwise;  // where the variable is not set
 };
 
-// ncclCommDestroy and ncclCommAbort wait for the local peers, in other processes, that have
-// connected to this rank: until they finalize, destroy or abort, or end.
+// ncclCommDestroy waits for the local peers, in other processes, that have connected to this rank:
+// until they finalize, destroy or abort, or end. After a revocation it does not.
 inline constexpr Rule kWaitForPeers{"NCCL_DOUBLE_WAIT_FOR_PEERS", true};
-// They wait for the graphs that have the communicator's operations, too.
+// ncclCommFinalize waits for the graphs that have the communicator's operations; so do
+// ncclCommDestroy and ncclCommAbort where neither it nor ncclCommRevoke was called before.
 inline constexpr Rule kWaitForGraphs{"NCCL_DOUBLE_WAIT_FOR_GRAPHS", true};
+// Otherwise they free at once. A graph that is destroyed after that writes to the freed
+// communicator (enqueue.cc:1528): a violation.
+inline constexpr Rule kFreeAtOnce{"NCCL_DOUBLE_FREE_AT_ONCE", true};
 // From 2.24 to 2.30 ncclCommDestroy after an asynchronous error returns inside of a group.
 inline constexpr Rule kDestroyInGroup{"NCCL_DOUBLE_DESTROY_IN_GROUP", true};
-// ncclCommAbort frees the communicator, also under a call of another thread: a violation.
+// ncclCommAbort and ncclCommDestroy free the communicator, also under a call of another thread: a
+// violation.
 inline constexpr Rule kAbortFrees{"NCCL_DOUBLE_ABORT_FREES", true};
-// ncclCommRevoke refuses a communicator that was revoked before, whatever is made from it.
+// ncclCommRevoke refuses a communicator that was revoked before, whatever is made from it, and one
+// that ncclCommFinalize was called for, even if that has not returned.
 inline constexpr Rule kRevokeOnce{"NCCL_DOUBLE_REVOKE_ONCE", true};
+// ncclCommRevoke waits for NCCL's streams (init.cc:2942), which come after the communicator's
+// operations on the user's streams, and so after all work that is queued before these.
+inline constexpr Rule kRevokeWaits{"NCCL_DOUBLE_REVOKE_WAITS", true};
 // A call that a non-blocking communicator refuses is its error until it is revoked or aborted.
 inline constexpr Rule kKeepRefusals{"NCCL_DOUBLE_KEEP_REFUSALS", true};
 // From 2.24 on an operation of a non-blocking communicator, or a group of them, is in progress when
