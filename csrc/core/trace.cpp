@@ -410,6 +410,7 @@ TraceWait::TraceWait(What what, const std::shared_ptr<Library>& library, int dev
     return;
   }
   entry_.flags |= TraceEntry::kOnDevice;
+  library_ = library;
   times_ = times_of(library, device, stream);
 }
 
@@ -427,6 +428,8 @@ void TraceWait::of(const Event& event) {
 
 TraceWait::~TraceWait() {
   if (!on_ || entry_.called == 0) return;
+  // The wait for an event of a capture joins it, and waits with each launch of the graph.
+  if (times_ && capture_of(*library_, stream_) != 0) return;
   give_times(entry_, times_, stream_);
   entry_.returned = precise_time();
   Trace::append(entry_);

@@ -182,6 +182,7 @@ class TraceWait {
 
  private:
   const bool on_;
+  std::shared_ptr<Library> library_;  // where there are times_
   CUstream stream_ = nullptr;
   std::unique_ptr<TraceTimes> times_;
   TraceEntry entry_;

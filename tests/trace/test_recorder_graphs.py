@@ -74,6 +74,34 @@ def test_ranges_in_captures_have_no_end(launch: Launcher, provider: str) -> None
     launch(2, _ranges_in_captures, provider=provider)
 
 
+def _joined_by_a_wait(rank: Rank) -> None:
+    """A stream joins the capture in the wait that is traced."""
+    comm, stream, other = rank.comm, rank.stream(), rank.stream()
+    event, back = rank.event(), rank.event()
+    buffer = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+
+    def run() -> None:
+        with nccl.capture(stream) as graph:
+            event.record(stream)
+            other.wait(event)
+            time.sleep(0.3)  # the thread of the trace looks at its events
+            comm.all_reduce(buffer, stream=other)
+            back.record(other)
+            stream.wait(back)
+        graph.launch(stream)
+        stream.synchronize()
+        graph.close()
+
+    assert len(traced_by(run).launches) == 1
+    assert (rank.memory.get(buffer) == rank.nranks**2).all()
+
+
+def test_a_wait_that_joins_a_capture_keeps_it_valid(launch: Launcher, provider: str) -> None:
+    launch(2, _joined_by_a_wait, provider=provider)
+
+
 def _operations_in_graphs(rank: Rank) -> None:
     comm, stream, side = rank.comm, rank.stream(), rank.stream()
     x, y = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
