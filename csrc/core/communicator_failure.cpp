@@ -161,8 +161,6 @@ NcclFailure Communicator::noted(const NcclFailure& failure) {
 }
 
 void Communicator::throw_late(double seconds, const char* function) const {
-  const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
-  const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
   char limit[32];
   std::snprintf(limit, sizeof limit, "%g s", seconds);
   int rank = rank_;
@@ -170,10 +168,10 @@ void Communicator::throw_late(double seconds, const char* function) const {
     const std::lock_guard lock(mutex_);
     if (const auto parent = made_from_.lock(); parent && rank < 0) rank = parent->known_rank();
   }
-  std::string text = std::string(function) + " on rank " + std::to_string(rank) +
-                     " did not complete within " + limit;
-  if (last && *last) text += std::string(": ") + last;
-  throw NcclFailure(ncclTimeout, function, rank, text);
+  // Without ncclGetLastError: no call has failed, and NCCL keeps the text of an earlier one.
+  throw NcclFailure(ncclTimeout, function, rank,
+                    std::string(function) + " on rank " + std::to_string(rank) +
+                        " did not complete within " + limit);
 }
 
 }  // namespace pynccl
