@@ -37,6 +37,7 @@ class AsyncOperation {
   }
   // Instead of AsyncQueue::end(): the group has failed.
   void drop();
+  bool captured() const { return captured_; }
   // Releases the held objects. Only after a wait: until then the operation may use them.
   void release() { held_.reset(); }
 

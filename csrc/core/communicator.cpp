@@ -127,12 +127,6 @@ void Communicator::keep_until_closed(std::shared_ptr<void> memory) {
   kept_.push_back(std::move(memory));
 }
 
-void Communicator::release_kept() {
-  std::vector<std::shared_ptr<void>> kept;  // released without the lock
-  const std::lock_guard lock(mutex_);
-  kept.swap(kept_);
-}
-
 void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
   check_pending();
   parent.check_ready();
@@ -161,25 +155,44 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   parent.note_in_progress();
 }
 
+ncclResult_t Communicator::call_parent(Communicator& parent,
+                                       const std::function<ncclResult_t(ncclComm_t)>& call) {
+  const ncclComm_t comm = parent.comm_.load();
+  if (!parent.revoked_ || library_->tells_failed_work()) return call(comm);
+  const auto result = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
+  const auto called = [self = shared_from_this(), comm, call, result](Communicator&) {
+    *result = call(comm);
+  };
+  const double seconds = seconds_from_limit(parent.deadlines_->limit());
+  if (parent.call_within(seconds, called)) return *result;
+  poll_until(kExpirySeconds, [&] { return parent.expired(); });  // by the monitor
+  if (parent.expired()) throw parent.expiry(creator_.load());
+  parent.throw_late(seconds, creator_);
+}
+
 void Communicator::begin_split(Communicator& parent, int color, int key) {
   const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
-  const Use comm(parent);
+  const Use use(parent);
   no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
   identify_split(parent, color);
   const Waiting waiting(parent, creator_);
-  waiting.check(split(comm, color, key, created_.get(), child_config()));
+  waiting.check(call_parent(parent, [=, this](ncclComm_t comm) {
+    return split(comm, color, key, created_.get(), child_config());
+  }));
 }
 
 void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
   const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
-  const Use comm(parent);
+  const Use use(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   identify_shrunk(parent, excluded);
   if (flags != 0) parent.note_revoked();
   const Waiting waiting(parent, creator_);
-  waiting.check(shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
-                       child_config(), flags));
+  waiting.check(call_parent(parent, [=, this](ncclComm_t comm) mutable {
+    return shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
+                  child_config(), flags);
+  }));
 }
 
 void Communicator::begin_grow(Communicator& parent, int nranks,

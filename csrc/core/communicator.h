@@ -115,7 +115,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // aborted, and the error is thrown unless an operation has thrown one before.
   void close();
   // From any thread; does nothing where it is closed. Calls of other threads return first, from
-  // NCCL 2.28.7 on because they are revoked. NCCL may wait for graphs and local peers without
+  // NCCL 2.28.7 on because they are revoked. NCCL may wait for graphs and streams without
   // limit: after some seconds the abort continues in the background.
   void abort();
   // abort() for a communicator that nobody needs. One that shares its parent's resources is
@@ -362,6 +362,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator, bool shares, bool grows = false);
+  // Of begin_child(): call takes the parent's handle, and holds what it uses itself. Where nothing
+  // but its own thread can end it, which is where the parent was revoked, it has a time limit.
+  ncclResult_t call_parent(Communicator& parent,
+                           const std::function<ncclResult_t(ncclComm_t)>& call);
   bool shares() const;
   void check_shares_nothing() const;
   void abort_alone();
@@ -370,7 +374,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     if (closed()) throw_not_open();
   }
   void free_created();
-  void release_kept();
+  bool free_handle(bool aborts, double seconds);
+  bool call_within(double seconds, const std::function<void(Communicator&)>& function);
+  bool finalize_within(double seconds, const char* function);
+  bool revoke_within(double seconds);
+  void revoke_handle();
+  void wait_for_expiry() const;
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
   Communicator& identified() {
@@ -399,10 +408,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abandon();
   void free_abandoned();
   bool in_use() const;
+  bool captured() const;
+  static void keep_forever(std::vector<std::shared_ptr<void>> memory);
   void end_calls();
   void end_expired(const std::optional<Deadlines::Entry>& call);
   void end_interrupted() noexcept;
-  bool finalize_within_limit();
   void before_operation(OperationKind kind, const Operation& operation);
   [[gnu::noinline]] void issue_watched(OperationKind kind, const Operation& operation);
   [[gnu::noinline]] void issue_observed(OperationKind kind, const Operation& operation);
@@ -444,9 +454,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::atomic<bool> failure_noted_ = false;
   std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it
-  bool finalized_ = false;
-  std::atomic<bool> was_ready_ = false;  // of a non-blocking one: it has been made
-  mutable std::mutex mutex_;             // of the following, up to kept_
+  std::atomic<bool> finalized_ = false;                 // ncclCommFinalize was called
+  std::atomic<bool> was_ready_ = false;                 // of a non-blocking one: it has been made
+  mutable std::mutex mutex_;                            // of the following, up to kept_
   std::weak_ptr<Communicator> made_from_;
   std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
   std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this one's handle

@@ -10,17 +10,13 @@
 
 namespace pynccl {
 
-namespace {
-
 // Never freed: what nobody can deregister any more.
-void keep_forever(std::vector<std::shared_ptr<void>> memory) {
+void Communicator::keep_forever(std::vector<std::shared_ptr<void>> memory) {
   static std::mutex mutex;
   static auto& all = *new std::vector<std::vector<std::shared_ptr<void>>>;
   const std::lock_guard lock(mutex);
   all.push_back(std::move(memory));
 }
-
-}  // namespace
 
 void Communicator::borrow(ncclComm_t comm, Owner owner) {
   if (owner.communicator) {
@@ -167,6 +163,13 @@ bool Communicator::in_use() const {
   const auto used = [](const Communicator& one) { return one.issuing_.load() || one.uses_ != 0; };
   return used(*this) ||
          std::ranges::any_of(borrowers(), [&](const auto& one) { return used(*one); });
+}
+
+// Whether a graph may have operations on the handle.
+bool Communicator::captured() const {
+  return deadlines_->captured() || std::ranges::any_of(borrowers(), [](const auto& one) {
+           return one->deadlines_->captured();
+         });
 }
 
 }  // namespace pynccl

@@ -1,4 +1,14 @@
 // The end of a communicator: finalize, close, abort and revoke.
+//
+// What NCCL does there (2.28.9 to 2.30.7) decides what can be called:
+// - ncclCommRevoke ends the kernels of the communicator, then waits for NCCL's streams, and so for
+//   all that the user's streams have before the communicator's last operation.
+// - ncclCommFinalize waits for these streams and for the graphs that captured the communicator.
+//   Once it is called the communicator cannot be revoked, and nothing ends the wait.
+// - After either of them ncclCommDestroy and ncclCommAbort free at once: under a call that is under
+//   way, and under graphs, which write to the communicator when they are destroyed.
+// So ncclCommFinalize is called when no operation is outstanding, every call that may not return
+// has a thread of its own, and a handle that is still used is never freed (free_handle).
 #include <algorithm>
 #include <cstdio>
 
@@ -18,15 +28,21 @@ namespace {
 constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
 constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
 constexpr double kIssueSeconds = 0.1;   // how long an expiry waits for what is being issued
+constexpr double kLeastSeconds = 0.1;   // for ncclCommFinalize, after the wait for the operations
 
-// ncclCommAbort waits without limit for the graphs that captured the communicator and for the ranks
-// of this machine; after some seconds it continues on its thread.
-ncclResult_t abort_bounded(const std::shared_ptr<Library>& library, ncclComm_t comm) {
-  const auto result = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
-  run_within(kAbortSeconds, [library, comm, result] {
-    *result = library->nccl<&NcclTable::ncclCommAbort>()(comm);
+double seconds_since(std::int64_t time) { return static_cast<double>(coarse_time() - time) * 1e-9; }
+
+// ncclCommDestroy or ncclCommAbort, on a thread of its own: false where that takes longer, and
+// continues there. Throws NCCL's error.
+bool free_within(double seconds, const std::shared_ptr<Library>& library, ncclComm_t comm,
+                 bool aborts, int rank) {
+  return run_within(seconds, [library, comm, aborts, rank] {
+    const NcclTable& table = library->nccl_table();
+    const char* function = aborts ? "ncclCommAbort" : "ncclCommDestroy";
+    const ncclResult_t result = (aborts ? table.ncclCommAbort : table.ncclCommDestroy)(comm);
+    if (!succeeded(result))
+      throw_nccl(*library, result, function, nullptr, rank, __FILE__, __LINE__);
   });
-  return *result;
 }
 
 }  // namespace
@@ -35,11 +51,18 @@ void Communicator::finalize() {
   check_owned("finalize");
   check_ready();
   const Use comm(*this);
-  const Waiting waiting(*this, "ncclCommFinalize");
-  finalized_ = true;
-  waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
-  note_in_progress();
-  if (expired()) throw expiry("ncclCommFinalize");
+  if (!blocking() || finalized_ || revoked_) {  // NCCL refuses the latter at once
+    const Waiting waiting(*this, "ncclCommFinalize");
+    finalized_ = true;
+    waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
+    note_in_progress();
+    if (expired()) throw expiry("ncclCommFinalize");
+    return;
+  }
+  const double seconds = seconds_from_limit(deadlines_->limit());
+  if (finalize_within(seconds, "ncclCommFinalize")) return;
+  check_state();
+  throw_late(seconds, "ncclCommFinalize");
 }
 
 void Communicator::close() {
@@ -48,6 +71,7 @@ void Communicator::close() {
   if (closed()) return;
   take_handle();
   if (pending()) throw_not_open();
+  wait_for_expiry();
   if (!settle()) {
     discard();
     if (expired() && !error_thrown_) throw expiry("ncclCommDestroy");
@@ -64,28 +88,62 @@ void Communicator::close() {
       throw NcclFailure(error, "ncclCommDestroy", rank_, text);
     }
   }
-  // ncclCommDestroy waits for the operations, too, but then the communicator cannot be revoked.
-  const bool in_time = finalize_within_limit();
-  const ncclComm_t comm = take_to_free();
-  if (!comm) return;
-  const ncclResult_t result = library_->nccl<&NcclTable::ncclCommDestroy>()(comm);
-  release_kept();
-  if (!in_time && !error_thrown_) throw expiry("ncclCommDestroy");
-  if (!succeeded(result) && !error_thrown_)
-    throw_nccl(*library_, result, "ncclCommDestroy", nullptr, rank_, __FILE__, __LINE__);
+  const double seconds = seconds_from_limit(deadlines_->limit());
+  const std::int64_t began = coarse_time();
+  const bool ended = expired() || revoked_;
+  bool in_time = true;
+  if (state_ == State::kOpen && !ended) try {
+      in_time = finalize_within(seconds, "ncclCommDestroy");
+    } catch (const NcclFailure&) {  // it is that of ncclCommDestroy, too
+    }
+  try {
+    // Where it waits for ranks of other processes, which have not closed theirs, it continues.
+    free_handle(false, std::max(kAbortSeconds, seconds - seconds_since(began)));
+  } catch (const NcclFailure&) {
+    if (!error_thrown_) throw;
+  }
+  if (in_time || ended || error_thrown_) return;
+  if (expired()) throw expiry("ncclCommDestroy");
+  if (!revoked_) throw_late(seconds, "ncclCommDestroy");
 }
 
-bool Communicator::finalize_within_limit() {
-  const auto finalize = library_->nccl_table().ncclCommFinalize;
-  if (!finalize || finalized_ || expired() || revoked_ || !blocking() || state_ != State::kOpen)
-    return true;
-  const Use comm(*this);
-  const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
-  // Its failure is that of ncclCommDestroy, too. NCCL_COMM_BLOCKING=0 makes it return at once.
-  if (finalize(comm) == ncclInProgress)
-    poll_until(std::nullopt, [&] { return expired() || read_async_error() != ncclInProgress; });
+// Waits until the operations are done, while the monitor revokes what takes too long, and then
+// finalizes. False where it has expired, was ended by another thread, or takes longer than that.
+bool Communicator::finalize_within(double seconds, const char* function) {
+  const std::int64_t began = coarse_time();
+  if (!finalized_) {
+    const Use comm(*this);
+    const Deadlines::Call call(*deadlines_, function);
+    poll_until(std::nullopt, [&] {
+      return deadlines_->unfinished().streams.empty() || expired() || closed() || revoked_ ||
+             failed() || Interrupt::poll();
+    });
+  }
   if (Interrupt::pending()) end_interrupted();
-  return !expired();
+  if (expired() || closed() || revoked_) return false;
+  const bool before = finalized_.exchange(true);
+  const double left = std::max(kLeastSeconds, seconds - seconds_since(began));
+  return call_within(left, [before](Communicator& self) {
+    const auto finalize = self.library_->nccl_table().ncclCommFinalize;
+    if (finalize && !before) self.check(finalize(self.comm_.load()), "ncclCommFinalize");
+    poll_until(std::nullopt, [&self] { return self.read_async_error() != ncclInProgress; });
+  });
+}
+
+// Calls a function on a thread of its own, for at most some seconds. Meanwhile, and after them
+// until it returns, the handle is in use. Throws what it throws.
+bool Communicator::call_within(double seconds, const std::function<void(Communicator&)>& function) {
+  struct InUse {
+    explicit InUse(std::shared_ptr<Communicator> used) : communicator(std::move(used)) {
+      communicator->begin_use();
+    }
+    ~InUse() { communicator->end_use(); }
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+    const std::shared_ptr<Communicator> communicator;
+  };
+  const auto self = std::make_shared<const InUse>(shared_from_this());
+  return run_within(seconds, [self, function] { function(*self->communicator); });
 }
 
 void Communicator::abort() {
@@ -102,10 +160,7 @@ void Communicator::discard() noexcept {
   try {
     if (!shares()) return abort_alone();
     tell_observers(true);
-    if (const ncclComm_t comm = take_to_free())
-      run_within(kAbortSeconds, [library = library_, comm] {
-        NCCL_CALL_NOTHROW(*library, ncclCommDestroy, (comm));
-      });
+    free_handle(false, kAbortSeconds);
   } catch (...) {  // there is nobody to tell
   }
 }
@@ -132,14 +187,33 @@ bool Communicator::shares() const {
 void Communicator::abort_alone() {
   tell_observers(true);
   const Deadlines::Unfinished unfinished = unfinished_on_device();
+  if (!closed())
+    fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommAbort", rank_,
+                                 "work queued on the stream failed: its communicator was aborted"});
+  free_handle(true, kAbortSeconds);
+}
+
+// Closes the communicator and frees its handle. False where that takes longer, and continues in the
+// background, or cannot be done: the handle stays where a call of NCCL still uses it, or where it
+// was revoked and graphs may have its operations. Does nothing where it has no handle, has borrowed
+// it, or is closed already.
+bool Communicator::free_handle(bool aborts, double seconds) {
+  wait_for_expiry();
   const ncclComm_t comm = take_to_free();
-  if (!comm) return;
-  fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommAbort", rank_,
-                               "work queued on the stream failed: its communicator was aborted"});
-  const ncclResult_t result = abort_bounded(library_, comm);
-  release_kept();
-  if (!succeeded(result))
-    throw_nccl(*library_, result, "ncclCommAbort", nullptr, rank_, __FILE__, __LINE__);
+  if (!comm) return true;
+  const auto freed = [&] {
+    const bool ends_calls = library_->nccl_table().ncclCommRevoke;
+    if (in_use() && (ends_calls || finalized_)) return false;
+    if (revoked_ && captured()) return false;
+    return free_within(seconds, library_, comm, aborts, rank_);
+  }();
+  std::vector<std::shared_ptr<void>> kept;
+  {
+    const std::lock_guard lock(mutex_);
+    kept.swap(kept_);
+  }
+  if (!freed) keep_forever(std::move(kept));  // NCCL still uses it
+  return freed;
 }
 
 // Closes the communicator. Its handle, for the caller to free; null where it has none, has borrowed
@@ -164,7 +238,7 @@ ncclComm_t Communicator::take_to_free() {
 // What NCCL has made after the communicator was aborted.
 void Communicator::free_created() {
   if (const ncclComm_t comm = std::atomic_ref(*created_).exchange(nullptr))
-    abort_bounded(library_, comm);
+    free_within(kAbortSeconds, library_, comm, true, rank_);
 }
 
 // Waits for the calls of other threads, where there are any, and makes them return. The state is
@@ -172,11 +246,18 @@ void Communicator::free_created() {
 void Communicator::end_calls() {
   heavy_barrier();
   if (!in_use()) return;
-  if (library_->nccl_table().ncclCommRevoke && !revoked_)
-    run_within(kEndCallsSeconds, [library = library_, comm = comm_.load()] {
-      NCCL_CALL_NOTHROW(*library, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
-    });
-  poll_until(kEndCallsSeconds, [this] { return !in_use(); });
+  if (library_->nccl_table().ncclCommRevoke && !revoked_ && !finalized_) try {
+      note_revoked();
+      revoke_within(kEndCallsSeconds);
+    } catch (const NcclFailure&) {  // it was revoked before
+    }
+  // Nothing ends a finalization that is under way.
+  poll_until(finalized_ ? kIssueSeconds : kEndCallsSeconds, [this] { return !in_use(); });
+}
+
+// An expiry revokes on a thread of its own.
+void Communicator::wait_for_expiry() const {
+  if (expired()) poll_until(kEndCallsSeconds, [this] { return expiry_ended_.load(); });
 }
 
 bool Communicator::expire(const Deadlines::Late& late) noexcept {
@@ -204,13 +285,17 @@ bool Communicator::expire(const Deadlines::Late& late) noexcept {
     if (policy.abort)
       abort_process(std::string("pynccl: ") + failure.what() +
                     "; the process is aborted (on_timeout)");
-    // Where it is revoked already, its operations have ended, and a child may be in the making.
-    try {
-      if (late.call || !revoked_) end_expired(late.call);
-    } catch (const std::exception&) {  // another thread may have closed it
-    }
-    expiry_ended_ = true;
-    if (policy.callback) policy.callback(shared_from_this(), failure);
+    // On a thread of its own: the revocation of this communicator may have to wait for that of
+    // another one, whose operation is before this one's on a stream.
+    std::thread([self = shared_from_this(), call = late.call, callback = policy.callback, failure] {
+      try {
+        // Where it is revoked already, its operations have ended, and a child may be in the making.
+        if (call || !self->revoked_) self->end_expired(call);
+      } catch (const std::exception&) {  // another thread may have closed it
+      }
+      self->expiry_ended_ = true;
+      if (callback) callback(self, failure);
+    }).detach();
   } catch (const std::exception&) {  // the calls of NCCL that still return throw the expiry
   }
   return true;
@@ -262,44 +347,64 @@ void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
   };
   if (library_->nccl_table().ncclCommRevoke) {
     note_revoked();  // before the calls of other threads return
-    const auto self = shared_from_this();
     try {
-      if (run_within(kEndCallsSeconds, [self] { self->revoke(); })) return;
+      return revoke_handle();
     } catch (const NcclFailure&) {  // it was revoked before, which ends all but some calls
       if (poll_until(kEndCallsSeconds, is_over)) return;
     }
   }
+  expiry_ended_ = true;  // abort_alone() waits for it
   abort_alone();
 }
 
 // The user has ended a wait of this thread: nothing that was issued can be relied on.
 void Communicator::end_interrupted() noexcept {
-  const auto revoke = library_->nccl_table().ncclCommRevoke;
   ask_owner();
-  if (!revoke || closed() || revoked_.exchange(true)) return;
-  fail_unfinished(unfinished_on_device(0),
-                  {ncclRemoteError, "ncclCommRevoke", rank_,
-                   "work queued on the stream failed: rank " + std::to_string(rank_) +
-                       " was interrupted by a signal while it waited"});
-  note_revoked();
-  revoke(comm_.load(), NCCL_REVOKE_DEFAULT);
+  if (!library_->nccl_table().ncclCommRevoke || closed() || revoked_.exchange(true)) return;
+  try {
+    fail_unfinished(unfinished_on_device(0),
+                    {ncclRemoteError, "ncclCommRevoke", rank_,
+                     "work queued on the stream failed: rank " + std::to_string(rank_) +
+                         " was interrupted by a signal while it waited"});
+    note_revoked();
+    revoke_within(kEndCallsSeconds);
+  } catch (const std::exception&) {  // what ended the wait is thrown
+  }
 }
 
 void Communicator::revoke() {
   const Use comm(*this);
-  const auto revoke = library_->nccl<&NcclTable::ncclCommRevoke>();
+  library_->nccl<&NcclTable::ncclCommRevoke>();
   // First, since the call ends operations, and other threads must not take them for done.
   fail_unfinished(unfinished_on_device(),
                   {ncclInvalidUsage, "ncclCommRevoke", rank_,
                    "work queued on the stream failed: its communicator was revoked"});
   const bool before = revoked_;
   note_revoked();
+  const double seconds = seconds_from_limit(deadlines_->limit());
+  bool in_time;
   try {
-    check(revoke(comm, NCCL_REVOKE_DEFAULT), "ncclCommRevoke");
+    in_time = revoke_within(seconds);
   } catch (...) {
     note_revoked(before);
     throw;
   }
+  if (!in_time) throw_late(seconds, "ncclCommRevoke");
+}
+
+void Communicator::revoke_handle() {
+  const auto revoke = library_->nccl<&NcclTable::ncclCommRevoke>();
+  const Use comm(*this);
+  check(revoke(comm, NCCL_REVOKE_DEFAULT), "ncclCommRevoke");
+}
+
+// The thread continues where it takes longer. Throws where NCCL refuses it: it was revoked or
+// finalized before.
+bool Communicator::revoke_within(double seconds) {
+  return call_within(seconds, [comm = comm_.load()](Communicator& self) {
+    self.check(self.library_->nccl_table().ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT),
+               "ncclCommRevoke");
+  });
 }
 
 }  // namespace pynccl

@@ -6,6 +6,11 @@
 #include "core/monitor.h"
 
 namespace pynccl {
+namespace {
+
+constexpr double kRevokeSeconds = 2;  // how long recover() waits for the revocation
+
+}  // namespace
 
 void Communicator::set_timeout(std::optional<double> seconds) {
   options_.timeout = seconds.value_or(std::numeric_limits<double>::infinity());
@@ -14,7 +19,7 @@ void Communicator::set_timeout(std::optional<double> seconds) {
 }
 
 void Communicator::begin_recovery() {
-  const Use comm(*this);
+  const Use use(*this);
   deadlines_->set_limit(FlightRecord::kNoLimit);
   if (!library_->nccl_table().ncclCommRevoke) return;
   // First, as in revoke().
@@ -22,9 +27,11 @@ void Communicator::begin_recovery() {
                   {ncclInvalidUsage, "ncclCommRevoke", rank_,
                    "work queued on the stream failed: its communicator was given up by recover()"});
   note_revoked();
-  // It fails where it is revoked already. That revoked_ was set does not mean that NCCL was called:
-  // the thread of the monitor may be about to.
-  NCCL_CALL_NOTHROW(*library_, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+  // That revoked_ was set does not mean that NCCL was called: the expiry may be about to.
+  try {
+    revoke_within(kRevokeSeconds);
+  } catch (const NcclFailure&) {  // it is revoked already
+  }
   if (!blocking()) wait_ready(std::nullopt);
 }
 

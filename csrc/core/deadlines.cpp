@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -17,16 +18,17 @@ constexpr double kDefaultSeconds = 1800;
 
 std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
 
-double seconds_of(std::int64_t nanoseconds) {
-  return static_cast<double>(nanoseconds) / kNanoseconds;
-}
-
 }  // namespace
 
 std::int64_t limit_from_seconds(std::optional<double> seconds) {
   constexpr double kMost = 9e9;  // what nanoseconds can hold
   if (!seconds || *seconds > kMost) return FlightRecord::kNoLimit;
   return static_cast<std::int64_t>(std::ceil(*seconds * kNanoseconds));
+}
+
+double seconds_from_limit(std::int64_t limit) {
+  if (limit == FlightRecord::kNoLimit) return std::numeric_limits<double>::infinity();
+  return static_cast<double>(limit) / kNanoseconds;
 }
 
 std::int64_t default_limit() {
@@ -133,11 +135,17 @@ void Deadlines::record_event(CUstream stream, const FlightRecord& last) {
   }
 }
 
+bool Deadlines::is_captured(CUstream stream) {
+  const bool captured = is_capturing(*library_, stream);
+  if (captured) note_captured();
+  return captured;
+}
+
 // An event that was recorded on the stream; none where the stream is being captured.
 std::optional<PooledEvent> Deadlines::take_recorded(CUstream stream) {
   const DeviceScope device(*library_, device_);
   const RelaxedMode relaxed(*library_);
-  if (is_capturing(*library_, stream)) return std::nullopt;
+  if (is_captured(stream)) return std::nullopt;
   if (!events_) events_ = std::make_shared<EventPool>(library_, device_);
   PooledEvent event = events_->take();
   event->record(stream);
@@ -148,7 +156,7 @@ void Deadlines::record_newest(CUstream stream, const FlightRecord& last) {
   if (!newest_) {
     if (auto event = take_recorded(stream))
       newest_.emplace(Outstanding{last, coarse_time(), std::move(*event)});
-  } else if (!is_capturing(*library_, stream)) {
+  } else if (!is_captured(stream)) {
     newest_->event->record(stream);
     newest_->record = last;
     newest_->since = coarse_time();
@@ -327,7 +335,7 @@ std::optional<Deadlines::Late> Deadlines::late() {
   const auto check = [&](std::int64_t began, std::int64_t limit,
                          auto&& what) -> std::optional<Late> {
     if (!is_late(began, limit)) return std::nullopt;
-    return Late{what(), began, seconds_of(limit), std::nullopt};
+    return Late{what(), began, seconds_from_limit(limit), std::nullopt};
   };
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return std::nullopt;

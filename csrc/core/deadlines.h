@@ -22,6 +22,9 @@ namespace pynccl {
 // Nanoseconds of a limit in seconds; FlightRecord::kNoLimit for none.
 std::int64_t limit_from_seconds(std::optional<double> seconds);
 
+// And back; infinity for none.
+double seconds_from_limit(std::int64_t limit);
+
 // PYNCCL_TIMEOUT in seconds, of communicators that set no limit; 1800 where it is not set, none
 // where it is 0. Throws std::invalid_argument.
 std::int64_t default_limit();
@@ -149,12 +152,16 @@ class Deadlines {
   // From now on nothing is late any more. False where the late call has returned meanwhile.
   bool expire(const Late& late);
   bool expired() const { return expired_.load(); }
+  // Operations were captured, into a graph of pynccl or, as far as it is known, of another library.
+  void note_captured() { captured_.store(true, std::memory_order_relaxed); }
+  bool captured() const { return captured_.load(std::memory_order_relaxed); }
   // All operations up to this one are known to be done.
   std::uint64_t done() const { return done_.load(std::memory_order_acquire); }
 
  private:
   void record_event(CUstream stream, std::int64_t now) noexcept;
   void record_event(CUstream stream, const FlightRecord& last);
+  bool is_captured(CUstream stream);
   std::optional<PooledEvent> take_recorded(CUstream stream);
   void record_newest(CUstream stream, const FlightRecord& last);
   void keep_newest();
@@ -178,6 +185,7 @@ class Deadlines {
   std::atomic<std::uint64_t> group_first_ = 0;
   std::atomic<std::uint64_t> done_ = 0;  // all operations up to this one are done
   std::atomic<bool> expired_ = false;
+  std::atomic<bool> captured_ = false;
   std::mutex mutex_;  // of the following
   // Operations after which an event was recorded that is not done. Of operations without one it is
   // not known whether they are done, so they are never late.

@@ -338,6 +338,7 @@ void Graph::add_use(const std::shared_ptr<Communicator>& communicator, CUstream 
   auto used = std::find_if(graph->used_.begin(), graph->used_.end(),
                            [&](const Used& one) { return one.communicator == communicator; });
   if (used == graph->used_.end()) used = graph->used_.insert(used, {communicator, {}, nullptr});
+  communicator->deadlines().note_captured();
   used->operations.push_back(communicator->deadlines().recorder().last() + 1);
 }
 

@@ -34,6 +34,8 @@ class CommStream {
     std::unique_lock order = lock_order();
     AsyncQueue& queue = this->queue();
     work.operation = queue.begin(work.current_stream(), hold(std::move(held)));
+    if (work.operation->captured()) [[unlikely]]
+      communicator_->deadlines().note_captured();
     enqueue(queue.handle());
     if (Group* group = Group::active()) [[unlikely]]
       end_with(*group, work);

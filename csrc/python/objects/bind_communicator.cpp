@@ -111,10 +111,15 @@ Raises:
   type.def("finalize", &Communicator::finalize, Release(),
            R"(Wait until all issued operations are done (ncclCommFinalize).
 
-close() does it as well. Only close() and abort() may follow.
+close() does it as well. Only close() and abort() may follow. NCCL is called when the operations are
+done: an operation that takes longer than its time limit is revoked, and NCCL can do that only
+before. NCCL then waits for the graphs that captured the communicator, also those of torch and CuPy.
+The time limit of the communicator applies to both waits together. A non-blocking communicator calls
+NCCL at once and waits for neither.
 
 Raises:
     ValueError: it is closed or borrowed.
+    NcclTimeoutError: an operation, or NCCL, takes longer than the time limit.
     NcclError: NCCL failed, or a rank died.)")
       .def("close", &Communicator::close, Release(),
            R"(Wait for the issued operations and free the communicator (ncclCommDestroy).
@@ -123,19 +128,29 @@ Closing twice is allowed. Graphs that use the communicator cannot be launched af
 an asynchronous error is aborted. A borrowed one waits for nothing and frees nothing: it only
 forgets the handle.
 
+It waits as finalize() does, with the same time limit, and then for NCCL to free the communicator,
+for which NCCL may wait for other ranks: for the rest of the limit, or 5 seconds if that is longer;
+NCCL continues in the background then. What NCCL may still use is not freed before the process ends: a communicator that a graph of torch or CuPy has kept from being finalized
+in time, one that was revoked after operations of it were captured, and one that a call of NCCL does
+not leave.
+
 Raises:
     ValueError: it is not ready yet, or a capture in progress uses it; or it is borrowed, and a
         buffer or window is registered with it.
+    NcclTimeoutError: an operation, or ncclCommFinalize, took longer than the time limit. The
+        communicator is closed.
     NcclError: the communicator has an asynchronous error that no operation has raised, or NCCL
         failed.)")
       .def("abort", &Communicator::abort, Release(),
            R"(Free the communicator at once (ncclCommAbort).
 
 Any thread can call it. Calls of other threads on the communicator raise an error first: they are
-revoked (NCCL 2.28.7). With an older NCCL abort() waits 2 seconds for them to return; it frees the
-communicator under one that has not, which is undefined. NCCL itself may wait without limit for
-graphs that captured the communicator and for ranks on this machine; after 5 seconds abort() returns
-and NCCL continues in the background. Aborting a closed communicator does nothing.
+revoked (NCCL 2.28.7). abort() waits 2 seconds for them to return. If one does not, the communicator
+is not freed; an older NCCL frees it under that call, which is undefined. NCCL itself waits without
+limit for graphs that captured the communicator, and for what is queued before its operations on
+their streams; after 5 seconds abort() returns and NCCL continues in the background. After a
+revocation NCCL would not wait for graphs: then a communicator with captured operations is not freed
+before the process ends. Aborting a closed communicator does nothing.
 
 Raises:
     ValueError: it is borrowed: revoke() ends its operations, its owner can abort it.

@@ -83,13 +83,15 @@ Raises:
 Every rank calls it, once; any thread can. Blocked operations return, and later ones raise
 NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On GPUs operations
 that are interrupted end as if they were done, with incomplete data; Work.wait() of the mirror raises
-for them. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError. Where the
+for them. NCCL waits for all that is queued before the operations on their streams, such as a hung
+operation of another communicator: revoke that one as well. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError. Where the
 communicator is borrowed, its owner's operations end, too.
 
 Raises:
     ValueError: the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.28.7.
-    NcclError: NCCL failed.)")
+    NcclTimeoutError: NCCL takes longer than the time limit, and continues in the background.
+    NcclError: NCCL failed, or has revoked or finalized the communicator before.)")
       .def(
           "suspend",
           [](const std::shared_ptr<Communicator>& c) {

@@ -1,0 +1,216 @@
+"""Proves how communicators end on GPUs over NCCL's rules: a revocation waits for all that is queued
+before the communicator's operations, a finalization waits for its graphs and cannot be revoked, and
+after either of them NCCL frees at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.nccl.test_life import check_works
+from tests.support import gpu
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.long,
+    pytest.mark.skipif(bool(gpu.missing()), reason=gpu.missing() or "there is a GPU"),
+]
+
+_LIMIT = 0.6  # seconds
+_LATEST = _LIMIT + 20  # on a busy machine
+_ABSENT = 1
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < _LATEST
+
+
+def _connected(rank: Rank, index: int) -> nccl.Communicator:
+    comm = rank.communicator(index)
+    check_works(rank, comm, list(range(rank.nranks)))
+    return comm
+
+
+def _graph_of_torch(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401 - torch has no type
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        comm.all_reduce(x)
+    return graph
+
+
+def _asynchronous_graph(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
+    """On a stream of pynccl that joins torch's capture."""
+    from datetime import timedelta
+
+    import torch
+
+    from pynccl.mirror.group.comm_stream import CommStream
+    from pynccl.mirror.group.record import Call, OperationRecord
+
+    torch.cuda.set_device(rank.device)
+    device = torch.device("cuda", rank.device)
+    comm_stream = CommStream(comm, device, timedelta(seconds=60))
+    x, graph = torch.zeros(4, device=device), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        calls = [Call("all_reduce", x)]
+        comm_stream.issue(OperationRecord("all_reduce", x, calls, [x], async_op=True)).wait()
+    return graph
+
+
+def _graph_of_pynccl(rank: Rank, comm: nccl.Communicator) -> nccl.Graph:
+    stream, buffer = rank.stream(), rank.memory.put(np.ones(4, np.float32))
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(buffer, stream=stream)
+    return graph
+
+
+def _close_below_a_graph(rank: Rank) -> None:
+    comm = _connected(rank, 1)
+    graph = _graph_of_torch(rank, comm)
+    comm.timeout = _LIMIT
+    text = rf"ncclCommDestroy on rank {rank.rank} did not complete within {_LIMIT:g} s"
+    with _in_time(), pytest.raises(nccl.NcclTimeoutError, match=text):
+        comm.close()
+    assert comm.closed
+    comm.close()
+    graph.reset()
+
+
+def test_close_below_a_graph_of_torch_ends(launch: Launcher) -> None:
+    launch(2, _close_below_a_graph, provider="cuda", ids=2, timeout=60)
+
+
+_GRAPHS: dict[str, Callable[[Rank, nccl.Communicator], Any]] = {
+    "torch": _graph_of_torch,
+    "asynchronous": _asynchronous_graph,
+    "pynccl": _graph_of_pynccl,
+}
+
+
+def _free_a_revoked_one(rank: Rank, how: str, end: str) -> None:
+    gpu.require(rank.provider, "ncclCommRevoke")
+    comm = _connected(rank, 1)
+    graph = _GRAPHS[how](rank, comm)
+    comm.revoke()
+    with _in_time():
+        getattr(comm, end)()
+    assert comm.closed
+    if how == "pynccl":
+        graph.close()
+    else:
+        graph.reset()
+
+
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [("torch", "close"), ("torch", "abort"), ("asynchronous", "close"), ("pynccl", "abort")],
+)
+def test_a_graph_outlives_a_revoked_communicator(launch: Launcher, how: str, end: str) -> None:
+    launch(2, _free_a_revoked_one, how, end, provider="cuda", ids=2, timeout=60)
+
+
+def _expire_behind_another(rank: Rank) -> None:
+    """The revocation of the first waits for that of the second, which expires later."""
+    gpu.require(rank.provider, "ncclCommRevoke")
+    first, second = _connected(rank, 1), _connected(rank, 2)
+    expired = [threading.Event(), threading.Event()]
+    for comm, seconds, event in zip((first, second), (_LIMIT, 6 * _LIMIT), expired, strict=True):
+        comm.timeout = seconds
+        comm.on_timeout = lambda *_, event=event: event.set()
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        first.abort()
+        second.abort()
+        return
+    stream = rank.stream()
+    buffers = [rank.memory.put(np.ones(4, np.float32)) for _ in range(2)]
+    second.all_reduce(buffers[1], stream=stream)
+    first.all_reduce(buffers[0], stream=stream)
+    assert expired[0].wait(_LATEST)
+    assert expired[1].wait(_LATEST)
+    with _in_time(), pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
+        stream.synchronize()
+    with second.shrink([_ABSENT], abort=True) as smaller:
+        check_works(rank, smaller, [0])
+    for comm in (first, second):
+        assert comm.expired
+        assert not comm.closed
+        comm.close()
+    rank.set_event("done")
+
+
+def test_one_that_expires_behind_another_waits_for_it(launch: Launcher) -> None:
+    launch(2, _expire_behind_another, provider="cuda", ids=3, timeout=90)
+
+
+def _revoke_behind_another(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommRevoke")
+    first, second = _connected(rank, 1), _connected(rank, 2)
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        first.abort()
+        second.abort()
+        return
+    stream = rank.stream()
+    buffers = [rank.memory.put(np.ones(4, np.float32)) for _ in range(2)]
+    second.all_reduce(buffers[1], stream=stream)
+    first.all_reduce(buffers[0], stream=stream)
+    first.timeout = 60
+    with (
+        _in_time(),
+        nccl.deadline(_LIMIT),
+        pytest.raises(nccl.NcclTimeoutError, match=r"^ncclCommRevoke on rank 0 .* within 0\.6 s$"),
+    ):
+        first.revoke()
+    assert first.revoked
+    second.revoke()
+    with _in_time(), contextlib.suppress(nccl.NcclError):
+        stream.synchronize()
+    first.close()
+    second.close()
+    rank.set_event("done")
+
+
+def test_a_revocation_behind_another_communicator_is_late(launch: Launcher) -> None:
+    launch(2, _revoke_behind_another, provider="cuda", ids=3, timeout=60)
+
+
+def _end_with_a_hung_operation(rank: Rank, call: str) -> None:
+    comm = _connected(rank, 1)
+    comm.timeout = _LIMIT
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        comm.abort()
+        return
+    stream, buffer = rank.stream(), rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=stream)
+    with _in_time(), pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #\d|ncclComm"):
+        getattr(comm, call)()
+    with _in_time():
+        comm.close()
+    with _in_time(), contextlib.suppress(nccl.NcclError):
+        stream.synchronize()
+    rank.set_event("done")
+
+
+@pytest.mark.parametrize("call", ["finalize", "close"])
+def test_a_hung_operation_has_its_limit_in(launch: Launcher, call: str) -> None:
+    launch(2, _end_with_a_hung_operation, call, provider="cuda", ids=2, timeout=60)
