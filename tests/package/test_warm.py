@@ -1,4 +1,6 @@
-"""Proves that the forks of a process with torch, in which tests run programs, are like new ones."""
+"""Proves that the forks of a process with torch, or with NumPy and pytest, in which tests run
+programs, are like new ones.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,25 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("popen", [warm.Popen, warm.WholePopen])
+@pytest.mark.parametrize("popen", [warm.Popen, warm.LightPopen, warm.WholePopen])
 def test_what_is_left_at_the_end_is_done(popen: type[warm.Popen]) -> None:
     done = run_command([sys.executable, "-c", _END], Path.cwd(), os.environ, 60, popen=popen)
     assert (done.returncode, done.stdout) == (3, "thread\natexit\n")
+
+
+def test_forks_have_other_addresses_and_no_more_modules() -> None:
+    program = (
+        "import mmap, sys; import numpy as np; array = np.frombuffer(mmap.mmap(-1, 1 << 22)); "
+    )
+    program += "print(array.ctypes.data, 'torch' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    addresses = set()
+    for _ in range(3):
+        done = run_command(command, Path.cwd(), os.environ, 60, popen=warm.LightPopen)
+        where, with_torch = done.stdout.split()
+        addresses.add(where)
+        assert with_torch == "False"
+    assert len(addresses) > 1
 
 
 def test_a_program_that_is_killed() -> None:

@@ -67,10 +67,9 @@ class Launcher(_Launcher):
 
     def _start_process(self, environment: Environment, *, fresh: bool) -> Process:
         variables = dict(environment)
-        if variables.get(_WITH_TORCH):
-            server = warm.server_of({**os.environ, **variables})
-            return Process(environment, fresh=fresh, popen=warm.Popen, parent=server.pid)
-        return super()._start_process(environment, fresh=fresh)
+        popen = warm.Popen if variables.get(_WITH_TORCH) else warm.LightPopen
+        server = warm.server_of({**os.environ, **variables}, popen.modules)
+        return Process(environment, fresh=fresh, popen=popen, parent=server.pid)
 
     def start(
         self,

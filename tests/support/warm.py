@@ -1,6 +1,8 @@
-"""Python processes that have imported torch already: forks of one that did nothing else.
+"""Python processes that have imported torch, or NumPy and pytest, already: forks of one that did
+nothing else.
 
-To import torch takes seconds of each process, and a fork milliseconds. What a test says of how a
+To import torch takes seconds of each process, NumPy and pytest half a second, and a fork
+milliseconds. What a test says of how a
 process starts and runs holds for a fork as well: it has an environment, a command line and a status
 of its own. It ends by _exit() once its threads and the functions of atexit are done, since an
 interpreter with torch takes a second to end; that of WholePopen does end.
@@ -14,6 +16,7 @@ import ctypes
 import gc
 import importlib
 import io
+import mmap
 import os
 import pickle
 import selectors
@@ -29,10 +32,11 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["Popen", "Request", "WholePopen", "become", "run", "server_of"]
+__all__ = ["LightPopen", "Popen", "Request", "WholePopen", "become", "run", "server_of"]
 
 _PR_SET_PDEATHSIG = 1
-_MODULES = ("torch", "numpy")
+_LIGHT = ("numpy", "pytest")
+_MODULES = ("torch", *_LIGHT)
 _MORE = ("torch.distributed.fsdp",)  # for those with the environment of this process
 # What nothing reads that is loaded before the fork; one variable more or another value of any other
 # takes another server.
@@ -54,6 +58,7 @@ _READ_LATE = (
 # As many threads as torchrun gives each rank; and none that a fork would not have.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _LENGTH = struct.Struct("<q")
+_GAP_PAGES = 1 << 18  # at most
 
 
 @dataclass
@@ -69,7 +74,7 @@ class Request:
 
 
 class _Server:
-    """The process that has imported torch."""
+    """The process that has imported the modules."""
 
     def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...]) -> None:
         ours, theirs = socket.socketpair()
@@ -105,19 +110,20 @@ class _Server:
         self._popen.wait()
 
 
-_servers: dict[tuple[int, frozenset[tuple[str, str]]], _Server] = {}
+_gaps: list[mmap.mmap] = []
+_servers: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
 _lock = threading.Lock()
 
 
-def server_of(environment: Mapping[str, str]) -> _Server:
-    """The server whose forks get this environment."""
+def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULES) -> _Server:
+    """The server whose forks get this environment and have imported these modules."""
     early = _read_early(environment)
-    key = os.getpid(), frozenset(early.items())
+    key = os.getpid(), modules, frozenset(early.items())
     with _lock:
         if key not in _servers:
-            usual = early == _read_early(os.environ)
+            usual = modules == _MODULES and early == _read_early(os.environ)
             first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            _servers[key] = server = _Server(first, _MODULES + _MORE * usual)
+            _servers[key] = server = _Server(first, modules + _MORE * usual)
             atexit.register(server.close)
         return _servers[key]
 
@@ -137,6 +143,7 @@ class Popen(subprocess.Popen[Any]):
     Its parent is that process, which ends with this one.
     """
 
+    modules = _MODULES
     _whole = False
 
     def _execute_child(self, *given: Any) -> None:  # noqa: ANN401
@@ -144,7 +151,7 @@ class Popen(subprocess.Popen[Any]):
         reads, _, _, writes, _, errors = given[10:16]
         assert arguments[0] == sys.executable
         environment = {**(os.environ if env is None else env)}
-        server = server_of(environment)
+        server = server_of(environment, self.modules)
         ours, theirs = os.pipe()
         standard = [own if fd == -1 else fd for own, fd in enumerate((reads, writes, errors))]
         request = Request(
@@ -192,6 +199,12 @@ class WholePopen(Popen):
     """The same for a program of which a test says how it ends."""
 
     _whole = True
+
+
+class LightPopen(Popen):
+    """The same without torch, for a program that imports NumPy or pytest."""
+
+    modules = _LIGHT
 
 
 def serve(requests: int, modules: tuple[str, ...]) -> tuple[CodeType, bool]:
@@ -283,6 +296,9 @@ def become(request: Request, descriptors: list[int]) -> tuple[CodeType, bool]:
     """
     import fcntl
 
+    # Forks of one process have the same addresses; the libraries they load from here on do not.
+    pages = 1 + int.from_bytes(os.urandom(4), "little") % _GAP_PAGES
+    _gaps.append(mmap.mmap(-1, pages * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0))
     own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     base = [path for path in sys.path[1:] if path not in own]
     free = max(request.descriptors) + 1
