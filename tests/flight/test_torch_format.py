@@ -4,8 +4,6 @@ wrong in them.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ import pytest
 
 from pynccl import cli
 from pynccl.flight.torch_format import convert
-from tests.support import warm
-from tests.support.commands import run_command
-from tests.support.flight_dumps import communicator, dump, dump_json, record
+from tests.support.flight_dumps import communicator, dump, dump_json, record, run_torch
 
 pytest.importorskip("torch.distributed.flight_recorder")
 
@@ -37,16 +33,6 @@ def _analyse(folder: Path, *programs: list[dict[str, Any]], lost: int = 0) -> st
     traces.mkdir()
     assert cli.main(["flight", "--torch", str(traces / "trace_"), *paths]) == 0
     return run_torch(traces, folder)
-
-
-def run_torch(traces: Path, folder: Path) -> str:
-    """The output of torch's reader for a folder."""
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(traces)]
-    done = run_command(
-        [*command, "-p", "trace_"], folder, os.environ, timeout=120, popen=warm.Popen
-    )
-    assert done.returncode == 0, done
-    return done.stdout + done.stderr
 
 
 def test_torch_finds_nothing_where_all_ranks_match(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ import pytest
 from pynccl import _C, cli, nccl
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import Communicator, Dump, load
-from tests.flight.test_torch_format import run_torch
 from tests.nccl.test_life import carry
 from tests.support.blocking import wait_until_blocked
 from tests.support.commands import run_command
+from tests.support.flight_dumps import run_torch
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
@@ -249,6 +249,7 @@ def test_a_timeout_writes_the_file(launch: Launcher, provider: str, tmp_path: Pa
     traces.mkdir()
     paths = [dump.path for dump in dumps]
     assert cli.main(["flight", "--torch", f"{traces}/trace_", *paths]) == 0
+    pytest.importorskip("torch.distributed.flight_recorder")
     output = run_torch(traces, tmp_path)
     assert "Not all ranks joining collective, sequence number: 4" in output
     assert "missing ranks: {1}" in output
