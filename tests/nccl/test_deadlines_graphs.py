@@ -68,6 +68,12 @@ class Place:
         self.rank.comm.all_reduce(self.buffer, nccl.MAX)
         self.stream.synchronize()
 
+    def close(self) -> None:
+        """Free the communicators and the graph: the next test may be in this process."""
+        for comm in self.comms:
+            comm.abort()
+        self.graph.close()
+
     def stays_away(self) -> bool:
         """Whether this is the absent rank, which aborts when the other one has its error. That
         one has the limit from here on.
@@ -76,7 +82,7 @@ class Place:
         if self.rank.rank != _ABSENT:
             return False
         self.rank.wait_event("done", 0)
-        self.comm.abort()
+        self.close()
         return True
 
     def wait(self) -> None:
@@ -195,6 +201,7 @@ def _launch_without_the_absent(rank: Rank, what: str) -> None:
     with place.comm.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0])
     rank.set_event("done")
+    place.close()
 
 
 # On GPUs the abort takes 5 s each time: it waits for the graph.
@@ -224,6 +231,7 @@ def _captured_with_a_shorter_limit(rank: Rank) -> None:
         place.launch()
     place.wait()
     assert place.comm.flight_record()[-1].state == "captured"
+    place.close()
 
 
 def test_a_captured_operation_has_no_limit_of_its_own(launch: Launcher, provider: str) -> None:
@@ -244,6 +252,7 @@ def _issued_before_a_capture(rank: Rank) -> None:
         place.wait()
     rank.set_event("done")
     graph.close()
+    place.close()
 
 
 def test_an_operation_before_a_capture_has_a_limit(launch: Launcher, provider: str) -> None:
@@ -260,6 +269,7 @@ def _launch_here(rank: Rank) -> None:
         place.graph.launch(0)
     assert time.monotonic() - began < _LATEST
     rank.set_event("done")
+    place.close()
 
 
 def test_a_launch_in_the_calling_thread_ends(launch: Launcher) -> None:
