@@ -23,7 +23,6 @@ _COUNTS = (0, 1, 7, 1009)  # none, one, odd, prime
 _LONG = 20011  # past 16 KiB with every dtype, where hostnccl stops copying through shared memory
 _LARGE = 600_011  # bytes, past every internal chunk
 _HUGE = 8_000_003
-_WITH_16 = collectives.ALL if FULL else ("reduce_scatter",)  # ranks
 _LEAST_LARGE = len(dtypes.ALL) - 2  # not every NCCL and GPU has the two 8-bit floats
 
 # Every case of a reduction in each size of the world, or 1 of 5, others in each.
@@ -44,6 +43,9 @@ def _pairs(*values: object) -> list[tuple[str, object]]:
         for index, value in enumerate(values)
         if FULL or collective == "all_reduce" or index == number % len(values)
     ]
+
+
+_ALONE = [(collective, 1) for collective in collectives.ALL]
 
 
 def _run_small(rank: Rank, collective: str) -> int:
@@ -98,8 +100,7 @@ def _run_core(rank: Rank, collective: str) -> int:
     return done + runner.run_all(iter([huge]))
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("collective", collectives.ALL)
+@pytest.mark.parametrize(("collective", "nranks"), [*_ALONE, *_pairs(4, 3, 2)])
 def test_small(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
     gpu.spare(provider, nranks)
     counts = launch(nranks, _run_small, collective, provider=provider, timeout=120)
@@ -113,10 +114,8 @@ def test_large(launch: Launcher, provider: str, collective: str, nranks: int) ->
     assert min(counts) > min(_LEAST_LARGE, (gpu.most_cases(provider, nranks) or 200) // 2)
 
 
-@pytest.mark.parametrize(
-    ("collective", "nranks"),
-    [*((name, 8) for name in collectives.ALL), *((name, 16) for name in _WITH_16)],
-)
+@pytest.mark.parametrize("nranks", [8, 16] if FULL else [8])
+@pytest.mark.parametrize("collective", collectives.ALL)
 def test_many_ranks(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
     gpu.spare(provider, nranks)
     counts = launch(nranks, _run_oversubscribed, collective, provider=provider, timeout=120)
@@ -159,8 +158,10 @@ def test_reading_of_other_processes(launch: Launcher, collective: str, reading: 
     launch(3, _run_core, collective, env=_READING[reading])
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2"])
-@pytest.mark.parametrize("collective", collectives.REDUCING)
+@pytest.mark.parametrize(
+    ("collective", "isa"),
+    [(name, isa) for name, isa in _pairs("baseline", "avx2") if name in collectives.REDUCING],
+)
 def test_code_for_older_cpus(launch: Launcher, collective: str, isa: str) -> None:
     """Hostnccl with the kernels of other CPUs: the same bits."""
     launch(2, _run_small, collective, env={"HOSTNCCL_ISA": isa})

@@ -70,7 +70,9 @@ def most_cases(provider: str, nranks: int) -> int | None:
     """
     if provider == "host":
         return None
-    if nranks <= (1 if _is_short_double() else count()):
+    if _is_short_double():
+        return {1: 60, 2: 20}.get(nranks, 12)
+    if nranks <= count():
         return 200
     return 50 if nranks == 2 else 25
 
