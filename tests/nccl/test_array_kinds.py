@@ -6,7 +6,6 @@ describe their memory wrongly. What owns memory is held until the operation is d
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -219,14 +218,14 @@ _MALFORMED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__"])
 @pytest.mark.parametrize("case", _MALFORMED)
-def test_malformed_interfaces(comm: nccl.Communicator, name: str, case: str) -> None:
+def test_malformed_interfaces(comm: nccl.Communicator, case: str) -> None:
     changes, error, text = _MALFORMED[case]
-    if name != "__array_interface__" and case == "read-only":
-        pytest.skip("the array is in the wrong memory")
     with pytest.raises(error, match=f"^tensor: .*{text}"):
-        comm.all_reduce(_Interface(name, **changes))
+        comm.all_reduce(_Interface(**changes))
+    if case != "read-only":  # the other array is in the wrong memory
+        with pytest.raises(error, match=f"^tensor: .*{text}"):
+            comm.all_reduce(_Interface("__cuda_array_interface__", **changes))
 
 
 def test_interfaces_that_change_while_they_are_read(comm: nccl.Communicator) -> None:
@@ -264,7 +263,6 @@ class _Copy:
         return copy.__dlpack__()
 
     def alive(self) -> bool:
-        gc.collect()
         return self.given[-1]() is not None
 
 

@@ -261,6 +261,8 @@ def _forms(rank: Rank) -> None:
         def __cuda_stream__(self) -> tuple[int, int]:
             return 0, stream.handle
 
+    assert stream.__cuda_stream__() == (0, stream.handle)
+    assert stream.device == (rank.device or 0)
     tensor = rank.memory.put(np.ones(1000, np.float32))
     forms = [stream, stream.handle, Torch(), CuPy(), Protocol()]
     if rank.device is not None:

@@ -112,8 +112,9 @@ def _close_owner(rank: Rank, form: str, end: str) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize("end", ["close", "abort"])
-@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize(
+    ("form", "end"), [*((form, "close") for form in _FORMS), ("object", "abort")]
+)
 def test_end_of_the_owner(launch: Launcher, provider: str, form: str, end: str) -> None:
     launch(2, _close_owner, form, end, provider=provider)
 

@@ -24,7 +24,7 @@ from pynccl import inquiry, nccl
 from pynccl.flight.dump import Dump, parse
 from pynccl.flight.missing import Missing, find_missing, shortened
 from tests.nccl.test_life import check_works
-from tests.support import gpu
+from tests.support import gpu, warm
 from tests.support.commands import run_command
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 from tests.support.launcher import Launcher, Run
@@ -541,5 +541,6 @@ assert called.wait(20)
 
 def test_the_process_ends_while_the_thread_calls_a_store() -> None:
     """Python before 3.14 ends the thread in the C++ of the store, which aborts the process."""
-    done = run_command([sys.executable, "-c", _ENDS_IN_A_CALL], _ROOT, os.environ, timeout=60)
+    command = [sys.executable, "-c", _ENDS_IN_A_CALL]
+    done = run_command(command, _ROOT, os.environ, timeout=60, popen=warm.WholePopen)
     assert done.returncode == 0, done.stderr

@@ -182,8 +182,7 @@ ctypes.PyDLL(None).sleep(600)
 }
 
 
-@pytest.mark.parametrize("wait", _WAITS)
-@pytest.mark.parametrize("how", ["attribute", "environment"])
+@pytest.mark.parametrize(("wait", "how"), [("a call", "environment"), ("the GIL", "attribute")])
 def test_the_process_is_aborted(tmp_path: Path, wait: str, how: str) -> None:
     before = "comms[0].on_timeout = 'abort'" if how == "attribute" else ""
     env = {"PYNCCL_ON_TIMEOUT": "abort"} if how == "environment" else {}

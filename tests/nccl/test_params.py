@@ -162,20 +162,25 @@ def test_the_settings_of_hostnccl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "given", "value"),
+    ("given", "values"),
     [
-        ("HOSTNCCL_INIT_TIMEOUT", "7", 7),
-        ("HOSTNCCL_CMA", "0", "FALSE"),
-        ("HOSTNCCL_CMA", "true", "TRUE"),
-        ("HOSTNCCL_ISA", "baseline", "baseline"),
-        ("HOSTNCCL_SPIN_US", "0", 0),
-        ("HOSTNCCL_DIRECT_BYTES", str(1 << 40), 1 << 40),
-        ("HOSTNCCL_DIRECT_MESSAGE_BYTES", "", 16 << 20),
+        (
+            {
+                "HOSTNCCL_INIT_TIMEOUT": "7",
+                "HOSTNCCL_CMA": "0",
+                "HOSTNCCL_ISA": "baseline",
+                "HOSTNCCL_SPIN_US": "0",
+                "HOSTNCCL_DIRECT_BYTES": str(1 << 40),
+            },
+            [7, "FALSE", "baseline", 0, 1 << 40],
+        ),
+        ({"HOSTNCCL_CMA": "true", "HOSTNCCL_DIRECT_MESSAGE_BYTES": ""}, ["TRUE", 16 << 20]),
     ],
 )
-def test_the_environment_is_shown(key: str, given: str, value: int | str) -> None:
-    code = f"from pynccl import nccl; print(repr(nccl.params('host').param({key!r}).get()))"
-    assert _python(code, **{key: given}) == repr(value)
+def test_the_environment_is_shown(given: dict[str, str], values: list[int | str]) -> None:
+    code = "from pynccl import nccl; p = nccl.params('host'); "
+    code += f"print([p.param(key).get() for key in {list(given)}])"
+    assert _python(code, **given) == repr(values)
 
 
 @pytest.mark.parametrize(

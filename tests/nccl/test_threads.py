@@ -20,6 +20,7 @@ from pynccl import nccl, raw
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = 4096
@@ -276,7 +277,7 @@ slow = Slow()
     "how", ["collective", "synchronize", "event", "launch", "comparison", "on_timeout", "busy"]
 )
 def test_the_interpreter_ends_with_blocked_threads(how: str) -> None:
-    for _ in range(3):
+    for _ in range(5 if FULL else 1):
         done = _run_script(_BLOCKED_AT_EXIT, how)
         assert done.returncode == 0, done
         assert "terminate" not in done.stderr
