@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 def _comm_stream(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
@@ -45,7 +45,8 @@ def _start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
     return comm_stream.issue(OperationRecord("all_reduce", tensor, calls, [tensor], async_op=True))
 
 
-def _keeps(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_work_keeps_its_tensors(rank: Rank) -> None:
     """A tensor lives until its work is waited for, also without other references."""
     comm_stream = _comm_stream(rank, rank.comm)
     tensor = _tensor(rank, 1000)
@@ -66,11 +67,8 @@ def _keeps(rank: Rank) -> None:
     assert alive() is None
 
 
-def test_work_keeps_its_tensors(launch: Launcher, provider: str) -> None:
-    launch(2, _keeps, provider=provider)
-
-
-def _bounded(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_unwaited_work_holds_what_is_in_flight(rank: Rank) -> None:
     """A thousand calls without a wait keep no more tensors than are in flight."""
     comm_stream = _comm_stream(rank, rank.comm)
     alive: deque[weakref.ref] = deque()
@@ -95,11 +93,8 @@ def _bounded(rank: Rank) -> None:
     assert most <= 60
 
 
-def test_unwaited_work_holds_what_is_in_flight(launch: Launcher, provider: str) -> None:
-    launch(2, _bounded, provider=provider)
-
-
-def _several(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=3)
+def test_several_communicators_and_streams(rank: Rank) -> None:
     """Three communicators, each with its queue: results are exact, waited for in any order."""
     from pynccl.mirror.group.comm_stream import close_all
 
@@ -115,11 +110,8 @@ def _several(rank: Rank) -> None:
     close_all(comm_streams)
 
 
-def test_several_communicators_and_streams(launch: Launcher, provider: str) -> None:
-    launch(2, _several, provider=provider, ids=3)
-
-
-def _other_stream(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_another_stream_waits(rank: Rank) -> None:
     """Operations on another stream are ordered after the work by an event of the queue."""
     comm_stream, other, event = _comm_stream(rank, rank.comm), rank.stream(), rank.event()
     second = rank.communicator(1)
@@ -138,11 +130,22 @@ def _other_stream(rank: Rank) -> None:
     second.close()
 
 
-def test_another_stream_waits(launch: Launcher, provider: str) -> None:
-    launch(2, _other_stream, provider=provider, ids=2)
+def _reset(rank: Rank, tensor: Any) -> None:  # noqa: ANN401
+    _settled(rank, tensor).fill_(1)
+    _settled(rank, tensor)
 
 
-def _captured(rank: Rank) -> None:
+def _settled(rank: Rank, tensor: Any) -> Any:  # noqa: ANN401
+    """The tensor, when all that was enqueued is done."""
+    if rank.device is not None:
+        import torch
+
+        torch.cuda.synchronize()
+    return tensor
+
+
+@on_ranks(2, by="provider")
+def test_asynchronous_work_is_captured(rank: Rank) -> None:
     """Asynchronous work inside a capture joins it, and lands in the graph."""
     from pynccl.mirror.base.errors import BackendError
 
@@ -171,25 +174,8 @@ def _captured(rank: Rank) -> None:
     graph.close()
 
 
-def _reset(rank: Rank, tensor: Any) -> None:  # noqa: ANN401
-    _settled(rank, tensor).fill_(1)
-    _settled(rank, tensor)
-
-
-def _settled(rank: Rank, tensor: Any) -> Any:  # noqa: ANN401
-    """The tensor, when all that was enqueued is done."""
-    if rank.device is not None:
-        import torch
-
-        torch.cuda.synchronize()
-    return tensor
-
-
-def test_asynchronous_work_is_captured(launch: Launcher, provider: str) -> None:
-    launch(2, _captured, provider=provider)
-
-
-def _unjoined(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_captured_work_that_nobody_waits_for(rank: Rank) -> None:
     """Work of a capture without a wait is CUDA's error at the end of the capture."""
     comm_stream, stream, tensor = _comm_stream(rank, rank.comm), rank.stream(), _tensor(rank, 10)
     with (
@@ -201,11 +187,8 @@ def _unjoined(rank: Rank) -> None:
     assert (_settled(rank, tensor) == rank.nranks).all()
 
 
-def test_captured_work_that_nobody_waits_for(launch: Launcher, provider: str) -> None:
-    launch(2, _unjoined, provider=provider)
-
-
-def _failing(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_failure_in_the_background(rank: Rank) -> None:
     """A failure in the background ends the work; the work and the communicator give the reason."""
     import torch
 
@@ -221,11 +204,8 @@ def _failing(rank: Rank) -> None:
     rank.comm.abort()
 
 
-def test_a_failure_in_the_background(launch: Launcher) -> None:
-    launch(2, _failing)
-
-
-def _priorities(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_priorities(rank: Rank) -> None:
     ordinary = rank.stream()
     assert ordinary.priority == 0
     high, low, beyond = (
@@ -243,11 +223,8 @@ def _priorities(rank: Rank) -> None:
         nccl.Stream(rank.provider, priority="high")  # type: ignore[arg-type]
 
 
-def test_priorities(launch: Launcher, provider: str) -> None:
-    launch(2, _priorities, provider=provider)
-
-
-def _forms(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_every_form_of_a_stream(rank: Rank) -> None:
     """Streams by their objects, their protocols, their numbers; and the default streams."""
     stream = rank.stream()
 
@@ -283,7 +260,3 @@ def _forms(rank: Rank) -> None:
             rank.comm.all_reduce(tensor, stream=wrong)
     with pytest.raises(ValueError, match="stream"):
         rank.comm.all_reduce(tensor, stream=-1)
-
-
-def test_every_form_of_a_stream(launch: Launcher, provider: str) -> None:
-    launch(2, _forms, provider=provider)

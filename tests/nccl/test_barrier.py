@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
-def _order(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
+@on_ranks(by="nranks threads")
+def test_order(rank: Rank) -> None:
     """The next rank writes into this rank's memory late; after the barrier it is there."""
     comm = rank.comm
     with comm.symmetric_empty(3, "int32") as memory:
@@ -54,12 +56,8 @@ def _order(rank: Rank) -> None:
         assert seen == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
-def test_order(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _order, threads=threads)
-
-
-def _wrong(rank: Rank) -> None:
+@on_ranks(2)
+def test_wrong_arguments(rank: Rank) -> None:
     with pytest.raises(TypeError, match="stream"):
         rank.comm.barrier(stream="first")
     child = rank.comm.split(0)
@@ -70,11 +68,9 @@ def _wrong(rank: Rank) -> None:
     rank.comm.barrier()
 
 
-def test_wrong_arguments(launch: Launcher) -> None:
-    launch(2, _wrong)
-
-
-def _on_a_device(rank: Rank) -> None:
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda")
+def test_on_a_device(rank: Rank) -> None:
     stream = rank.stream()
     for _ in range(3):
         rank.comm.barrier(stream=stream)
@@ -83,8 +79,3 @@ def _on_a_device(rank: Rank) -> None:
     graph.launch(stream)
     stream.synchronize()
     graph.close()
-
-
-@pytest.mark.gpu
-def test_on_a_device(launch: Launcher) -> None:
-    launch(2, _on_a_device, provider="cuda")

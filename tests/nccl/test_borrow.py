@@ -25,6 +25,7 @@ from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.preload import run_client
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _ROOT = Path(__file__).parents[2]
 
@@ -62,7 +63,9 @@ def _use(rank: Rank, comm: nccl.Communicator) -> None:
     child.close()
 
 
-def _borrow(rank: Rank, form: str) -> None:
+@pytest.mark.parametrize("form", _FORMS)
+@on_ranks(2, by="provider")
+def test_results_and_close(rank: Rank, form: str) -> None:
     owner = rank.communicator()
     comm = _FORMS[form](owner)
     assert comm.borrowed
@@ -84,12 +87,11 @@ def _borrow(rank: Rank, form: str) -> None:
     owner.close()
 
 
-@pytest.mark.parametrize("form", _FORMS)
-def test_results_and_close(launch: Launcher, provider: str, form: str) -> None:
-    launch(2, _borrow, form, provider=provider)
-
-
-def _close_owner(rank: Rank, form: str, end: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "end"), [*((form, "close") for form in _FORMS), ("object", "abort")]
+)
+@on_ranks(2, by="provider")
+def test_end_of_the_owner(rank: Rank, form: str, end: str) -> None:
     owner = rank.communicator()
     comm = _FORMS[form](owner)
     array = rank.memory.put(np.ones(3, np.float32))
@@ -112,14 +114,8 @@ def _close_owner(rank: Rank, form: str, end: str) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize(
-    ("form", "end"), [*((form, "close") for form in _FORMS), ("object", "abort")]
-)
-def test_end_of_the_owner(launch: Launcher, provider: str, form: str, end: str) -> None:
-    launch(2, _close_owner, form, end, provider=provider)
-
-
-def _collect(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_garbage_collection(rank: Rank) -> None:
     """A borrowed one that is dropped is no end of its owner, and keeps one that is dropped."""
     owner = rank.communicator()
     with warnings.catch_warnings():
@@ -138,11 +134,8 @@ def _collect(rank: Rank) -> None:
     assert kept.closed
 
 
-def test_garbage_collection(launch: Launcher, provider: str) -> None:
-    launch(2, _collect, provider=provider)
-
-
-def _refuse(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_what_only_the_owner_can_do(rank: Rank) -> None:
     owner = rank.comm
     comm = nccl.Communicator.borrow(owner)
     calls: dict[str, Callable[[], Any]] = {
@@ -168,11 +161,8 @@ def _refuse(rank: Rank) -> None:
     _use(rank, owner)
 
 
-def test_what_only_the_owner_can_do(launch: Launcher, provider: str) -> None:
-    launch(2, _refuse, provider=provider)
-
-
-def _register_window(rank: Rank) -> None:
+@on_ranks(2)
+def test_windows(rank: Rank) -> None:
     owner = rank.comm
     with nccl.Communicator.borrow(owner) as comm:
         buffer = comm.mem_alloc(4096)
@@ -186,11 +176,8 @@ def _register_window(rank: Rank) -> None:
     _use(rank, owner)
 
 
-def test_windows(launch: Launcher) -> None:
-    launch(2, _register_window)
-
-
-def _suspend(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_an_owner_that_is_suspended(rank: Rank) -> None:
     comm = nccl.Communicator.borrow(rank.comm)
     rank.comm.suspend()
     with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
@@ -199,11 +186,8 @@ def _suspend(rank: Rank) -> None:
     _use(rank, comm)
 
 
-def test_an_owner_that_is_suspended(launch: Launcher, provider: str) -> None:
-    launch(2, _suspend, provider=provider)
-
-
-def _expire(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_time_limit_revokes_and_frees_nothing(rank: Rank) -> None:
     owner = rank.communicator()
     comm = nccl.Communicator.borrow(owner)
     comm.timeout = 0.3
@@ -225,11 +209,8 @@ def _expire(rank: Rank) -> None:
     owner.close()
 
 
-def test_a_time_limit_revokes_and_frees_nothing(launch: Launcher) -> None:
-    launch(2, _expire)
-
-
-def _abort_during_a_call(rank: Rank) -> None:
+@on_ranks(2)
+def test_an_abort_of_the_owner_ends_calls(rank: Rank) -> None:
     owner = rank.communicator()
     comm = nccl.Communicator.borrow(owner)
     comm.all_reduce(np.ones(1))
@@ -255,11 +236,8 @@ def _abort_during_a_call(rank: Rank) -> None:
     assert comm.closed
 
 
-def test_an_abort_of_the_owner_ends_calls(launch: Launcher) -> None:
-    launch(2, _abort_during_a_call)
-
-
-def _recover(rank: Rank) -> None:
+@on_ranks(2)
+def test_recover(rank: Rank) -> None:
     owner = rank.communicator()
     with nccl.Communicator.borrow(owner).recover() as comm:
         assert not comm.borrowed
@@ -268,11 +246,8 @@ def _recover(rank: Rank) -> None:
     owner.close()
 
 
-def test_recover(launch: Launcher) -> None:
-    launch(2, _recover)
-
-
-def _capture(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_graphs(rank: Rank) -> None:
     owner, stream = rank.communicator(), rank.stream()
     comm = nccl.Communicator.borrow(owner)
     array = rank.memory.put(np.ones(3, np.float32))
@@ -287,10 +262,6 @@ def _capture(rank: Rank) -> None:
     owner.close()
     with pytest.raises(ValueError, match="was closed"):
         graph.launch(stream)
-
-
-def test_graphs(launch: Launcher, provider: str) -> None:
-    launch(2, _capture, provider=provider)
 
 
 def test_wrong_owners() -> None:

@@ -20,6 +20,7 @@ from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
 from tests.support.memory import GUARD, HostMemory
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 class _OnlyDlpack:
@@ -99,7 +100,8 @@ def test_every_form_of_a_buffer(launch: Launcher, provider: str) -> None:
     assert len(names) >= 4
 
 
-def _torch_dtypes(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_torch_tensors_of_every_dtype(rank: Rank) -> None:
     import torch
 
     for name in (n for n in dtypes.ALL if n not in gpu.without(rank.provider)):
@@ -117,11 +119,13 @@ def _torch_dtypes(rank: Rank) -> None:
         reference.check(got, inputs, op, exact=rank.provider == "host")
 
 
-def test_torch_tensors_of_every_dtype(launch: Launcher, provider: str) -> None:
-    launch(2, _torch_dtypes, provider=provider)
+def _address(buffer: Any) -> int:  # noqa: ANN401
+    address: int = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data_ptr()
+    return address
 
 
-def _addresses(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_addresses(rank: Rank) -> None:
     """Integer addresses with count and dtype, the dtype in every way to name it."""
     from pynccl import raw
 
@@ -139,16 +143,8 @@ def _addresses(rank: Rank) -> None:
         np.testing.assert_array_equal(rank.memory.get(source), np.full_like(own, total))
 
 
-def _address(buffer: Any) -> int:  # noqa: ANN401
-    address: int = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data_ptr()
-    return address
-
-
-def test_addresses(launch: Launcher, provider: str) -> None:
-    launch(2, _addresses, provider=provider)
-
-
-def _misaligned(rank: Rank) -> None:
+@on_ranks(3)
+def test_misaligned_memory(rank: Rank) -> None:
     """Every dtype at every offset from its alignment, by array and by address."""
     memory = HostMemory()
     for name in dtypes.ALL:
@@ -176,11 +172,8 @@ def _misaligned(rank: Rank) -> None:
                 reference.check_bits(memory.get(gathered), np.concatenate(inputs))
 
 
-def test_misaligned_memory(launch: Launcher) -> None:
-    launch(3, _misaligned)
-
-
-def _slices(rank: Rank) -> None:
+@on_ranks(2)
+def test_slices_and_odd_shapes(rank: Rank) -> None:
     """Contiguous parts of larger arrays: the rest stays as it is."""
     whole = np.full((6, 8), -1.0, np.float32)
     rows = whole[2:4]
@@ -200,11 +193,8 @@ def _slices(rank: Rank) -> None:
     rank.comm.all_reduce(empty)
 
 
-def test_slices_and_odd_shapes(launch: Launcher) -> None:
-    launch(2, _slices)
-
-
-def _read_only(rank: Rank) -> None:
+@on_ranks(2)
+def test_read_only_arrays_are_sources_only(rank: Rank) -> None:
     source = np.full(4, rank.rank + 1.0)
     source.flags.writeable = False
     out = np.zeros(4)
@@ -222,11 +212,8 @@ def _read_only(rank: Rank) -> None:
     rank.comm.all_reduce(out)
 
 
-def test_read_only_arrays_are_sources_only(launch: Launcher) -> None:
-    launch(2, _read_only)
-
-
-def _allocated(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_allocated_buffers(rank: Rank) -> None:
     import torch
 
     comm = rank.comm
@@ -266,11 +253,9 @@ def _allocated(rank: Rank) -> None:
         comm.mem_alloc((2**62, 2**62), "float64")
 
 
-def test_allocated_buffers(launch: Launcher, provider: str) -> None:
-    launch(2, _allocated, provider=provider)
-
-
-def _dropped_in_flight(rank: Rank, close: bool) -> None:
+@pytest.mark.parametrize("close", [False, True])
+@on_ranks(2, by="provider")
+def test_memory_in_use_is_not_freed(rank: Rank, close: bool) -> None:
     """The stream still sends from the memory when its last reference goes."""
     stream, received = rank.stream(), rank.memory.put(np.zeros(1000, np.float32))
     buffer = rank.comm.mem_alloc(1000, "float32")
@@ -286,12 +271,8 @@ def _dropped_in_flight(rank: Rank, close: bool) -> None:
     assert not rank.memory.get(received).any()
 
 
-@pytest.mark.parametrize("close", [False, True])
-def test_memory_in_use_is_not_freed(launch: Launcher, provider: str, close: bool) -> None:
-    launch(2, _dropped_in_flight, close, provider=provider)
-
-
-def _freed_while_another_rank_waits(rank: Rank) -> None:
+@on_ranks(2, by="provider", threads=True)
+def test_freeing_waits_for_no_other_rank(rank: Rank) -> None:
     """The other rank's stream waits for this thread, which must not wait for that stream."""
     array = rank.memory.put(np.ones(4, np.float32))
     rank.comm.all_reduce(array)
@@ -305,11 +286,8 @@ def _freed_while_another_rank_waits(rank: Rank) -> None:
     assert (rank.memory.get(array) == 4).all()
 
 
-def test_freeing_waits_for_no_other_rank(launch: Launcher, provider: str) -> None:
-    launch(2, _freed_while_another_rank_waits, provider=provider, threads=True)
-
-
-def _numpy_over_buffer(rank: Rank) -> None:
+@on_ranks(2)
+def test_numpy_over_a_buffer(rank: Rank) -> None:
     buffer = rank.comm.mem_alloc(4, "int32")
     array = np.from_dlpack(buffer)
     ctypes.memset(buffer.ptr, 0, buffer.nbytes)
@@ -318,11 +296,8 @@ def _numpy_over_buffer(rank: Rank) -> None:
     assert (array == sum(range(1, rank.nranks + 1))).all()
 
 
-def test_numpy_over_a_buffer(launch: Launcher) -> None:
-    launch(2, _numpy_over_buffer)
-
-
-def _nothing_outside(rank: Rank) -> None:
+@on_ranks(3)
+def test_nothing_outside_is_written(rank: Rank) -> None:
     """All collectives between guards at odd lengths, which Runner checks; here that it would
     notice.
     """
@@ -341,7 +316,3 @@ def _nothing_outside(rank: Rank) -> None:
     ctypes.memset(array.ctypes.data + array.nbytes + GUARD - 1, 0, 1)
     with pytest.raises(AssertionError, match="outside"):
         HostMemory().get(array)
-
-
-def test_nothing_outside_is_written(launch: Launcher) -> None:
-    launch(3, _nothing_outside)

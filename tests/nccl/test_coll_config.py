@@ -22,6 +22,7 @@ from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _COUNTS = (0, 1, 1009, 70_001)
 _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
@@ -113,7 +114,8 @@ def test_ranks_with_different_paths_are_told(launch: Launcher) -> None:
     assert all("ncclAllReduce(count=4, float32, sum, direct, tag=0x2b)" in text for text in texts)
 
 
-def _groups_and_plans(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_groups_and_plans(rank: Rank) -> None:
     memory, comm, stream = rank.memory, rank.comm, rank.stream()
     event = rank.event()
     x, y = (memory.put(np.zeros(100, np.float32)) for _ in range(2))
@@ -138,10 +140,6 @@ def _groups_and_plans(rank: Rank) -> None:
     stream.synchronize()
     assert (memory.get(gathered) == 4).all()
     assert (memory.get(x) == 4 * rank.nranks + sum(range(rank.nranks))).all()
-
-
-def test_groups_and_plans(launch: Launcher, provider: str) -> None:
-    launch(2, _groups_and_plans, provider=provider)
 
 
 def _host_pair() -> tuple[list[nccl.Communicator], list[nccl.Stream], list[nccl.Event]]:

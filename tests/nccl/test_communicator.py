@@ -14,9 +14,11 @@ import pytest
 from pynccl import nccl, raw
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
-def _identity(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_properties(rank: Rank) -> None:
     comm = rank.comm
     assert (comm.rank, comm.nranks, comm.device) == (rank.rank, rank.nranks, rank.device or 0)
     assert not comm.closed
@@ -34,11 +36,9 @@ def _identity(rank: Rank) -> None:
     assert (comm.rank, comm.nranks) == (rank.rank, rank.nranks)  # still known
 
 
-def test_properties(launch: Launcher, provider: str) -> None:
-    launch(2, _identity, provider=provider)
-
-
-def _split(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(4, by="provider threads")
+def test_split(rank: Rank) -> None:
     comm, memory, stream = rank.comm, rank.memory, rank.stream()
 
     def total(of: nccl.Communicator) -> float:
@@ -79,12 +79,8 @@ def _split(rank: Rank) -> None:
             comm.split(bad)
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_split(launch: Launcher, provider: str, threads: bool) -> None:
-    launch(4, _split, provider=provider, threads=threads)
-
-
-def _outlive(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_child_outlives_its_parent(rank: Rank) -> None:
     """A child works when its parent is closed."""
     comm = rank.communicator()
     child = comm.split(0)
@@ -95,11 +91,8 @@ def _outlive(rank: Rank) -> None:
     child.close()
 
 
-def test_a_child_outlives_its_parent(launch: Launcher) -> None:
-    launch(2, _outlive)
-
-
-def _finalize(rank: Rank) -> None:
+@on_ranks(2)
+def test_finalize_waits_and_ends_it(rank: Rank) -> None:
     comm, stream, array = rank.communicator(), rank.stream(), np.ones(100_000)
     comm.all_reduce(array, stream=stream)
     comm.finalize()  # waits for what was issued
@@ -109,11 +102,8 @@ def _finalize(rank: Rank) -> None:
     comm.close()
 
 
-def test_finalize_waits_and_ends_it(launch: Launcher) -> None:
-    launch(2, _finalize)
-
-
-def _close_waits(rank: Rank) -> None:
+@on_ranks(2)
+def test_close_waits_for_what_was_issued(rank: Rank) -> None:
     comm, stream, array = rank.communicator(), rank.stream(), np.ones(100_000)
     if rank.rank == 1:
         time.sleep(0.2)
@@ -122,11 +112,8 @@ def _close_waits(rank: Rank) -> None:
     assert (array == rank.nranks).all()
 
 
-def test_close_waits_for_what_was_issued(launch: Launcher) -> None:
-    launch(2, _close_waits)
-
-
-def _with(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_with_closes_and_an_exception_aborts(rank: Rank) -> None:
     with rank.communicator(0) as comm:
         comm.all_reduce(np.ones(3))
     assert comm.closed
@@ -135,11 +122,8 @@ def _with(rank: Rank) -> None:
     assert comm.closed  # aborted, without waiting for the others
 
 
-def test_with_closes_and_an_exception_aborts(launch: Launcher) -> None:
-    launch(2, _with, ids=2)
-
-
-def _closed(rank: Rank) -> None:
+@on_ranks(1, by="provider")
+def test_a_closed_communicator_refuses_every_call(rank: Rank) -> None:
     comm = rank.communicator()
     array = rank.memory.put(np.ones(4))
     op = comm.pre_mul_sum(2.0, "float64")
@@ -164,11 +148,8 @@ def _closed(rank: Rank) -> None:
     comm.abort()
 
 
-def test_a_closed_communicator_refuses_every_call(launch: Launcher, provider: str) -> None:
-    launch(1, _closed, provider=provider)
-
-
-def _non_blocking(rank: Rank) -> None:
+@on_ranks(2)
+def test_non_blocking(rank: Rank) -> None:
     if rank.rank == 1:
         rank.wait_event("waits", 0)
     comm = rank.communicator(config=nccl.Config(blocking=0))
@@ -194,10 +175,6 @@ def _non_blocking(rank: Rank) -> None:
     comm.close()
 
 
-def test_non_blocking(launch: Launcher) -> None:
-    launch(2, _non_blocking)
-
-
 def test_abort_while_being_made(launch: Launcher) -> None:
     launch(1, _abort_alone, ids=1)
 
@@ -218,7 +195,8 @@ def _abort_alone(rank: Rank) -> None:
     assert time.monotonic() - started < 15  # no time limit is as short
 
 
-def _forgotten(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_forgotten_communicator_warns_and_is_aborted(rank: Rank) -> None:
     comm = rank.communicator()
     comm.all_reduce(np.ones(3))
     with warnings.catch_warnings(record=True) as caught:
@@ -229,22 +207,16 @@ def _forgotten(rank: Rank) -> None:
     assert "not closed" in str(caught[0].message)
 
 
-def test_a_forgotten_communicator_warns_and_is_aborted(launch: Launcher) -> None:
-    launch(2, _forgotten)
-
-
-def _default_provider(rank: Rank) -> None:
+@on_ranks(1, env={"PYNCCL_PROVIDER": "host"})
+def test_the_provider_comes_from_device_or_environment(rank: Rank) -> None:
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, device="cpu") as comm:
         assert comm.library is raw.load("host")
     with nccl.Communicator(1, nccl.get_unique_id(), 0) as comm:
         assert comm.library is raw.load("host")
 
 
-def test_the_provider_comes_from_device_or_environment(launch: Launcher) -> None:
-    launch(1, _default_provider, env={"PYNCCL_PROVIDER": "host"})
-
-
-def _handle(rank: Rank) -> None:
+@on_ranks(2)
+def test_the_handle_is_good_for_raw(rank: Rank) -> None:
     """The handle serves pynccl.raw, on the communicator that the object still owns."""
     lib, comm = rank.comm.library, rank.comm
     array = np.ones(5, np.float32)
@@ -253,17 +225,10 @@ def _handle(rank: Rank) -> None:
     assert (array == rank.nranks).all()
 
 
-def test_the_handle_is_good_for_raw(launch: Launcher) -> None:
-    launch(2, _handle)
-
-
-def _named(rank: Rank) -> None:
+@on_ranks(2)
+def test_errors_carry_the_name_of_the_communicator(rank: Rank) -> None:
     with rank.communicator(config=nccl.Config(comm_name="wheel")) as comm:
         with pytest.raises(nccl.NcclError):
             comm.all_reduce(np.ones(3 + rank.rank))
         assert "communicator wheel" in str(comm.async_error())
         comm.abort()
-
-
-def test_errors_carry_the_name_of_the_communicator(launch: Launcher) -> None:
-    launch(2, _named)

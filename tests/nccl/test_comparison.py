@@ -16,6 +16,7 @@ from pynccl import nccl
 from pynccl.comparison import Call, differences
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.store import FolderStore
 
 _ODD = 1
@@ -66,9 +67,11 @@ _MISMATCHES: dict[str, tuple[_Call, _Call, str]] = {
 }
 
 
-def _mismatch(rank: Rank, what: str, folder: str) -> None:
+@pytest.mark.parametrize("what", _MISMATCHES)
+@on_ranks(3, by="provider", timeout=60)
+def test_a_mismatch_is_named_on_every_rank(rank: Rank, what: str, tmp_path: Path) -> None:
     config = nccl.Config(check="every", timeout=20)
-    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     memory, stream = rank.memory, rank.stream()
     x = memory.put(np.ones(4, np.float32))
     comm.all_reduce(x, stream=stream)
@@ -87,16 +90,12 @@ def _mismatch(rank: Rank, what: str, folder: str) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize("what", _MISMATCHES)
-def test_a_mismatch_is_named_on_every_rank(
-    launch: Launcher, provider: str, what: str, tmp_path: Path
-) -> None:
-    launch(3, _mismatch, what, str(tmp_path), provider=provider, timeout=60)
-
-
-def _every_third(rank: Rank, folder: str) -> None:
+@on_ranks(2, by="provider", timeout=40)
+def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
     """On a stream that waits for a message, so that the engine does not compare before."""
-    comm = rank.communicator(0, config=nccl.Config(check=3, timeout=30), store=FolderStore(folder))
+    comm = rank.communicator(
+        0, config=nccl.Config(check=3, timeout=30), store=FolderStore(tmp_path)
+    )
     memory, stream = rank.memory, rank.stream()
     x, y = memory.put(np.ones(4, np.float32)), memory.put(np.ones(4, np.float32))
     comm.recv(y, 1 - rank.rank, stream=stream)
@@ -111,20 +110,18 @@ def _every_third(rank: Rank, folder: str) -> None:
         stream.synchronize()  # x is used until then
 
 
-def test_every_third_is_compared(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    launch(2, _every_third, str(tmp_path), provider=provider, timeout=40)
-
-
-def _message(rank: Rank, folder: str, receives_first: bool) -> None:
+@pytest.mark.parametrize("receives_first", [False, True])
+@on_ranks(2, by="provider", timeout=40)
+def test_a_message_that_differs(rank: Rank, tmp_path: Path, receives_first: bool) -> None:
     """The rank that calls second has an error; the right call then completes both."""
     config = nccl.Config(check="every", timeout=30)
-    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     memory, stream, peer = rank.memory, rank.stream(), 1 - rank.rank
     x = memory.put(np.full(5, 1 + rank.rank, np.float32))
     small = memory.put(np.ones(4, np.float32))
     calls = {"send": comm.send, "recv": comm.recv}
     first, second = ("recv", "send") if receives_first else ("send", "recv")
-    store = FolderStore(folder)
+    store = FolderStore(tmp_path)
     for number in (1, 2):
         if rank.rank == 0:
             calls[first](x, peer, stream=stream)
@@ -144,14 +141,7 @@ def _message(rank: Rank, folder: str, receives_first: bool) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize("receives_first", [False, True])
-def test_a_message_that_differs(
-    launch: Launcher, provider: str, receives_first: bool, tmp_path: Path
-) -> None:
-    launch(2, _message, str(tmp_path), receives_first, provider=provider, timeout=40)
-
-
-def _messages_in_a_group(rank: Rank, folder: str) -> bool:
+def _messages_in_a_group(rank: Rank, folder: Path) -> bool:
     """Both ranks send one that differs; no rank can complete the group."""
     config = nccl.Config(check="every")
     comm = rank.communicator(0, config=config, store=FolderStore(folder))
@@ -175,11 +165,12 @@ def _messages_in_a_group(rank: Rank, folder: str) -> bool:
 
 
 def test_messages_in_a_group(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    assert any(launch(2, _messages_in_a_group, str(tmp_path), provider=provider, timeout=40))
+    assert any(launch(2, _messages_in_a_group, tmp_path, provider=provider, timeout=40))
 
 
-def _grown(rank: Rank, folder: str) -> None:
-    store, config = FolderStore(folder), nccl.Config(check="every", timeout=20)
+@on_ranks(3, ids=2, timeout=40)
+def test_a_grown_communicator(rank: Rank, tmp_path: Path) -> None:
+    store, config = FolderStore(tmp_path), nccl.Config(check="every", timeout=20)
     if rank.rank < 2:
         comm = nccl.Communicator(
             2, rank.unique_ids[1], rank.rank, config=config, provider="host", store=store
@@ -207,13 +198,10 @@ def _grown(rank: Rank, folder: str) -> None:
     grown.abort()
 
 
-def test_a_grown_communicator(launch: Launcher, tmp_path: Path) -> None:
-    launch(3, _grown, str(tmp_path), ids=2, timeout=40)
-
-
-def _absent(rank: Rank, folder: str) -> None:
+@on_ranks(3, timeout=40)
+def test_a_rank_that_does_not_come_is_named(rank: Rank, tmp_path: Path) -> None:
     config = nccl.Config(check="every", timeout=0.5)
-    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     if rank.rank != _ODD:
         text = r"check: rank 1 did not come within 0\.5 s to the comparison of #1 all_reduce"
         with pytest.raises(nccl.NcclTimeoutError, match=text) as raised:
@@ -222,14 +210,11 @@ def _absent(rank: Rank, folder: str) -> None:
     comm.abort()
 
 
-def test_a_rank_that_does_not_come_is_named(launch: Launcher, tmp_path: Path) -> None:
-    launch(3, _absent, str(tmp_path), timeout=40)
-
-
-def _closed(rank: Rank, folder: str) -> None:
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_what_cannot_be_issued_is_not_compared(rank: Rank, tmp_path: Path) -> None:
     """The other rank does not come: a comparison would end with the time limit."""
     config = nccl.Config(check="every", timeout=3)
-    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     other = rank.communicator(1)
     x, y = (rank.memory.put(np.ones(4, np.float32)) for _ in range(2))
     stream = rank.stream()
@@ -244,15 +229,10 @@ def _closed(rank: Rank, folder: str) -> None:
     comm.abort()
 
 
-def test_what_cannot_be_issued_is_not_compared(
-    launch: Launcher, provider: str, tmp_path: Path
-) -> None:
-    launch(2, _closed, str(tmp_path), provider=provider, ids=2, timeout=40)
-
-
-def _both(rank: Rank, folder: str) -> None:
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_a_group_of_two_communicators(rank: Rank, tmp_path: Path) -> None:
     """Two communicators in one group, and messages."""
-    store = FolderStore(folder)
+    store = FolderStore(tmp_path)
     config = nccl.Config(check=1)
     comms = [rank.communicator(i, config=config, store=store) for i in (0, 1)]
     memory, stream = rank.memory, rank.stream()
@@ -266,10 +246,6 @@ def _both(rank: Rank, folder: str) -> None:
     assert (memory.get(y) == 2).all()
     for comm in comms:
         comm.close()
-
-
-def test_a_group_of_two_communicators(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    launch(2, _both, str(tmp_path), provider=provider, ids=2, timeout=40)
 
 
 _SUM = "all_reduce(float32, count=4, sum)"

@@ -28,6 +28,7 @@ from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 pytestmark = pytest.mark.long
 
@@ -391,7 +392,19 @@ def _burst_and_pause(rank: Rank) -> None:
     raise AssertionError(f"operations have expired {_ATTEMPTS} times")
 
 
-def _last_on_a_foreign_stream(rank: Rank) -> None:
+def _expire(rank: Rank, comm: nccl.Communicator, buffer: object, stream: int) -> None:
+    end = time.monotonic() + _LATEST
+    while not comm.expired:
+        assert time.monotonic() < end, comm.flight_record()
+        time.sleep(0.01)
+    with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
+        comm.all_reduce(buffer, nccl.MAX, stream=stream)
+    rank.set_event("done")
+    comm.abort()
+
+
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_the_last_operation_on_a_foreign_stream_expires(rank: Rank) -> None:
     """The monitor cannot record an event on the stream later: it may be destroyed by then."""
     comm = rank.communicator(1)
     capsule = comm.__pynccl_communicator__()
@@ -417,21 +430,6 @@ def _last_on_a_foreign_stream(rank: Rank) -> None:
     else:
         _expire(rank, comm, buffer, stream.value)
     synchronize(stream)  # the buffer is used until then
-
-
-def _expire(rank: Rank, comm: nccl.Communicator, buffer: object, stream: int) -> None:
-    end = time.monotonic() + _LATEST
-    while not comm.expired:
-        assert time.monotonic() < end, comm.flight_record()
-        time.sleep(0.01)
-    with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
-        comm.all_reduce(buffer, nccl.MAX, stream=stream)
-    rank.set_event("done")
-    comm.abort()
-
-
-def test_the_last_operation_on_a_foreign_stream_expires(launch: Launcher, provider: str) -> None:
-    launch(2, _last_on_a_foreign_stream, provider=provider, ids=2, timeout=40)
 
 
 def test_deadlines_nest_and_are_a_threads_own() -> None:

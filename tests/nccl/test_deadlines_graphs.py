@@ -14,8 +14,8 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import check_works
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -173,7 +173,20 @@ _LAUNCHES = {
 }
 
 
-def _launch_without_the_absent(rank: Rank, what: str) -> None:
+# On GPUs the abort takes 5 s each time: it waits for the graph.
+_ON_GPUS = _LAUNCHES if FULL else ("in a scope", "of two communicators")
+
+
+@pytest.mark.parametrize(
+    ("provider", "what"),
+    [
+        *(("host", what) for what in _LAUNCHES),
+        *(pytest.param("cuda", what, marks=pytest.mark.gpu) for what in _ON_GPUS),
+    ],
+    indirect=["provider"],
+)
+@on_ranks(2, by="provider", ids=3, timeout=40)
+def test_a_launch_without_a_rank_is_an_error(rank: Rank, what: str) -> None:
     place = Place(rank)
     together, alone = _LAUNCHES[what](place)
     together()
@@ -204,23 +217,8 @@ def _launch_without_the_absent(rank: Rank, what: str) -> None:
     place.close()
 
 
-# On GPUs the abort takes 5 s each time: it waits for the graph.
-_ON_GPUS = _LAUNCHES if FULL else ("in a scope", "of two communicators")
-
-
-@pytest.mark.parametrize(
-    ("provider", "what"),
-    [
-        *(("host", what) for what in _LAUNCHES),
-        *(pytest.param("cuda", what, marks=pytest.mark.gpu) for what in _ON_GPUS),
-    ],
-    indirect=["provider"],
-)
-def test_a_launch_without_a_rank_is_an_error(launch: Launcher, provider: str, what: str) -> None:
-    launch(2, _launch_without_the_absent, what, provider=provider, ids=3, timeout=40)
-
-
-def _captured_with_a_shorter_limit(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_a_captured_operation_has_no_limit_of_its_own(rank: Rank) -> None:
     place = Place(rank)
     assert [record.state for record in place.comm.flight_record()][-2:] == ["captured"] * 2
     if rank.rank != _ABSENT:
@@ -234,11 +232,8 @@ def _captured_with_a_shorter_limit(rank: Rank) -> None:
     place.close()
 
 
-def test_a_captured_operation_has_no_limit_of_its_own(launch: Launcher, provider: str) -> None:
-    launch(2, _captured_with_a_shorter_limit, provider=provider, ids=2, timeout=40)
-
-
-def _issued_before_a_capture(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_an_operation_before_a_capture_has_a_limit(rank: Rank) -> None:
     """The last operation that no graph has is watched, also where it has no event yet."""
     place = Place(rank)
     if place.stays_away():
@@ -255,11 +250,8 @@ def _issued_before_a_capture(rank: Rank) -> None:
     place.close()
 
 
-def test_an_operation_before_a_capture_has_a_limit(launch: Launcher, provider: str) -> None:
-    launch(2, _issued_before_a_capture, provider=provider, ids=2, timeout=40)
-
-
-def _launch_here(rank: Rank) -> None:
+@on_ranks(2, ids=2, timeout=40)
+def test_a_launch_in_the_calling_thread_ends(rank: Rank) -> None:
     place = Place(rank)
     place.graph.launch(0)
     if place.stays_away():
@@ -270,28 +262,6 @@ def _launch_here(rank: Rank) -> None:
     assert time.monotonic() - began < _LATEST
     rank.set_event("done")
     place.close()
-
-
-def test_a_launch_in_the_calling_thread_ends(launch: Launcher) -> None:
-    launch(2, _launch_here, ids=2, timeout=40)
-
-
-def _launch_for_long(rank: Rank) -> None:
-    """On a busy machine the other rank may be late, but not each time."""
-    for attempt in range(_ATTEMPTS):
-        place = Place(rank, 1 + attempt)
-        with contextlib.suppress(nccl.NcclTimeoutError, nccl.NcclRemoteError):
-            _launch_and_pause(place)
-        late = rank.memory.put(np.array([place.comm.expired], np.float32))
-        rank.comm.all_reduce(late, nccl.MAX)
-        if not rank.memory.get(late)[0]:
-            records = place.comm.flight_record()
-            assert [record.operation for record in records] == 3 * ["all_reduce"]  # no launch
-            place.graph.close()
-            place.comm.close()
-            return
-        place.comm.abort()
-    raise AssertionError(f"launches have expired {_ATTEMPTS} times")
 
 
 def _launch_and_pause(place: Place) -> None:
@@ -316,11 +286,28 @@ def _launch_and_pause(place: Place) -> None:
     place.stream.synchronize()
 
 
-def test_launches_in_time_do_not_expire(launch: Launcher, provider: str) -> None:
-    launch(2, _launch_for_long, provider=provider, ids=1 + _ATTEMPTS)
+@on_ranks(2, by="provider", ids=1 + _ATTEMPTS)
+def test_launches_in_time_do_not_expire(rank: Rank) -> None:
+    """On a busy machine the other rank may be late, but not each time."""
+    for attempt in range(_ATTEMPTS):
+        place = Place(rank, 1 + attempt)
+        with contextlib.suppress(nccl.NcclTimeoutError, nccl.NcclRemoteError):
+            _launch_and_pause(place)
+        late = rank.memory.put(np.array([place.comm.expired], np.float32))
+        rank.comm.all_reduce(late, nccl.MAX)
+        if not rank.memory.get(late)[0]:
+            records = place.comm.flight_record()
+            assert [record.operation for record in records] == 3 * ["all_reduce"]  # no launch
+            place.graph.close()
+            place.comm.close()
+            return
+        place.comm.abort()
+    raise AssertionError(f"launches have expired {_ATTEMPTS} times")
 
 
-def _end_after_launch(rank: Rank, how: str) -> None:
+@pytest.mark.parametrize("how", ["close", "abort"])
+@on_ranks(2, by="provider", ids=3, timeout=40)
+def test_the_end_of_a_communicator_after_a_launch(rank: Rank, how: str) -> None:
     """Of two communicators of a graph one is ended; the limit of the other one still applies."""
     place = Place(rank)
     other = place.communicator(2)
@@ -343,13 +330,6 @@ def _end_after_launch(rank: Rank, how: str) -> None:
         place.wait()
     rank.set_event("done")
     other.abort()
-
-
-@pytest.mark.parametrize("how", ["close", "abort"])
-def test_the_end_of_a_communicator_after_a_launch(
-    launch: Launcher, provider: str, how: str
-) -> None:
-    launch(2, _end_after_launch, how, provider=provider, ids=3, timeout=40)
 
 
 def test_a_capture_records_no_launch() -> None:

@@ -28,6 +28,7 @@ from pynccl.mirror.group.record import Call, OperationRecord
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 SEEDS = 200 if FULL else 60
@@ -314,15 +315,12 @@ def test_a_missing_wait_is_found_by_most_seeds(
     assert min(launch(nranks, program, False, ids=2)) > 25
 
 
-def _reading_the_seed(_: Rank) -> None:
+@on_ranks(1)
+def test_a_seed_that_is_none(rank: Rank) -> None:
     os.environ["HOSTNCCL_DELAY_SEED"] = "x"
     try:
         with pytest.raises(nccl.DriverError):
-            nccl.Stream("host")
+            rank.stream()
     finally:
         del os.environ["HOSTNCCL_DELAY_SEED"]
-    nccl.Stream("host").close()
-
-
-def test_a_seed_that_is_none(launch: Launcher) -> None:
-    launch(1, _reading_the_seed)
+    rank.stream().close()

@@ -20,6 +20,7 @@ from pynccl import nccl
 from tests.support import gpu, holdings, shared_memory
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _LIBRARY = 23203  # hostnccl's
 _MAGIC = 0xCAFEBEEF
@@ -31,7 +32,9 @@ def _array(address: int, count: int, dtype: str = "int64") -> np.ndarray:
     return np.frombuffer(memory, dtype)
 
 
-def _lifecycle(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
+@on_ranks(by="nranks threads")
+def test_lifecycle(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     with comm.device_comm(lsa_barriers=2, buffers=(64, 4096)) as dc:
         assert (dc.rank, dc.nranks) == (rank.rank, nranks)
@@ -70,12 +73,8 @@ def _lifecycle(rank: Rank) -> None:
             use()
 
 
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-def test_lifecycle(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _lifecycle, threads=threads)
-
-
-def _properties(rank: Rank) -> None:
+@on_ranks(2)
+def test_properties(rank: Rank) -> None:
     p = rank.comm.properties()
     assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, 0)
     assert p.device_api_support is True
@@ -94,11 +93,8 @@ def _properties(rank: Rank) -> None:
         p.rank = 1  # type: ignore[misc]
 
 
-def test_properties(launch: Launcher) -> None:
-    launch(2, _properties)
-
-
-def _properties_on_gpus(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_properties_of_both_providers(rank: Rank) -> None:
     p = rank.comm.properties()
     assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, rank.comm.device)
     # Fields that a version does not have are None.
@@ -106,10 +102,6 @@ def _properties_on_gpus(rank: Rank) -> None:
     assert (p.comm_hash is None) == (p.dev_comm_size is None) == (version < (2, 31, 0))
     assert (p.cft_support is None) == (version < (2, 32, 0))
     assert (p.n_lsa_teams is None) == (version < (2, 29, 7))
-
-
-def test_properties_of_both_providers(launch: Launcher, provider: str) -> None:
-    launch(2, _properties_on_gpus, provider=provider)
 
 
 def _on_gpus(rank: Rank) -> bool:
@@ -141,7 +133,8 @@ def test_of_both_providers(launch: Launcher, provider: str) -> None:
         pytest.skip("two ranks here have no device API")
 
 
-def _versions(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_version_that_does_not_fit_is_refused(rank: Rank) -> None:
     comm = rank.comm
     wrong = [
         (23204, "compiled with NCCL 2.32.4, and the loaded library is 2.32.3: .*before"),
@@ -177,11 +170,9 @@ def _versions(rank: Rank) -> None:
     comm.barrier()
 
 
-def test_a_version_that_does_not_fit_is_refused(launch: Launcher) -> None:
-    launch(2, _versions)
-
-
-def _refused(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(2, by="threads", ids=2)
+def test_mistakes_are_refused(rank: Rank) -> None:
     comm = rank.comm
     closed = rank.communicator(1)
     closed.close()
@@ -221,19 +212,11 @@ def _refused(rank: Rank) -> None:
     comm.barrier()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_mistakes_are_refused(launch: Launcher, threads: bool) -> None:
-    launch(2, _refused, ids=2, threads=threads)
-
-
-def _sizes_differ(rank: Rank) -> None:
+@on_ranks(2)
+def test_requirements_that_differ_are_refused_on_all_ranks(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match=r"on rank 0.*on rank 1"):
         rank.comm.device_comm(buffers=(4096 * (1 + rank.rank),))
     rank.comm.device_comm(buffers=(4096,)).close()
-
-
-def test_requirements_that_differ_are_refused_on_all_ranks(launch: Launcher) -> None:
-    launch(2, _sizes_differ)
 
 
 def _made_in_a_failed_group(comm: nccl.Communicator) -> nccl.DeviceComm:
@@ -249,7 +232,8 @@ def _made_in_a_failed_group(comm: nccl.Communicator) -> nccl.DeviceComm:
         return pending
 
 
-def _closed_with_its_communicator(rank: Rank) -> None:
+@on_ranks(2)
+def test_it_is_closed_with_its_communicator(rank: Rank) -> None:
     child = rank.comm.split(0)
     assert child is not None
     dc = child.device_comm(buffers=(64,))
@@ -261,10 +245,6 @@ def _closed_with_its_communicator(rank: Rank) -> None:
     dc.close()
     pending = _made_in_a_failed_group(rank.comm)
     assert pending.closed
-
-
-def test_it_is_closed_with_its_communicator(launch: Launcher) -> None:
-    launch(2, _closed_with_its_communicator)
 
 
 def test_several_ranks_in_one_thread() -> None:
@@ -294,7 +274,8 @@ def test_a_deleted_one_stays_until_its_communicator_is_closed() -> None:
     comm.close()
 
 
-def _order(rank: Rank) -> None:
+@on_ranks(2)
+def test_the_order_of_closing_counts_for_windows(rank: Rank) -> None:
     """NCCL takes the place of resource memory from the allocator that windows use."""
     comm = rank.comm
     first, second = comm.device_comm(), comm.device_comm()
@@ -306,11 +287,8 @@ def _order(rank: Rank) -> None:
     comm.register_window(memory).close()
 
 
-def test_the_order_of_closing_counts_for_windows(launch: Launcher) -> None:
-    launch(2, _order)
-
-
-def _nonblocking(rank: Rank) -> None:
+@on_ranks(2)
+def test_of_a_nonblocking_communicator(rank: Rank) -> None:
     comm = nccl.Communicator(
         rank.nranks,
         rank.unique_ids[0],
@@ -323,10 +301,6 @@ def _nonblocking(rank: Rank) -> None:
         assert len(bytes(dc)) == 248
         assert dc.buffers[0].address
     comm.close()
-
-
-def test_of_a_nonblocking_communicator(launch: Launcher) -> None:
-    launch(2, _nonblocking)
 
 
 def _leaves_nothing(rank: Rank) -> None:
@@ -446,7 +420,8 @@ def test_a_team_that_is_no_subset() -> None:
             _WORLD.rank_in_difference(team, 0)
 
 
-def _teams(rank: Rank) -> None:
+@on_ranks(4)
+def test_teams_of_a_communicator(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     world = comm.team_world()
     assert world == nccl.Team(nranks, rank.rank) == comm.team_lsa()
@@ -460,10 +435,6 @@ def _teams(rank: Rank) -> None:
         comm.rank_to_world(outside, 1)
     with pytest.raises(ValueError, match="rank: 2 is out of range for Team"):
         comm.rank_to_world(outside, 2)
-
-
-def test_teams_of_a_communicator(launch: Launcher) -> None:
-    launch(4, _teams)
 
 
 def test_no_warning_for_what_was_closed() -> None:

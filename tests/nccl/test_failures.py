@@ -17,6 +17,7 @@ from pynccl import nccl
 from tests.support.blocking import interrupt_when_blocked, wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 pytestmark = pytest.mark.long
 
@@ -265,7 +266,8 @@ def test_who_waits_raises_what_has_failed(launch: Launcher, provider: str, failu
     assert all(outcome.startswith(expected + ": ") for outcome in table.values()), text
 
 
-def _reported_once(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_a_stream_reports_a_failure_once_and_an_event_always(rank: Rank) -> None:
     """What is enqueued after a failure was reported does not have it; the event keeps it."""
     comm, other = rank.communicator(0), rank.communicator(1)
     stream, event, array = rank.stream(), rank.event(), rank.memory.put(np.ones(4))
@@ -295,17 +297,13 @@ def _reported_once(rank: Rank) -> None:
     event.synchronize()
 
 
-def test_a_stream_reports_a_failure_once_and_an_event_always(
-    launch: Launcher, provider: str
-) -> None:
-    launch(2, _reported_once, provider=provider, ids=2)
-
-
 class _FunctionError(Exception):
     """Raised by a function that a stream calls."""
 
 
-def _failed_function(rank: Rank, captured: bool) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+@on_ranks(1, by="provider")
+def test_an_exception_of_a_launched_function_is_raised(rank: Rank, captured: bool) -> None:
     def fail() -> None:
         raise _FunctionError
 
@@ -326,14 +324,8 @@ def _failed_function(rank: Rank, captured: bool) -> None:
         other.synchronize()
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_an_exception_of_a_launched_function_is_raised(
-    launch: Launcher, provider: str, captured: bool
-) -> None:
-    launch(1, _failed_function, captured, provider=provider)
-
-
-def _every_thread(rank: Rank) -> None:
+@on_ranks(2)
+def test_every_thread_that_waits_raises(rank: Rank) -> None:
     stream, raised = rank.stream(), []
 
     def wait() -> None:
@@ -360,11 +352,8 @@ def _every_thread(rank: Rank) -> None:
         assert len(raised) == 3
 
 
-def test_every_thread_that_waits_raises(launch: Launcher) -> None:
-    launch(2, _every_thread)
-
-
-def _issued_after_the_expiry(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_nothing_is_issued_between_the_expiry_and_the_revocation(rank: Rank) -> None:
     comm = rank.communicator(0)
     comm.timeout = 0.3
     stream, other, array = rank.stream(), rank.stream(), rank.memory.put(np.ones(4))
@@ -381,9 +370,3 @@ def _issued_after_the_expiry(rank: Rank) -> None:
     rank.set_event("done")
     other.synchronize()
     comm.abort()
-
-
-def test_nothing_is_issued_between_the_expiry_and_the_revocation(
-    launch: Launcher, provider: str
-) -> None:
-    launch(2, _issued_after_the_expiry, provider=provider)

@@ -18,11 +18,12 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_graphs import COUNT
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
-def _rules(rank: Rank) -> None:  # noqa: PLR0915
+@on_ranks(1)
+def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     stream, other, third = (rank.stream() for _ in range(3))
     event, array = rank.event(), np.ones(4)
     comm = rank.comm
@@ -124,11 +125,8 @@ def _rules(rank: Rank) -> None:  # noqa: PLR0915
         graph.launch()
 
 
-def test_rules_of_capturing(launch: Launcher) -> None:
-    launch(1, _rules)
-
-
-def _mixed_group(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_group_is_captured_as_a_whole(rank: Rank) -> None:
     comm, stream, other, a, b = rank.comm, rank.stream(), rank.stream(), np.ones(4), np.ones(4)
     with nccl.capture(stream) as graph:
         with nccl.plan() as plan:
@@ -145,11 +143,9 @@ def _mixed_group(rank: Rank) -> None:
     assert (b == rank.nranks).all()
 
 
-def test_a_group_is_captured_as_a_whole(launch: Launcher) -> None:
-    launch(2, _mixed_group)
-
-
-def _other_threads(rank: Rank, mode: Any) -> None:  # noqa: ANN401
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@on_ranks(1, by="provider")
+def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa: ANN401
     """Only a global capture forbids other threads to wait; asking never breaks any capture."""
     stream, other, event = rank.stream(), rank.stream(), rank.event()
     event.record(other)
@@ -190,12 +186,8 @@ def _other_threads(rank: Rank, mode: Any) -> None:  # noqa: ANN401
         assert errors[-1] is None
 
 
-@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-def test_other_threads_during_a_capture(launch: Launcher, provider: str, mode: str) -> None:
-    launch(1, _other_threads, mode, provider=provider)
-
-
-def _closed_communicator(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_a_communicator_that_is_closed_before_its_graph(rank: Rank) -> None:
     stream, memory = rank.stream(), rank.memory
     comm, kept = rank.communicator(0), rank.communicator(1)
     array = memory.put(np.ones(COUNT))
@@ -224,11 +216,8 @@ def _closed_communicator(rank: Rank) -> None:
         alone.launch()
 
 
-def test_a_communicator_that_is_closed_before_its_graph(launch: Launcher, provider: str) -> None:
-    launch(2, _closed_communicator, provider=provider, ids=2)
-
-
-def _destroyed_below(rank: Rank) -> None:
+@on_ranks(2)
+def test_the_engine_refuses_a_destroyed_communicator(rank: Rank) -> None:
     """The engine itself detects it, for callers that do not use the objects."""
     from pynccl import libraries
 
@@ -248,11 +237,8 @@ def _destroyed_below(rank: Rank) -> None:
     assert text in raw.ncclGetLastError(None)
 
 
-def test_the_engine_refuses_a_destroyed_communicator(launch: Launcher) -> None:
-    launch(2, _destroyed_below)
-
-
-def _keeps(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_a_graph_keeps_what_it_needs(rank: Rank) -> None:
     """Objects without references in Python stay while the graph may be launched."""
 
     class Array(np.ndarray):
@@ -284,11 +270,8 @@ def _keeps(rank: Rank) -> None:
     assert array() is None
 
 
-def test_a_graph_keeps_what_it_needs(launch: Launcher) -> None:
-    launch(2, _keeps, ids=2)
-
-
-def _keeps_one_sided(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_graph_keeps_what_one_sided_operations_need(rank: Rank) -> None:
     """The same of one-sided operations; None is the captured stream for those without a tensor."""
 
     class Array(np.ndarray):
@@ -319,11 +302,8 @@ def _keeps_one_sided(rank: Rank) -> None:
     assert all(one() is None for one in kept)
 
 
-def test_a_graph_keeps_what_one_sided_operations_need(launch: Launcher) -> None:
-    launch(2, _keeps_one_sided)
-
-
-def _failure(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_failure_in_a_launch(rank: Rank) -> None:
     """A launch whose collective fails is reported as other failures in the background are."""
     stream, array = rank.stream(), np.zeros(8)
     with nccl.capture(stream) as graph:
@@ -337,11 +317,8 @@ def _failure(rank: Rank) -> None:
     rank.comm.abort()
 
 
-def test_a_failure_in_a_launch(launch: Launcher) -> None:
-    launch(2, _failure)
-
-
-def _abort(rank: Rank) -> None:
+@on_ranks(2)
+def test_an_abort_ends_a_launch(rank: Rank) -> None:
     """A launch that waits for a rank that never comes ends with an abort."""
     stream, array = rank.stream(), np.zeros(8)
     with nccl.capture(stream) as graph:
@@ -356,7 +333,3 @@ def _abort(rank: Rank) -> None:
     else:
         rank.wait_event("aborted", 0)
         rank.comm.abort()
-
-
-def test_an_abort_ends_a_launch(launch: Launcher) -> None:
-    launch(2, _abort)

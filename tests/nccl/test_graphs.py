@@ -17,6 +17,7 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 COUNT = 1009
 
@@ -108,7 +109,8 @@ def test_ranks_as_threads_capture_at_once(launch: Launcher, provider: str) -> No
     launch(2, _every_collective, provider=provider, threads=True)
 
 
-def _forms(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_plans_groups_and_several_communicators(rank: Rank) -> None:
     """A plan, a group over two communicators with an operator of their own, and single calls."""
     comms = [rank.communicator(0), rank.communicator(1)]
     stream, memory = rank.stream(), rank.memory
@@ -138,11 +140,8 @@ def _forms(rank: Rank) -> None:
         comm.close()
 
 
-def test_plans_groups_and_several_communicators(launch: Launcher, provider: str) -> None:
-    launch(2, _forms, provider=provider, ids=2)
-
-
-def _functions(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_functions_and_forks(rank: Rank) -> None:
     """Functions run once in each launch, in their place; the graph keeps them."""
     stream, other = rank.stream(), rank.stream()
     forked, joined = rank.event(), rank.event()
@@ -184,11 +183,8 @@ def _functions(rank: Rank) -> None:
     assert alive() is None
 
 
-def test_functions_and_forks(launch: Launcher, provider: str) -> None:
-    launch(2, _functions, provider=provider)
-
-
-def _branches(rank: Rank) -> None:
+@on_ranks(1)
+def test_branches_run_side_by_side(rank: Rank) -> None:
     """Two branches run at the same time: each waits for the other's first half."""
     stream, other = rank.stream(), rank.stream()
     forked, joined = rank.event(), rank.event()
@@ -209,11 +205,8 @@ def _branches(rank: Rank) -> None:
     assert met == [True] * 6
 
 
-def test_branches_run_side_by_side(launch: Launcher) -> None:
-    launch(1, _branches)
-
-
-def _order(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_launches_keep_the_order_of_their_communicator(rank: Rank) -> None:
     """Launches, operations on streams and operations outside of streams, of one communicator."""
     comm, memory = rank.comm, rank.memory
     streams = [rank.stream() for _ in range(3)]
@@ -238,11 +231,8 @@ def _order(rank: Rank) -> None:
     assert (memory.get(a) == float(rank.nranks) ** power).all()
 
 
-def test_launches_keep_the_order_of_their_communicator(launch: Launcher, provider: str) -> None:
-    launch(2, _order, provider=provider)
-
-
-def _calling_thread(rank: Rank) -> None:
+@on_ranks(2)
+def test_the_calling_thread_launches_and_is_not_captured(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     array, seen = np.ones(COUNT), []
     with nccl.capture(stream) as graph:
@@ -257,11 +247,8 @@ def _calling_thread(rank: Rank) -> None:
         pass
 
 
-def test_the_calling_thread_launches_and_is_not_captured(launch: Launcher) -> None:
-    launch(2, _calling_thread)
-
-
-def _several_threads(rank: Rank) -> None:
+@on_ranks(2, ids=3)
+def test_threads_capture_and_launch_beside_each_other(rank: Rank) -> None:
     """Each thread with its graphs, communicator and stream; captures and launches overlap."""
 
     def work(number: int) -> None:
@@ -291,7 +278,3 @@ def _several_threads(rank: Rank) -> None:
     for comm in comms:
         comm.abort() if errors else comm.close()
     assert not errors, errors
-
-
-def test_threads_capture_and_launch_beside_each_other(launch: Launcher) -> None:
-    launch(2, _several_threads, ids=3)

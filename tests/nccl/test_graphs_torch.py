@@ -17,6 +17,7 @@ from tests.nccl.test_graphs import Programs
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +36,9 @@ def _warm_up(programs: Programs) -> None:
     torch.cuda.synchronize()
 
 
-def _by_torch(rank: Rank, mode: str) -> None:
+@pytest.mark.parametrize(("nranks", "mode"), [(1, "relaxed"), (2, "thread_local"), (4, "global")])
+@on_ranks(by="nranks", provider="cuda")
+def test_every_collective_in_torchs_graphs(rank: Rank, mode: str) -> None:
     import torch
 
     torch.cuda.set_device(rank.device)
@@ -50,11 +53,6 @@ def _by_torch(rank: Rank, mode: str) -> None:
             graph.replay()
             programs.check(name, replay)
         graph.reset()
-
-
-@pytest.mark.parametrize(("nranks", "mode"), [(1, "relaxed"), (2, "thread_local"), (4, "global")])
-def test_every_collective_in_torchs_graphs(launch: Launcher, nranks: int, mode: str) -> None:
-    launch(nranks, _by_torch, mode, provider="cuda")
 
 
 def _by_cupy(rank: Rank) -> None:
@@ -137,7 +135,8 @@ def test_kinds_of_cupys_arrays(launch: Launcher) -> None:
     launch(2, _kinds_of_cupy, provider="cuda")
 
 
-def _asynchronous(rank: Rank) -> None:
+@on_ranks(2, provider="cuda")
+def test_asynchronous_work_in_torchs_graphs(rank: Rank) -> None:
     """async_op=True: the communication stream joins torch's capture, and is joined by wait()."""
     import torch
 
@@ -173,11 +172,8 @@ def _asynchronous(rank: Rank) -> None:
     graph.reset()
 
 
-def test_asynchronous_work_in_torchs_graphs(launch: Launcher) -> None:
-    launch(2, _asynchronous, provider="cuda")
-
-
-def _queries(rank: Rank) -> None:
+@on_ranks(1, provider="cuda")
+def test_queries_of_another_thread(rank: Rank) -> None:
     """A thread that asks events and streams all the time does not break a global capture."""
     import torch
 
@@ -214,11 +210,8 @@ def _queries(rank: Rank) -> None:
     assert not errors
 
 
-def test_queries_of_another_thread(launch: Launcher) -> None:
-    launch(1, _queries, provider="cuda")
-
-
-def _kernels_in_our_capture(rank: Rank) -> None:
+@on_ranks(2, provider="cuda")
+def test_torchs_kernels_in_our_capture(rank: Rank) -> None:
     """Kernels of torch inside of capture(), where its current stream is the captured one."""
     import torch
 
@@ -241,7 +234,3 @@ def _kernels_in_our_capture(rank: Rank) -> None:
     stream.synchronize()
     np.testing.assert_array_equal(x.cpu().numpy(), np.full(1000, wanted, np.float32))
     graph.close()
-
-
-def test_torchs_kernels_in_our_capture(launch: Launcher) -> None:
-    launch(2, _kernels_in_our_capture, provider="cuda")

@@ -15,6 +15,7 @@ from pynccl import nccl, raw
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _SIZES = (0, 1, 5, 1000, 8192, 8193, 40_000, 300_000)  # bytes, around and past hostnccl's cells
@@ -121,7 +122,8 @@ def test_random_messages_read_or_not(launch: Launcher, env: dict[str, str]) -> N
     launch(3, _exchange, 300, env=env)
 
 
-def _pairs(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_send_and_receive(rank: Rank) -> None:
     """Without a group: one rank sends, the other receives, every dtype, every length."""
     from tests.support import dtypes
 
@@ -139,11 +141,9 @@ def _pairs(rank: Rank) -> None:
                     assert got.tobytes() == contents.tobytes(), f"{name} count={count}"
 
 
-def test_send_and_receive(launch: Launcher, provider: str) -> None:
-    launch(2, _pairs, provider=provider)
-
-
-def _with_collectives(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(3, by="provider threads", ids=3)
+def test_collectives_and_messages_in_one_group(rank: Rank) -> None:
     """Collectives and messages of two communicators in one group."""
     comms = [rank.communicator(number) for number in range(3)]
     memory, peer = rank.memory, (rank.rank + 1) % rank.nranks
@@ -170,14 +170,8 @@ def _with_collectives(rank: Rank) -> None:
         comm.close()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_collectives_and_messages_in_one_group(
-    launch: Launcher, provider: str, threads: bool
-) -> None:
-    launch(3, _with_collectives, provider=provider, ids=3, threads=threads)
-
-
-def _other_orders(rank: Rank) -> None:
+@on_ranks(3, ids=6)
+def test_many_communicators_in_any_order(rank: Rank) -> None:
     """Many communicators, each rank calling them in its own order inside a group."""
     comms = [rank.communicator(number) for number in range(6)]
     order = list(range(6))
@@ -193,11 +187,8 @@ def _other_orders(rank: Rank) -> None:
         comm.close()
 
 
-def test_many_communicators_in_any_order(launch: Launcher) -> None:
-    launch(3, _other_orders, ids=6)
-
-
-def _exception_inside(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_an_exception_inside_sends_nothing(rank: Rank) -> None:
     memory, comm, peer = rank.memory, rank.comm, 1 - rank.rank
     sent, got = memory.put(np.full(5, rank.rank, np.int32)), memory.put(np.full(5, -1, np.int32))
     with pytest.raises(KeyError), nccl.group():  # noqa: PT012 - what comes before is the point
@@ -226,11 +217,8 @@ def _exception_inside(rank: Rank) -> None:
     assert (memory.get(sent) == 1).all()
 
 
-def test_an_exception_inside_sends_nothing(launch: Launcher, provider: str) -> None:
-    launch(2, _exception_inside, provider=provider)
-
-
-def _to_itself(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_send_to_self_in_a_group(rank: Rank) -> None:
     memory, comm = rank.memory, rank.comm
     sent = [memory.put(np.full(size, size % 251, np.uint8)) for size in _SIZES]
     got = [memory.put(np.zeros(size, np.uint8)) for size in _SIZES]
@@ -243,11 +231,9 @@ def _to_itself(rank: Rank) -> None:
         assert (memory.get(buffer) == size % 251).all()
 
 
-def test_send_to_self_in_a_group(launch: Launcher, provider: str) -> None:
-    launch(2, _to_itself, provider=provider)
-
-
-def _alone_to_itself(rank: Rank) -> None:
+@on_ranks(2)
+def test_send_to_self_without_a_receive_is_an_error(rank: Rank) -> None:
+    """Not a hang, and the communicator works afterwards."""
     comm, buffer = rank.comm, np.zeros(3)
     for call in (comm.send, comm.recv):
         with pytest.raises(nccl.NcclInvalidUsageError, match="itself"):
@@ -257,12 +243,31 @@ def _alone_to_itself(rank: Rank) -> None:
     comm.all_reduce(buffer)
 
 
-def test_send_to_self_without_a_receive_is_an_error(launch: Launcher) -> None:
-    """Not a hang, and the communicator works afterwards."""
-    launch(2, _alone_to_itself)
+def _drive(rank: Rank, comms: list[nccl.Communicator]) -> None:
+    """All collectives of several ranks of one thread: each call on all of them in one group."""
+    memory, nranks = rank.memory, len(comms)
+    own = [memory.put(np.full(1000, number, np.float32)) for number in range(nranks)]
+    out = [memory.put(np.zeros(1000, np.float32)) for _ in comms]
+    gathered = [memory.put(np.zeros(1000 * nranks, np.float32)) for _ in comms]
+    with nccl.group():
+        for number, comm in enumerate(comms):
+            comm.all_reduce(own[number], out=out[number])
+            comm.all_gather(own[number], out=gathered[number])
+    for number in range(nranks):
+        assert (memory.get(out[number]) == sum(range(nranks))).all()
+        assert (memory.get(gathered[number]) == np.repeat(np.arange(nranks), 1000)).all()
+    with nccl.group():
+        for number, comm in enumerate(comms):
+            comm.send(own[number], (number + 1) % nranks)
+        for number, comm in enumerate(comms):
+            comm.recv(out[number], (number - 1) % nranks)
+    for number in range(nranks):
+        assert (memory.get(out[number]) == (number - 1) % nranks).all()
 
 
-def _ranks_of_one_thread(rank: Rank, nranks: int) -> None:
+@pytest.mark.parametrize("nranks", [1, 4, 7])
+@on_ranks(1)
+def test_many_ranks_in_one_thread(rank: Rank, nranks: int) -> None:
     with nccl.group():
         comms = [
             nccl.Communicator(
@@ -289,34 +294,8 @@ def _ranks_of_one_thread(rank: Rank, nranks: int) -> None:
             comm.close()
 
 
-def _drive(rank: Rank, comms: list[nccl.Communicator]) -> None:
-    """All collectives of several ranks of one thread: each call on all of them in one group."""
-    memory, nranks = rank.memory, len(comms)
-    own = [memory.put(np.full(1000, number, np.float32)) for number in range(nranks)]
-    out = [memory.put(np.zeros(1000, np.float32)) for _ in comms]
-    gathered = [memory.put(np.zeros(1000 * nranks, np.float32)) for _ in comms]
-    with nccl.group():
-        for number, comm in enumerate(comms):
-            comm.all_reduce(own[number], out=out[number])
-            comm.all_gather(own[number], out=gathered[number])
-    for number in range(nranks):
-        assert (memory.get(out[number]) == sum(range(nranks))).all()
-        assert (memory.get(gathered[number]) == np.repeat(np.arange(nranks), 1000)).all()
-    with nccl.group():
-        for number, comm in enumerate(comms):
-            comm.send(own[number], (number + 1) % nranks)
-        for number, comm in enumerate(comms):
-            comm.recv(out[number], (number - 1) % nranks)
-    for number in range(nranks):
-        assert (memory.get(out[number]) == (number - 1) % nranks).all()
-
-
-@pytest.mark.parametrize("nranks", [1, 4, 7])
-def test_many_ranks_in_one_thread(launch: Launcher, nranks: int) -> None:
-    launch(1, _ranks_of_one_thread, nranks)
-
-
-def _init_all(rank: Rank) -> None:
+@on_ranks(1)
+def test_init_all(rank: Rank) -> None:
     comms = nccl.Communicator.init_all(5, provider=rank.provider)
     assert [(comm.rank, comm.nranks) for comm in comms] == [(number, 5) for number in range(5)]
     _drive(rank, comms)
@@ -324,11 +303,8 @@ def _init_all(rank: Rank) -> None:
         comm.close()
 
 
-def test_init_all(launch: Launcher) -> None:
-    launch(1, _init_all)
-
-
-def _refused_at_the_end(rank: Rank) -> None:
+@on_ranks(2)
+def test_the_next_group_starts_empty(rank: Rank) -> None:
     """What only the library can refuse is raised where the group ends, and the next group starts
     empty.
     """
@@ -342,10 +318,6 @@ def _refused_at_the_end(rank: Rank) -> None:
     assert (buffer == rank.nranks).all()
     with pytest.raises(RuntimeError, match="not entered"):
         nccl.group().__exit__(None, None, None)
-
-
-def test_the_next_group_starts_empty(launch: Launcher) -> None:
-    launch(2, _refused_at_the_end)
 
 
 @pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])

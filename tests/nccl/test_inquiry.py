@@ -29,6 +29,7 @@ from tests.support.commands import run_command
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 from tests.support.store import FolderStore
 
 pytestmark = pytest.mark.long
@@ -450,7 +451,8 @@ def test_a_store_that_is_gone_delays_nothing(tmp_path: Path) -> None:
     assert any(_expire_without_a_store(tmp_path / str(attempt)) < 1.2 for attempt in range(10))
 
 
-def _alone(rank: Rank) -> None:
+@on_ranks(2, by="provider", timeout=40)
+def test_without_a_store_the_engine_has_to_know(rank: Rank) -> None:
     comm = rank.communicator(0)
     ranks = _Ranks(rank, comm)
     ranks.all_reduce()
@@ -466,10 +468,6 @@ def _alone(rank: Rank) -> None:
         assert ("which ranks are missing is unknown" in str(raised.value)) is not known
         rank.set_event("done")
     comm.abort()
-
-
-def test_without_a_store_the_engine_has_to_know(launch: Launcher, provider: str) -> None:
-    launch(2, _alone, provider=provider, timeout=40)
 
 
 def test_without_a_store_the_engine_names_the_rank() -> None:

@@ -21,6 +21,7 @@ from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 
 _ROOT = Path(__file__).parents[2]
 _SOON = 0.2  # seconds
@@ -219,7 +220,9 @@ def test_the_mirror_is_interrupted(launch: Launcher, tmp_path: Path, what: str) 
     launch(2, run_in_world, _mirror, url, {}, (what, interrupted))
 
 
-def _interrupted_on_a_stream(rank: Rank, on_event: bool) -> None:
+@pytest.mark.parametrize("on_event", [False, True])
+@on_ranks(2, by="provider")
+def test_a_wait_for_a_stream_is_interrupted(rank: Rank, on_event: bool) -> None:
     """Rank 1 comes late; what rank 0 has enqueued stays, and is complete then."""
     comm, stream = rank.comm, rank.stream()
     x = rank.memory.put(np.ones(4, np.float32))
@@ -239,10 +242,3 @@ def _interrupted_on_a_stream(rank: Rank, on_event: bool) -> None:
     stream.synchronize()
     assert (rank.memory.get(x) == 4).all()
     comm.close()
-
-
-@pytest.mark.parametrize("on_event", [False, True])
-def test_a_wait_for_a_stream_is_interrupted(
-    launch: Launcher, provider: str, on_event: bool
-) -> None:
-    launch(2, _interrupted_on_a_stream, on_event, provider=provider)

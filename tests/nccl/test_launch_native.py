@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _LIBC = ctypes.CDLL(None)
 # A C function of one pointer: it waits for a semaphore, or posts one.
@@ -190,7 +190,8 @@ def test_mistakes(stream: nccl.Stream) -> None:
         stream.launch_native(_POST, _semaphore())
 
 
-def _between_collectives(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_between_collectives(rank: Rank) -> None:
     """A function between two collectives of a stream, on both providers."""
     stream, done = rank.stream(), _semaphore()
     array = rank.memory.put(np.ones(4, np.float32))
@@ -200,10 +201,6 @@ def _between_collectives(rank: Rank) -> None:
     stream.synchronize()
     assert _value(done) == 1
     assert (rank.memory.get(array) == rank.nranks**2).all()
-
-
-def test_between_collectives(launch: Launcher, provider: str) -> None:
-    launch(2, _between_collectives, provider=provider)
 
 
 def test_of_many_threads() -> None:

@@ -15,6 +15,7 @@ from pynccl import nccl
 from tests.support import holdings, shared_memory
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 def _resident() -> int:
@@ -32,16 +33,13 @@ def _alone(provider: str, times: int) -> None:
         comm.abort() if number % 5 == 0 else comm.close()
 
 
-def _lone_communicators(rank: Rank) -> None:
+@on_ranks(1, fresh=True)
+def test_communicators_of_one_rank(rank: Rank) -> None:
     _alone(rank.provider, 20)
     before, memory = holdings.count(), _resident()
     _alone(rank.provider, 600)
     holdings.check(before)
     assert _resident() - memory < 16 << 20
-
-
-def test_communicators_of_one_rank(launch: Launcher) -> None:
-    launch(1, _lone_communicators, fresh=True)
 
 
 def _pair(ids: list[bytes], rank: int) -> None:
@@ -94,7 +92,8 @@ def test_communicators_of_two_processes(launch: Launcher) -> None:
     assert not shared_memory.left_behind(before)
 
 
-def _refused(rank: Rank) -> None:
+@on_ranks(2, ids=5, fresh=True)
+def test_communicators_that_were_refused(rank: Rank) -> None:
     def refuse(number: int) -> None:
         with pytest.raises(nccl.NcclError):
             nccl.Communicator(2 + rank.rank, rank.unique_ids[number], rank.rank, provider="host")
@@ -117,11 +116,8 @@ def _refused(rank: Rank) -> None:
     holdings.check(before)
 
 
-def test_communicators_that_were_refused(launch: Launcher) -> None:
-    launch(2, _refused, ids=5, fresh=True)
-
-
-def _objects(rank: Rank) -> None:
+@on_ranks(1, fresh=True)
+def test_streams_events_operators_and_buffers(rank: Rank) -> None:
     comm = rank.comm
     array = np.ones(4)
 
@@ -144,7 +140,3 @@ def _objects(rank: Rank) -> None:
         use()
     holdings.check(before)
     assert _resident() - memory < 16 << 20
-
-
-def test_streams_events_operators_and_buffers(launch: Launcher) -> None:
-    launch(1, _objects, fresh=True)

@@ -21,6 +21,7 @@ from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _SOON = 15.0  # seconds, on a busy machine; no time limit is as short
 
@@ -70,7 +71,9 @@ def blocked(rank: Rank, comm: nccl.Communicator) -> Iterator[list[nccl.NcclError
 # Shrink
 
 
-def _shrink(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(4, by="provider threads")
+def test_shrink_by_a_rank_that_leaves(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2, 3])
     if rank.rank == 1:
@@ -81,11 +84,6 @@ def _shrink(rank: Rank) -> None:
             if rank.rank != 0:
                 with child.shrink((np.int64(0),)) as grandchild:
                     check_works(rank, grandchild, [2, 3])
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_shrink_by_a_rank_that_leaves(launch: Launcher, provider: str, threads: bool) -> None:
-    launch(4, _shrink, provider=provider, threads=threads)
 
 
 def _shrink_with_abort(rank: Rank) -> None:
@@ -157,7 +155,8 @@ def test_shrink_ends_when_a_survivor_is_dead_too(launch: Launcher) -> None:
         assert moment - killed[0] < _SOON
 
 
-def _shrink_after_an_error(rank: Rank) -> None:
+@on_ranks(3)
+def test_shrink_after_an_error(rank: Rank) -> None:
     """Without abort the error stays; with it the communicator can be used again."""
     comm = rank.comm
     with pytest.raises(nccl.NcclError):
@@ -172,11 +171,8 @@ def _shrink_after_an_error(rank: Rank) -> None:
     comm.close()
 
 
-def test_shrink_after_an_error(launch: Launcher) -> None:
-    launch(3, _shrink_after_an_error)
-
-
-def _wrong_shrink(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_wrong_arguments_of_shrink(rank: Rank) -> None:
     comm = rank.comm
     for exclude, error, text in [
         ([], ValueError, "exclude: the sequence is empty"),
@@ -193,10 +189,6 @@ def _wrong_shrink(rank: Rank) -> None:
     with pytest.raises(TypeError, match="config"):
         comm.shrink([1 - rank.rank], config={})  # type: ignore[arg-type]
     check_works(rank, comm, [0, 1])
-
-
-def test_wrong_arguments_of_shrink(launch: Launcher, provider: str) -> None:
-    launch(2, _wrong_shrink, provider=provider)
 
 
 # Grow
@@ -234,7 +226,8 @@ def test_grow_from_two_to_four(launch: Launcher, provider: str, threads: bool) -
     launch(4, _grow, provider=provider, threads=threads, ids=2)
 
 
-def _wrong_grow(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_wrong_arguments_of_grow(rank: Rank) -> None:
     comm = rank.comm
     with pytest.raises(ValueError, match="nranks: 2 must be above the present size 2"):
         comm.grow(2)
@@ -264,10 +257,6 @@ def _wrong_grow(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match="rank 0 passes 3, rank 1 passes 4"):
         comm.grow(3 + rank.rank, own if rank.rank == 0 else None)
     check_works(rank, comm, [0, 1])
-
-
-def test_wrong_arguments_of_grow(launch: Launcher, provider: str) -> None:
-    launch(2, _wrong_grow, provider=provider)
 
 
 def _join_a_dead_one(rank: Rank) -> tuple[float, str]:
@@ -300,7 +289,8 @@ def test_joining_fails_when_no_rank_is_there(launch: Launcher) -> None:
 # Several ids, groups, raw
 
 
-def _scalable(rank: Rank) -> None:
+@on_ranks(4, by="provider", ids=5)
+def test_several_ids(rank: Rank) -> None:
     for ids in (rank.unique_ids[:3], tuple(nccl.UniqueId(i) for i in rank.unique_ids[3:5])):
         with nccl.Communicator(
             rank.nranks, ids, rank.rank, provider=rank.provider, device=rank.device
@@ -314,17 +304,14 @@ def _scalable(rank: Rank) -> None:
         nccl.Communicator(4, [rank.unique_ids[0], 3], 0, provider=rank.provider)  # type: ignore[list-item]
 
 
-def test_several_ids(launch: Launcher, provider: str) -> None:
-    launch(4, _scalable, provider=provider, ids=5)
-
-
 def _shrink_in_a_failing_group(comm: nccl.Communicator) -> None:
     with nccl.group():
         comm.shrink([1])
         _ = 1 / 0
 
 
-def _in_one_thread(rank: Rank) -> None:
+@on_ranks(1)
+def test_one_thread_with_several_ranks(rank: Rank) -> None:
     comms = nccl.Communicator.init_all(3, provider=rank.provider)
 
     def sums(some: list[nccl.Communicator]) -> None:
@@ -355,11 +342,8 @@ def _in_one_thread(rank: Rank) -> None:
         comm.abort() if comm in comms else comm.close()
 
 
-def test_one_thread_with_several_ranks(launch: Launcher) -> None:
-    launch(1, _in_one_thread)
-
-
-def _wrong_raw(rank: Rank) -> None:
+@on_ranks(2)
+def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
     lib, comm = rank.comm.library, rank.comm.handle
     other = 1 - rank.rank
     wrong = nccl.NcclInvalidArgumentError
@@ -398,10 +382,6 @@ def _wrong_raw(rank: Rank) -> None:
         with pytest.raises(wrong, match="comm is null"):
             call(None)  # type: ignore[operator]
     check_works(rank, rank.comm, [0, 1])
-
-
-def test_wrong_arguments_of_the_c_functions(launch: Launcher) -> None:
-    launch(2, _wrong_raw)
 
 
 # What an NCCL needs to make a communicator.

@@ -20,6 +20,7 @@ import pytest
 from pynccl import _C, libraries, memory, nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tools import noop
 
 MIB = 2**20
@@ -235,7 +236,8 @@ def test_pools(launch: Launcher, framework: str, nranks: int) -> None:
     launch(nranks, _pools, framework, provider="cuda", fresh=True)
 
 
-def _tensors(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_tensors_over_nccls_memory(rank: Rank) -> None:
     import torch
 
     tensor = memory.torch_empty(rank.comm, (3, 5), torch.bfloat16)
@@ -248,10 +250,6 @@ def _tensors(rank: Rank) -> None:
         array[:] = rank.rank
         rank.comm.all_reduce(array)
         assert (array == sum(range(rank.nranks))).all()
-
-
-def test_tensors_over_nccls_memory(launch: Launcher, provider: str) -> None:
-    launch(2, _tensors, provider=provider)
 
 
 def test_memory_is_freed_beside_captures() -> None:

@@ -16,6 +16,7 @@ from tests.nccl.test_life import carry, check_works
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 LATE = 0.8  # seconds that the last rank takes
 
@@ -142,7 +143,8 @@ def test_grow(launch: Launcher, provider: str) -> None:
     launch(3, _grow, provider=provider, ids=2)
 
 
-def _timeouts(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_wait_ready_has_a_timeout(rank: Rank) -> None:
     _ = rank.comm
     if rank.rank == 0:
         comm = rank.communicator(1, config=_config())
@@ -162,11 +164,8 @@ def _timeouts(rank: Rank) -> None:
     _end(comm)
 
 
-def test_wait_ready_has_a_timeout(launch: Launcher) -> None:
-    launch(2, _timeouts, ids=2)
-
-
-def _failures(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_failures_are_raised(rank: Rank) -> None:
     """What fails in the background is raised by both, with its class."""
     comm = nccl.Communicator(
         2 + rank.rank, rank.unique_ids[1], rank.rank, config=_config(), provider="host"
@@ -184,10 +183,6 @@ def _failures(rank: Rank) -> None:
         grown.wait_ready(20)
     grown.abort()
     check_works(rank, parent, [0, 1])
-
-
-def test_failures_are_raised(launch: Launcher) -> None:
-    launch(2, _failures, ids=2)
 
 
 def _together(one: nccl.Communicator, two: nccl.Communicator, buffers: list[Any]) -> None:
@@ -295,17 +290,15 @@ def test_non_blocking_by_the_environment(launch: Launcher, provider: str) -> Non
     launch(2, _by_environment, provider=provider, ids=2, env={"NCCL_COMM_BLOCKING": "0"})
 
 
-def _blocking(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_a_blocking_one_is_ready(rank: Rank) -> None:
     assert rank.comm.ready
     rank.comm.wait_ready(0)
     check_works(rank, rank.comm, [0, 1])
 
 
-def test_a_blocking_one_is_ready(launch: Launcher, provider: str) -> None:
-    launch(2, _blocking, provider=provider)
-
-
-def _with_deadline(rank: Rank) -> None:
+@on_ranks(3, by="provider", ids=2)
+def test_init_timeout(rank: Rank) -> None:
     """Config(init_timeout=) limits the creation, of children too; other calls block as usual."""
     with rank.communicator(1, config=nccl.Config(init_timeout=20)) as comm:
         check_works(rank, comm, [0, 1, 2])
@@ -319,7 +312,3 @@ def _with_deadline(rank: Rank) -> None:
         comm.revoke()
         with pytest.raises(nccl.NcclInvalidUsageError):
             comm.all_reduce(rank.memory.put(np.ones(1)))
-
-
-def test_init_timeout(launch: Launcher, provider: str) -> None:
-    launch(3, _with_deadline, provider=provider, ids=2)

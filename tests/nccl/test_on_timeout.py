@@ -16,8 +16,8 @@ import pytest
 
 from pynccl import nccl
 from tests.support.commands import run_command
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,8 @@ def _comms(nranks: int = 2) -> list[nccl.Communicator]:
     return nccl.Communicator.init_all(nranks, provider="host")
 
 
-def _wait_with_a_function(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_a_function_is_called_once(rank: Rank) -> None:
     called: list[tuple[nccl.Communicator, nccl.NcclError]] = []
     done = threading.Event()
 
@@ -61,10 +62,6 @@ def _wait_with_a_function(rank: Rank) -> None:
     rank.set_event("done")
     comm.close()
     assert len(called) == 1
-
-
-def test_a_function_is_called_once(launch: Launcher, provider: str) -> None:
-    launch(2, _wait_with_a_function, provider=provider, ids=2, timeout=40)
 
 
 def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> None:

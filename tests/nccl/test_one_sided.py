@@ -18,6 +18,7 @@ from tests.support import gpu
 from tests.support.launcher import Launcher, Run
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _PAGE = 4096
@@ -29,7 +30,9 @@ def _window(comm: nccl.Communicator, nbytes: int) -> tuple[np.ndarray, nccl.Wind
     return np.from_dlpack(buffer), comm.register_window(buffer)
 
 
-def _exchange(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
+@on_ranks(by="nranks threads")
+def test_halo_exchange(rank: Rank) -> None:
     """A halo exchange with both neighbours: the data is there when its signal is."""
     comm = rank.comm
     following, previous = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
@@ -48,11 +51,6 @@ def _exchange(rank: Rank) -> None:
         for peer in (previous, following):  # they may write again
             comm.signal(peer)
         comm.wait_signal([previous, following])
-
-
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-def test_halo_exchange(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _exchange, threads=threads)
 
 
 def _values(rank: Rank) -> None:
@@ -171,17 +169,14 @@ def test_signals_are_counted_apart(launch: Launcher, threads: bool) -> None:
     launch(3, _with_signals, _counting.__name__, threads=threads)
 
 
-def _disagreeing(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_ranks_agree_about_signals(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about numRmaCtx and numRmaSig"):
         rank.communicator(config=nccl.Config(num_rma_sig=1 + rank.rank))
     with pytest.raises(nccl.NcclInvalidArgumentError, match="numRmaCtx=0 is below 1"):
         rank.communicator(1, config=nccl.Config(num_rma_ctx=0))
     with pytest.raises(nccl.NcclInvalidArgumentError, match="is more than hostnccl's 1024"):
         rank.communicator(1, config=nccl.Config(num_rma_ctx=50, num_rma_sig=50))
-
-
-def test_ranks_agree_about_signals(launch: Launcher) -> None:
-    launch(2, _disagreeing, ids=2)
 
 
 def test_one_thread_with_groups_and_a_plan() -> None:
@@ -220,7 +215,8 @@ def test_one_thread_with_groups_and_a_plan() -> None:
         comm.close()
 
 
-def _on_streams(rank: Rank) -> None:
+@on_ranks(2)
+def test_waiting_on_a_stream(rank: Rank) -> None:
     """A wait on a stream does not block the caller; it blocks the stream."""
     comm, peer, stream = rank.comm, 1 - rank.rank, rank.stream()
     data, window = _window(comm, 2 * _PAGE)
@@ -239,10 +235,6 @@ def _on_streams(rank: Rank) -> None:
         stream.synchronize()
     comm.all_reduce(np.zeros(1), stream=stream)
     stream.synchronize()
-
-
-def test_waiting_on_a_stream(launch: Launcher) -> None:
-    launch(2, _on_streams)
 
 
 def _idle(rank: Rank) -> float:
@@ -322,7 +314,19 @@ def test_a_peer_killed_during_registration(launch: Launcher) -> None:
         assert "rank 1" in text
 
 
-def _mistakes(rank: Rank) -> None:
+def _after_a_put(call: Callable[[], object], put: Callable[[], object]) -> None:
+    """In a group nothing is sent of what came before the mistake either."""
+    with nccl.group():
+        put()
+        call()
+
+
+_DESCRIPTOR = raw.ncclWaitSignalDesc_t(opCnt=0)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(2, by="threads", ids=2)
+def test_mistakes_write_nothing(rank: Rank) -> None:
     comm, peer = rank.comm, 1 - rank.rank
     other = rank.communicator(1)
     for call in (comm.signal, comm.wait_signal):
@@ -387,29 +391,11 @@ def _mistakes(rank: Rank) -> None:
         other.put_signal(ten, peer, window)
 
 
-def _after_a_put(call: Callable[[], object], put: Callable[[], object]) -> None:
-    """In a group nothing is sent of what came before the mistake either."""
-    with nccl.group():
-        put()
-        call()
-
-
-_DESCRIPTOR = raw.ncclWaitSignalDesc_t(opCnt=0)
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_mistakes_write_nothing(launch: Launcher, threads: bool) -> None:
-    launch(2, _mistakes, ids=2, threads=threads)
-
-
-def _eager(rank: Rank) -> None:
+@on_ranks(2)
+def test_signals_without_a_window(rank: Rank) -> None:
     with rank.communicator(config=nccl.Config(rma_eager_init=1)) as comm:
         comm.signal(1 - rank.rank)
         comm.wait_signal(1 - rank.rank)
-
-
-def test_signals_without_a_window(launch: Launcher) -> None:
-    launch(2, _eager)
 
 
 _OLD_NCCL = """

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _Calls = Iterator[tuple[str, Callable[[nccl.Communicator], object]]]
 
@@ -107,7 +107,9 @@ def _issue_in(
         issue(comm)
 
 
-def _groups(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(2, by="threads")
+def test_groups(rank: Rank) -> None:
     comm, other = rank.comm, 1 - rank.rank
     x = np.arange(24, dtype=np.float32)
     before = x.copy()
@@ -145,11 +147,6 @@ def _groups(rank: Rank) -> None:
             issue(comm)
         plan()
     comm.barrier()
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_groups(launch: Launcher, threads: bool) -> None:
-    launch(2, _groups, threads=threads)
 
 
 def test_communicators_of_one_thread_in_a_group() -> None:
@@ -222,7 +219,8 @@ def _through_capsule(
     return b"".join(texts).decode()
 
 
-def _capsule(rank: Rank) -> None:
+@on_ranks(2)
+def test_capsule(rank: Rank) -> None:
     comm, me, other = rank.comm, rank.rank, 1 - rank.rank
     x = np.ones(16, np.float32)
     for name, sent, received in (
@@ -248,10 +246,6 @@ def _capsule(rank: Rank) -> None:
     assert not _through_capsule(comm, ("scatter", x if me == 0 else x[1:], x[4 * me :], 4, 0))
     assert not _through_capsule(comm, ("all_to_all", x, x, 0, 0))
     comm.barrier()
-
-
-def test_capsule(launch: Launcher) -> None:
-    launch(2, _capsule)
 
 
 def test_a_rank_by_itself() -> None:

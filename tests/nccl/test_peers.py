@@ -16,13 +16,15 @@ import pytest
 
 from pynccl import nccl
 from tests.support import gpu
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _PAGE = 4096
 
 
-def _views(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
+@on_ranks(by="nranks threads")
+def test_views(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     buffer = comm.mem_alloc(2 * _PAGE)
     own = np.from_dlpack(buffer)
@@ -64,11 +66,6 @@ def _views(rank: Rank) -> None:
             use()
 
 
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-def test_views(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _views, threads=threads)
-
-
 def _check_bounds(window: nccl.Window, peer: int, size: int) -> None:
     assert window.peer(peer).nbytes == size
     assert window.peer_pointer(peer, size - 1) == window.peer(peer, size - 1).ptr
@@ -95,7 +92,8 @@ def _check_bounds(window: nccl.Window, peer: int, size: int) -> None:
             call()
 
 
-def _bounds(rank: Rank) -> None:
+@on_ranks(2)
+def test_bounds(rank: Rank) -> None:
     """The memory of rank 1 is larger than that of rank 0."""
     comm = rank.comm
     sizes = [_PAGE + 4, 3 * _PAGE + 4]
@@ -118,10 +116,6 @@ def _bounds(rank: Rank) -> None:
     with pytest.raises(ValueError, match="dtype: "):
         window.peer(0, dtype="no such type")
     window.close()
-
-
-def test_bounds(launch: Launcher) -> None:
-    launch(2, _bounds)
 
 
 @pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
@@ -153,7 +147,10 @@ def test_a_view_is_closed_alone() -> None:
     comm.close()
 
 
-def _symmetric(rank: Rank) -> None:
+@pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
+@on_ranks(by="nranks threads")
+def test_symmetric_memory(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     with comm.symmetric_empty((nranks, 8), "int32") as buffer:
         assert isinstance(buffer, nccl.Buffer)
@@ -185,12 +182,6 @@ def _symmetric(rank: Rank) -> None:
     assert comm.symmetric_empty(5).dtype == "float32"
 
 
-@pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-def test_symmetric_memory(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _symmetric, threads=threads)
-
-
 def _made_in_a_failed_group(comm: nccl.Communicator) -> nccl.SymmetricBuffer:
     try:
         with nccl.group():
@@ -204,7 +195,8 @@ def _made_in_a_failed_group(comm: nccl.Communicator) -> nccl.SymmetricBuffer:
         return pending
 
 
-def _symmetric_mistakes(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_mistakes_with_symmetric_memory(rank: Rank) -> None:
     comm = rank.comm
     closed = rank.communicator(1)
     closed.close()
@@ -224,10 +216,6 @@ def _symmetric_mistakes(rank: Rank) -> None:
     comm.symmetric_empty(4).close()
 
 
-def test_mistakes_with_symmetric_memory(launch: Launcher) -> None:
-    launch(2, _symmetric_mistakes, ids=2)
-
-
 def test_deleted_memory_stays_registered() -> None:
     comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
     with pytest.warns(ResourceWarning, match="Window was not closed"):
@@ -235,7 +223,8 @@ def test_deleted_memory_stays_registered() -> None:
     comm.close()
 
 
-def _on_gpus(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_of_both_providers(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclGetPeerDevicePointer", "ncclTeamLsa")
     comm, nranks = rank.comm, rank.nranks
     with comm.symmetric_empty(4, "int64") as buffer:
@@ -259,10 +248,6 @@ def _on_gpus(rank: Rank) -> None:
         assert buffer.window.peer_pointers().nbytes == 8 * nranks
 
 
-def test_of_both_providers(launch: Launcher, provider: str) -> None:
-    launch(2, _on_gpus, provider=provider)
-
-
 def test_what_is_written_is_seen_through_the_own_view() -> None:
     """The own memory is mapped a second time for kernels; both addresses are the same memory."""
     comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
@@ -278,14 +263,11 @@ def test_what_is_written_is_seen_through_the_own_view() -> None:
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "device-api.md"
 
 
-def _example(rank: Rank) -> None:
+@on_ranks(4)
+def test_the_example_of_the_document(rank: Rank) -> None:
     program = re.findall(r"^```python\n(.*?)^```$", _DOCUMENT.read_text(), re.M | re.S)[0]
     names = {"np": np, "comm": rank.comm, "stream": rank.stream()}
     exec(program, names)
     result = names["result"]
     assert isinstance(result, np.ndarray)
     assert (result == rank.nranks * (rank.nranks + 1) // 2).all()
-
-
-def test_the_example_of_the_document(launch: Launcher) -> None:
-    launch(4, _example)

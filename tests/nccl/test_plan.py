@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
-def _replay(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
+@on_ranks(by="nranks provider threads")
+def test_values(rank: Rank) -> None:
     """Collectives and a ring of messages in one plan, with new contents each time."""
     memory, comm, nranks = rank.memory, rank.comm, rank.nranks
     after, before = (rank.rank + 1) % nranks, (rank.rank - 1) % nranks
@@ -53,12 +55,9 @@ def _replay(rank: Rank) -> None:
         assert (got["got"] == (before + turn) % 256).all()
 
 
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-def test_values(launch: Launcher, provider: str, nranks: int, threads: bool) -> None:
-    launch(nranks, _replay, provider=provider, threads=threads)
-
-
-def _streams(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_streams(rank: Rank) -> None:
+    """The recorded stream is used, unless the call names another one."""
     memory, comm = rank.memory, rank.comm
     recorded, other = rank.stream(), rank.stream()
     buffer = memory.put(np.ones(1000, np.float64))
@@ -81,12 +80,8 @@ def _streams(rank: Rank) -> None:
         plan(streams=other)  # type: ignore[call-arg]
 
 
-def test_streams(launch: Launcher, provider: str) -> None:
-    """The recorded stream is used, unless the call names another one."""
-    launch(2, _streams, provider=provider)
-
-
-def _inside(rank: Rank) -> None:
+@on_ranks(2)
+def test_inside_a_group_and_a_plan(rank: Rank) -> None:
     """A plan in a group joins it; a plan in a plan joins its recording."""
     comm, peer = rank.comm, 1 - rank.rank
     sent, got = np.full(4, rank.rank), np.full(4, -1)
@@ -107,11 +102,8 @@ def _inside(rank: Rank) -> None:
     assert (got == peer).all()
 
 
-def test_inside_a_group_and_a_plan(launch: Launcher) -> None:
-    launch(2, _inside)
-
-
-def _two_communicators(rank: Rank) -> None:
+@on_ranks(2, ids=2)
+def test_a_closed_communicator_sends_nothing(rank: Rank) -> None:
     first, second = rank.comm, rank.communicator(1)
     buffers = np.ones(3), np.ones(3)
     with nccl.plan() as plan:
@@ -129,10 +121,6 @@ def _two_communicators(rank: Rank) -> None:
     assert (buffers[0] == rank.nranks**2).all()
 
 
-def test_a_closed_communicator_sends_nothing(launch: Launcher) -> None:
-    launch(2, _two_communicators, ids=2)
-
-
 def _record_and_fail(comm: nccl.Communicator, buffer: np.ndarray, plan: nccl.Plan) -> None:
     with plan:
         assert repr(plan) == "<pynccl.nccl.Plan being recorded>"
@@ -143,7 +131,9 @@ def _record_and_fail(comm: nccl.Communicator, buffer: np.ndarray, plan: nccl.Pla
         raise KeyError
 
 
-def _failed_recording(rank: Rank) -> None:
+@on_ranks(2)
+def test_an_exception_in_the_block(rank: Rank) -> None:
+    """It leaves an empty plan and usable communicators."""
     comm, buffer = rank.comm, np.ones(3)
     plan = nccl.plan()
     assert repr(plan) == "<pynccl.nccl.Plan new>"
@@ -167,12 +157,8 @@ def _failed_recording(rank: Rank) -> None:
     assert (buffer == rank.nranks).all()
 
 
-def test_an_exception_in_the_block(launch: Launcher) -> None:
-    """It leaves an empty plan and usable communicators."""
-    launch(2, _failed_recording)
-
-
-def _refused(rank: Rank) -> None:
+@on_ranks(2)
+def test_what_is_refused(rank: Rank) -> None:
     comm, buffer = rank.comm, np.ones(4)
     plan = nccl.plan()
     with nccl.group(), pytest.raises(RuntimeError, match="inside a group, a plan or a simulation"):
@@ -195,11 +181,8 @@ def _refused(rank: Rank) -> None:
     assert (buffer == rank.nranks).all()
 
 
-def test_what_is_refused(launch: Launcher) -> None:
-    launch(2, _refused)
-
-
-def _lifetimes(rank: Rank) -> None:
+@on_ranks(1)
+def test_what_it_keeps_alive(rank: Rank) -> None:
     comm = rank.comm
 
     class Array(np.ndarray):
@@ -225,11 +208,9 @@ def _lifetimes(rank: Rank) -> None:
     assert len(nothing) == 0
 
 
-def test_what_it_keeps_alive(launch: Launcher) -> None:
-    launch(1, _lifetimes)
-
-
-def _closed_while_called(rank: Rank) -> None:
+@on_ranks(2)
+def test_closed_while_it_is_called(rank: Rank) -> None:
+    """The GIL is released, and another thread's close() does not pull the call's memory away."""
     comm, buffer = rank.comm, np.ones(1000)
     with nccl.plan() as plan:
         comm.all_reduce(buffer)
@@ -243,8 +224,3 @@ def _closed_while_called(rank: Rank) -> None:
         threading.Event().wait(0.6)
         plan()
     assert (buffer == rank.nranks).all()
-
-
-def test_closed_while_it_is_called(launch: Launcher) -> None:
-    """The GIL is released, and another thread's close() does not pull the call's memory away."""
-    launch(2, _closed_while_called)

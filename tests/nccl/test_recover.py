@@ -20,6 +20,7 @@ from tests.support import shared_memory
 from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -116,11 +117,13 @@ def test_those_that_are_left_go_on(
     assert not shared_memory.left_behind(before)
 
 
-def _recover_healthy(rank: Rank, folder: Path) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(3, by="provider threads")
+def test_all_ranks_go_on_where_nobody_is_lost(rank: Rank, tmp_path: Path) -> None:
     """Nobody is lost: one rank has an error of its own, the others wait for it."""
     comm = rank.comm
     comm.timeout = 20
-    store = _store(folder) if rank.provider == "cuda" else None
+    store = _store(tmp_path) if rank.provider == "cuda" else None
     for attempt in range(3):
         check_works(rank, comm, [0, 1, 2])
         if rank.rank != 1 and rank.provider == "host":
@@ -132,13 +135,6 @@ def _recover_healthy(rank: Rank, folder: Path) -> None:
             comm = comm.recover(_TIMEOUT, store=store)
     check_works(rank, comm, [0, 1, 2])
     comm.close()
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_all_ranks_go_on_where_nobody_is_lost(
-    launch: Launcher, provider: str, tmp_path: Path, threads: bool
-) -> None:
-    launch(3, _recover_healthy, tmp_path, provider=provider, threads=threads)
 
 
 def _recover_late(rank: Rank, expires: bool) -> str:
@@ -286,7 +282,8 @@ def test_all_raise_where_a_member_does_not_make_the_communicator(
     launch(3, _recover_then_stop, tmp_path, fresh=True)
 
 
-def _recover_with_exclude(rank: Rank) -> None:
+@on_ranks(3, by="provider", fresh=True)
+def test_nobody_waits_for_excluded_ranks(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     if rank.rank == 1:
@@ -299,11 +296,8 @@ def _recover_with_exclude(rank: Rank) -> None:
     rank.set_event("done")
 
 
-def test_nobody_waits_for_excluded_ranks(launch: Launcher, provider: str) -> None:
-    launch(3, _recover_with_exclude, provider=provider, fresh=True)
-
-
-def _recover_wrongly(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_wrong_arguments(rank: Rank) -> None:
     comm = rank.comm
     for kwargs, error, text in [
         ({"timeout": 0}, ValueError, "timeout: 0 must be above 0 seconds"),
@@ -323,7 +317,3 @@ def _recover_wrongly(rank: Rank) -> None:
     comm.close()
     with pytest.raises(ValueError, match="closed"):
         comm.recover(exclude=[1 - rank.rank])
-
-
-def test_wrong_arguments(launch: Launcher, provider: str) -> None:
-    launch(2, _recover_wrongly, provider=provider)

@@ -9,11 +9,13 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import blocked, check_works
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
-def _revoke_everywhere(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(3, by="provider threads")
+def test_revoke_ends_blocked_calls(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     if rank.rank == 2:  # the others wait for it
@@ -42,12 +44,8 @@ def _revoke_everywhere(rank: Rank) -> None:
             check_works(rank, child, [0, 2])
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_revoke_ends_blocked_calls(launch: Launcher, provider: str, threads: bool) -> None:
-    launch(3, _revoke_everywhere, provider=provider, threads=threads)
-
-
-def _revoke_once(rank: Rank) -> None:
+@on_ranks(3)
+def test_revoke_by_one_rank_frees_the_others(rank: Rank) -> None:
     """On hostnccl one rank's revoke ends the others' operations, on streams and messages too."""
     comm, stream = rank.comm, rank.stream()
     check_works(rank, comm, [0, 1, 2])
@@ -74,7 +72,3 @@ def _revoke_once(rank: Rank) -> None:
         child.all_reduce(array, stream=stream)
         stream.synchronize()
         check_works(rank, child, [0, 1, 2])
-
-
-def test_revoke_by_one_rank_frees_the_others(launch: Launcher) -> None:
-    launch(3, _revoke_once)

@@ -12,11 +12,12 @@ import pytest
 
 from pynccl import nccl
 from tests.support import gpu
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
-def _suspended(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_a_suspended_communicator_accepts_nothing(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommSuspend")
     comm = rank.comm
     x = rank.memory.put(np.ones(4, np.float32))
@@ -46,11 +47,8 @@ def _suspended(rank: Rank) -> None:
     comm.suspend()  # a suspended one can be closed
 
 
-def test_a_suspended_communicator_accepts_nothing(launch: Launcher, provider: str) -> None:
-    launch(2, _suspended, provider=provider)
-
-
-def _suspended_while_shared(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_shared_memory_is_not_suspended(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommSuspend")
     with rank.communicator(config=nccl.Config(split_share=1)) as parent:
         with parent.split(0) as child:
@@ -62,11 +60,8 @@ def _suspended_while_shared(rank: Rank) -> None:
         parent.resume()
 
 
-def test_shared_memory_is_not_suspended(launch: Launcher, provider: str) -> None:
-    launch(2, _suspended_while_shared, provider=provider)
-
-
-def _aborted_while_shared(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_children_that_share_are_not_aborted_alone(rank: Rank) -> None:
     """NCCL has one abort flag for a parent and the children that share its resources."""
     parent = rank.communicator(config=nccl.Config(split_share=1))
     x = rank.memory.put(np.ones(4, np.float32))
@@ -88,11 +83,8 @@ def _aborted_while_shared(rank: Rank) -> None:
     child.abort()
 
 
-def test_children_that_share_are_not_aborted_alone(launch: Launcher, provider: str) -> None:
-    launch(2, _aborted_while_shared, provider=provider)
-
-
-def _split_before_grow(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_growing_comes_first(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommGetUniqueId")
     with rank.communicator() as comm:
         comm.get_unique_id()
@@ -102,21 +94,14 @@ def _split_before_grow(rank: Rank) -> None:
         comm.abort()
 
 
-def test_growing_comes_first(launch: Launcher, provider: str) -> None:
-    launch(2, _split_before_grow, provider=provider)
-
-
-def _unique_id_of_the_environment(rank: Rank) -> None:
+@on_ranks(1, by="provider", fresh=True)
+def test_no_id_of_the_environment_for_new_ranks(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommGetUniqueId")
     comm = rank.comm
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NCCL_COMM_ID", "127.0.0.1:23456")
         with pytest.raises(ValueError, match="NCCL_COMM_ID"):
             comm.get_unique_id()
-
-
-def test_no_id_of_the_environment_for_new_ranks(launch: Launcher, provider: str) -> None:
-    launch(1, _unique_id_of_the_environment, provider=provider, fresh=True)
 
 
 def _window_in_a_failed_group(rank: Rank, buffer: nccl.Buffer) -> None:
@@ -126,7 +111,8 @@ def _window_in_a_failed_group(rank: Rank, buffer: nccl.Buffer) -> None:
         rank.communicator(1, config=nccl.Config(init_timeout=0.3))
 
 
-def _fails_with_a_window(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2, fresh=True)
+def test_a_failed_group_leaves_no_window(rank: Rank) -> None:
     """What a group has collected is dropped where its communicators cannot be made."""
     gpu.require(rank.provider, "ncclCommWindowRegister")
     comm = rank.comm
@@ -137,7 +123,3 @@ def _fails_with_a_window(rank: Rank) -> None:
         with nccl.group():
             pass
     comm.register_window(buffer).close()
-
-
-def test_a_failed_group_leaves_no_window(launch: Launcher, provider: str) -> None:
-    launch(2, _fails_with_a_window, provider=provider, ids=2, fresh=True)

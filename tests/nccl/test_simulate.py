@@ -15,6 +15,7 @@ from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 def _simulate(rank: Rank) -> list[float]:
@@ -99,7 +100,8 @@ def _simulate_call(call: Callable[[], object]) -> None:
         call()
 
 
-def _refused(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_what_nccl_would_run_is_refused(rank: Rank) -> None:
     """NCCL would run these: messages go out with the next real group."""
     gpu.require(rank.provider, "ncclGroupSimulateEnd")
     memory, comm = rank.memory, rank.comm
@@ -125,11 +127,8 @@ def _refused(rank: Rank) -> None:
     assert not memory.get(y).any()
 
 
-def test_what_nccl_would_run_is_refused(launch: Launcher, provider: str) -> None:
-    launch(2, _refused, provider=provider, ids=2)
-
-
-def _alone(rank: Rank) -> None:
+@on_ranks(1, by="provider")
+def test_one_rank_takes_no_time(rank: Rank) -> None:
     """NCCL copies at once."""
     gpu.require(rank.provider, "ncclGroupSimulateEnd")
     comm, x, y = rank.comm, rank.memory.put(np.ones(4)), rank.memory.put(np.zeros(4))
@@ -137,10 +136,6 @@ def _alone(rank: Rank) -> None:
         comm.all_reduce(x, out=y)
     assert simulation.estimated_time == 0.0
     assert not rank.memory.get(y).any()
-
-
-def test_one_rank_takes_no_time(launch: Launcher, provider: str) -> None:
-    launch(1, _alone, provider=provider)
 
 
 def test_an_empty_group_takes_no_time() -> None:

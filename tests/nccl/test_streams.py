@@ -17,10 +17,12 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 
-def _order(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_operations_run_in_the_order_of_calls(rank: Rank) -> None:
     """Each operation reads what the one before it wrote, on another stream, without an event."""
     streams = [rank.stream() for _ in range(3)]
     a, b = (rank.memory.put(np.full(10_007, start, np.float64)) for start in (1.0, 0.0))
@@ -34,11 +36,8 @@ def _order(rank: Rank) -> None:
     assert (rank.memory.get(a) == float(rank.nranks) ** 120).all()
 
 
-def test_operations_run_in_the_order_of_calls(launch: Launcher, provider: str) -> None:
-    launch(2, _order, provider=provider)
-
-
-def _mixed(rank: Rank) -> None:
+@on_ranks(2)
+def test_the_calling_thread_keeps_the_order_too(rank: Rank) -> None:
     """A call on the calling thread waits for those on streams before it."""
     stream = rank.stream()
     array = np.ones(100_003)
@@ -47,10 +46,6 @@ def _mixed(rank: Rank) -> None:
         rank.comm.all_reduce(array)
         rank.comm.broadcast(array, 0)
     assert (array == float(rank.nranks) ** 40).all()
-
-
-def test_the_calling_thread_keeps_the_order_too(launch: Launcher) -> None:
-    launch(2, _mixed)
 
 
 def _returns_at_once(rank: Rank, seen: str) -> None:
@@ -74,7 +69,8 @@ def test_a_call_on_a_stream_returns_before_it_is_done(launch: Launcher, tmp_path
     launch(2, _returns_at_once, str(tmp_path / "seen"))
 
 
-def _events(rank: Rank) -> None:
+@on_ranks(1, by="provider")
+def test_events_order_streams(rank: Rank) -> None:
     first, second = rank.stream(), rank.stream()
     begun, ended = rank.event(timing=True), rank.event(timing=True)
     seen: list[str] = []
@@ -120,11 +116,8 @@ def _events(rank: Rank) -> None:
     second.synchronize()
 
 
-def test_events_order_streams(launch: Launcher, provider: str) -> None:
-    launch(1, _events, provider=provider)
-
-
-def _order_by_events(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_events_order_communicators(rank: Rank) -> None:
     """Two communicators on two streams: only the events order them."""
     comms = [rank.communicator(0), rank.communicator(1)]
     streams = [rank.stream(), rank.stream()]
@@ -141,11 +134,8 @@ def _order_by_events(rank: Rank) -> None:
         comm.close()
 
 
-def test_events_order_communicators(launch: Launcher, provider: str) -> None:
-    launch(2, _order_by_events, provider=provider, ids=2)
-
-
-def _functions(rank: Rank) -> None:
+@on_ranks(1, by="provider")
+def test_launched_functions_run_in_order(rank: Rank) -> None:
     stream, seen = rank.stream(), []
     thread = threading.get_ident()
     for number in range(50):
@@ -170,11 +160,8 @@ def _functions(rank: Rank) -> None:
         stream.launch("no function")
 
 
-def test_launched_functions_run_in_order(launch: Launcher, provider: str) -> None:
-    launch(1, _functions, provider=provider)
-
-
-def _unrelated(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_group_does_not_couple_streams_that_share_no_communicator(rank: Rank) -> None:
     first, second, gate = rank.stream(), rank.stream(), threading.Event()
     x, y = np.ones(10), np.ones(10)
     with rank.comm.split(0, rank.rank) as other:
@@ -193,11 +180,8 @@ def _unrelated(rank: Rank) -> None:
     assert (x == rank.nranks).all()
 
 
-def test_a_group_does_not_couple_streams_that_share_no_communicator(launch: Launcher) -> None:
-    launch(2, _unrelated)
-
-
-def _closed(rank: Rank) -> None:
+@on_ranks(1)
+def test_closed_streams_and_events(rank: Rank) -> None:
     stream, event, done = rank.stream(), rank.event(), []
     stream.launch(lambda: (time.sleep(0.1), done.append(1)))
     stream.close()  # lets what is queued run
@@ -223,11 +207,8 @@ def _closed(rank: Rank) -> None:
     rank.comm.all_reduce(array)
 
 
-def test_closed_streams_and_events(launch: Launcher) -> None:
-    launch(1, _closed)
-
-
-def _failure_in_the_background(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_failure_in_the_background_is_told(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     assert comm.async_error() is None
     comm.all_reduce(np.zeros(3 + rank.rank), stream=stream)  # the counts differ
@@ -249,21 +230,14 @@ def _failure_in_the_background(rank: Rank) -> None:
     comm.abort()
 
 
-def test_a_failure_in_the_background_is_told(launch: Launcher) -> None:
-    launch(2, _failure_in_the_background)
-
-
-def _held_alive(rank: Rank) -> None:
+@on_ranks(2)
+def test_forgotten_streams_finish_their_work(rank: Rank) -> None:
     """Streams without references in Python still run what was enqueued, in order."""
     array = np.ones(1000)
     for _ in range(10):
         rank.comm.all_reduce(array, stream=rank.stream())
     rank.comm.all_reduce(array)
     assert (array == float(rank.nranks) ** 11).all()
-
-
-def test_forgotten_streams_finish_their_work(launch: Launcher) -> None:
-    launch(2, _held_alive)
 
 
 _AT_THE_END = """

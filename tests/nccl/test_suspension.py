@@ -12,6 +12,7 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 ELEMENTS = 300_000
 
@@ -103,7 +104,8 @@ def test_results_stay_right(launch: Launcher, provider: str, threads: bool) -> N
     launch(3, _in_a_loop, 20, provider=provider, threads=threads)
 
 
-def _under_way(rank: Rank) -> None:
+@on_ranks(2)
+def test_messages_on_their_way_survive(rank: Rank) -> None:
     """A message that was sent and not received yet is there after a suspension."""
     comm = rank.comm
     sent = np.arange(1000, dtype=np.float32)
@@ -117,11 +119,8 @@ def _under_way(rank: Rank) -> None:
         assert (received == sent).all()
 
 
-def test_messages_on_their_way_survive(launch: Launcher) -> None:
-    launch(2, _under_way)
-
-
-def _after_streams(rank: Rank) -> None:
+@on_ranks(2)
+def test_operations_on_streams_are_done_first(rank: Rank) -> None:
     """What is queued on a stream is done before."""
     comm, stream = rank.comm, rank.stream()
     array = np.ones(ELEMENTS)
@@ -134,21 +133,15 @@ def _after_streams(rank: Rank) -> None:
     assert (array == rank.nranks).all()
 
 
-def test_operations_on_streams_are_done_first(launch: Launcher) -> None:
-    launch(2, _after_streams)
-
-
-def _mismatch(rank: Rank) -> None:
+@on_ranks(2)
+def test_all_ranks_must_suspend(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match=r"ncclCommSuspend\(\)"):
         rank.comm.suspend() if rank.rank == 0 else rank.comm.all_reduce(np.ones(4))
     rank.comm.abort()
 
 
-def test_all_ranks_must_suspend(launch: Launcher) -> None:
-    launch(2, _mismatch)
-
-
-def _alone(rank: Rank) -> None:
+@on_ranks(1, by="provider", ids=2)
+def test_one_rank(rank: Rank) -> None:
     with nccl.Communicator(
         1, rank.unique_ids[1], 0, provider=rank.provider, device=rank.device
     ) as comm:
@@ -158,7 +151,3 @@ def _alone(rank: Rank) -> None:
         buffer = rank.memory.put(np.ones(5))
         comm.all_reduce(buffer)
         assert (rank.memory.get(buffer) == 1).all()
-
-
-def test_one_rank(launch: Launcher, provider: str) -> None:
-    launch(1, _alone, provider=provider, ids=2)

@@ -18,8 +18,8 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support.commands import run_command
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
@@ -47,7 +47,8 @@ def _run_threads(functions: list[Callable[[], None]]) -> list[BaseException]:
     return raised
 
 
-def _mixed_order(rank: Rank) -> None:
+@on_ranks(1, timeout=120)
+def test_threads_that_share_streams(rank: Rank) -> None:
     """Two threads use one stream and the calling thread: every operation runs, in one order."""
     comm, streams = rank.comm, [rank.stream() for _ in range(2)]
 
@@ -71,11 +72,9 @@ def _mixed_order(rank: Rank) -> None:
         assert _run_threads([on_streams, in_groups, on_streams]) == []
 
 
-def test_threads_that_share_streams(launch: Launcher) -> None:
-    launch(1, _mixed_order, timeout=120)
-
-
-def _no_thread_for_a_stream(rank: Rank, how: str) -> None:
+@pytest.mark.parametrize("how", ["call", "group", "two streams", "graph"])
+@on_ranks(2, timeout=30)
+def test_a_stream_without_a_thread(rank: Rank, how: str) -> None:
     """The first call on a new stream needs a thread. Where there is none, nothing is enqueued."""
     comm, stream, other = rank.comm, rank.stream(), rank.stream()
     array, other_array = np.ones(4), np.ones(4)
@@ -130,12 +129,8 @@ def _no_thread_for_a_stream(rank: Rank, how: str) -> None:
     graph.close()
 
 
-@pytest.mark.parametrize("how", ["call", "group", "two streams", "graph"])
-def test_a_stream_without_a_thread(launch: Launcher, how: str) -> None:
-    launch(2, _no_thread_for_a_stream, how, timeout=30)
-
-
-def _children(rank: Rank) -> None:
+@on_ranks(1, timeout=60)
+def test_two_threads_split_one_communicator(rank: Rank) -> None:
     """One thread at a time makes children: the other gets an error, and nothing is corrupted."""
     comms = nccl.Communicator.init_all(2, provider="host")
     children: list[nccl.Communicator] = []
@@ -160,11 +155,8 @@ def _children(rank: Rank) -> None:
         comm.close()
 
 
-def test_two_threads_split_one_communicator(launch: Launcher) -> None:
-    launch(1, _children, timeout=60)
-
-
-def _windows(rank: Rank) -> None:
+@on_ranks(1, timeout=60)
+def test_two_threads_register_windows(rank: Rank) -> None:
     comm, made = rank.comm, []
     buffers = [comm.mem_alloc(_PAGE) for _ in range(2)]
 
@@ -185,11 +177,8 @@ def _windows(rank: Rank) -> None:
     comm.register_window(comm.mem_alloc(_PAGE)).close()
 
 
-def test_two_threads_register_windows(launch: Launcher) -> None:
-    launch(1, _windows, timeout=60)
-
-
-def _in_a_raw_group(rank: Rank) -> None:
+@on_ranks(1, timeout=30)
+def test_objects_are_not_made_in_a_raw_group(rank: Rank) -> None:
     library = raw.load("host")
     library.ncclGroupStart()
     for make in (
@@ -202,10 +191,6 @@ def _in_a_raw_group(rank: Rank) -> None:
             make()
     library.ncclGroupEnd()
     rank.comm.split(0).close()
-
-
-def test_objects_are_not_made_in_a_raw_group(launch: Launcher) -> None:
-    launch(1, _in_a_raw_group, timeout=30)
 
 
 def _run_script(script: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -19,11 +19,14 @@ from pynccl import nccl
 from tests.support import gpu, shared_memory
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _PAGE = 4096
 
 
-def _lifecycle(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (3, False)])
+@on_ranks(by="nranks provider threads")
+def test_lifecycle(rank: Rank) -> None:
     comm = rank.comm
     buffer = comm.mem_alloc((4, _PAGE))
     with comm.register_window(buffer) as window:
@@ -58,12 +61,8 @@ def _lifecycle(rank: Rank) -> None:
     left_open.close()
 
 
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (3, False)])
-def test_lifecycle(launch: Launcher, provider: str, nranks: int, threads: bool) -> None:
-    launch(nranks, _lifecycle, provider=provider, threads=threads)
-
-
-def _alike(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_windows_are_alike_on_all_ranks(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommWindowRegister")
     comm = rank.comm
     buffers = [comm.mem_alloc(2 * _PAGE) for _ in range(3)]
@@ -76,10 +75,6 @@ def _alike(rank: Rank) -> None:
     with pytest.raises(ValueError, match=r"begins 0 bytes .* on rank 0, and 4096 bytes on rank 1"):
         comm.register_window(start, count=_PAGE, dtype="uint8")
     comm.register_window(buffers[2]).close()
-
-
-def test_windows_are_alike_on_all_ranks(launch: Launcher, provider: str) -> None:
-    launch(2, _alike, provider=provider)
 
 
 def test_a_deleted_window_stays_registered() -> None:
@@ -127,7 +122,9 @@ def test_several_ranks_in_one_thread() -> None:
         comm.close()
 
 
-def _refused(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(2, by="threads", ids=2)
+def test_mistakes_are_refused_on_all_ranks(rank: Rank) -> None:
     comm = rank.comm
     buffer = comm.mem_alloc(2 * _PAGE)
     closed = rank.communicator(1)
@@ -173,11 +170,6 @@ def _refused(rank: Rank) -> None:
     total = np.ones(1)
     comm.all_reduce(total)
     assert total[0] == rank.nranks
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_mistakes_are_refused_on_all_ranks(launch: Launcher, threads: bool) -> None:
-    launch(2, _refused, ids=2, threads=threads)
 
 
 class _Data:
@@ -240,7 +232,9 @@ def test_collectives_of_threads_give_the_same_bits(launch: Launcher) -> None:
     launch(3, _same_bits, 4, threads=True)
 
 
-def _no_window_on_one_rank(rank: Rank) -> None:
+@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=str)
+@on_ranks(3, by="env")
+def test_a_window_that_some_have_closed(rank: Rank) -> None:
     """A rank has closed its window, the others have not: the data takes another path."""
     data = _Data(rank.comm, 500_000, rank.rank)
     for open_ranks in (3, 2, 1, 0):
@@ -252,11 +246,6 @@ def _no_window_on_one_rank(rank: Rank) -> None:
         assert np.array_equal(data.inside, data.outside)
 
 
-@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=str)
-def test_a_window_that_some_have_closed(launch: Launcher, env: dict[str, str]) -> None:
-    launch(3, _no_window_on_one_rank, env=env)
-
-
 def _bytes_through_the_world() -> int:
     """How much of the memory that the ranks share for staging has been touched."""
     with open("/proc/self/smaps") as maps:
@@ -266,7 +255,9 @@ def _bytes_through_the_world() -> int:
     return sum(1024 * int(size[1]) for size in sizes if size)
 
 
-def _not_through_slots(rank: Rank) -> None:
+@on_ranks(2, env={"HOSTNCCL_CMA": "0"})
+def test_large_data_in_windows_is_not_staged(rank: Rank) -> None:
+    """The kernel's reading of other processes is off, so the windows' mappings are the only way."""
     data = _Data(rank.comm, 1_000_000, rank.rank)
     before = _bytes_through_the_world()
     data.fill()
@@ -275,11 +266,6 @@ def _not_through_slots(rank: Rank) -> None:
     assert _bytes_through_the_world() - before < 50_000
     rank.comm.all_reduce(data.outside)
     assert _bytes_through_the_world() - before > 500_000
-
-
-def test_large_data_in_windows_is_not_staged(launch: Launcher) -> None:
-    """The kernel's reading of other processes is off, so the windows' mappings are the only way."""
-    launch(2, _not_through_slots, env={"HOSTNCCL_CMA": "0"})
 
 
 def _counts() -> tuple[int, int]:

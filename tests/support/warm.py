@@ -143,7 +143,7 @@ class Popen(subprocess.Popen[Any]):
     Its parent is that process, which ends with this one.
     """
 
-    modules = _MODULES
+    modules: tuple[str, ...] = _MODULES
     _whole = False
 
     def _execute_child(self, *given: Any) -> None:  # noqa: ANN401
