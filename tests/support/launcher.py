@@ -32,6 +32,12 @@ _WITH_TORCH = "PYTEST_WITH_TORCH"
 _ENTER_TORCH = (
     "tests.c10d.",
     "tests.mirror.",
+    "tests.nccl.test_arguments",
+    "tests.nccl.test_array_values",
+    "tests.nccl.test_async",
+    "tests.nccl.test_borrow",
+    "tests.nccl.test_buffers",
+    "tests.nccl.test_memory",
     "tests.support.in_world",
     "tests.support.torch_suite",
 )

@@ -39,7 +39,7 @@ def run_client(client: str, nranks: int, tmp_path: Path, **variables: str) -> li
         for rank in range(nranks)
     ]
     try:
-        ends = [process.communicate(timeout=60) for process in processes]
+        ends = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
