@@ -322,21 +322,8 @@ def test_the_engine_checks_it_as_nccl_does(fields: dict[str, object], text: str)
         lib.ncclAllReduceConfig(*arguments, comm.handle, 0, None)
 
 
-_NCCL = """
-#include <string.h>
-typedef struct { char internal[128]; } Id;
-static unsigned long size;
-static unsigned version;
-int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
-  *comm = &size;
-  return 0;
-}
-int ncclCommCount(void* comm, int* count) { *count = 1; return 0; }
-int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
-int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
-int ncclCommDestroy(void* comm) { return 0; }
-"""
 _ALL_REDUCE_CONFIG = """
+#include <string.h>
 int ncclAllReduceConfig(const void* send, void* out, size_t count, int dtype, int op, void* comm,
                         void* stream, const void* config) {
   memcpy(out, config, 8);  /* what arrived: the size, and the version */
@@ -346,14 +333,14 @@ int ncclAllReduceConfig(const void* send, void* out, size_t count, int dtype, in
 """
 
 
-def _old_communicator(folder: Path, version: int, source: str) -> nccl.Communicator:
-    path = compile_nccl(folder, version, source, with_streams=True)
+def _old_communicator(folder: Path, version: int, source: str = "") -> nccl.Communicator:
+    path = compile_nccl(folder, version, source, with_communicators=True)
     return nccl.Communicator(1, bytes(128), 0, provider=path)
 
 
 def test_an_nccl_without_it(tmp_path: Path) -> None:
     x = np.ones(4, np.float32)
-    with _old_communicator(tmp_path, 23007, _NCCL) as comm:
+    with _old_communicator(tmp_path, 23007) as comm:
         with pytest.raises(
             MissingFunctionError, match=r"ncclAllReduceConfig is in NCCL since 2\.31"
         ):
@@ -369,7 +356,7 @@ def test_an_nccl_without_it(tmp_path: Path) -> None:
 def test_an_nccl_gets_what_it_knows(tmp_path: Path) -> None:
     """2.31 had all but the event; the struct it gets is its own."""
     out = np.zeros(16, np.uint8)
-    with _old_communicator(tmp_path, 23102, _NCCL + _ALL_REDUCE_CONFIG) as comm:
+    with _old_communicator(tmp_path, 23102, _ALL_REDUCE_CONFIG) as comm:
         comm.all_reduce(out, config=nccl.CollConfig(max_ctas=1))
         assert (out[:8].view(np.uint64)[0], out[8:12].view(np.uint32)[0]) == (64, 23102)
         message = r"config.launch_event needs NCCL 2\.32\.0; .* is 2\.31\.2"

@@ -384,25 +384,9 @@ def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
     check_works(rank, rank.comm, [0, 1])
 
 
-# What an NCCL needs to make a communicator.
-_NCCL_218 = """
-typedef struct { char bytes[128]; } Id;
-static int made;
-int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
-  *comm = &made;
-  return 0;
-}
-int ncclCommCount(void* comm, int* count) { *count = 2; return 0; }
-int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
-int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
-int ncclCommAbort(void* comm) { return 0; }
-int ncclCommDestroy(void* comm) { return 0; }
-"""
-
-
 def test_an_nccl_without_them(tmp_path: Path) -> None:
     """The error names the version that has the missing function; nothing else is called."""
-    path = compile_nccl(tmp_path, 21805, _NCCL_218, with_streams=True)
+    path = compile_nccl(tmp_path, 21805, with_communicators=True)
     comm = nccl.Communicator(2, bytes(128), 0, provider=path)
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: comm.shrink([1]), r"ncclCommShrink is in NCCL since 2\.27\.0"),

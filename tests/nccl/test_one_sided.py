@@ -401,12 +401,6 @@ def test_signals_without_a_window(rank: Rank) -> None:
 _OLD_NCCL = """
 #include <stdint.h>
 #include <stdlib.h>
-int ncclCommInitRankConfig(void** comm, int nranks, ...) { *comm = (void*)16; return 0; }
-int ncclCommUserRank(void* comm, int* rank) { *rank = 0; return 0; }
-int ncclCommCount(void* comm, int* count) { *count = 1; return 0; }
-int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
-int ncclCommDestroy(void* comm) { return 0; }
-int ncclCommAbort(void* comm) { return 0; }
 int ncclGetLastError(void* comm) { return 0; }
 int ncclGroupStart(void) { return 0; }
 int ncclGroupEnd(void) { return 0; }
@@ -420,7 +414,7 @@ int ncclPutSignal(void) { return 0; }
 
 
 def test_an_nccl_without_them(tmp_path: Path) -> None:
-    path = compile_nccl(tmp_path, 22604, _OLD_NCCL, with_streams=True)
+    path = compile_nccl(tmp_path, 22604, _OLD_NCCL, with_communicators=True)
     with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
         buffer = comm.mem_alloc(4096)
         for call, function, since in (
@@ -437,7 +431,7 @@ def test_an_nccl_without_them(tmp_path: Path) -> None:
 
 def test_an_nccl_that_gives_no_window(tmp_path: Path) -> None:
     """NCCL answers with success and no handle where it cannot share memory between the ranks."""
-    path = compile_nccl(tmp_path, 22900, _OLD_NCCL + _WINDOWS, with_streams=True)
+    path = compile_nccl(tmp_path, 22900, _OLD_NCCL + _WINDOWS, with_communicators=True)
     with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
         buffer = comm.mem_alloc(4096)
         with comm.register_window(buffer) as window:

@@ -9,30 +9,48 @@ from pathlib import Path
 
 import pytest
 
+_COMMUNICATORS = """
+typedef struct { char bytes[128]; } Id;
+static int sizes[2];  /* the rank and the number of ranks */
+int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
+  sizes[0] = rank;
+  sizes[1] = nranks;
+  *comm = sizes;
+  return 0;
+}
+int ncclCommUserRank(void* comm, int* rank) { *rank = sizes[0]; return 0; }
+int ncclCommCount(void* comm, int* count) { *count = sizes[1]; return 0; }
+int ncclCommCuDevice(void* comm, int* device) { *device = 0; return 0; }
+int ncclCommGetAsyncError(void* comm, int* error) { *error = 0; return 0; }
+int ncclCommDestroy(void* comm) { return 0; }
+int ncclCommAbort(void* comm) { return 0; }
+int hostDeviceGetCount(int* count) { *count = 1; return 0; }
+int hostDriverGetVersion(int* version) { *version = 13000; return 0; }
+"""
 _DRIVER = Path(__file__).parents[2] / "csrc" / "abi" / "driver_functions.inc"
 
 
-def compile_nccl(folder: Path, version: int, source: str, *, with_streams: bool = False) -> str:
+def compile_nccl(
+    folder: Path, version: int, source: str = "", *, with_communicators: bool = False
+) -> str:
     """Compile a library whose ncclGetVersion gives version, with the functions of source; its path.
 
     Args:
         folder: where to put it.
         version: as NCCL_VERSION_CODE.
         source: C.
-        with_streams: add stream calls that do nothing and an ncclCommGetAsyncError, so that its
-            communicators work on CPUs.
+        with_communicators: add what creates and ends one communicator at a time, and stream calls
+            that do nothing, so that it works on CPUs.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C compiler to make an old NCCL with")
     text = f"int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}\n{source}"
-    if with_streams:
+    if with_communicators:
         names = re.findall(r"^FUNCTION\(\w+, CUresult, (\w+)", _DRIVER.read_text(), re.MULTILINE)
         names.remove("DeviceGetCount")
         names.remove("DriverGetVersion")
-        text += "int ncclCommGetAsyncError(void* comm, int* error) { *error = 0; return 0; }\n"
-        text += "int hostDeviceGetCount(int* count) { *count = 1; return 0; }\n"
-        text += "int hostDriverGetVersion(int* version) { *version = 13000; return 0; }\n"
+        text += _COMMUNICATORS
         text += "".join(f"int host{name}() {{ return 0; }}\n" for name in names)
     file, library = folder / f"nccl-{version}.c", folder / f"libnccl-{version}.so"
     file.write_text(text)
