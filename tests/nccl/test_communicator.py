@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -175,11 +174,8 @@ def test_non_blocking(rank: Rank) -> None:
     comm.close()
 
 
-def test_abort_while_being_made(launch: Launcher) -> None:
-    launch(1, _abort_alone, ids=1)
-
-
-def _abort_alone(rank: Rank) -> None:
+@on_ranks(1, ids=1)
+def test_abort_while_being_made(rank: Rank) -> None:
     comm = nccl.Communicator(
         2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=0)
     )

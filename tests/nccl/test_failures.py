@@ -21,7 +21,7 @@ from tests.support.ranks import on_ranks
 
 pytestmark = pytest.mark.long
 
-_LIMIT = 0.6  # seconds, the own time limit
+_LIMIT = 2.0  # seconds, the own time limit: all that waits is enqueued within it
 _FAILURES: dict[str, type[nccl.NcclError]] = {
     "peer died": nccl.NcclRemoteError,
     "peer closed": nccl.NcclRemoteError,
@@ -359,6 +359,7 @@ def test_nothing_is_issued_between_the_expiry_and_the_revocation(rank: Rank) -> 
     stream, other, array = rank.stream(), rank.stream(), rank.memory.put(np.ones(4))
     if rank.rank == 1:
         rank.wait_event("done", 0)
+        comm.abort()
         return
     comm.all_reduce(array, stream=stream)
     while not comm.expired:

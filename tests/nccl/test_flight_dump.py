@@ -295,13 +295,6 @@ def test_the_mirrors_groups_have_names_and_ranks(launch: Launcher, tmp_path: Pat
     launch(3, run_in_world, _in_world, url, {}, (str(tmp_path),), env=env, timeout=60)
 
 
-def _until(condition: object, path: Path) -> None:
-    end = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < end, condition
-        time.sleep(0.01)
-
-
 def test_sigusr2_writes_the_file_while_the_main_thread_waits(
     launch: Launcher, tmp_path: Path
 ) -> None:
@@ -311,7 +304,7 @@ def test_sigusr2_writes_the_file_while_the_main_thread_waits(
         run.gather_reports()
         for rank in range(3):
             run.kill(rank, signal.SIGUSR2)
-            _until(f"rank {rank}", tmp_path / f"flight_{rank}")
+            wait_for(f"{tmp_path}/flight_{rank}")
 
     env = {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_"}
     outcomes = launch.outcomes(3, _wait_in_the_main_thread, while_running=ask, env=env, timeout=60)
