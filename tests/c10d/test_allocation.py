@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of
+from tests.support.in_world import on_ranks
 
 World = Callable[..., list[Any]]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
-def _allocate(_rank: int, size: int) -> None:
+@on_ranks(2)
+def test_memory_of_nccl(rank: int, size: int) -> None:
     backend = backend_of()
     device = torch.device("cpu")
     assert backend.supports_tensor_alloc(device)
@@ -36,10 +38,6 @@ def _allocate(_rank: int, size: int) -> None:
     # Only memory of ncclMemAlloc can be a window.
     comm = nccl.Communicator.borrow(dist.group.WORLD)
     comm.register_window(backend.allocate_tensor(1024, dtype=torch.float32, device=device)).close()
-
-
-def test_memory_of_nccl(torch_world: World) -> None:
-    torch_world(2, _allocate)
 
 
 def _sharded(_rank: int, _size: int) -> list[torch.Tensor]:

@@ -15,9 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.c10d.in_torch import run_in_torch
 from tests.c10d.versions import needs_torch
 from tests.support import warm
 from tests.support.commands import run_command
+from tests.support.in_world import on_ranks
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
 
 World = Callable[..., list[Any]]
 
@@ -92,19 +96,22 @@ def test_flight_recorder_knows_completed_operations(torch_world: World) -> None:
         assert all(0 < e["duration_ms"] < 10_000 for e in entries)
 
 
-def _nan(rank: int, _size: int) -> None:
+@needs_torch(2, 14, "a NaN check for all backends")
+@on_ranks(2, env={"TORCH_DIST_NAN_CHECK": "1"}, fresh=True)
+def test_nan_check(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(2))
     if rank == 0:
         with pytest.raises(RuntimeError, match="NaN"):
             dist.all_reduce(torch.tensor([1.0, float("nan")]))
 
 
-@needs_torch(2, 14, "a NaN check for all backends")
-def test_nan_check(torch_world: World) -> None:
-    torch_world(2, _nan, env={"TORCH_DIST_NAN_CHECK": "1"}, fresh=True)
+def _mismatch(process: Rank, url: str) -> None:
+    """The level is set as TORCH_DISTRIBUTED_DEBUG sets it when torch is imported."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    run_in_torch(process, _different, url, {}, ())
 
 
-def _mismatch(rank: int, size: int) -> None:
+def _different(rank: int, size: int) -> None:
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
     assert tensor[0].item() == size
@@ -112,5 +119,5 @@ def _mismatch(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(2 + rank))
 
 
-def test_debug_level_detail_finds_a_mismatch(torch_world: World) -> None:
-    torch_world(2, _mismatch, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, fresh=True, timeout=60)
+def test_debug_level_detail_finds_a_mismatch(launch: Launcher, tmp_path: Path) -> None:
+    launch(2, _mismatch, f"file://{tmp_path}/store", fresh=True)

@@ -6,15 +6,17 @@ processes. The communicators are hostnccl's; the tests pretend that it is the li
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.in_world import on_ranks
 
 _distributed_c10d: Any = pytest.importorskip("torch._C._distributed_c10d")
 
-World = Callable[..., list[Any]]
 
 HAS_IT = hasattr(_distributed_c10d, "_register_external_nccl_comm")
 needs_it = pytest.mark.skipif(
@@ -23,19 +25,15 @@ needs_it = pytest.mark.skipif(
 
 
 def _communicator() -> Any:
-    import torch
-    import torch.distributed as dist
-
     import pynccl.c10d
 
     dist.barrier()
     return pynccl.c10d.communicator(None, torch.device("cpu"))
 
 
-def _lent(rank: int, size: int) -> None:
-    import torch
-    import torch.distributed as dist
-
+@needs_it
+@on_ranks(2)
+def test_torch_has_the_handle(rank: int, size: int) -> None:
     import pynccl.c10d
     from pynccl import borrowing
 
@@ -66,13 +64,8 @@ def _lent(rank: int, size: int) -> None:
 
 
 @needs_it
-def test_torch_has_the_handle(torch_world: World) -> None:
-    torch_world(2, _lent)
-
-
-def _refused(rank: int, size: int) -> None:
-    import torch.distributed as dist
-
+@on_ranks(2)
+def test_refused(rank: int, size: int) -> None:
     import pynccl.c10d
     from pynccl import borrowing, nccl
 
@@ -94,18 +87,10 @@ def _refused(rank: int, size: int) -> None:
             pynccl.c10d.lend(comm)
 
 
-@needs_it
-def test_refused(torch_world: World) -> None:
-    torch_world(2, _refused)
-
-
-def _without(rank: int, size: int) -> None:
+@pytest.mark.skipif(HAS_IT, reason="this torch has the function")
+@on_ranks(2)
+def test_torch_without_the_function(rank: int, size: int) -> None:
     import pynccl.c10d
 
     with pytest.raises(RuntimeError, match=r"lend\(\) needs torch 2\.13 or newer with CUDA"):
         pynccl.c10d.lend(_communicator())
-
-
-@pytest.mark.skipif(HAS_IT, reason="this torch has the function")
-def test_torch_without_the_function(torch_world: World) -> None:
-    torch_world(2, _without)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ import torch.distributed as dist
 import pynccl.c10d
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of
-
-World = Callable[..., list[Any]]
+from tests.support.in_world import on_ranks
 
 _CPU = torch.device("cpu")
 
@@ -24,7 +22,8 @@ def _records() -> int:
     return comm.flight_record()[-1].sequence
 
 
-def _nothing_is_run(rank: int, size: int) -> None:
+@on_ranks(2, 4)
+def test_operations_of_an_estimate_are_not_run(rank: int, size: int) -> None:
     dist.barrier()
     issued = _records()
     number = backend_of()._get_sequence_number_for_group()
@@ -51,11 +50,6 @@ def _nothing_is_run(rank: int, size: int) -> None:
     assert tensor[0].item() == sum(range(size))
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_operations_of_an_estimate_are_not_run(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _nothing_is_run)
-
-
 def _estimated(run: Callable[[], object]) -> float:
     with dist._time_estimator() as estimate:
         run()
@@ -63,7 +57,8 @@ def _estimated(run: Callable[[], object]) -> float:
     return estimate.estimated_time
 
 
-def _times(_rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_times_are_those_of_simulate(rank: int, size: int) -> None:
     small, large = torch.zeros(10), torch.zeros(10**7)
     dist.all_reduce(small)
     comm = pynccl.c10d.communicator(None, _CPU)
@@ -87,11 +82,8 @@ def _times(_rank: int, _size: int) -> None:
     assert not large.any()
 
 
-def test_times_are_those_of_simulate(torch_world: World) -> None:
-    torch_world(2, _times)
-
-
-def _refused(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_what_cannot_be_estimated(rank: int, size: int) -> None:
     backend = backend_of()
     dist.barrier()
     with pytest.raises(ValueError, match="it has not begun"):
@@ -117,11 +109,8 @@ def _refused(rank: int, size: int) -> None:
     assert tensor[0].item() == size
 
 
-def test_what_cannot_be_estimated(torch_world: World) -> None:
-    torch_world(2, _refused)
-
-
-def _fails(_rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_an_estimate_that_fails_has_ended(rank: int, size: int) -> None:
     dist.barrier()
     backend = backend_of()
     comm = pynccl.c10d.communicator(None, _CPU)
@@ -133,7 +122,3 @@ def _fails(_rank: int, _size: int) -> None:
         backend._end_time_estimate()
     with pytest.raises(ValueError, match="it has not begun"):
         backend._end_time_estimate()
-
-
-def test_an_estimate_that_fails_has_ended(torch_world: World) -> None:
-    torch_world(2, _fails)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import pynccl.c10d
 from pynccl import memory
+from tests.support.in_world import on_ranks
 
 World = Callable[..., list[Any]]
 
@@ -50,7 +51,11 @@ def _issued() -> int:
     return sequence
 
 
-def _ring(rank: int, size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.float8_e5m2]
+)
+@on_ranks(2, 4)
+def test_puts_around_a_ring(rank: int, size: int, dtype: torch.dtype) -> None:
     """A row to the next rank, then one element beyond it, asynchronously."""
     assert _dist._supports_window()
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -70,15 +75,8 @@ def _ring(rank: int, size: int, dtype: torch.dtype) -> None:
     window.tensor_deregister()
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.float8_e5m2]
-)
-def test_puts_around_a_ring(torch_world: World, nranks: int, dtype: torch.dtype) -> None:
-    torch_world(nranks, _ring, dtype)
-
-
-def _order(rank: int, size: int) -> None:
+@on_ranks(2, 4)
+def test_a_wait_sees_the_puts_before_its_signal(rank: int, size: int) -> None:
     """Each wait sees the puts up to its signal; the last one all, also those of other windows."""
     count = 50
     slots = _zeros(count * size, dtype=torch.int64)
@@ -107,12 +105,8 @@ def _order(rank: int, size: int) -> None:
         each.tensor_deregister()
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_a_wait_sees_the_puts_before_its_signal(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _order)
-
-
-def _not_before(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_a_wait_lasts_until_its_signal(rank: int, size: int) -> None:
     """A wait does not end before its signal is sent."""
     window = _dist._new_window(_zeros(1))
     if rank == 0:
@@ -128,11 +122,8 @@ def _not_before(rank: int, _size: int) -> None:
     window.tensor_deregister()
 
 
-def test_a_wait_lasts_until_its_signal(torch_world: World) -> None:
-    torch_world(2, _not_before)
-
-
-def _limit(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_a_wait_has_its_time_limit(rank: int, size: int) -> None:
     window = _dist._new_window(_zeros(1))
     if rank == 1:
         options = _c10d.WaitSignalOptions()
@@ -143,11 +134,8 @@ def _limit(rank: int, _size: int) -> None:
     _store().get("expired")
 
 
-def test_a_wait_has_its_time_limit(torch_world: World) -> None:
-    torch_world(2, _limit)
-
-
-def _sizes(rank: int, size: int) -> None:
+@on_ranks(2, 4)
+def test_sizes_that_differ(rank: int, size: int) -> None:
     """Ranks may register other sizes and other dtypes; those of the peer count."""
     dtype = torch.float64 if rank == 0 else torch.float32
     tensor = _zeros(4 * (rank + 1), dtype=dtype)
@@ -169,12 +157,8 @@ def _sizes(rank: int, size: int) -> None:
     window.tensor_deregister()
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_sizes_that_differ(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _sizes)
-
-
-def _wrong_arguments(rank: int, size: int) -> None:
+@on_ranks(2)
+def test_wrong_arguments_are_refused_before_anything_is_sent(rank: int, size: int) -> None:
     tensor = _zeros(4, 4)
     window = _dist._new_window(tensor)
     row = tensor[0]
@@ -234,17 +218,15 @@ def _coalesced(run: Callable[[], object]) -> None:
         backend._end_coalescing()
 
 
-def test_wrong_arguments_are_refused_before_anything_is_sent(torch_world: World) -> None:
-    torch_world(2, _wrong_arguments)
-
-
 def _aligned(nbytes: int) -> torch.Tensor:
     whole = torch.zeros(nbytes + 4096, dtype=torch.uint8)
     start = -whole.data_ptr() % 4096
     return whole[start : start + nbytes]
 
 
-def _wrong_memory(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_memory_that_cannot_be_a_window(rank: int, size: int) -> None:
+    """It is so on all ranks, which go on."""
     allocate = r"tensor: .*is not memory that NCCL can share.*allocate_tensor\(\).*torch_empty\(\)"
     with pytest.raises(ValueError, match=allocate):
         _dist._new_window(torch.zeros(4))
@@ -274,12 +256,8 @@ def _wrong_memory(rank: int, _size: int) -> None:
     second.tensor_deregister()
 
 
-def test_memory_that_cannot_be_a_window(torch_world: World) -> None:
-    """It is so on all ranks, which go on."""
-    torch_world(2, _wrong_memory)
-
-
-def _end_while_in_use(rank: int, size: int) -> None:
+@on_ranks(2, 4)
+def test_deregistration_during_use_and_use_after_it(rank: int, size: int) -> None:
     """Both ranks deregister at once: all puts that were issued arrive before."""
     elements = 1 << 18
     tensor = _zeros(2, elements)
@@ -308,7 +286,8 @@ def _end_while_in_use(rank: int, size: int) -> None:
     window.tensor_deregister()
 
 
-def _end_before_a_put(rank: int, size: int) -> None:
+@on_ranks(2, 4)
+def test_deregistration_waits_for_the_puts_of_others(rank: int, size: int) -> None:
     tensor = _zeros(2)
     window = _dist._new_window(tensor)
     if rank == 0:
@@ -325,17 +304,8 @@ def _end_before_a_put(rank: int, size: int) -> None:
     assert rank == 0 or tensor[0].item() == 5
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_deregistration_waits_for_the_puts_of_others(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _end_before_a_put)
-
-
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_deregistration_during_use_and_use_after_it(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _end_while_in_use)
-
-
-def _mapped(rank: int, size: int) -> None:
+@on_ranks(2, 4)
+def test_the_memory_of_a_peer(rank: int, size: int) -> None:
     tensor = _zeros(3, 2, dtype=torch.int32)
     tensor.fill_(rank)
     window = _dist._new_window(tensor)
@@ -356,12 +326,9 @@ def _mapped(rank: int, size: int) -> None:
     assert peers[5].item() == 100 + rank  # it outlives the window
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_the_memory_of_a_peer(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _mapped)
-
-
-def _kept(rank: int, size: int, owning: bool) -> None:
+@pytest.mark.parametrize("owning", [True, False])
+@on_ranks(2)
+def test_who_keeps_the_tensor(rank: int, size: int, owning: bool) -> None:
     comm = _communicator()
     buffer = comm.mem_alloc(8, "float32")
     memory_is_there = weakref.ref(buffer)
@@ -377,11 +344,6 @@ def _kept(rank: int, size: int, owning: bool) -> None:
     window.tensor_deregister()
     gc.collect()
     assert memory_is_there() is None
-
-
-@pytest.mark.parametrize("owning", [True, False])
-def test_who_keeps_the_tensor(torch_world: World, owning: bool) -> None:
-    torch_world(2, _kept, owning)
 
 
 def _closed(_rank: int, _size: int) -> Any:

@@ -1,4 +1,4 @@
-"""Fixtures: world() and any_world() run a function in processes that pynccl has initialised."""
+"""Fixtures: world() and any_world() run a function in processes that pynccl has initialized."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import gpu
 from tests.support.in_world import run_in_world, world_runner
 from tests.support.launcher import Launcher
 
@@ -25,5 +26,19 @@ def world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def any_world(launch: Launcher, tmp_path: Path, provider: str) -> Callable[..., list[Any]]:
-    """Do the same with each provider; on GPUs the ranks make their tensors there by default."""
-    return world_runner(launch, tmp_path, run_in_world, provider=provider)
+    """Do the same with each provider; on GPUs the ranks make their tensors there by default.
+
+    gpu.spare() says which sizes are left out there.
+    """
+    return mirror_runner(launch, tmp_path, provider)
+
+
+def mirror_runner(launch: Launcher, tmp_path: Path, provider: str) -> Callable[..., list[Any]]:
+    """What any_world() is for a provider."""
+    run = world_runner(launch, tmp_path, run_in_world, provider=provider)
+
+    def spared(nranks: int, *args: Any, **options: Any) -> list[Any]:
+        gpu.spare(provider, nranks)
+        return run(nranks, *args, **options)
+
+    return spared

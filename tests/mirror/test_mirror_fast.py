@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from tests.support.in_world import on_ranks
 from tests.support.tier import FULL
 
 pytest.importorskip("torch")
@@ -121,9 +123,8 @@ def _mistakes(dist: Any, torch: Any) -> dict[str, tuple[Any, ...]]:
     return cases
 
 
-def _refused_alike(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_mistakes_are_refused_alike(dist: Any, rank: int, size: int) -> None:
     # What they need is there, so that only the mistake keeps them from being fast.
     dist.all_reduce(torch.ones(1))
     other = torch.ones(1)
@@ -141,14 +142,9 @@ def _refused_alike(dist: Any, rank: int, size: int) -> None:
     assert tensor.item() == size
 
 
-def test_mistakes_are_refused_alike(world: World) -> None:
-    world(2, _refused_alike)
-
-
-def _same_results(dist: Any, rank: int, size: int) -> None:
+@on_ranks(3)
+def test_results_are_the_same(dist: Any, rank: int, size: int) -> None:
     """Each function in both forms, in the default group and in one with other ranks."""
-    import torch
-
     pg = dist.new_group([1, 2])
     if rank == 0:
         with pytest.warns(UserWarning, match="Running all_reduce on global rank 0"):
@@ -197,13 +193,8 @@ def _same_results(dist: Any, rank: int, size: int) -> None:
                 sending.wait()
 
 
-def test_results_are_the_same(world: World) -> None:
-    world(3, _same_results)
-
-
-def _p2p_ops(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(3)
+def test_p2p_ops(dist: Any, rank: int, size: int) -> None:
     tensor = torch.ones(2)
     pg = dist.new_group([1, 2])
     made = dist.P2POp(dist.isend, tensor, 1)
@@ -257,14 +248,9 @@ def _p2p_ops(dist: Any, rank: int, size: int) -> None:
         dist.P2POp(dist.isend)
 
 
-def test_p2p_ops(world: World) -> None:
-    world(3, _p2p_ops)
-
-
-def _keeps_nothing(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2)
+def test_many_calls_keep_nothing(dist: Any, rank: int, size: int) -> None:
     """Hundreds of calls of each kind leave no reference behind."""
-    import torch
-
     peer = 1 - rank
     tensor, inbox, wide = torch.ones(4), torch.ones(4), torch.ones(4 * size)
     dist.isend(tensor, peer)
@@ -301,14 +287,8 @@ def _keeps_nothing(dist: Any, rank: int, size: int) -> None:
     assert max(grown) < 20, grown
 
 
-def test_many_calls_keep_nothing(world: World) -> None:
-    world(2, _keeps_nothing)
-
-
 def _in_flight(dist: Any, rank: int, size: int) -> None:
     """Works nobody waits for hold their tensors until they are done, and no longer."""
-    import torch
-
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     tensors, works = [], []
     for number in range(1000):
@@ -330,10 +310,9 @@ def test_a_thousand_works_that_nobody_waits_for(world: World, provider: str) -> 
     world(ranks, _in_flight, init={"backend": backend})
 
 
-def _threads(dist: Any, rank: int, size: int) -> None:
+@on_ranks(1, timeout=60)
+def test_threads_take_turns(dist: Any, rank: int, size: int) -> None:
     """Many threads begin operations of one rank; the others wait for their turn without the GIL."""
-    import torch
-
     tensors = [torch.ones(1000) for _ in range(4)]
 
     def begin(tensor: Any) -> None:
@@ -348,14 +327,9 @@ def _threads(dist: Any, rank: int, size: int) -> None:
     dist.barrier(async_op=True).wait()
 
 
-def test_threads_take_turns(world: World) -> None:
-    world(1, _threads, timeout=60)
-
-
-def _no_fallback(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2)
+def test_common_calls_do_not_fall_back(dist: Any, rank: int, size: int) -> None:
     """The common calls never reach the functions in Python."""
-    import torch
-
     from pynccl import _C
 
     peer = 1 - rank
@@ -393,14 +367,9 @@ def _no_fallback(dist: Any, rank: int, size: int) -> None:
     assert not any(grown.values())
 
 
-def test_common_calls_do_not_fall_back(world: World) -> None:
-    world(2, _no_fallback)
-
-
-def _orders(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2)
+def test_parameters_in_another_order(dist: Any, rank: int, size: int) -> None:
     """Arguments are bound by the parameters of the function in Python, whatever their order."""
-    import torch
-
     from pynccl import _C
 
     def all_reduce(tensor, async_op=False, group=None, op=dist.ReduceOp.SUM):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -412,10 +381,6 @@ def _orders(dist: Any, rank: int, size: int) -> None:
     assert tensor.tolist() == [size] * 2
     assert function(tensor, True).wait()
     assert tensor.tolist() == [size * size] * 2
-
-
-def test_parameters_in_another_order(world: World) -> None:
-    world(2, _orders)
 
 
 def test_functions_that_do_not_fit_are_refused() -> None:
@@ -449,8 +414,6 @@ def test_functions_that_do_not_fit_are_refused() -> None:
 
 def test_other_exceptions_than_those_of_checks_are_not_swallowed() -> None:
     """A MemoryError in a check is raised, and no fallback hides it."""
-    import torch
-
     from pynccl import _C
 
     class Root:

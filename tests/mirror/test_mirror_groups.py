@@ -11,22 +11,22 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as torch_dist
 
 from tests.support import gpu
-from tests.support.in_world import run_in_world
+from tests.support.in_world import on_ranks, run_in_world
 from tests.support.launcher import Launcher
 
 World = Callable[..., list[Any]]
 
 
-def _identity(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(1, 2, 3)
+def test_identity(dist: Any, rank: int, size: int) -> None:
     pg = dist.group.WORLD
     assert dist.is_initialized()
     assert pg is dist.GroupMember.WORLD
@@ -44,19 +44,12 @@ def _identity(dist: Any, rank: int, size: int) -> None:
         dist.init_process_group("host")
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_identity(world: World, nranks: int) -> None:
-    world(nranks, _identity)
-
-
 def _backend_by_device(dist: Any, rank: int, size: int) -> str:
     return dist.get_backend()  # type: ignore[no-any-return]
 
 
 def test_backends(world: World) -> None:
     """None is what there is."""
-    import torch
-
     expected = "cpu:host,cuda:nccl" if torch.cuda.is_available() else "host"
     assert world(2, _backend_by_device, init={"backend": None}) == [expected] * 2
 
@@ -72,8 +65,6 @@ def test_both_backends(world: World) -> None:
 @pytest.mark.parametrize("backend", ["nccl", "NCCL", "cuda:nccl", "cpu:host,cuda:nccl"])
 def test_nccl_without_a_gpu(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """It fails at once, though no other rank comes, and says what to pass."""
-    import torch
-
     import pynccl as dist
 
     assert not dist.is_initialized()  # imports what init_process_group needs
@@ -93,8 +84,6 @@ def test_nccl_without_a_gpu(monkeypatch: pytest.MonkeyPatch, backend: str) -> No
 
 
 def test_nccl_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     import pynccl as dist
     from pynccl import libraries
 
@@ -108,18 +97,13 @@ def test_nccl_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dist.is_initialized()
 
 
-def _nccl_for_a_new_group(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_a_new_group_with_nccl_without_a_gpu(dist: Any, rank: int, size: int) -> None:
     if torch.cuda.is_available():
         return
     with pytest.raises(ValueError, match=r"backend 'nccl': .*Pass backend='host'"):
         dist.new_group(backend="nccl")
     dist.all_reduce(torch.ones(1))
-
-
-def test_a_new_group_with_nccl_without_a_gpu(world: World) -> None:
-    world(2, _nccl_for_a_new_group)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +173,9 @@ def test_arguments_of_init_that_are_refused() -> None:
         with pytest.raises(ValueError, match=rf"{name}={value}.* cannot be used"):
             dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=config)
     assert not dist.is_initialized()
-    assert not dist.is_initialized()
 
 
 def test_without_init() -> None:
-    import torch
-
     import pynccl as dist
 
     for call in (dist.get_rank, dist.barrier, lambda: dist.all_reduce(torch.ones(1))):
@@ -204,9 +185,8 @@ def test_without_init() -> None:
         dist.destroy_process_group()
 
 
-def _new_group(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(3, 4, fixture="any_world")
+def test_new_group(dist: Any, rank: int, size: int) -> None:
     pg = dist.new_group([size - 1, 0])
     if rank not in (0, size - 1):
         assert pg == dist.GroupMember.NON_GROUP_MEMBER == -100
@@ -243,15 +223,8 @@ def _new_group(dist: Any, rank: int, size: int) -> None:
     assert dist.get_pg_count() == 2
 
 
-@pytest.mark.parametrize("nranks", [3, 4])
-def test_new_group(any_world: World, provider: str, nranks: int) -> None:
-    gpu.spare(provider, nranks)
-    any_world(nranks, _new_group)
-
-
-def _new_group_variants(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(3)
+def test_new_group_variants(dist: Any, rank: int, size: int) -> None:
     turned = dist.new_group([2, 0, 1], sort_ranks=False, group_desc="turned")
     assert dist.get_process_group_ranks(turned) == [2, 0, 1]
     assert turned.rank() == [1, 2, 0][rank]
@@ -281,11 +254,8 @@ def _new_group_variants(dist: Any, rank: int, size: int) -> None:
         dist.new_group(backend="gloo")
 
 
-def test_new_group_variants(world: World) -> None:
-    world(3, _new_group_variants)
-
-
-def _subgroups(dist: Any, rank: int, size: int) -> None:
+@on_ranks(4)
+def test_subgroups(dist: Any, rank: int, size: int) -> None:
     own, every = dist.new_subgroups(2)
     assert [dist.get_world_size(pg) for pg in every] == [2 if pg is own else -1 for pg in every]
     assert dist.get_process_group_ranks(own) == [rank // 2 * 2, rank // 2 * 2 + 1]
@@ -301,13 +271,8 @@ def _subgroups(dist: Any, rank: int, size: int) -> None:
         dist.new_subgroups_by_enumeration([[0, 1], [1, 2]])
 
 
-def test_subgroups(world: World) -> None:
-    world(4, _subgroups)
-
-
-def _split(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(4, fixture="any_world")
+def test_split_group(dist: Any, rank: int, size: int) -> None:
     pg = dist.split_group(split_ranks=[[1, 0], [3]])
     if rank == 2:
         assert pg == dist.GroupMember.NON_GROUP_MEMBER
@@ -325,20 +290,16 @@ def _split(dist: Any, rank: int, size: int) -> None:
         dist.split_group(split_ranks=[])
 
 
-def test_split_group(any_world: World) -> None:
-    any_world(4, _split)
-
-
-def _shrink(dist: Any, rank: int, size: int, flags: int) -> list[float]:
-    import torch
-
+@pytest.mark.parametrize("flags", [0, 1])
+@on_ranks(3)
+def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
     other = dist.new_group()
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     if rank == 1:
         with pytest.raises(RuntimeError, match="in the exclusion list"):
             dist.shrink_group([1])
-        return [0]
+        return
     for ranks, error, message in (
         ((1,), TypeError, "must be a list"),
         ([], ValueError, "cannot be empty"),
@@ -356,18 +317,11 @@ def _shrink(dist: Any, rank: int, size: int, flags: int) -> list[float]:
         dist.all_reduce(tensor, group=other)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
-    return [tensor.item()]
-
-
-@pytest.mark.parametrize("flags", [0, 1])
-def test_shrink_group(world: World, flags: int) -> None:
-    assert world(3, _shrink, flags) == [[2.0], [0], [2.0]]
+    assert tensor.item() == 2
 
 
 def _survive(dist: Any, rank: int, size: int) -> float:
     """Rank 1 dies, a thread of the others hangs, and the store is of no use any more."""
-    import torch
-
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -393,9 +347,10 @@ def test_shrink_group_without_the_dead(launch: Launcher, tmp_path: Path) -> None
     assert outcomes[1].died == "killed by SIGKILL"
 
 
-def _again(dist: Any, rank: int, size: int, url: str) -> None:
+@on_ranks(2)
+def test_init_again(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     """End and begin several times, over one store that is never emptied."""
-    import torch
+    url = str(tmp_path / "again")
 
     dist.destroy_process_group()
     store = dist.FileStore(url, size)
@@ -412,12 +367,10 @@ def _again(dist: Any, rank: int, size: int, url: str) -> None:
         assert not dist.is_initialized()
 
 
-def test_init_again(world: World, tmp_path: Any) -> None:
-    world(2, _again, str(tmp_path / "again"))
-
-
-def _names_of_dumps(dist: Any, rank: int, size: int, folder: str) -> None:
+@on_ranks(2)
+def test_names_of_dumps(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     """By the rank in the default group, while there is one."""
+    folder = str(tmp_path)
     from pynccl import nccl
 
     os.environ["PYNCCL_FLIGHT_FILE"] = f"{folder}/"
@@ -431,14 +384,10 @@ def _names_of_dumps(dist: Any, rank: int, size: int, folder: str) -> None:
     assert paths == [f"{folder}/{rank}", f"{folder}/pid{os.getpid()}"]
 
 
-def test_names_of_dumps(world: World, tmp_path: Path) -> None:
-    world(2, _names_of_dumps, str(tmp_path))
-
-
-def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
+@on_ranks(2)
+def test_beside_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     """torch.distributed over the same store, at the same time."""
-    import torch
-    import torch.distributed as torch_dist
+    url = f"file://{tmp_path}/torch"
 
     assert not torch_dist.is_initialized()
     torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
@@ -450,26 +399,6 @@ def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
     torch_dist.destroy_process_group()
     assert dist.is_initialized()
     dist.barrier()
-
-
-def test_beside_torch(world: World, tmp_path: Any) -> None:
-    world(2, _beside_torch, f"file://{tmp_path}/torch")
-
-
-def _missing_rank(dist: Any, rank: int, size: int) -> str:
-    if rank == 1:
-        dist.monitored_barrier()  # by the store
-        return ""
-    with pytest.raises(dist.DistStoreError) as caught:
-        dist.new_group(timeout=timedelta(seconds=1))
-    dist.monitored_barrier()
-    assert isinstance(caught.value, dist.DistError)
-    return str(caught.value)
-
-
-def test_a_missing_rank_is_named(world: World) -> None:
-    text = world(2, _missing_rank)[0]
-    assert "rank 0 Timed out waiting 1 seconds for rank 1 of 2" in text
 
 
 def test_small_questions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+
+from tests.support.in_world import on_ranks
 
 pytest.importorskip("torch")
-
-World = Callable[..., list[Any]]
 
 
 def _calls(dist: Any, rank: int, size: int, torch: Any) -> dict[str, Callable[[], Any]]:
@@ -57,9 +58,8 @@ def _calls(dist: Any, rank: int, size: int, torch: Any) -> dict[str, Callable[[]
     }
 
 
-def _every_operation(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_every_operation_passes_the_hooks(dist: Any, rank: int, size: int) -> None:
     from pynccl.mirror.group.hooks import add_operation_hooks
 
     seen: list[tuple[Any, ...]] = []
@@ -96,10 +96,6 @@ def _every_operation(dist: Any, rank: int, size: int) -> None:
     assert not seen
 
 
-def test_every_operation_passes_the_hooks(world: World) -> None:
-    world(2, _every_operation)
-
-
 def _described(record: Any) -> tuple[Any, ...]:
     return (
         record.kind,
@@ -114,9 +110,8 @@ def _described(record: Any) -> tuple[Any, ...]:
     )
 
 
-def _same_records(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_fast_functions_and_python_make_the_same_record(dist: Any, rank: int, size: int) -> None:
     from pynccl.mirror.group.hooks import add_operation_hooks
 
     peer = 1 - rank
@@ -150,20 +145,16 @@ def _same_records(dist: Any, rank: int, size: int) -> None:
                     each.wait()
 
 
-def test_fast_functions_and_python_make_the_same_record(world: World) -> None:
-    world(2, _same_records)
-
-
-def _failures(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_failures(dist: Any, rank: int, size: int) -> None:
     from pynccl.mirror.group.hooks import add_operation_hooks
 
     errors: list[Any] = []
     aborted: list[Any] = []
     unraisable: list[Any] = []
-    pg = dist.new_group(timeout=timedelta(seconds=0.5))
+    pg = dist.new_group()
     dist.all_reduce(torch.ones(1), group=pg)
+    dist.set_timeout(timedelta(seconds=0.5), pg)
     sys.unraisablehook = unraisable.append
 
     def fails(_: Any) -> None:
@@ -193,7 +184,3 @@ def _failures(dist: Any, rank: int, size: int) -> None:
         dist.all_reduce(tensor)
         assert errors == [None]
     sys.unraisablehook = sys.__unraisablehook__
-
-
-def test_failures(world: World) -> None:
-    world(2, _failures)

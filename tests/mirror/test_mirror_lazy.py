@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.in_world import on_ranks
 
-def _lazy(dist: Any, rank: int, _size: int) -> None:
+
+@on_ranks(2)
+def test_lazy_tensors_are_refused(dist: Any, rank: int, size: int) -> None:
     other = 1 - rank
     for tensor in (torch.ones(2)._neg_view(), torch.tensor([1 + 2j, 3j]).conj()):
         text = "conjugat" if tensor.is_complex() else "^tensor: is lazily negated"
@@ -34,7 +37,3 @@ def _lazy(dist: Any, rank: int, _size: int) -> None:
     plain = torch.ones(2)
     dist.all_reduce(plain)
     assert plain.tolist() == [2, 2]
-
-
-def test_lazy_tensors_are_refused(world: Callable[..., list[Any]]) -> None:
-    world(2, _lazy)

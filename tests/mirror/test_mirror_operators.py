@@ -4,12 +4,12 @@ of its functions and methods, with the same result, and that none of these costs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-World = Callable[..., list[Any]]
+from tests.support.in_world import on_ranks
 
 
 def _forms(dist: Any) -> dict[str, list[Any]]:
@@ -25,9 +25,8 @@ def _forms(dist: Any) -> dict[str, list[Any]]:
     }
 
 
-def _in_all_functions(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2, 3, fixture="any_world")
+def test_functions(dist: Any, rank: int, size: int) -> None:
     def mine() -> torch.Tensor:
         return torch.full((size,), 2 * rank + 2, dtype=torch.int32)
 
@@ -58,14 +57,8 @@ def _in_all_functions(dist: Any, rank: int, size: int) -> None:
             assert [part.tolist() for part in parts] == [want[:1]] * 3, (name, op)
 
 
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_functions(any_world: World, nranks: int) -> None:
-    any_world(nranks, _in_all_functions)
-
-
-def _booleans_and_complex(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_booleans_and_complex_numbers(dist: Any, rank: int, size: int) -> None:
     for name, forms in _forms(dist).items():
         for op in forms:
             flags = torch.tensor([rank == 0, rank >= 0])
@@ -85,13 +78,8 @@ def _booleans_and_complex(dist: Any, rank: int, size: int) -> None:
                     dist.all_reduce(numbers, op)
 
 
-def test_booleans_and_complex_numbers(world: World) -> None:
-    world(2, _booleans_and_complex)
-
-
-def _no_detour(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(1)
+def test_the_fast_path(dist: Any, rank: int, size: int) -> None:
     from pynccl import _C
 
     tensor = torch.ones(4)
@@ -109,13 +97,8 @@ def _no_detour(dist: Any, rank: int, size: int) -> None:
     assert _C.fallbacks()["all_reduce"] == count + 1
 
 
-def test_the_fast_path(world: World) -> None:
-    world(1, _no_detour)
-
-
-def _factors(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_operators_of_a_factor(dist: Any, rank: int, size: int) -> None:
     from pynccl import nccl
 
     own = dist.get_backend_impl().pre_mul_sum(0.5, "float32")
@@ -130,7 +113,3 @@ def _factors(dist: Any, rank: int, size: int) -> None:
             dist.all_reduce(torch.ones(3), foreign)
         with pytest.raises(ValueError, match="is for float32, the tensor is float64"):
             dist.all_reduce(torch.ones(3, dtype=torch.float64), own)
-
-
-def test_operators_of_a_factor(world: World) -> None:
-    world(2, _factors)

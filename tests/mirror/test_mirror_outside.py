@@ -11,7 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-World = Callable[..., list[Any]]
+import torch
+import torch.distributed as torch_dist
+
+from tests.support.in_world import on_ranks
 
 _NOT_COMPARED = {
     # gloo has none of these, or torch refuses them for it before it looks at the group.
@@ -32,8 +35,6 @@ _NOT_COMPARED = {
 
 def _calls(dist: Any, pg: Any) -> dict[str, Callable[[], Any]]:
     """Calls on a group that this rank, global rank 2, is not in; its ranks are 1 and 0."""
-    import torch
-
     one, two = torch.ones(2), torch.ones(4)
     parts = [torch.ones(2), torch.ones(2)]
     functions: dict[str, tuple[Any, ...]] = {
@@ -121,8 +122,11 @@ def _outcome(call: Callable[[], Any]) -> tuple[str, Any, list[str]]:
     return kind, value, [str(one.message) for one in caught if "Running" in str(one.message)]
 
 
-def _compare(dist: Any, rank: int, size: int, url: str) -> None:
-    import torch.distributed as torch_dist
+@on_ranks(3)
+def test_functions_on_a_rank_outside_the_group(
+    dist: Any, rank: int, size: int, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/torch"
 
     torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     try:
@@ -145,10 +149,6 @@ def _compare(dist: Any, rank: int, size: int, url: str) -> None:
             assert not wrong, "\n" + "\n".join(wrong)
     finally:
         torch_dist.destroy_process_group()
-
-
-def test_functions_on_a_rank_outside_the_group(world: World, tmp_path: Path) -> None:
-    world(3, _compare, f"file://{tmp_path}/torch")
 
 
 def test_no_function_is_missing() -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as torch_dist
+
+from tests.support.in_world import on_ranks
 
 World = Callable[..., list[Any]]
 
@@ -22,9 +26,6 @@ sizes = pytest.mark.parametrize("nranks", SIZES)
 
 def _gather_single(dist: Any, rank: int, size: int) -> None:
     """The result is that of torch's gather, one tensor below the other."""
-    import torch
-    import torch.distributed as torch_dist
-
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         for shape in ((3, 2), (5,), (), (0, 4)):
             mine = torch.full(shape, rank + 1).to(dtype)
@@ -50,9 +51,8 @@ def _gather_single(dist: Any, rank: int, size: int) -> None:
     assert output.tolist() == (list(range(size))[::-1] if rank == size - 1 else [0] * size)
 
 
-def _gather_single_errors(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(*SIZES)
+def test_errors_of_gather_single(dist: Any, rank: int, size: int) -> None:
     own = torch.ones(2)
     if rank == 0:
         with pytest.raises(ValueError, match="must be specified on the destination rank"):
@@ -77,15 +77,8 @@ def test_gather_single(world: World, nranks: int) -> None:
     world(nranks, _beside_torch, _gather_single)
 
 
-@sizes
-def test_errors_of_gather_single(world: World, nranks: int) -> None:
-    world(nranks, _gather_single_errors)
-
-
 def _beside_torch(dist: Any, rank: int, size: int, function: Callable[..., None]) -> None:
     """Run a function with torch.distributed over gloo in the same processes."""
-    import torch.distributed as torch_dist
-
     port = [None]
     if rank == 0:
         import socket
@@ -152,9 +145,10 @@ def _sends(dist: Any, rank: int, size: int) -> dict[str, Callable[..., Any]]:
     return {**functions, **(transfers if size == 2 else {"transfer": transfer})}
 
 
-def _weights_only(dist: Any, rank: int, size: int, folder: str) -> None:
+@on_ranks(*SIZES)
+def test_weights_only(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     """Safe objects arrive; a pickle that runs code does so only without weights_only."""
-    import torch
+    folder = str(tmp_path)
 
     safe = {"tensor": torch.arange(3), "list": [1, "two", None, 4.5], 5: (True,)}
     for name, send in _sends(dist, rank, size).items():
@@ -181,17 +175,9 @@ def _weights_only(dist: Any, rank: int, size: int, folder: str) -> None:
         assert path.exists()
 
 
-@sizes
-def test_weights_only(world: World, nranks: int, tmp_path: Path) -> None:
-    world(nranks, _weights_only, str(tmp_path))
-
-
 def _weights_only_as_torch(dist: Any, rank: int, size: int) -> None:
     """The bytes on the wire are torch's: the same types are taken and refused."""
     import inspect
-
-    import torch
-    import torch.distributed as torch_dist
 
     if "weights_only" not in inspect.signature(torch_dist.all_gather_object).parameters:
         return
@@ -212,10 +198,9 @@ def test_weights_only_as_torch(world: World, nranks: int) -> None:
     world(nranks, _beside_torch, _weights_only_as_torch)
 
 
-def _set_timeout(dist: Any, rank: int, size: int) -> None:
+@on_ranks(*SIZES, env={"HOSTNCCL_DEADLOCK_MS": "30000"})
+def test_set_timeout(dist: Any, rank: int, size: int) -> None:
     """The timeout of what exists and of what is made later, and only of this group."""
-    import torch
-
     pg = dist.new_group(timeout=timedelta(seconds=300))
     early = dist.new_group()
     value = torch.ones(1)
@@ -256,14 +241,8 @@ def _set_timeout(dist: Any, rank: int, size: int) -> None:
     assert dist.get_backend_impl().timeout == 77
 
 
-@sizes
-def test_set_timeout(world: World, nranks: int) -> None:
-    world(nranks, _set_timeout, env={"HOSTNCCL_DEADLOCK_MS": "30000"})
-
-
-def _get_backend_impl(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(*SIZES)
+def test_get_backend_impl(dist: Any, rank: int, size: int) -> None:
     from pynccl import nccl
 
     comm = dist.get_backend_impl()
@@ -281,14 +260,8 @@ def _get_backend_impl(dist: Any, rank: int, size: int) -> None:
         dist.get_backend_impl(dist.GroupMember.NON_GROUP_MEMBER)
 
 
-@sizes
-def test_get_backend_impl(world: World, nranks: int) -> None:
-    world(nranks, _get_backend_impl)
-
-
-def _coalesced(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(*SIZES)
+def test_coalesced_methods(dist: Any, rank: int, size: int) -> None:
     pg = dist.group.WORLD
     a, b = torch.full((2,), rank + 1.0), torch.full((3,), 10.0 * rank)
     outputs = [torch.zeros(2 * size), torch.zeros(3 * size)]
@@ -311,8 +284,3 @@ def _coalesced(dist: Any, rank: int, size: int) -> None:
     gathered = torch.zeros(size, dtype=torch.int64)
     pg.gather_single(gathered, torch.tensor([rank]), size - 1).wait()
     assert gathered.tolist() == (list(range(size)) if rank == size - 1 else [0] * size)
-
-
-@sizes
-def test_coalesced_methods(world: World, nranks: int) -> None:
-    world(nranks, _coalesced)
