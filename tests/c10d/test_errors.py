@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.c10d.in_torch import run_in_torch
+import pynccl
+from pynccl import nccl
+from tests.c10d.in_torch import run_with_dist
+from tests.support.in_world import on_ranks, run_in_world
 from tests.support.launcher import Launcher
 from tests.support.overlaps import check_overlaps
 
-World = Callable[..., list[Any]]
 
-
-def _mistakes(_rank: int, size: int) -> None:
+@on_ranks(2)
+def test_mistakes_name_the_argument(rank: int, size: int) -> None:
     group = dist.distributed_c10d._get_default_group()
     ones = torch.ones(4, 4)
     everywhere = [torch.empty(4, 4) for _ in range(size)]
@@ -50,21 +52,13 @@ def _mistakes(_rank: int, size: int) -> None:
     assert ones[0, 0].item() == float(size)
 
 
-def test_mistakes_name_the_argument(torch_world: World) -> None:
-    torch_world(2, _mistakes)
-
-
-def _overlaps(rank: int, _size: int) -> None:
-    import torch.distributed as dist
-
+@on_ranks(2, fixture="each_world")
+def test_overlaps_are_refused(dist: Any, rank: int, size: int) -> None:
     check_overlaps(dist, rank)
 
 
-def test_overlaps_are_refused(torch_world: World) -> None:
-    torch_world(2, _overlaps)
-
-
-def _lazy(_rank: int, size: int) -> None:
+@on_ranks(2)
+def test_lazily_negated_outputs_keep_their_values(rank: int, size: int) -> None:
     """As docs/c10d.md says: torch passes a copy on, so that an output keeps its old values."""
     x = torch.tensor([1 + 2j, 3 - 1j])
     negated = x.conj().imag
@@ -82,30 +76,30 @@ def _lazy(_rank: int, size: int) -> None:
         dist.all_reduce(x.conj())
 
 
-def test_lazily_negated_outputs_keep_their_values(torch_world: World) -> None:
-    torch_world(2, _lazy)
-
-
-def _die(rank: int, _size: int, async_op: bool) -> str:
+def _dies(dist: Any, rank: int, size: int, async_op: bool) -> None:
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    try:
+    with pytest.raises(dist.DistBackendError, match="rank 1") as caught:  # noqa: PT012
         for _ in range(3):  # rank 1 may die after it has taken part
             work = dist.all_reduce(torch.ones(1), async_op=async_op)
             if work is not None:
                 work.wait()
-    except dist.DistBackendError as error:
-        return str(error)
-    raise AssertionError("nothing was raised")
+    assert "all_reduce" in str(caught.value).replace("AllReduce", "all_reduce")
+    if async_op:
+        assert str(work.exception()) == str(caught.value)
+        assert not work.is_success()
+        for wait in (work.wait, work.get_future().wait):
+            with pytest.raises(RuntimeError):
+                wait()
+    assert isinstance(caught.value, nccl.NcclRemoteError) == (dist is pynccl)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-def test_death_of_a_rank(launch: Launcher, tmp_path: Any, async_op: bool) -> None:
+@pytest.mark.parametrize("enter", [run_in_world, run_with_dist])
+def test_death_of_a_rank(launch: Launcher, tmp_path: Path, enter: Any, async_op: bool) -> None:
     url = f"file://{tmp_path}/store"
-    outcomes = launch.outcomes(3, run_in_torch, _die, url, {}, (async_op,), timeout=60)
-    assert outcomes[1].died
+    outcomes = launch.outcomes(3, enter, _dies, url, {}, (async_op,), timeout=60)
+    assert outcomes[1].died == "killed by SIGKILL"
     for rank in (0, 2):
-        assert outcomes[rank].ok, outcomes[rank].error
-        assert "all_reduce" in outcomes[rank].value
-        assert "rank 1" in outcomes[rank].value
+        assert outcomes[rank].ok, outcomes[rank].trace

@@ -17,13 +17,16 @@ import torch.distributed as dist
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of, set_event, wait_event
 from tests.c10d.versions import needs_torch
+from tests.support.in_world import on_ranks
+from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]
 
 _CPU = torch.device("cpu")
 
 
-def _many_at_once(rank: int, size: int) -> None:
+@on_ranks(2, 4, fixture="each_world")
+def test_asynchronous_operations_in_order(dist: Any, rank: int, size: int) -> None:
     """Issued before any is waited for, with synchronous ones between."""
     tensors = [torch.full((n + 1,), float(rank)) for n in range(50)]
     works = []
@@ -33,8 +36,10 @@ def _many_at_once(rank: int, size: int) -> None:
             assert tensor[0].item() == float(sum(range(size)))
         else:
             works.append(dist.all_reduce(tensor, async_op=True))
-    for work in reversed(works):
+    for work in reversed(works[10:]):
         work.wait()
+    for done in torch.futures.wait_all([work.get_future() for work in works[:10]]):
+        assert done[0][-1].item() == sum(range(size))
     assert all(tensor[-1].item() == float(sum(range(size))) for tensor in tensors)
     # Dropped without a wait, with the tensor.
     for _ in range(10):
@@ -42,12 +47,8 @@ def _many_at_once(rank: int, size: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_asynchronous_operations_in_order(torch_world: World, nranks: int) -> None:
-    torch_world(nranks, _many_at_once)
-
-
-def _late(rank: int, _size: int) -> None:
+@on_ranks(2, fixture="host_world")
+def test_work_of_a_late_rank(dist: Any, rank: int, size: int) -> None:
     tensor = torch.full((3,), rank + 1.0)
     dist.barrier()
     if rank == 1:
@@ -64,20 +65,23 @@ def _late(rank: int, _size: int) -> None:
         dist.send(torch.ones(1), 1)
         assert doubled.wait().tolist() == [6.0] * 3
         assert future.value()[0] is not None
-    work.wait()
+    assert work.wait(timedelta(seconds=20))
     work.synchronize()
     assert work.is_success()
     assert work.get_future().wait()[0].tolist() == [3.0] * 3
+
+
+@on_ranks(2)
+def test_facts_of_a_backend(rank: int, size: int) -> None:
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
     assert backend_of()._get_sequence_number_for_group() == 2
     assert backend_of().name() == "pynccl"
     assert backend_of().options._timeout == timedelta(seconds=30)
 
 
-def test_work_of_a_late_rank(torch_world: World) -> None:
-    torch_world(2, _late)
-
-
-def _hooked(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_a_callback_can_issue(rank: int, size: int) -> None:
     """A callback that issues an operation itself, as communication hooks of DDP do."""
     tensor = torch.full((3,), rank + 1.0)
 
@@ -98,47 +102,33 @@ def _hooked(rank: int, _size: int) -> None:
     dist.barrier()
 
 
-def test_a_callback_can_issue(torch_world: World) -> None:
-    torch_world(2, _hooked)
-
-
-def _absent(rank: int, _size: int) -> str:
+@on_ranks(2)
+def test_timeout_names_the_missing_rank(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         wait_event("raised")
-        return ""
+        return
     dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
-    with pytest.raises(dist.DistBackendError) as caught:
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*(1 s|1\.0|after 1)"):
         dist.all_reduce(torch.ones(1))
     set_event("raised")
-    return str(caught.value)
 
 
-def test_timeout_names_the_missing_rank(torch_world: World) -> None:
-    text = torch_world(2, _absent)[0]
-    assert "all_reduce" in text
-    assert "1 s" in text or "1.0" in text or "after 1" in text, text
-
-
-def _one_absent(rank: int, _size: int) -> str:
+@on_ranks(2)
+def test_timeout_of_one_operation(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         wait_event("raised")
-        return ""
+        return
     options = dist.AllreduceOptions()
     options.timeout = timedelta(seconds=0.5)
-    with pytest.raises(dist.DistBackendError) as caught:
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*within 0\.5 s.*rank 1"):
         backend_of().allreduce([torch.ones(1)], options).wait()
     set_event("raised")
-    return str(caught.value)
 
 
-def test_timeout_of_one_operation(torch_world: World) -> None:
-    text = torch_world(2, _one_absent)[0]
-    assert re.search(r"all_reduce.*within 0\.5 s.*rank 1", text), text
-
-
-def _aborted(rank: int, _size: int) -> None:
+@on_ranks(2, fresh=True)
+def test_abort_frees_a_waiting_thread(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         wait_event("raised")
@@ -156,11 +146,8 @@ def _aborted(rank: int, _size: int) -> None:
         dist.all_reduce(torch.ones(1))
 
 
-def test_abort_frees_a_waiting_thread(torch_world: World) -> None:
-    torch_world(2, _aborted, fresh=True)
-
-
-def _split(rank: int, size: int) -> list[float]:
+@on_ranks(4)
+def test_split(rank: int, size: int) -> None:
     group = dist.distributed_c10d._get_default_group()
     half = list(range(size // 2)) if rank < size // 2 else list(range(size // 2, size))
     assert backend_of().supports_splitting
@@ -171,14 +158,11 @@ def _split(rank: int, size: int) -> list[float]:
     made.allreduce([tensor]).wait()
     assert (made.rank(), made.size()) == (rank % (size // 2), size // 2)
     made.shutdown()
-    return tensor.tolist()
+    assert tensor.tolist() == [sum(half)] * 2
 
 
-def test_split(torch_world: World) -> None:
-    assert torch_world(4, _split) == [[1.0, 1.0]] * 2 + [[5.0, 5.0]] * 2
-
-
-def _split_after_work(rank: int, size: int) -> None:
+@on_ranks(2, init={"timeout": timedelta(seconds=10)})
+def test_split_after_asynchronous_operations(rank: int, size: int) -> None:
     """The split is in order with asynchronous operations that were issued before it."""
     dist.all_reduce(torch.ones(1))
     tensors = [torch.ones(1), torch.ones(1)]
@@ -202,14 +186,10 @@ def _split_after_work(rank: int, size: int) -> None:
     made.shutdown()
 
 
-def test_split_after_asynchronous_operations(torch_world: World) -> None:
-    torch_world(2, _split_after_work, init={"timeout": timedelta(seconds=10)})
-
-
 def _profiled(_rank: int, _size: int) -> None:
     """An event ends before the wait for its operation does: the profiler may stop then."""
     profiler = torch.autograd.profiler
-    for _ in range(400):
+    for _ in range(400 if FULL else 100):
         with profiler.profile() as profile:
             dist.all_reduce(torch.ones(1), async_op=True).wait()
             with profiler.record_function("waited"):
@@ -220,7 +200,7 @@ def _profiled(_rank: int, _size: int) -> None:
 
 
 def test_profiler_has_the_end_of_an_operation(torch_world: World) -> None:
-    torch_world(4, _profiled, timeout=60)
+    torch_world(4 if FULL else 2, _profiled, timeout=60)
 
 
 def _connect(timeout: timedelta) -> None:
@@ -228,7 +208,9 @@ def _connect(timeout: timedelta) -> None:
     dist.distributed_c10d._get_default_group().set_timeout(timeout)
 
 
-def _extended(rank: int, _size: int) -> None:
+@needs_torch(2, 14, "_add_ephemeral_timeout() of all backends")
+@on_ranks(2, fresh=True)
+def test_temporary_timeout(rank: int, size: int) -> None:
     _connect(timedelta(seconds=1))
     backend_of()._add_ephemeral_timeout(timedelta(seconds=20))
     if rank == 1:
@@ -242,12 +224,8 @@ def _extended(rank: int, _size: int) -> None:
     set_event("raised")
 
 
-@needs_torch(2, 14, "_add_ephemeral_timeout() of all backends")
-def test_temporary_timeout(torch_world: World) -> None:
-    torch_world(2, _extended, fresh=True)
-
-
-def _longer(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_timeout_of_one_operation_can_be_longer(rank: int, size: int) -> None:
     _connect(timedelta(seconds=1))
     if rank == 1:
         time.sleep(2)
@@ -256,11 +234,9 @@ def _longer(rank: int, _size: int) -> None:
     dist.distributed_c10d._get_default_group().allreduce([torch.ones(1)], options).wait()
 
 
-def test_timeout_of_one_operation_can_be_longer(torch_world: World) -> None:
-    torch_world(2, _longer)
-
-
-def _gathered(rank: int, size: int) -> None:
+@needs_torch(2, 14, "gather_single()")
+@on_ranks(2)
+def test_gather_into_one_tensor(rank: int, size: int) -> None:
     output = torch.empty(2 * size) if rank == 1 else None
     dist.gather_single(torch.full((2,), float(rank)), output, dst=1)
     if rank != 1:
@@ -268,11 +244,6 @@ def _gathered(rank: int, size: int) -> None:
     assert torch.equal(output, torch.arange(size).repeat_interleave(2).float())
     with pytest.raises(ValueError, match="gather_tensor: expected 4 elements, got 3"):
         dist.gather_single(torch.ones(2), torch.empty(3), dst=1)
-
-
-@needs_torch(2, 14, "gather_single()")
-def test_gather_into_one_tensor(torch_world: World) -> None:
-    torch_world(2, _gathered)
 
 
 def _wakeups() -> int:
@@ -286,14 +257,11 @@ def _wakeups() -> int:
     return found
 
 
-def _woken(_rank: int, _size: int) -> None:
+@on_ranks(1)
+def test_synchronous_operations_wake_no_thread(rank: int, size: int) -> None:
     tensor, calls = torch.ones(1), 2000
     dist.all_reduce(tensor, async_op=True).wait()  # from here on there is a thread
     before = _wakeups()
     for _ in range(calls):
         dist.all_reduce(tensor)
     assert _wakeups() - before < calls / 10
-
-
-def test_synchronous_operations_wake_no_thread(torch_world: World) -> None:
-    torch_world(1, _woken)

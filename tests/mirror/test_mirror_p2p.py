@@ -11,57 +11,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import gpu
+from tests.support.in_world import on_ranks
 
 World = Callable[..., list[Any]]
 LARGE = 1_000_003  # elements, far more than any buffer on the way
 
 
-def _ring(dist: Any, rank: int, size: int, count: int) -> None:
-    """Everybody sends first, without a batch."""
-    import torch
-
-    for shift in range(1, size):
-        sent = torch.full((count,), float(rank))
-        received = torch.empty(count)
-        sending = dist.isend(sent, (rank + shift) % size)
-        receiving = dist.irecv(received, (rank - shift) % size)
-        assert receiving.wait()
-        assert sending.wait()
-        assert (received == (rank - shift) % size).all()
-        assert receiving._source_rank() == (rank - shift) % size
-        if sent.is_cuda:  # there wait() makes the current stream wait, not the caller
-            torch.cuda.synchronize()
-        assert sending.is_success()
-
-
-@pytest.mark.parametrize("count", [1, LARGE])
-@pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_ring_without_a_batch(any_world: World, provider: str, nranks: int, count: int) -> None:
-    gpu.spare(provider, nranks)
-    any_world(nranks, _ring, count)
-
-
-def _ring_of_blocking_recv(dist: Any, rank: int, size: int) -> None:
-    import torch
-
-    received = torch.empty(LARGE)
-    work = dist.isend(torch.full((LARGE,), float(rank)), (rank + 1) % size)
-    assert dist.recv(received, (rank - 1) % size) == (rank - 1) % size
-    work.wait()
-    assert received[-1] == (rank - 1) % size
-
-
-@pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_isend_then_recv_round_a_ring(world: World, nranks: int) -> None:
-    world(nranks, _ring_of_blocking_recv)
-
-
 def _two_of_many(dist: Any, rank: int, size: int) -> None:
     """The first operation of the group concerns two ranks; the others do nothing."""
-    import torch
-
     tensor = torch.full((3,), float(rank))
     if rank == 1:
         dist.send(tensor, 3)
@@ -79,10 +39,10 @@ def test_two_of_many(world: World, backend: str) -> None:
     world(4, _two_of_many, init={"backend": backend})
 
 
-def _order(dist: Any, rank: int, size: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+@on_ranks(2)
+def test_messages_keep_their_order(dist: Any, rank: int, size: int, seed: int) -> None:
     """Messages of one rank to another arrive in their order, whatever else goes on."""
-    import torch
-
     timing = random.Random(seed * 10 + rank)
     peer = 1 - rank
     works = []
@@ -106,40 +66,8 @@ def _order(dist: Any, rank: int, size: int, seed: int) -> None:
     assert [int(t[-1]) for t in inbox] == list(range(30))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_messages_keep_their_order(world: World, seed: int) -> None:
-    world(2, _order, seed)
-
-
-def _batch(dist: Any, rank: int, size: int) -> None:
-    import torch
-
-    others = [peer for peer in range(size) if peer != rank]
-    inbox = {peer: torch.empty(50_000 * (peer + 1)) for peer in others}
-    operations = [dist.P2POp(dist.irecv, inbox[peer], peer) for peer in others]
-    operations += [
-        dist.P2POp(dist.isend, torch.full((50_000 * (rank + 1),), float(rank)), group_peer=peer)
-        for peer in others
-    ]
-    own_in, own_out = torch.full((4,), 7.0), torch.empty(4)
-    operations.append(dist.P2POp(dist.isend, own_in, rank))
-    operations.append(dist.P2POp(dist.irecv, own_out, rank))
-    random.Random(rank).shuffle(operations)
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    assert all((inbox[peer] == peer).all() for peer in others)
-    assert own_out.tolist() == own_in.tolist()
-    assert "isend" in repr(operations[0]) or "irecv" in repr(operations[0])
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 4])
-def test_batch(any_world: World, nranks: int) -> None:
-    any_world(nranks, _batch)
-
-
-def _refused(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2, 3)
+def test_mistakes(dist: Any, rank: int, size: int) -> None:
     tensor = torch.ones(1)
     for call in (lambda: dist.send(tensor, rank), lambda: dist.recv(tensor, group_src=rank)):
         with pytest.raises(ValueError, match="should not be the same as the rank"):
@@ -166,14 +94,8 @@ def _refused(dist: Any, rank: int, size: int) -> None:
                 call()
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_mistakes(world: World, nranks: int) -> None:
-    world(nranks, _refused)
-
-
-def _any_source(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(3)
+def test_any_source_in_a_group_of_two(dist: Any, rank: int, size: int) -> None:
     pg = dist.new_group([1, 2])
     if rank == 0:
         return
@@ -189,13 +111,8 @@ def _any_source(dist: Any, rank: int, size: int) -> None:
     assert tensor.item() == 1
 
 
-def test_any_source_in_a_group_of_two(world: World) -> None:
-    world(3, _any_source)
-
-
-def _nobody_there(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2)
+def test_nobody_there(dist: Any, rank: int, size: int) -> None:
     dist.group.WORLD.timeout = timedelta(seconds=1)
     if rank == 1:
         dist.monitored_barrier(timeout=timedelta(seconds=20))  # by the store
@@ -209,7 +126,3 @@ def _nobody_there(dist: Any, rank: int, size: int) -> None:
     assert work.is_completed()
     assert not work.is_success()
     dist.monitored_barrier(timeout=timedelta(seconds=20))
-
-
-def test_nobody_there(world: World) -> None:
-    world(2, _nobody_there)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import signal
 import threading
 import time
 import weakref
@@ -17,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import gpu
-from tests.support.in_world import run_in_world
-from tests.support.launcher import Launcher
+from tests.support.in_world import on_ranks
 from tests.support.rank import wait_for
 
 World = Callable[..., list[Any]]
 
 
-def _every_collective(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, 3, 4, fixture="any_world")
+def test_every_collective(dist: Any, rank: int, size: int) -> None:
     """All of them under way at once, waited for in another order."""
-    import torch
 
     def full(value: float = 1.0, *shape: int) -> torch.Tensor:
         return torch.full(shape or (2,), float(value))
@@ -73,16 +71,9 @@ def _every_collective(dist: Any, rank: int, size: int) -> None:
     assert works[0].result()[0] is tensor
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_every_collective(any_world: World, provider: str, nranks: int) -> None:
-    gpu.spare(provider, nranks)
-    any_world(nranks, _every_collective)
-
-
-def _in_a_group(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, 3, fixture="any_world")
+def test_works_of_a_group(dist: Any, rank: int, size: int) -> None:
     """The end of the group issues the operations; their works are waited for after it."""
-    import torch
-
     from pynccl import nccl
 
     first, second = torch.full((4,), rank + 1.0), torch.full((4,), 10.0 * rank)
@@ -111,16 +102,9 @@ def _in_a_group(dist: Any, rank: int, size: int) -> None:
     assert second.tolist() == [size * 10.0 * sum(range(size))] * 4
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_works_of_a_group(any_world: World, provider: str, nranks: int) -> None:
-    gpu.spare(provider, nranks)
-    any_world(nranks, _in_a_group)
-
-
-def _revoked(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, fixture="any_world")
+def test_a_revocation_is_an_error_in_wait(dist: Any, rank: int, size: int) -> None:
     """On GPUs the operation ends as if it were done."""
-    import torch
-
     tensor = torch.ones(4)
     comm = dist.group.WORLD.comm_stream(tensor.device).comm
     gpu.require("cuda" if tensor.is_cuda else "host", "ncclCommRevoke")
@@ -137,58 +121,12 @@ def _revoked(dist: Any, rank: int, size: int) -> None:
     comm.abort()
 
 
-def test_a_revocation_is_an_error_in_wait(any_world: World) -> None:
-    any_world(2, _revoked)
+@on_ranks(2)
+def test_tensors_live_as_long_as_needed(dist: Any, rank: int, size: int) -> None:
+    """A tensor that only the operation refers to lives until the wait for it.
 
-
-def _overlap(dist: Any, rank: int, size: int, seen: str) -> None:
-    """The caller goes on while the others have not come, which they do when it has seen that."""
-    import torch
-
-    tensor = torch.ones(1000)
-    if rank == 1:
-        wait_for(seen)
-    work = dist.all_reduce(tensor, async_op=True)
-    if rank == 0:
-        assert not work.is_completed()
-        with pytest.raises(dist.DistBackendError, match="Timed out waiting 10ms for all_reduce"):
-            work.wait(timedelta(milliseconds=10))
-        Path(seen).touch()
-    assert work.wait(timedelta(seconds=20))
-    # Synchronous and asynchronous operations of a group run in the order of their calls.
-    second = dist.all_reduce(tensor, async_op=True)
-    dist.all_reduce(tensor)
-    assert tensor[0] == size**3
-    second.wait()
-
-
-def test_overlap_and_timeout_of_wait(world: World, tmp_path: Path) -> None:
-    world(2, _overlap, str(tmp_path / "seen"))
-
-
-def _futures(dist: Any, rank: int, size: int) -> None:
-    import torch
-
-    if rank == 1:
-        time.sleep(0.05)
-    tensor = torch.full((2,), float(rank + 1))
-    future = dist.all_reduce(tensor, async_op=True).get_future()
-    doubled = future.then(lambda done: [2 * t for t in done.wait()])
-    assert doubled.wait()[0].tolist() == [size * (size + 1.0)] * 2
-    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
-    for done in torch.futures.wait_all([work.get_future() for work in works]):
-        assert done[0].tolist() == [size] * 3
-
-
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_futures(world: World, nranks: int) -> None:
-    world(nranks, _futures)
-
-
-def _lives(dist: Any, rank: int, size: int) -> None:
-    """A tensor that only the operation knows lives until it was waited for, or is done."""
-    import torch
-
+    Works without a wait: test_mirror_fast.py.
+    """
     tensor = torch.ones(100_000)
     seen = weakref.ref(tensor)
     work = dist.all_reduce(tensor, async_op=True)
@@ -200,26 +138,12 @@ def _lives(dist: Any, rank: int, size: int) -> None:
     del work
     gc.collect()
     assert seen() is None
-    # Nobody waits: what is done goes with the next calls, so that memory does not grow.
-    seen_all = []
-    for number in range(200):
-        tensor = torch.full((10_000,), float(number))
-        seen_all.append(weakref.ref(tensor))
-        dist.all_reduce(tensor, async_op=True)
-        del tensor
-    dist.barrier(async_op=True).wait()
-    dist.barrier(async_op=True).wait()
-    assert sum(s() is not None for s in seen_all) < 5
 
 
-def test_tensors_live_as_long_as_needed(world: World) -> None:
-    world(2, _lives)
-
-
-def _dropped(dist: Any, rank: int, size: int, then: str) -> None:
+@pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
+@on_ranks(2)
+def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int, then: str) -> None:
     """The tensor of a Work that was dropped goes when the work is done and the next call comes."""
-    import torch
-
     dist.all_reduce(torch.ones(1), async_op=True).wait()
     tensor = torch.ones(1000)
     seen = weakref.ref(tensor)
@@ -237,15 +161,10 @@ def _dropped(dist: Any, rank: int, size: int, then: str) -> None:
     assert seen() is None
 
 
-@pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
-def test_tensors_of_a_dropped_work_are_released(world: World, then: str) -> None:
-    world(2, _dropped, then)
-
-
-def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
+@pytest.mark.parametrize("async_op", [False, True])
+@on_ranks(2, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "10000"})
+def test_timeout_of_the_group(dist: Any, rank: int, size: int, async_op: bool) -> None:
     """An operation in which not all take part ends with its group's timeout; others go on."""
-    import torch
-
     pg = dist.new_group()
     dist.set_timeout(timedelta(seconds=1), pg)
     if rank == 0:
@@ -264,14 +183,9 @@ def _timeout(dist: Any, rank: int, size: int, async_op: bool) -> None:
     assert tensor.item() == size
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-def test_timeout_of_the_group(world: World, async_op: bool) -> None:
-    # The ranks wait for each other: the limit has to be over before a deadlock is named.
-    world(2, _timeout, async_op, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "10000"})
-
-
-def _named(dist: Any, rank: int, size: int, raised_on_0: str) -> None:
-    import torch
+@on_ranks(2, fixture="any_world", env={"PYNCCL_ON_TIMEOUT": "raise"})
+def test_a_timeout_names_the_missing_ranks(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
+    raised_on_0 = str(tmp_path / "raised")
 
     pg = dist.new_group()
     tensor = torch.ones(4)
@@ -289,13 +203,7 @@ def _named(dist: Any, rank: int, size: int, raised_on_0: str) -> None:
         pg.abort()
 
 
-def test_a_timeout_names_the_missing_ranks(any_world: World, tmp_path: Path) -> None:
-    any_world(2, _named, str(tmp_path / "raised"), env={"PYNCCL_ON_TIMEOUT": "raise"})
-
-
 def _policies(dist: Any, rank: int, size: int) -> list[Any]:
-    import torch
-
     from pynccl import nccl
 
     found = []
@@ -312,9 +220,8 @@ def test_a_timeout_on_gpus_ends_the_process(any_world: World, provider: str) -> 
     assert any_world(1, _policies) == [[default, "raise"]]
 
 
-def _checked(dist: Any, rank: int, size: int) -> None:
-    import torch
-
+@on_ranks(2, fixture="any_world", env={"PYNCCL_CHECK": "every"})
+def test_calls_are_compared(dist: Any, rank: int, size: int) -> None:
     pg = dist.new_group()
     tensor = torch.ones(4 + rank % 2)
     text = r"different collectives as #1: rank 0 all_reduce\(.*count=4.*; rank 1 .*count=5"
@@ -323,15 +230,11 @@ def _checked(dist: Any, rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(4), group=pg)
 
 
-def test_calls_are_compared(any_world: World) -> None:
-    any_world(2, _checked, env={"PYNCCL_CHECK": "every"})
-
-
-def _timeout_of_two_threads(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2)
+def test_timeout_of_a_group_with_two_threads(dist: Any, rank: int, size: int) -> None:
     """In both threads that wait in a group."""
-    import torch
-
-    pg = dist.new_group(timeout=timedelta(seconds=1))
+    pg = dist.new_group()
+    dist.set_timeout(timedelta(seconds=1), pg)
     errors: list[BaseException] = []
 
     def call() -> None:
@@ -345,48 +248,13 @@ def _timeout_of_two_threads(dist: Any, rank: int, size: int) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(20)
         assert len(errors) == 2, errors
     dist.barrier()
 
 
-def test_timeout_of_a_group_with_two_threads(world: World) -> None:
-    world(2, _timeout_of_two_threads)
-
-
-def _peer_dies(dist: Any, rank: int, size: int, async_op: bool) -> str:
-    import torch
-
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(dist.DistBackendError) as caught:
-        work = dist.all_reduce(torch.ones(1), async_op=async_op)
-        work.wait()
-    assert isinstance(caught.value, RuntimeError)
-    if async_op:
-        assert work.exception() is caught.value
-        assert not work.is_success()
-        with pytest.raises(RuntimeError):
-            work.wait()
-        with pytest.raises(RuntimeError):
-            work.get_future().wait()
-    return type(caught.value).__mro__[1].__name__
-
-
-@pytest.mark.parametrize("async_op", [False, True])
-def test_a_dead_peer_is_an_error_in_wait(launch: Launcher, tmp_path: Any, async_op: bool) -> None:
-    url = f"file://{tmp_path}/store"
-    outcomes = launch.outcomes(2, run_in_world, _peer_dies, url, {}, (async_op,))
-    assert outcomes[0].ok, outcomes[0].trace
-    assert outcomes[0].value == "NcclRemoteError"
-    assert outcomes[1].died == "killed by SIGKILL"
-
-
 def _barriers(dist: Any, rank: int, size: int) -> list[tuple[float, float]]:
     """When this rank has come to each barrier and left it."""
-    import torch
-
     times = []
     for call in (dist.barrier, dist.monitored_barrier, lambda: dist.barrier(async_op=True).wait()):
         time.sleep(0.1 * rank)
@@ -432,8 +300,7 @@ def test_monitored_barrier_names_the_missing(world: World, wait_all_ranks: bool)
 
 def _checked_splits(dist: Any, rank: int, size: int) -> bool:
     """Rank 0 expects a larger part of rank 1 than that sends."""
-    import torch
-
+    dist.set_timeout(timedelta(seconds=2))
     out, given = torch.empty(5 + rank), torch.ones(5)
     try:
         dist.all_to_all_single(out, given, [2 + rank, 3], [2, 3])
@@ -443,5 +310,4 @@ def _checked_splits(dist: Any, rank: int, size: int) -> bool:
 
 
 def test_uneven_sizes_are_compared(world: World) -> None:
-    init = {"timeout": timedelta(seconds=2)}
-    assert any(world(2, _checked_splits, init=init, env={"PYNCCL_CHECK": "every"}))
+    assert any(world(2, _checked_splits, env={"PYNCCL_CHECK": "every"}))

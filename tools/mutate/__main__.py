@@ -103,10 +103,14 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/raw",
     ),
     "csrc/c10d": (
-        *_files("c10d", "collectives work membership errors hooks device windows time_estimates"),
+        *_files("c10d", "collectives messages against_torch work membership errors hooks device"),
+        *_files("c10d", "windows time_estimates"),
         *_files("c10d", "lending allocation interrupts pipelines training"),
     ),
-    "pynccl/mirror": ("tests/mirror",),
+    "pynccl/mirror": (
+        "tests/mirror",
+        *_files("c10d", "collectives messages against_torch work errors"),
+    ),
     "pynccl/weights": ("tests/weights",),
 }
 

@@ -1,5 +1,5 @@
-"""Proves the data: the same calls give the same bits through pynccl and through torch.distributed
-over gloo.
+"""Proves the data: the same calls give the same bits over the mirror and over the backend as over
+gloo.
 
 Hypothesis draws programs of calls (operation, dtype, shape, operator, group, root, asynchronous or
 not); every rank runs them with both, in one process, and compares all that was written.
@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as torch_dist
 
 hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
+from tests.c10d.versions import VERSION
+from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]
 
@@ -32,8 +37,8 @@ MOVES: tuple[str, ...] = (
     "batch_isend_irecv",
     "isend",
 )
-if tuple(map(int, version("torch").split(".")[:2])) < (2, 13):
-    # gloo has no all_to_all of lists there; test_mirror_collectives.py has the mirror's.
+if VERSION < (2, 13):
+    # gloo has no all_to_all of lists there; test_collectives.py has ours.
     MOVES = tuple(name for name in MOVES if name != "all_to_all")
 REDUCES = (
     "all_reduce",
@@ -90,11 +95,9 @@ def calls(draw: st.DrawFn) -> Call:
 
 def _make(call: Call, rank: int, shape: tuple[int, ...], salt: int = 0) -> Any:
     """A rank's data: small integers, whose sums and products every dtype holds exactly."""
-    import torch
-
     generator = torch.Generator().manual_seed(call.seed * 100 + rank * 10 + salt)
-    values = torch.randint(1, 4, shape, generator=generator)
-    return values.to(getattr(torch, call.dtype))
+    values = torch.randint(1, 4, shape, generator=generator, device="cpu")
+    return values.to(torch.get_default_device(), getattr(torch, call.dtype))
 
 
 def _named(dist: Any, name: str, before: str) -> Any:
@@ -104,8 +107,6 @@ def _named(dist: Any, name: str, before: str) -> Any:
 
 def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[Any]:
     """Make the call and return all tensors that it may have written to."""
-    import torch
-
     root = call.root % size
     is_root = rank == root
     own = _make(call, rank, call.shape)
@@ -133,7 +134,7 @@ def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[An
         case "all_gather":
             work, written = dist.all_gather(outs, own, **options), outs
         case "all_gather_single":
-            flat = torch.zeros((size * rows, *call.shape[1:]), dtype=own.dtype)
+            flat = own.new_zeros((size * rows, *call.shape[1:]))
             gather = _named(dist, "all_gather_single", "all_gather_into_tensor")
             work, written = gather(flat, own, **options), [flat]
         case "gather":
@@ -187,34 +188,37 @@ def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[An
     return written  # type: ignore[no-any-return]
 
 
-def _compare(dist: Any, rank: int, size: int, url: str, program: list[Call]) -> None:
+def compare_with_gloo(dist: Any, rank: int, size: int, url: str, program: list[Call]) -> None:
     import warnings
 
-    import torch
-    import torch.distributed as torch_dist
-
     warnings.simplefilter("ignore", FutureWarning)
-    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
     members = list(range(size))[-2:]
+    if dist is torch_dist:  # over the backend
+        theirs = [dist.new_group(ranks, backend="gloo") for ranks in (None, members)]
+    else:
+        torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+        theirs = [None, torch_dist.new_group(members)]
+    ours = [None, dist.new_group(members)]
+    device = torch.get_default_device()
     try:
-        groups = [(d, d.new_group(members)) for d in (dist, torch_dist)]
         for call in program:
             if call.subgroup and rank not in members:
                 continue
-            results = [
-                _perform(d, call, pg if call.subgroup else None,
-                         d.get_rank(pg if call.subgroup else None),
-                         d.get_world_size(pg if call.subgroup else None))
-                for d, pg in groups
-            ]  # fmt: skip
-            for number, (ours, theirs) in enumerate(zip(*results, strict=True)):
-                assert torch.equal(ours, theirs), f"{call}, result {number}: {ours} not {theirs}"
+            own = ours[call.subgroup]
+            place = dist.get_rank(own), dist.get_world_size(own)
+            found = _perform(dist, call, own, *place)
+            torch.set_default_device("cpu")
+            expected = _perform(torch_dist, call, theirs[call.subgroup], *place)
+            torch.set_default_device(device)
+            for number, (mine, other) in enumerate(zip(found, expected, strict=True)):
+                assert torch.equal(mine.cpu(), other), f"{call}, result {number}: {mine}, {other}"
     finally:
-        torch_dist.destroy_process_group()
+        if dist is not torch_dist:
+            torch_dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_same_values(world: World, tmp_path: Any, nranks: int) -> None:
+@pytest.mark.parametrize("nranks", [2, 3, 4] if FULL else [3])
+def test_same_values(host_world: World, tmp_path: Path, nranks: int) -> None:
     numbers = iter(range(10**6))
 
     @settings(
@@ -227,12 +231,12 @@ def test_same_values(world: World, tmp_path: Any, nranks: int) -> None:
     )
     @given(st.lists(calls(), min_size=15, max_size=40))
     def run(program: list[Call]) -> None:
-        world(nranks, _compare, f"file://{tmp_path}/torch{next(numbers)}", program)
+        host_world(nranks, compare_with_gloo, f"file://{tmp_path}/torch{next(numbers)}", program)
 
     run()
 
 
-def test_every_call_once(world: World, tmp_path: Any) -> None:
+def every_call() -> list[Call]:
     """Each operation with every dtype, so that none is left to chance."""
     program = []
     for name in MOVES + REDUCES:
@@ -240,10 +244,14 @@ def test_every_call_once(world: World, tmp_path: Any) -> None:
             operator = ("SUM", "PRODUCT", "MIN", "MAX")[number % 4]
             flags = [bool(number & bit) for bit in (1, 2, 4)]
             uneven = name in UNEVEN and number % 3 == 0
+            shape = (number, 3)
             program.append(
-                Call(
-                    name, dtype, (number, 3), operator, flags[0], number, *flags[1:], uneven, number
-                )
+                Call(name, dtype, shape, operator, flags[0], number, *flags[1:], uneven, number)
             )
-    for nranks in (2, 4):
-        world(nranks, _compare, f"file://{tmp_path}/torch-every{nranks}", program, timeout=120)
+    return program
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_every_call_once(host_world: World, tmp_path: Path, nranks: int) -> None:
+    url = f"file://{tmp_path}/torch"
+    host_world(nranks, compare_with_gloo, url, every_call(), timeout=120)
