@@ -23,6 +23,7 @@ from pynccl import memory, nccl
 from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
 from tests.c10d.versions import VERSION, needs_torch
 from tests.support.handles import exchange_handles
+from tests.support.in_world import on_ranks
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -84,21 +85,18 @@ def test_merge(torch_world: World, tmp_path: Path) -> None:
     assert sorted(found) == [(rank, "both", "a description") for rank in range(4)]
 
 
-def _one_never_comes(_rank: int, size: int, folder: str) -> float:
-    store = dist.FileStore(f"{folder}/merged", size)
+@on_ranks(2)
+def test_merge_with_a_rank_that_never_comes(rank: int, size: int, tmp_path: Path) -> None:
+    store = dist.FileStore(f"{tmp_path}/merged", size)
     pg: Any = dist.group.WORLD
     merged = pg.merge_remote_group(store, size + 1, timedelta(seconds=2))
-    began = time.monotonic()
     with pytest.raises(dist.DistBackendError, match="Timed out after 2 seconds"):
         merged.allreduce([torch.ones(1)]).wait()
-    return time.monotonic() - began
 
 
-def test_merge_with_a_rank_that_never_comes(torch_world: World, tmp_path: Path) -> None:
-    assert all(1.5 < seconds < 5 for seconds in torch_world(2, _one_never_comes, str(tmp_path)))
-
-
-def _wrong_merges(rank: int, size: int) -> None:
+@needs_torch(2, 14, "Backend.merge")
+@on_ranks(2)
+def test_wrong_arguments_of_merge(rank: int, size: int) -> None:
     backend = backend_of()
     with pytest.raises(ValueError, match="rank: 2 is not in"):
         backend.merge(dist.HashStore(), backend.options, 2, 2)
@@ -108,11 +106,6 @@ def _wrong_merges(rank: int, size: int) -> None:
     with pytest.raises(TypeError, match="expected the options of pynccl, got those of gloo"):
         backend.merge(dist.HashStore(), backend_of(gloo).options, rank, size)
     dist.barrier()  # gloo connects until then
-
-
-@needs_torch(2, 14, "Backend.merge")
-def test_wrong_arguments_of_merge(torch_world: World) -> None:
-    torch_world(2, _wrong_merges)
 
 
 # Shrink
@@ -139,21 +132,18 @@ def _shrunk(rank: int, size: int, flags: int, connects: bool) -> tuple[int, int]
     return dist.get_rank(), dist.get_world_size()
 
 
-def _trained_after_shrink(rank: int, size: int) -> str | None:
+@on_ranks(3)
+def test_training_after_shrink(rank: int, size: int) -> None:
+    """DistributedDataParallel does not cast the new backend to that of gloo."""
     if rank == 1:
-        return None
+        return
     pg = dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
     model(torch.full((2, 3), float(rank))).sum().backward()
     gradient = model.module.weight.grad
     assert gradient is not None
     assert (gradient == 2 * sum(set(range(size)) - {1}) / (size - 1)).all()
-    return pg._get_backend_name()
-
-
-def test_training_after_shrink(torch_world: World) -> None:
-    """DistributedDataParallel does not cast the new backend to that of gloo."""
-    assert torch_world(3, _trained_after_shrink) == ["custom", None, "custom"]
+    assert pg._get_backend_name() == "custom"
 
 
 @pytest.mark.parametrize("flags", [SHRINK_DEFAULT, SHRINK_ABORT])
@@ -163,7 +153,8 @@ def test_shrink(torch_world: World, flags: int, connects: bool) -> None:
     assert found == [(-1, -1), (-1, -1), (0, 2), (-1, -1), (1, 2)]
 
 
-def _shrunk_with_options(rank: int, size: int) -> None:
+@on_ranks(3)
+def test_shrink_with_options_and_wrong_arguments(rank: int, size: int) -> None:
     from pynccl.c10d import communicator, options
 
     group: Any = dist.new_group()
@@ -194,11 +185,9 @@ def _shrunk_with_options(rank: int, size: int) -> None:
     assert dist.distributed_c10d._get_default_group().size() == size
 
 
-def test_shrink_with_options_and_wrong_arguments(torch_world: World) -> None:
-    torch_world(3, _shrunk_with_options)
-
-
-def _hook_of_a_shrink(rank: int, size: int) -> None:
+@needs_torch(2, 15, "abort hooks of all backends")
+@on_ranks(3)
+def test_shrink_is_no_failure(rank: int, size: int) -> None:
     """A communicator that is given up has not failed."""
     group: Any = dist.new_group()
     _sum_is_right(group)
@@ -211,11 +200,6 @@ def _hook_of_a_shrink(rank: int, size: int) -> None:
     time.sleep(0.3)  # the thread that looks for failures does so every 50 ms
     backend.unregister_abort_hook(1)
     assert not failed
-
-
-@needs_torch(2, 15, "abort hooks of all backends")
-def test_shrink_is_no_failure(torch_world: World) -> None:
-    torch_world(3, _hook_of_a_shrink)
 
 
 def _shrunk_after_a_death(rank: int, _size: int, flags: int) -> str:
@@ -254,7 +238,8 @@ def test_shrink_after_the_death_of_a_rank(launch: Launcher, tmp_path: Path, flag
         assert ("rank 1" in outcomes[rank].value) == (flags == SHRINK_DEFAULT)
 
 
-def _shrunk_after_a_timeout(rank: int, _size: int) -> int:
+@on_ranks(3)
+def test_shrink_after_a_timeout(rank: int, size: int) -> None:
     """The communicators were ended, so the new group makes its own."""
     from pynccl.c10d import options
 
@@ -265,7 +250,7 @@ def _shrunk_after_a_timeout(rank: int, _size: int) -> int:
         wait_event("raised 0")
         wait_event("raised 2")
         pg.abort()
-        return -1
+        return
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         dist.all_reduce(torch.ones(1))
     set_event(f"raised {rank}")
@@ -273,11 +258,7 @@ def _shrunk_after_a_timeout(rank: int, _size: int) -> int:
     given._timeout = timedelta(seconds=20)
     dist.shrink_group([1], shrink_flags=SHRINK_ABORT, pg_options=given)
     _sum_is_right()
-    return dist.get_rank()
-
-
-def test_shrink_after_a_timeout(torch_world: World) -> None:
-    assert torch_world(3, _shrunk_after_a_timeout) == [0, -1, 1]
+    assert dist.get_rank() == {0: 0, 2: 1}[rank]
 
 
 # Reconfigure
@@ -552,7 +533,8 @@ def test_suspend_with_a_rank_that_died(launch: Launcher, tmp_path: Path) -> None
 # What torch asks
 
 
-def _timed_out(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_error_and_result_of_a_timeout(rank: int, size: int) -> None:
     backend = backend_of()
     _sum_is_right()
     assert backend.get_error() == ErrorType.SUCCESS
@@ -574,11 +556,8 @@ def _timed_out(rank: int, _size: int) -> None:
     set_event("seen")
 
 
-def test_error_and_result_of_a_timeout(torch_world: World) -> None:
-    torch_world(2, _timed_out)
-
-
-def _aborted(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_result_of_an_operation_that_is_aborted(rank: int, size: int) -> None:
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     assert WorkResult(work.get_future_result().wait()) == WorkResult.SUCCESS
@@ -593,11 +572,8 @@ def _aborted(rank: int, _size: int) -> None:
     set_event("aborted")
 
 
-def test_result_of_an_operation_that_is_aborted(torch_world: World) -> None:
-    torch_world(2, _aborted)
-
-
-def _timed(rank: int, _size: int) -> None:
+@on_ranks(2, env={"TORCH_FR_BUFFER_SIZE": "0"})
+def test_durations_and_pending_works(rank: int, size: int) -> None:
     pg: Any = dist.group.WORLD
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
@@ -619,12 +595,8 @@ def _timed(rank: int, _size: int) -> None:
     assert work._get_duration() > (300 if rank == 0 else 0)  # milliseconds
 
 
-def test_durations_and_pending_works(torch_world: World) -> None:
-    # torch's FlightRecorder has the backend take all durations.
-    torch_world(2, _timed, env={"TORCH_FR_BUFFER_SIZE": "0"})
-
-
-def _still_pending(rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_pending_works_that_do_not_end(rank: int, size: int) -> None:
     pg: Any = dist.group.WORLD
     _sum_is_right()
     pg.set_timeout(timedelta(seconds=0.5))
@@ -638,10 +610,6 @@ def _still_pending(rank: int, _size: int) -> None:
         pg._wait_for_pending_works()
     assert not work.is_completed()
     set_event("pending")
-
-
-def test_pending_works_that_do_not_end(torch_world: World) -> None:
-    torch_world(2, _still_pending)
 
 
 def _numbered(rank: int, size: int) -> list[int]:
@@ -683,7 +651,8 @@ def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
         assert three == [[1, 2, 2], [1, 2, 2], [1, 2, 1]]
 
 
-def _initialized(_rank: int, _size: int) -> None:
+@on_ranks(2)
+def test_whether_operations_can_be_issued(rank: int, size: int) -> None:
     assert backend_of()._is_initialized()  # the first operation makes the communicator
     _sum_is_right()
     assert backend_of()._is_initialized()
@@ -691,11 +660,9 @@ def _initialized(_rank: int, _size: int) -> None:
     assert not backend_of()._is_initialized()
 
 
-def test_whether_operations_can_be_issued(torch_world: World) -> None:
-    torch_world(2, _initialized)
-
-
-def _named(_rank: int, _size: int, folder: str) -> None:
+@on_ranks(1)
+def test_the_flight_record_has_the_name(rank: int, size: int, tmp_path: Path) -> None:
+    folder = str(tmp_path)
     from pynccl import nccl
     from pynccl.c10d import communicator
 
@@ -708,11 +675,10 @@ def _named(_rank: int, _size: int, folder: str) -> None:
     assert made is not None
 
 
-def test_the_flight_record_has_the_name(torch_world: World, tmp_path: Path) -> None:
-    torch_world(1, _named, str(tmp_path))
-
-
-def _window_after_reconfigure(rank: int, size: int, folder: str) -> None:
+@needs_torch(2, 14, "Backend.reconfigure")
+@on_ranks(2)
+def test_a_window_ends_with_its_configuration(rank: int, size: int, tmp_path: Path) -> None:
+    folder = str(tmp_path)
     api: Any = dist.distributed_c10d
     _sum_is_right()
     tensor = memory.torch_empty(nccl.Communicator.borrow(dist.group.WORLD), 4, torch.float32)
@@ -730,8 +696,3 @@ def _window_after_reconfigure(rank: int, size: int, folder: str) -> None:
     window.signal(1 - rank, False)
     window.wait_signal(1 - rank, False)
     window.tensor_deregister()
-
-
-@needs_torch(2, 14, "Backend.reconfigure")
-def test_a_window_ends_with_its_configuration(torch_world: World, tmp_path: Path) -> None:
-    torch_world(2, _window_after_reconfigure, str(tmp_path))

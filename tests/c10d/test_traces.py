@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,11 @@ import torch.distributed as dist
 
 from pynccl import nccl
 from pynccl.trace.exposure import WAITS, exposed
+from tests.c10d.in_torch import set_event, wait_event
+from tests.support.blocking import wait_until_blocked
+from tests.support.in_world import on_ranks
 
-World = Callable[..., list[Any]]
-
-_LATE = 0.5  # seconds
+_LATE = 0.2  # seconds
 
 
 def _exchange(x: torch.Tensor, peer: int) -> None:
@@ -23,14 +23,23 @@ def _exchange(x: torch.Tensor, peer: int) -> None:
         work.wait()
 
 
-def _waits(rank: int, _size: int) -> None:
+def _tell_when_blocked(thread: threading.Thread) -> None:
+    wait_until_blocked(thread)
+    set_event("blocked")
+
+
+@on_ranks(2)
+def test_waits_of_works_are_traced(rank: int, size: int) -> None:
     x = torch.ones(1000)
     dist.all_reduce(x)  # connects
     _exchange(x, 1 - rank)
     dist.barrier()
     with nccl.trace() as traced:
         if rank == 1:
+            wait_event("blocked")
             time.sleep(_LATE)
+        else:
+            threading.Thread(target=_tell_when_blocked, args=[threading.main_thread()]).start()
         work = dist.all_reduce(x, async_op=True)
         work.wait()
         _exchange(x, 1 - rank)
@@ -49,17 +58,15 @@ def _waits(rank: int, _size: int) -> None:
     }
     assert first.ended is not None
     if rank == 0:
-        assert first.ended - first.began > 0.4 * _LATE * 1e9
+        assert first.ended - first.began > 0.9 * _LATE * 1e9
         found = exposed(trace)
         assert found.definition == WAITS
         assert found.operations[0] == pytest.approx(first.ended - first.began)
 
 
-def test_waits_of_works_are_traced(torch_world: World) -> None:
-    torch_world(2, _waits)
-
-
-def _stream_waits(_rank: int, _size: int) -> None:
+@pytest.mark.gpu
+@on_ranks(2, fixture="device_world")
+def test_waits_of_streams_are_traced(rank: int, size: int) -> None:
     x = torch.ones(1000, device="cuda")
     dist.all_reduce(x)
     with nccl.trace() as traced:
@@ -73,8 +80,3 @@ def _stream_waits(_rank: int, _size: int) -> None:
     assert (wait.communicator, wait.sequence) == (reduce.communicator, reduce.sequence)
     assert wait.stream == torch.cuda.current_stream().cuda_stream
     assert wait.stream != reduce.stream
-
-
-@pytest.mark.gpu
-def test_waits_of_streams_are_traced(device_world: World) -> None:
-    device_world(2, _stream_waits)

@@ -17,21 +17,21 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from tests.support.blocking import wait_until_blocked
+from tests.support.in_world import on_ranks
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
+from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
 _LIMIT = 1.5  # seconds
 _SOON = 15.0  # seconds, on a busy machine; the limits that are not meant are 30
-World = Callable[..., list[Any]]
 
 
 def _sum_is_right(dist: Any, group: Any, members: list[int], own: int) -> None:
-    import torch
-
     tensor = torch.full((1000,), own + 1.0)
     dist.all_reduce(tensor, group=group)
     assert (tensor == sum(member + 1.0 for member in members)).all()
@@ -84,7 +84,8 @@ def test_new_group_with_a_dead_rank(launch: Launcher, tmp_path: Path) -> None:
     _check_all_but(outcomes, 1)
 
 
-def _new_group_that_one_skips(dist: Any, rank: int, size: int) -> None:
+@on_ranks(3)
+def test_new_group_that_a_rank_skips(dist: Any, rank: int, size: int) -> None:
     limit = timedelta(seconds=_LIMIT)
     if rank != 1:
         text = r"waiting 1.5 seconds for rank 1 of 3 in 'cpu/communicator'"
@@ -92,11 +93,8 @@ def _new_group_that_one_skips(dist: Any, rank: int, size: int) -> None:
     _until_all_are_done(dist)
 
 
-def test_new_group_that_a_rank_skips(world: World) -> None:
-    world(3, _new_group_that_one_skips)
-
-
-def _split_that_one_skips(dist: Any, rank: int, size: int) -> None:
+@on_ranks(3)
+def test_split_group_that_a_rank_skips(dist: Any, rank: int, size: int) -> None:
     dist.set_timeout(timedelta(seconds=_LIMIT))
     if rank != 1:
         split = partial(dist.split_group, split_ranks=[[0, 1, 2]])
@@ -104,11 +102,8 @@ def _split_that_one_skips(dist: Any, rank: int, size: int) -> None:
     _until_all_are_done(dist)
 
 
-def test_split_group_that_a_rank_skips(world: World) -> None:
-    world(3, _split_that_one_skips)
-
-
-def _split_in_different_orders(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2)
+def test_split_group_in_different_orders(dist: Any, rank: int, size: int) -> None:
     a, b = (dist.new_group([0, 1]) for _ in range(2))
     for group in (a, b):
         dist.set_timeout(timedelta(seconds=_LIMIT), group)
@@ -121,21 +116,14 @@ def _split_in_different_orders(dist: Any, rank: int, size: int) -> None:
     _soon(dist.DistBackendError, "ncclCommSplit", split)
 
 
-def test_split_group_in_different_orders(world: World) -> None:
-    world(2, _split_in_different_orders)
-
-
-def _split_into_different_parts(dist: Any, rank: int, size: int) -> None:
+@on_ranks(3)
+def test_split_group_into_different_parts(dist: Any, rank: int, size: int) -> None:
     parts = [[0, 1], [2]] if rank == 0 else [[0], [1, 2]]
     if rank == 0:
         text = "split_ranks: on rank 0 it makes a group of 2 ranks; with those of the other"
         _soon(ValueError, text, lambda: dist.split_group(None, parts))
     else:
         _sum_is_right(dist, dist.split_group(None, parts), [1, 2], rank)
-
-
-def test_split_group_into_different_parts(world: World) -> None:
-    world(3, _split_into_different_parts)
 
 
 def _two_threads(rank: Rank, url: str) -> None:
@@ -184,7 +172,7 @@ def _meet(rank: Rank, folder: Path) -> None:
         wait_for(str(folder / f"imported{other}"))
 
 
-def _without_the_store(rank: Rank, url: str, text: str, folder: Path) -> None:
+def _without_the_store(rank: Rank, url: str, folder: Path) -> None:
     import pynccl as dist
 
     _meet(rank, folder)
@@ -197,30 +185,23 @@ def _without_the_store(rank: Rank, url: str, text: str, folder: Path) -> None:
         time.sleep(60)
     time.sleep(0.5)
     error = (dist.DistNetworkError, dist.DistStoreError)
+    text = r"the job's store at 127.0.0.1:\d+ has not answered"
     _soon(error, text, lambda: dist.new_group([1, 2], timeout=limit))
     (folder / f"raised{rank.rank}").touch()
 
 
-@pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        (signal.SIGKILL, r"the job's store at 127.0.0.1:\d+ is gone"),
-        (signal.SIGSTOP, r"the job's store at 127.0.0.1:\d+ has not answered"),
-    ],
-)
-def test_a_store_that_is_gone(
-    launch: Launcher, tmp_path: Path, how: signal.Signals, text: str
-) -> None:
+def test_a_store_that_does_not_answer(launch: Launcher, tmp_path: Path) -> None:
+    """One that is gone: test_mirror_relay.py."""
+
     def end(run: Run) -> None:
         run.gather_reports()
-        run.kill(0, how)
-        if how == signal.SIGSTOP:
-            for rank in (1, 2):
-                wait_for(str(tmp_path / f"raised{rank}"))
-            run.kill(0)
+        run.kill(0, signal.SIGSTOP)
+        for rank in (1, 2):
+            wait_for(str(tmp_path / f"raised{rank}"))
+        run.kill(0)
 
     outcomes = launch.outcomes(
-        3, _without_the_store, _free_url(), text, tmp_path, while_running=end, timeout=60
+        3, _without_the_store, _free_url(), tmp_path, while_running=end, timeout=60
     )
     _check_all_but(outcomes, 0)
 
@@ -270,7 +251,7 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("lost", [[1], [0, 3]], ids=str)
+@pytest.mark.parametrize("lost", [[1], [0, 3]] if FULL else [[0, 3]], ids=str)
 def test_reconfigure_without_the_dead(launch: Launcher, tmp_path: Path, lost: list[int]) -> None:
     left = [rank for rank in range(4) if rank not in lost]
 
@@ -289,9 +270,12 @@ def test_reconfigure_without_a_rank_that_does_not_come(launch: Launcher, tmp_pat
     _check_all_but(launch.outcomes(4, _reconfigure, tmp_path, [0, 1, 3], True, timeout=60))
 
 
-def _pair_that_one_does_not_make(dist: Any, rank: int, size: int, raised: str) -> None:
+@on_ranks(2)
+def test_a_pair_has_the_time_limit_of_its_group(
+    dist: Any, rank: int, size: int, tmp_path: Path
+) -> None:
     """The peer has sent the unique id, and does not use it."""
-    import torch
+    raised = str(tmp_path / "raised")
 
     def stay_away(*_: object) -> None:
         wait_for(raised)
@@ -306,10 +290,6 @@ def _pair_that_one_does_not_make(dist: Any, rank: int, size: int, raised: str) -
         return
     _soon(dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
     Path(raised).touch()
-
-
-def test_a_pair_has_the_time_limit_of_its_group(world: World, tmp_path: Path) -> None:
-    world(2, _pair_that_one_does_not_make, str(tmp_path / "raised"))
 
 
 class _NoAnswer:
