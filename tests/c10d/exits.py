@@ -31,9 +31,10 @@ from pynccl.c10d.build import load
 
 __all__ = ["LEFT", "count"]
 
-_LIMIT = 30.0  # seconds for a rank to end
+_LIMIT = 60.0  # seconds for a rank to end
 # gloo waits for its timeout at the end.
 _TIMEOUTS = {"pynccl": timedelta(seconds=60), "gloo": timedelta(seconds=2)}
+_kept: list[Any] = []  # works that are there until the interpreter ends
 
 
 def _futures(rank: int) -> None:
@@ -51,7 +52,20 @@ def _subgroup(rank: int) -> None:
     for _ in range(5):
         dist.all_reduce(torch.ones(1000), group=group, async_op=True)
     if rank == 0:
-        dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+        _kept.append(dist.all_reduce(torch.ones(1000), group=group, async_op=True))
+
+
+def _connecting(rank: int) -> None:
+    """Messages of ranks that are being connected."""
+    if rank == 0:
+        _kept.extend((dist.isend(torch.ones(4), 1), dist.irecv(torch.ones(4), 1)))
+
+
+def _destroyed(rank: int) -> None:
+    """A group that is destroyed with a message that does not come."""
+    if rank == 0:
+        _kept.append(dist.irecv(torch.ones(4), 1))
+        dist.destroy_process_group()
 
 
 def _in_daemon_threads(count: int) -> None:
@@ -88,6 +102,8 @@ def _waiting(rank: int) -> None:
 LEFT: dict[str, Callable[[int], None]] = {
     "futures": _futures,
     "subgroup": _subgroup,
+    "connecting": _connecting,
+    "destroyed": _destroyed,
     "daemon": _daemon,
     "abort": _abort,
     "waiting": _waiting,

@@ -54,6 +54,7 @@ _READ_LATE = (
     "BACKEND",
     "TEMP_DIR",
     "CUDA_DOUBLE_DRIVER",
+    "TORCH_FR_",
 )
 # As many threads as torchrun gives each rank; and none that a fork would not have.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
