@@ -1,10 +1,12 @@
 """Proves that functional collectives over the backend are compiled without a graph break, and that
-compiled and eager training over it give the parameters that gloo gives, with 2 and 4 ranks.
+compiled and eager training over it give the parameters that eager training over gloo gives.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +38,9 @@ def _trained(rank: int, size: int, backend: str, steps: int) -> Values:
         total = collectives.all_reduce(gradient, "sum", group)
         return weight - 0.01 * total, first
 
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    # One rank compiles, which takes seconds; the others issue the same operations.
+    compiles = rank == 0 and dist.get_backend() == "pynccl"
+    compiled = torch.compile(step, fullgraph=True, backend=backend) if compiles else step
     generator = torch.Generator().manual_seed(rank)
     eager = weight
     for _ in range(steps):
@@ -51,11 +55,13 @@ def _trained(rank: int, size: int, backend: str, steps: int) -> Values:
 
 @pytest.mark.parametrize("nranks", [2, 4] if FULL else [2])
 def test_compiled_as_over_gloo(torch_world: World, nranks: int) -> None:
-    check_same_as_over_gloo(torch_world, nranks, _trained, "aot_eager", STEPS, timeout=120)
+    options: dict[str, Any] = {"init": {"timeout": timedelta(seconds=100)}, "timeout": 120}
+    check_same_as_over_gloo(torch_world, nranks, _trained, "aot_eager", STEPS, **options)
 
 
 @pytest.mark.skipif(not FULL, reason="the compiler takes half a minute: `make test-all`")
 def test_compiled_to_machine_code(torch_world: World, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    ours = torch_world(2, _trained, "inductor", 3, env=env, timeout=240, fresh=True)
+    options: dict[str, Any] = {"init": {"timeout": timedelta(seconds=200)}, "timeout": 240}
+    ours = torch_world(2, _trained, "inductor", 3, env=env, fresh=True, **options)
     assert ours[0] == ours[1]

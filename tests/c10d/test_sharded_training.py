@@ -4,6 +4,7 @@ distributed checkpoints give over the backend what they give over gloo, with 2 a
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from tests.c10d.training import (
+    SIZES,
     Values,
     World,
     batches,
@@ -35,6 +37,9 @@ from tests.c10d.training import (
     train,
     values,
 )
+from tests.support.tier import FULL
+
+_SQUARE = (2, 4) if FULL else (4,)  # two dimensions of a mesh
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> None:
@@ -63,7 +68,7 @@ def _fsdp1(rank: int, size: int, strategy: str) -> Values:
 # Over a mesh with one shard torch does not average between the replicas.
 @pytest.mark.parametrize(
     ("nranks", "strategy"),
-    [(2, "FULL_SHARD"), (2, "SHARD_GRAD_OP"), (4, "FULL_SHARD"), (4, "HYBRID_SHARD")],
+    [(2, "FULL_SHARD"), (2, "SHARD_GRAD_OP"), (4, "HYBRID_SHARD")] + [(4, "FULL_SHARD")] * FULL,
 )
 def test_fsdp1(torch_world: World, nranks: int, strategy: str) -> None:
     check_same_as_over_gloo(torch_world, nranks, _fsdp1, strategy)
@@ -77,12 +82,14 @@ def _fsdp2(rank: int, size: int, shape: tuple[int, ...], policy: MixedPrecisionP
     return values(model.parameters())
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_fsdp2(torch_world: World, nranks: int) -> None:
-    check_same_as_over_gloo(torch_world, nranks, _fsdp2, (nranks,), MixedPrecisionPolicy())
+# In one dimension: test_allocation.py.
+@pytest.mark.parametrize("shape", [(2, 2), (2,), (4,), (2, 1)] if FULL else [(2, 2)])
+def test_fsdp2(torch_world: World, shape: tuple[int, ...]) -> None:
+    nranks = math.prod(shape)
+    check_same_as_over_gloo(torch_world, nranks, _fsdp2, shape, MixedPrecisionPolicy())
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", SIZES)
 def test_fsdp2_with_mixed_precision(torch_world: World, nranks: int) -> None:
     # The loss is of float32: torch 2.11 has no gradient of one of two types.
     policy = MixedPrecisionPolicy(
@@ -91,12 +98,6 @@ def test_fsdp2_with_mixed_precision(torch_world: World, nranks: int) -> None:
     # Gradients are summed in float32; what remains is that parameters that differ by a bit of
     # float32 may be rounded to different values of bfloat16.
     check_same_as_over_gloo(torch_world, nranks, _fsdp2, (nranks,), policy, tolerance=1e-3)
-
-
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_fsdp2_in_replicas(torch_world: World, nranks: int) -> None:
-    shape = (2, nranks // 2)
-    check_same_as_over_gloo(torch_world, nranks, _fsdp2, shape, MixedPrecisionPolicy())
 
 
 def _tensor_parallel(_rank: int, size: int) -> Values:
@@ -114,7 +115,7 @@ def _tensor_parallel(_rank: int, size: int) -> Values:
     return values(model.parameters())
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", _SQUARE)
 def test_tensor_parallel_on_a_mesh(torch_world: World, nranks: int) -> None:
     check_same_as_over_gloo(torch_world, nranks, _tensor_parallel)
 
@@ -145,7 +146,7 @@ def _redistributed(_rank: int, size: int) -> Values:
     return values(found)
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", _SQUARE)
 def test_redistribution_of_uneven_shards(torch_world: World, nranks: int) -> None:
     check_same_as_over_gloo(torch_world, nranks, _redistributed, tolerance=0, alike=False)
 
@@ -175,7 +176,7 @@ def _load(_rank: int, size: int, folder: str) -> Values:
     return whole
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", SIZES)
 def test_checkpoints(torch_world: World, tmp_path: Path, nranks: int) -> None:
     """What is saved over one backend is loaded over both, by as many ranks and by others."""
     loaders = {

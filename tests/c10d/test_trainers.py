@@ -14,7 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.c10d.training import Values, World, batches, check_same_as_over_gloo, make_model, values
+from tests.c10d.training import (
+    SIZES,
+    Values,
+    World,
+    batches,
+    check_same_as_over_gloo,
+    make_model,
+    values,
+)
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -61,7 +69,7 @@ def _trained_by(fabric: Any) -> Values:
     return values([*model.parameters(), gathered])
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", SIZES)
 def test_fabric(launch: Launcher, nranks: int) -> None:
     results = []
     for backend in ("pynccl", "gloo"):
@@ -107,6 +115,6 @@ def _accelerated(rank: int, size: int) -> Values:
                 state._reset_state()
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", SIZES)
 def test_accelerate(torch_world: World, nranks: int) -> None:
     check_same_as_over_gloo(torch_world, nranks, _accelerated)

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.c10d.training import (
+    SIZES,
     Values,
     World,
     batches,
@@ -149,7 +150,7 @@ def _trained(rank: int, size: int, way: str) -> Values:
 
 
 @pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", SIZES)
 def test_same_parameters_as_over_gloo(torch_world: World, nranks: int, way: str) -> None:
     tolerance = _ROUNDING.get(way, 1e-5)
     check_same_as_over_gloo(torch_world, nranks, _trained, way, tolerance=tolerance)

@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.support.tier import FULL
+
 __all__ = [
+    "SIZES",
     "STEPS",
     "Values",
     "World",
@@ -25,6 +28,8 @@ World = Callable[..., list[Any]]
 Values = list[list[float]]
 
 STEPS = 10
+# Operations of 4 ranks: test_collectives.py.
+SIZES = (2, 4) if FULL else (2,)
 
 
 def make_model(hidden: int = 33) -> nn.Sequential:
@@ -97,7 +102,8 @@ def check_same_as_over_gloo(
         **options: of the launcher.
     """
     ours = world(nranks, function, *args, **options)
-    theirs = world(nranks, function, *args, init={"backend": "gloo"}, **options)
+    options["init"] = {**options.get("init", {}), "backend": "gloo"}
+    theirs = world(nranks, function, *args, **options)
     for own, other in zip(ours, theirs, strict=True):
         assert own, "nothing was trained"
         assert not alike or own == ours[0]

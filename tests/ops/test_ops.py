@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.in_world import on_ranks
 from tests.support.tier import FULL
 
 torch = pytest.importorskip("torch")
@@ -127,6 +129,11 @@ def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
 
     expected = run(step)
     assert expected[-1].count_nonzero()
+    if rank > 0:  # to compile takes seconds: these ranks issue the same operations
+        torch.testing.assert_close(run(step), expected)
+        if backend != "inductor":
+            step(_input(rank, size), _input(rank, size))
+        return
     torch.testing.assert_close(run(torch.compile(step, fullgraph=True, backend=backend)), expected)
     if backend == "inductor":
         return
@@ -136,17 +143,23 @@ def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
     assert "pynccl.all_reduce_" in str(targets)
 
 
+# Ranks wait for the one that compiles.
+_PATIENT = {"timeout": timedelta(seconds=200)}
+
+
 def test_compiled_without_a_graph_break(world: World) -> None:
-    world(2, _compiled, "aot_eager", timeout=240)
+    world(2, _compiled, "aot_eager", timeout=240, init=_PATIENT)
 
 
 @pytest.mark.skipif(not FULL, reason="the compiler takes half a minute: `make test-all`")
 def test_compiled_to_machine_code(world: World, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    world(2, _compiled, "inductor", env=env, timeout=240, fresh=True)
+    world(2, _compiled, "inductor", env=env, timeout=240, fresh=True, init=_PATIENT)
 
 
-def _opcheck(dist: Any, rank: int, size: int) -> None:
+@on_ranks(1, timeout=180)
+def test_torch_finds_the_operators_sound(dist: Any, rank: int, size: int) -> None:
+    """Schemas, fake forms, registrations and symbolic shapes, by torch's own check."""
     from pynccl import _ops
 
     x = _input(rank, size)
@@ -166,11 +179,6 @@ def _opcheck(dist: Any, rank: int, size: int) -> None:
         _ops.all_to_all_: (torch.empty_like(x), x, None, None, ""),
     }.items():
         torch.library.opcheck(operator, arguments)
-
-
-def test_torch_finds_the_operators_sound(world: World) -> None:
-    """Schemas, fake forms, registrations and symbolic shapes, by torch's own check."""
-    world(1, _opcheck, timeout=180)
 
 
 def _differences(dist: Any, rank: int, size: int) -> None:
@@ -210,7 +218,12 @@ def test_gradients_are_the_derivatives(world: World, size: int) -> None:
     world(size, _differences, timeout=180)
 
 
-def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
+@pytest.mark.filterwarnings("ignore")
+@on_ranks(2, timeout=180)
+def test_gradients_are_torch_distributed_nns(
+    dist: Any, rank: int, size: int, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/gloo"
     import torch.distributed as torch_dist
     import torch.distributed.nn.functional as nn
 
@@ -251,17 +264,14 @@ def _beside_torch(dist: Any, rank: int, size: int, url: str) -> None:
         torch_dist.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_gradients_are_torch_distributed_nns(world: World, tmp_path: Path) -> None:
-    world(2, _beside_torch, f"file://{tmp_path}/gloo", timeout=180)
-
-
-def _operators(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2)
+def test_operators_of_all_kinds(dist: Any, rank: int, size: int) -> None:
     from pynccl import nccl, ops
 
-    @torch.compile(fullgraph=True, backend="eager")
-    def compiled(x: Any, op: Any) -> Any:
+    def reduced(x: Any, op: Any) -> Any:
         return ops.all_reduce(x, op)
+
+    compiled = torch.compile(reduced, fullgraph=True, backend="eager") if rank == 0 else reduced
 
     of = dist.ReduceOp
     mean = (size + 1) / 2
@@ -291,11 +301,8 @@ def _operators(dist: Any, rank: int, size: int) -> None:
             assert x.grad.tolist() == [1.0 if want == mean else size] * size
 
 
-def test_operators_of_all_kinds(world: World) -> None:
-    world(2, _operators)
-
-
-def _mistakes(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, timeout=180)
+def test_mistakes(dist: Any, rank: int, size: int) -> None:
     from pynccl import ops
 
     x = torch.ones(2 * size + 1, 3)
@@ -332,11 +339,8 @@ def _mistakes(dist: Any, rank: int, size: int) -> None:
     assert (ops.all_reduce(x) == size).all()
 
 
-def test_mistakes(world: World) -> None:
-    world(2, _mistakes, timeout=180)
-
-
-def _mirror_in_a_compiled_function(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, timeout=180)
+def test_mirrors_functions_break_the_graph_and_work(dist: Any, rank: int, size: int) -> None:
     def step(x: Any) -> Any:
         y = x * 2
         dist.all_reduce(y)
@@ -346,7 +350,3 @@ def _mirror_in_a_compiled_function(dist: Any, rank: int, size: int) -> None:
     expected = 2 * sum(range(1, size + 1)) + 1
     assert (torch.compile(step, backend="eager")(x) == expected).all()
     assert torch._dynamo.explain(step)(x).graph_break_count >= 1
-
-
-def test_mirrors_functions_break_the_graph_and_work(world: World) -> None:
-    world(2, _mirror_in_a_compiled_function, timeout=180)
