@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pynccl
+from pynccl.device import headers
 
 __all__ = [
     "FOLDER",
@@ -50,13 +51,13 @@ def own_includes() -> list[str]:
 
 
 def compile_for_cpus(target: Path, text: str, *options: str) -> Path:
-    """Compile a C++20 text with the kernels' folder on the path; warnings are errors."""
+    """Compile a text with the options of the package and the kernels' folder; warnings are errors."""
     file = target.with_suffix(".cpp")
     file.write_text(text)
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-Wall", "-Wextra", "-Wpedantic"]
-    command += ["-Werror", "-pthread", *own_includes(), f"-I{Path(__file__).parent}", *options]
+    command = [os.environ.get("CXX", "g++"), *headers.options("c++"), "-Wall", "-Wextra"]
+    command += ["-Wpedantic", "-Werror", "-pthread", f"-I{FOLDER}", f"-I{Path(__file__).parent}"]
     done = subprocess.run(
-        [*command, str(file), "-o", str(target)],
+        [*command, *options, str(file), "-o", str(target)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

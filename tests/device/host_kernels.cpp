@@ -431,7 +431,6 @@ int main(int argc, char** argv) {
   test_barriers(world);
   for (const int blocks : {1, 3}) {
     test_collectives<float>(world, blocks);
-    test_collectives<double>(world, blocks);
     test_collectives<int>(world, blocks);
 #ifdef __FLT16_MAX__
     test_collectives<_Float16>(world, blocks);

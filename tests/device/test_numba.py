@@ -19,7 +19,6 @@ numba = pytest.importorskip("numba")
 from pynccl import nccl  # noqa: E402
 from pynccl.device import numba as peers  # noqa: E402
 
-worlds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 # Each rank that is a process compiles its kernels.
 sizes_and_worlds = pytest.mark.parametrize(
     ("nranks", "threads"),
@@ -39,7 +38,12 @@ def _ring(pointers, signals, out, rank, nranks):
         peers.barrier(signals, rank, nranks, 1, 1)
 
 
-def _ring_of_rank(rank: Rank, on_stream: bool) -> None:
+def _ring_of_rank(rank: Rank) -> None:
+    for on_stream in (False, True):
+        _check_ring(rank, on_stream)
+
+
+def _check_ring(rank: Rank, on_stream: bool) -> None:
     rounds, count = 5, 16
     memory = shared(rank, count, "float32")
     signals = shared(rank, 1 + peers.barrier_words(rank.nranks, 2))
@@ -57,16 +61,10 @@ def _ring_of_rank(rank: Rank, on_stream: bool) -> None:
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("nranks", "threads"), [(4, True), *([(2, True), (2, False), (4, False)] if FULL else [])]
-)
+@pytest.mark.parametrize(("nranks", "threads"), [(4, True), *([(2, False)] if FULL else [])])
 def test_put_signal_wait_and_barrier(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _ring_of_rank, False, threads=threads, timeout=120)
-
-
-@worlds
-def test_on_a_stream(launch: Launcher, threads: bool) -> None:
-    launch(2, _ring_of_rank, True, threads=threads, timeout=120)
+    """By the calling thread and on a stream."""
+    launch(nranks, _ring_of_rank, threads=threads, timeout=120)
 
 
 @numba.njit(nogil=True)
@@ -153,7 +151,7 @@ def test_waits_end() -> None:
     start = time.monotonic()
     with pytest.raises(TimeoutError, match="waited too long for a signal"):
         _wait(table, 0.3)
-    assert 0.3 <= time.monotonic() - start < 10
+    assert time.monotonic() - start >= 0.3
     memory[0] = 1
     assert _wait(table, 0.3) == 1
 

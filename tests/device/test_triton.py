@@ -152,7 +152,7 @@ def _late(rank: Rank) -> None:
     start = time.monotonic()
     with pytest.raises(InterpreterError, match=r"TimeoutError.*waited for a signal for 0\.2 s"):
         _wait_for[(1,)](table, rank.rank, 5, 0, out)
-    assert 0.2 <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.2
     rank.comm.all_reduce(np.zeros(1))
     peers.set_timeout(60)
     assert tl.core.is_builtin(tl.load)  # nothing of the interpreter stays behind

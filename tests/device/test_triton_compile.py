@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import warm
 from tests.support.commands import run_command
 
 pytest.importorskip("triton")
@@ -29,61 +30,46 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-file, name, library = sys.argv[1:]
-sys.path.insert(0, file.rpartition("/")[0])
-kernel = runpy.run_path(file)[name]
-constants = {
+CONSTANTS = {
     "BLOCK": 1024, "ROWS": 64, "INNER": 64, "COLUMNS": 128, "TILE_ROWS": 32, "TILE_COLUMNS": 64,
 }
-kinds = {
+KINDS = {
     "pointers": "*u64", "signals": "*i64", "gathered": "*i64", "parts": "*i64", "calls": "*i64",
     "counter": "*i64", "rank": "i32", "nranks": "i32", "count": "i32", "window": "i64",
     "comm": "i64", "buffer": "i32",
 }
-constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-kinds = {
-    key: "constexpr" if key in constants else kinds.get(key, "*fp32") for key in kernel.arg_names
-}
-options = {"extern_libs": {"libnccl_device": library}} if library else {}
-for architecture in (90, 100):
+
+def compile(file, name, architecture, library=None):
+    kernel = runpy.run_path(file)[name]
+    constants = {key: value for key, value in CONSTANTS.items() if key in kernel.arg_names}
+    kinds = {
+        key: "constexpr" if key in constants else KINDS.get(key, "*fp32")
+        for key in kernel.arg_names
+    }
     compiled = triton.compile(
         ASTSource(kernel, kinds, constants), target=GPUTarget("cuda", architecture, 32),
-        options=options,
+        options={"extern_libs": {"libnccl_device": library}} if library else {},
     )
     ptx = compiled.asm["ptx"]
     assert compiled.asm["cubin"][:4] == b"\\x7fELF"
     assert re.search(r"(red|atom)\\.global\\.sys\\.release\\.add\\.u64", ptx), ptx
     assert re.search(r"ld\\.(acquire|relaxed)\\.sys|atom\\.global\\.sys\\.acquire", ptx), ptx
     assert not re.search(r"\\.extern \\.func|\\bcall\\.", ptx), ptx
-    print("compiled", architecture)
+
+here, examples, *libraries = sys.argv[1:]
+sys.path.insert(0, examples)
+for architecture in (90, 100):
+    compile(here + "/gpu_kernels.py", "every_function", architecture)
+for name, kernel in (
+    ("triton_all_reduce", "one_shot"),
+    ("triton_all_gather_matmul", "all_gather_matmul"),
+    ("triton_matmul_reduce_scatter", "matmul_reduce_scatter"),
+):
+    compile(f"{examples}/{name}.py", kernel, 90)
+for library in libraries:
+    compile(here + "/gpu_kernels.py", "every_function_of_nccl", 100, library)
+print("compiled", len(libraries))
 """
-
-
-def _compile(file: Path, name: str, cache: Path, library: str = "") -> None:
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TRITON_CACHE_DIR": str(cache),
-        "TRITON_INTERPRET": "0",
-    }
-    command = [sys.executable, "-c", _COMPILE, str(file), name, library]
-    done = run_command(command, _HERE, env, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["compiled 90", "compiled 100"]
-
-
-@pytest.mark.parametrize(
-    ("file", "kernel"),
-    [
-        (_HERE / "gpu_kernels.py", "every_function"),
-        (_EXAMPLES / "triton_all_reduce.py", "one_shot"),
-        (_EXAMPLES / "triton_all_gather_matmul.py", "all_gather_matmul"),
-        (_EXAMPLES / "triton_matmul_reduce_scatter.py", "matmul_reduce_scatter"),
-    ],
-    ids=lambda value: getattr(value, "stem", value),
-)
-def test_kernels_compile(tmp_path: Path, file: Path, kernel: str) -> None:
-    _compile(file, kernel, tmp_path)
 
 
 def _device_libraries() -> list[Path]:
@@ -94,11 +80,21 @@ def _device_libraries() -> list[Path]:
     return [path for path in (*([Path(chosen)] if chosen else []), *found) if path.is_file()]
 
 
-def test_kernels_with_device_functions_of_nccl_compile(tmp_path: Path) -> None:
-    if not (files := _device_libraries()):
-        pytest.skip("no libnccl_device.bc, which NCCL has from 2.30 on: `make abi` gets three")
-    for file in files:
-        _compile(_HERE / "gpu_kernels.py", "every_function_of_nccl", tmp_path, str(file))
+def test_kernels_compile(tmp_path: Path) -> None:
+    """Own functions and the examples, and with each libnccl_device.bc that is here, which NCCL has
+    from 2.30 on: `make abi` gets three. A failure shows the call of compile() that has failed.
+    """
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_INTERPRET": "0",
+    }
+    libraries = _device_libraries()
+    command = [sys.executable, "-c", _COMPILE, str(_HERE), str(_EXAMPLES), *map(str, libraries)]
+    done = run_command(command, _HERE, env, timeout=300, popen=warm.Popen)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"compiled {len(libraries)}\n"
 
 
 def _install(folder: Path, version: str, *, header: bool = True, shared: bool = False) -> Path:
