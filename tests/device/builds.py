@@ -51,7 +51,7 @@ def own_includes() -> list[str]:
 
 
 def compile_for_cpus(target: Path, text: str, *options: str) -> Path:
-    """Compile a text with the options of the package and the kernels' folder; warnings are errors."""
+    """Compile a text with the package's options and the kernels' folder; warnings are errors."""
     file = target.with_suffix(".cpp")
     file.write_text(text)
     command = [os.environ.get("CXX", "g++"), *headers.options("c++"), "-Wall", "-Wextra"]

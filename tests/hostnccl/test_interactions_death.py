@@ -87,4 +87,4 @@ def test_a_killed_rank_ends_them_all(launch: Launcher) -> None:
     survivor, dead = launch.outcomes(2, _survivor, while_running=kill, timeout=30)
     assert dead.died
     assert survivor.ok, survivor.trace
-    assert survivor.value - killed < 5
+    assert survivor.value - killed < 20  # no time limit is as short

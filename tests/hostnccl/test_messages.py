@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.run import compile_program
+from tests.support.tier import FULL
 
-_INPUTS = 300_000
+_INPUTS = 300_000 if FULL else 30_000
 
 
 def test_any_bytes(tmp_path: Path) -> None:

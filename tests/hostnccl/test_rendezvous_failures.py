@@ -84,12 +84,11 @@ def _init_with_limit(rank: Rank, limit: str, last: int) -> tuple[str, str, float
 
 
 @pytest.mark.parametrize(
-    ("limit", "reason"),
-    [("descriptor", "no free file descriptor for the memory"), ("address space", "mmap of")],
+    ("nranks", "limit", "reason"),
+    [(2, "descriptor", "no free file descriptor for the memory"), (4, "address space", "mmap of")],
 )
-@pytest.mark.parametrize("nranks", [2, 4])
 def test_a_rank_that_cannot_map_the_memory_is_named(
-    launch: Launcher, limit: str, reason: str, nranks: int
+    launch: Launcher, nranks: int, limit: str, reason: str
 ) -> None:
     last = nranks - 1
     results = launch(nranks, _init_with_limit, limit, last, ids=2, timeout=30, fresh=True)

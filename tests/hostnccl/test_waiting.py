@@ -138,7 +138,7 @@ def _abort(rank: Rank, what: str, aborted: str) -> float:
 def test_abort_frees_a_blocked_thread(
     launch: Launcher, what: str, threads: bool, tmp_path: Path
 ) -> None:
-    took = launch(2, _abort, what, str(tmp_path / "aborted"), threads=threads, fresh=True)[0]
+    took = launch(2, _abort, what, str(tmp_path / "aborted"), threads=threads)[0]
     assert took < _UNBLOCKED_WITHIN
 
 

@@ -120,7 +120,7 @@ def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Lau
     outcomes = launch(3, _incomplete_by_environment, env=env)
     for rank in (0, 2):
         text, took = outcomes[rank]
-        assert 0.9 < took < 4
+        assert 0.9 < took < 25
         assert "within 1 s" in text
         assert "missing: 1" in text
 

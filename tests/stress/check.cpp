@@ -54,8 +54,17 @@ ncclResult_t state_of(ncclComm_t comm) {
     ncclResult_t state;
     OK(ncclCommGetAsyncError(comm, &state));
     if (state != ncclInProgress) return state;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    pause(1);
   }
+}
+
+int32_t sum_over(ncclComm_t comm, int32_t value) {
+  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  return value;
+}
+
+void pause(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
 cudaStream_t new_stream() {

@@ -1,8 +1,5 @@
 // Deadlocks: ranks that wait for each other over two communicators, messages and streams all get an
 // error; ranks that pause get none.
-#include <chrono>
-#include <thread>
-
 #include "stress.h"
 
 namespace stress {
@@ -58,7 +55,7 @@ void pauses() {
   with_communicators(kRanks, [](int rank, ncclComm_t comm) {
     std::mt19937 random(static_cast<unsigned>(rank));
     for (int round = 0; round < 20; ++round) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
+      pause(int(random() % 200));
       float value = 1;
       OK(ncclAllReduce(&value, &value, 1, ncclFloat32, ncclSum, comm, nullptr));
       CHECK(value == kRanks);

@@ -1,6 +1,5 @@
 // Deriving communicators (split, shrink, grow), revoking and suspending them while operations run.
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <thread>
 
@@ -9,15 +8,6 @@
 
 namespace stress {
 namespace {
-
-void pause(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
-
-int32_t sum_over(ncclComm_t comm, int32_t value) {
-  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
-  return value;
-}
 
 // Calls large all-reduces, each with new buffers, until one fails. Returns its result.
 ncclResult_t reduce_until_error(ncclComm_t comm, cudaStream_t stream) {

@@ -1,6 +1,6 @@
-// The life cycle of communicators: split, finalize, abort while blocked, non-blocking init, ranks
-// whose arguments differ, ranks that leave, and invalid handles.
-#include <chrono>
+// The life cycle of communicators: split, finalize, abort while blocked, non-blocking init, many
+// communicators, and invalid handles.
+#include <atomic>
 #include <cstdint>
 #include <thread>
 
@@ -8,15 +8,6 @@
 
 namespace stress {
 namespace {
-
-void pause(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
-
-int32_t sum_over(ncclComm_t comm, int32_t value) {
-  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
-  return value;
-}
 
 void split() {
   with_communicators(5, [](int rank, ncclComm_t comm) {
@@ -150,57 +141,6 @@ void abort_during_reads() {
   });
 }
 
-void disagreeing_inits() {
-  const ncclUniqueId sizes = new_id();
-  in_threads(3, [&](int rank) {
-    ncclComm_t comm;
-    EXPECT(ncclInvalidUsage, ncclCommInitRank(&comm, rank == 1 ? 2 : 3, sizes, rank));
-    CHECK_LAST_ERROR("disagree about nranks");
-    CHECK(comm == nullptr);
-  });
-  const ncclUniqueId twice = new_id();
-  in_threads(3, [&](int rank) {
-    ncclComm_t comm;
-    EXPECT(ncclInvalidUsage, ncclCommInitRank(&comm, 3, twice, rank % 2));
-    CHECK_LAST_ERROR("rank 0 is used twice");
-  });
-  ncclUniqueId foreign = new_id();
-  ncclComm_t comm;
-  foreign.internal[17] = char(foreign.internal[17] + 1);
-  EXPECT(ncclInvalidArgument, ncclCommInitRank(&comm, 2, foreign, 0));
-  CHECK_LAST_ERROR("another machine");
-  foreign.internal[0] = 'x';
-  EXPECT(ncclInvalidArgument, ncclCommInitRank(&comm, 2, foreign, 0));
-}
-
-void mismatched_calls() {
-  with_communicators(3, [](int rank, ncclComm_t comm) {
-    int32_t data[8] = {};
-    const ncclResult_t result =
-        rank == 2 ? ncclBroadcast(data, data, 4, ncclInt32, 1, comm, nullptr)
-                  : ncclAllReduce(data, data, 4, ncclInt32, ncclSum, comm, nullptr);
-    CHECK(result == ncclInvalidUsage);
-    CHECK_LAST_ERROR("ncclBroadcast(count=4, int32, root=1)");
-    CHECK_LAST_ERROR("ncclAllReduce(count=4, int32, sum)");
-    EXPECT(ncclInvalidUsage, ncclAllReduce(data, data, 4, ncclInt32, ncclSum, comm, nullptr));
-  });
-}
-
-void leaving_rank() {
-  const ncclUniqueId id = new_id();
-  in_threads(2, [&](int rank) {
-    ncclComm_t comm;
-    OK(ncclCommInitRank(&comm, 2, id, rank));
-    CHECK(sum_over(comm, 1) == 2);
-    int32_t value = 0;
-    if (rank == 1) {
-      EXPECT(ncclRemoteError, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
-      CHECK_LAST_ERROR("rank 0");
-    }
-    EXPECT(rank == 1 ? ncclRemoteError : ncclSuccess, ncclCommDestroy(comm));
-  });
-}
-
 // Many communicators are created and destroyed at once; one of them is large.
 void many_communicators() {
   in_threads(4, [](int) {
@@ -228,24 +168,6 @@ void abort_a_group() {
   aborter.join();
   CHECK(state_of(comms[1]) == ncclRemoteError);
   EXPECT(ncclRemoteError, ncclCommDestroy(comms[1]));
-}
-
-void named() {
-  ncclConfig_t config;
-  config.commName = "gradients";
-  const ncclUniqueId id = new_id();
-  in_threads(2, [&](int rank) {
-    ncclComm_t comm;
-    OK(ncclCommInitRankConfig(&comm, 2, id, rank, &config));
-    int32_t value = 0;
-    EXPECT(ncclInvalidUsage,
-           ncclReduce(&value, &value, 1, ncclInt32, ncclSum, rank, comm, nullptr));
-    CHECK_LAST_ERROR("gradients");
-    EXPECT(ncclInvalidUsage, ncclCommDestroy(comm));
-  });
-  config.magic = 1;
-  ncclComm_t comm;
-  EXPECT(ncclInvalidArgument, ncclCommInitRankConfig(&comm, 1, id, 0, &config));
 }
 
 void invalid_handles() {
@@ -296,12 +218,8 @@ void lifecycle() {
     abort_blocked(count, true);
   }
   for (int times = 0; times < 20; ++times) abort_during_reads();
-  disagreeing_inits();
-  mismatched_calls();
-  leaving_rank();
   many_communicators();
   abort_a_group();
-  named();
   invalid_handles();
 }
 

@@ -2,6 +2,7 @@
 // threads, and checks that print the file and line of a failure.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <random>
 #include <string>
@@ -49,6 +50,11 @@ void with_communicators(int nranks, const std::function<void(int rank, ncclComm_
 
 // The asynchronous error of the communicator, once it is no longer ncclInProgress.
 ncclResult_t state_of(ncclComm_t comm);
+
+// The sum of the values of all ranks.
+int32_t sum_over(ncclComm_t comm, int32_t value);
+
+void pause(int milliseconds);
 
 cudaStream_t new_stream();
 ncclConfig_t non_blocking();

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -180,7 +179,7 @@ void abort_ends_a_wait() {
     ncclComm_t child = nullptr;
     OK(ncclCommSplit(comm, rank, 0, &child, &config));
     std::thread aborter([child] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      pause(50);
       OK(ncclCommAbort(child));
     });
     ncclWaitSignalDesc_t signal{1, 0, 0, 0};
