@@ -224,18 +224,6 @@ def test_the_other_ranks_hear_of_it(launch: Launcher) -> None:
     launch(3, _one_rank_waits, timeout=20)
 
 
-def _late(rank: Rank) -> None:
-    comm = rank.comm
-    if rank.rank == 0:
-        time.sleep(2)
-    comm.all_reduce(_small())
-
-
-@pytest.mark.parametrize("threads", [False, True] if FULL else [False])
-def test_a_late_rank_is_none(launch: Launcher, threads: bool) -> None:
-    launch(3, _late, threads=threads, timeout=20)
-
-
 def _late_thread(rank: Rank) -> None:
     """The main threads of the ranks wait for a thread of the other, which comes late."""
     comms = [rank.communicator(i) for i in (0, 1)]

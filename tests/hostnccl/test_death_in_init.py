@@ -80,19 +80,6 @@ def test_a_late_rank_that_has_become_the_host(launch: Launcher, tmp_path: Path) 
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
 
 
-def _never_come(rank: Rank) -> None:
-    if rank.rank % 2 == 1:
-        return
-    rank.set_event("meets")
-    rank.wait_event("meets", 0, 2)
-    with pytest.raises(nccl.NcclTimeoutError, match=r"2 of 4 ranks .*; missing: 1, 3"):
-        rank.communicator(config=nccl.Config(init_timeout=1.5))
-
-
-def test_the_ranks_that_did_not_join_are_named(launch: Launcher) -> None:
-    launch(4, _never_come, fresh=True)
-
-
 def _shrink_without_all(rank: Rank) -> None:
     comm = rank.comm
     comm.timeout = 0.6

@@ -142,6 +142,6 @@ def _all_empty(rank: Rank) -> None:
     graph.close()
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
+@pytest.mark.parametrize("nranks", [1, 3])
 def test_calls_without_elements(launch: Launcher, nranks: int) -> None:
     launch(nranks, _all_empty, timeout=20)

@@ -77,16 +77,19 @@ def test_an_id_of_zeros_is_refused() -> None:
         nccl.Communicator(2, bytes(128), 0, provider="host")
 
 
-def _nothing(_: Rank) -> None:
-    """Only starts the processes, so that all ranks come at once."""
+def _meet(rank: Rank) -> float:
+    """The ranks that come begin at once; the time at which they do."""
+    rank.set_event("meets")
+    rank.wait_event("meets", 0, 2)
+    return time.monotonic()
 
 
 def _incomplete_by_config(rank: Rank) -> tuple[str, float]:
     if rank.rank == 1:
         return "", 0.0
-    started = time.monotonic()
+    started = _meet(rank)
     with pytest.raises(nccl.NcclTimeoutError) as caught:
-        rank.communicator(config=nccl.Config(init_timeout=0.7))
+        rank.communicator(config=nccl.Config(init_timeout=2.5))
     assert caught.value.code == 8
     return str(caught.value), time.monotonic() - started
 
@@ -95,34 +98,32 @@ def _incomplete_by_config(rank: Rank) -> tuple[str, float]:
 def test_an_incomplete_world_ends_at_the_deadline_of_its_config(
     launch: Launcher, threads: bool
 ) -> None:
-    launch(3, _nothing, threads=threads)
     outcomes = launch(3, _incomplete_by_config, threads=threads)
     for rank in (0, 2):
         text, took = outcomes[rank]
-        assert 0.6 < took < 15  # the default is 300 s
-        assert "0.7" in text
+        assert 2.4 < took < 25  # the default is 300 s
+        assert "2.5" in text
         assert "missing: 1" in text
         assert f"on rank {rank}" in text
 
 
 def _incomplete_by_environment(rank: Rank) -> tuple[str, float]:
-    if rank.rank == 1:
+    if rank.rank % 2 == 1:
         return "", 0.0
-    started = time.monotonic()
-    with pytest.raises(nccl.NcclTimeoutError, match="2 of 3 ranks joined") as caught:
+    started = _meet(rank)
+    with pytest.raises(nccl.NcclTimeoutError, match="2 of 4 ranks joined") as caught:
         rank.communicator()
     return str(caught.value), time.monotonic() - started
 
 
 def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Launcher) -> None:
-    env = {"HOSTNCCL_INIT_TIMEOUT": "1"}
-    launch(3, _nothing, env=env)
-    outcomes = launch(3, _incomplete_by_environment, env=env)
+    env = {"HOSTNCCL_INIT_TIMEOUT": "3"}
+    outcomes = launch(4, _incomplete_by_environment, env=env)
     for rank in (0, 2):
         text, took = outcomes[rank]
-        assert 0.9 < took < 25
-        assert "within 1 s" in text
-        assert "missing: 1" in text
+        assert 2.9 < took < 25
+        assert "within 3 s" in text
+        assert "missing: 1, 3" in text
 
 
 def _bad_timeout(rank: Rank) -> None:
