@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reliability.workers import FOR_GPUS, Forks, Pauses
+from tests.reliability.workers import FOR_GPUS, Forks
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,3 @@ def forks(request: pytest.FixtureRequest) -> Iterator[Forks]:
     with Forks(FOR_GPUS if on_gpus else ()) as forks:
         yield forks
         forks.check_none_left()
-
-
-@pytest.fixture(scope="module")
-def pauses() -> Iterator[Pauses]:
-    pauses = Pauses()
-    yield pauses
-    pauses.close()

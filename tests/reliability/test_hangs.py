@@ -12,8 +12,8 @@ import pytest
 from tests.reliability.hangs import HANGS, LIMIT, hang, hang_leaving_nothing
 from tests.reliability.workers import Forks, Lane
 
-_GRACE = 1.0  # seconds after the limit
-_STUCK = 8.0
+_SOON = 20.0  # seconds after the limit, on a busy machine
+_STUCK = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_hang_ends(lane: Lane, name: str) -> None:
     assert not raising or any(ending for _, ending in endings)
     for rank, (took, ending) in enumerate(endings):
         text = ending and f"{ending.kind}: {ending.text}"
-        assert took < LIMIT + _GRACE, f"rank {rank} took {took:.2f} s: {text}"
+        assert took < LIMIT + _SOON, f"rank {rank} took {took:.2f} s: {text}"
         assert entry.some or (ending is not None) == (rank in raising), f"rank {rank}: {text}"
         if ending is not None:
             assert re.search(entry.names, ending.text, re.IGNORECASE), f"rank {rank}: {text}"

@@ -13,7 +13,7 @@ from tests.reliability.workers import Forks
 from tests.support.tier import FULL
 
 _SEED = int(os.environ.get("PYNCCL_SEED", "0"))
-_PROGRAMS = 300 if FULL else 12
+_PROGRAMS = 300 if FULL else 6
 
 
 @pytest.mark.parametrize(

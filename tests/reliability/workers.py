@@ -414,33 +414,3 @@ class Lanes:
         self._pool.shutdown(cancel_futures=True)
         for lane in self._all:
             lane.close()
-
-
-class Pauses:
-    """How long this machine kept a thread from running that wanted to: a process that was not
-    scheduled cannot notice anything in time, and its test may be repeated.
-    """
-
-    _STEP = 0.02
-
-    def __init__(self) -> None:
-        self._pauses: list[tuple[float, float]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._measure, daemon=True)
-        self._thread.start()
-
-    def _measure(self) -> None:
-        before = time.monotonic()
-        while not self._stop.wait(self._STEP):
-            now = time.monotonic()
-            if now - before > 5 * self._STEP:
-                self._pauses.append((now, now - before))
-            before = now
-
-    def longest(self, since: float) -> float:
-        """In seconds, since a time."""
-        return max((length for end, length in list(self._pauses) if end >= since), default=0.0)
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
