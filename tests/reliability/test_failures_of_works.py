@@ -10,6 +10,7 @@ the process there, before the data is used (tests/c10d/test_device.py); here it 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ from pynccl import nccl
 from pynccl.c10d.build import build
 from tests.reliability.workers import Forks, Lane, Lanes, Member
 from tests.support import gpu
+from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
@@ -177,14 +179,12 @@ class _Scene:
             import pynccl as dist
 
             backend = "nccl" if self.on_device else "host"
-            options: Any = nccl.Config(on_timeout="raise")
         else:
             import torch.distributed as dist  # type: ignore[no-redef]
 
             import pynccl.c10d
 
             backend = "pynccl"
-            options = pynccl.c10d.options(config=nccl.Config(on_timeout="raise"))
         self.dist: Any = dist
         dist.init_process_group(
             backend, init_method=url, rank=member.rank, world_size=member.nranks, timeout=_LATER
@@ -193,13 +193,16 @@ class _Scene:
         names = {name: way.group for name, way in _WAYS.items()} if alone else _GROUPS
         self.groups = {}
         for name, kind in {**names, "other": "recv"}.items():
-            limit = timedelta(seconds=self.limit(name))
-            self.groups[name] = group = dist.new_group(timeout=limit, pg_options=options)
+            config = nccl.Config(on_timeout="raise")
+            options: Any = config if front == "mirror" else pynccl.c10d.options(config=config)
+            self.groups[name] = group = dist.new_group(timeout=_LATER, pg_options=options)
             self.connect(kind, group)
         self.synchronize()
+        for name, group in self.groups.items():  # not before: connecting takes its time
+            group.set_timeout(timedelta(seconds=self.limit(name)))
 
     def limit(self, name: str) -> float:
-        """Of a group, in seconds."""
+        """Of the operations of a group, in seconds."""
         provider = "cuda" if self.on_device else "host"
         late = _ends_by_the_limit(provider, self.front, self.failure)
         futures = self.failure == "Ctrl-C" and _WAYS.get(name) and "future" in name
@@ -438,6 +441,8 @@ def _run(lane: Lane, provider: str, front: str, failure: str, folder: Path) -> d
 _FRONTS = ("mirror", "c10d")
 # What an NCCL on GPUs may notice before the time limit, as the double's does.
 _SOMETIMES = ("mismatch", "deadlock")
+# What no NCCL on GPUs notices is the same there: a rank that does not come.
+_UNNOTICED = ("peer closed", "peer aborted", "peer revoked")
 Tables = dict[tuple[str, str], Future[dict[str, str]]]  # by front end and failure
 
 
@@ -456,8 +461,8 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
         raised = raised.replace("Timeout", "(Timeout|InvalidUsage)")
     if failure != "Ctrl-C":
         return f"returned, then {raised}" if orders else raised
-    if orders:
-        return f"KeyboardInterrupt after returned, then {raised}"
+    if orders:  # on a busy machine the signal may come before it has returned
+        return f"KeyboardInterrupt(: $| after returned, then {raised})"
     if "future" in name and name != "future.value":
         # The wait is torch's, and ends by the limit.
         error = "BackendTimeoutError" if front == "mirror" else "DistBackendError"
@@ -467,7 +472,14 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
     return "KeyboardInterrupt: "
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def _cases() -> Iterator[object]:
+    for failure, front in itertools.product(_FAILURES, _FRONTS):
+        yield pytest.param("host", failure, front)
+        if FULL or failure not in _UNNOTICED:
+            yield pytest.param("cuda", failure, front, marks=pytest.mark.gpu)
+
+
+@pytest.fixture(scope="module")
 def tables(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Tables]]:
@@ -499,10 +511,9 @@ def tables(
             )
 
 
-@pytest.mark.parametrize("front", _FRONTS)
-@pytest.mark.parametrize("failure", _FAILURES)
+@pytest.mark.parametrize(("tables", "failure", "front"), list(_cases()), indirect=["tables"])
 def test_who_waits_raises_what_has_failed(
-    tables: tuple[str, Tables], front: str, failure: str
+    tables: tuple[str, Tables], failure: str, front: str
 ) -> None:
     provider, results = tables
     table = results[front, failure].result()
