@@ -15,6 +15,8 @@ from pynccl.replay.check import check
 from pynccl.replay.recorded import gather
 from tests.support.recordings import World, generated
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def _findings(world: World, ranks: int | None = None) -> list[Finding]:
     return check(gather(world.traces, ranks))

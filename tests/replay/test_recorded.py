@@ -13,6 +13,8 @@ from pynccl.replay.recorded import Sync, gather
 from pynccl.trace.model import ProcessTrace, Wait
 from tests.support.recordings import World
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 
 def test_communicators_are_cut_to_the_ranks_that_are_left() -> None:
     world = World(4)

@@ -18,6 +18,8 @@ from pynccl.replay.shape import ITEMSIZES
 from tests.support.recordings import World, generated
 from tests.support.tier import FULL
 
+pytestmark = pytest.mark.usefixtures("kept_ranks")
+
 _MANY = 10_000 if FULL else 1_000
 _PROGRAMS = 12 if FULL else 4
 

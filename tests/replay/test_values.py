@@ -34,7 +34,7 @@ def test_sequences(dtype: str) -> None:
         assert sign.astype(float).tolist() == [-1, 1, -1, 1]
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("nranks", [2, 7, 8])
 @pytest.mark.parametrize("op", _OPERATORS)
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_reductions_agree_with_the_definition(dtype: str, op: str, nranks: int) -> None:
@@ -43,11 +43,11 @@ def test_reductions_agree_with_the_definition(dtype: str, op: str, nranks: int) 
         assert op == "avg" or ITEMSIZES[dtype] == 1
         return
     sources = [source.at(3 * rank) for rank in range(nranks)]
-    inputs = [_array(one, dtype, 500) for one in sources]
+    inputs = [_array(one, dtype, 64) for one in sources]
     expected = reference.reduce(inputs, op.upper())
 
     operation: Any = SimpleNamespace(op=op, dtype=dtype)
-    got = Sequences().reduced(operation, sources, 500)
+    got = Sequences().reduced(operation, sources, 64)
     assert len(set(inputs[0].tobytes())) > 1
     if op == "avg" and nranks & (nranks - 1) and dtype.startswith("float"):
         assert np.allclose(got.astype(float), expected.astype(float), rtol=2e-3)
