@@ -38,7 +38,7 @@ def serve(path: str) -> tuple[CodeType, bool]:
         while True:
             readable, _, _ = select.select([listener, sys.stdin], [], [])
             if sys.stdin in readable:
-                sys.exit()
+                os._exit(0)  # an interpreter with torch takes a second to end
             connection = listener.accept()[0]
             if os.fork() == 0:
                 break
@@ -79,7 +79,7 @@ def _run(
         if child == 0:
             connection.close()
             request = warm.Request(arguments, env | variables, folder, [0, 1, 2], False, False)
-            return warm.become(request, streams)
+            return (program == "python" and _serve_ranks()) or warm.become(request, streams)
         processes[os.pidfd_open(child)] = child
     for stream in streams:
         os.close(stream)
@@ -102,6 +102,24 @@ def _run(
         del store
     os.killpg(0, signal.SIGKILL)  # and whatever they have started
     raise AssertionError
+
+
+def _serve_ranks() -> tuple[CodeType, bool] | None:
+    """Fork a process that forks the ranks which this one launches; return in each what it is to
+    execute, and None in this one.
+    """
+    from pynccl.testing import Launcher
+    from tests.support import warm
+
+    ours, theirs = socket.socketpair()
+    server = os.fork()
+    if server == 0:
+        ours.close()
+        return warm.serve(theirs.detach(), ())
+    theirs.close()
+    warm.inherited = warm.Server(server, ours)
+    Launcher._start_process = warm.start_rank  # type: ignore[assignment, method-assign]
+    return None
 
 
 def ask(path: str, program: str, arguments: list[str]) -> None:

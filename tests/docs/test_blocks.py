@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import os
-import stat
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -62,14 +62,18 @@ def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
     """
     programs = folder / "bin"
     programs.mkdir()
+    # Pages are not about speed, and a compiler takes longest to optimise.
+    scripts = {"g++": f'{shutil.which("g++")} "$@" -O0'}
     for name, arguments in _COMMANDS.items():
         interpreter = f'"{sys.executable}" {arguments}'
         if socket is not None:
             forked = "torchrun" if name == "torchrun" else f"python {arguments}"
             interpreter = f'"{sys.executable}" -I -S "{_FORKS}" "{socket}" {forked}'
+        scripts[name] = f'{interpreter} "$@"'
+    for name, command in scripts.items():
         program = programs / name
-        program.write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        program.write_text(f"#!/bin/sh\nexec {command}\n")
+        program.chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if k not in ("HOSTNCCL_STRICT", "LD_PRELOAD")}
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

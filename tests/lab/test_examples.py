@@ -1,5 +1,5 @@
-"""Proves that the examples of the lab check their results and measure a row for each setting, and
-that they run as their heads say: one of them, in `make test-all` all, and one with three ranks.
+"""Proves that the examples of the lab check their results and measure a row for each setting; in
+`make test-all` also that they run as their heads say, one of them with three ranks.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from pathlib import Path
 
 import pytest
 
-from pynccl import lab
+from pynccl import lab, nccl
 from pynccl.lab import output
 from tests.support.commands import run_command
-from tests.support.launcher import Launcher
-from tests.support.rank import Rank
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted((_ROOT / "examples" / "lab").glob("*.py"))
-_SHORT = _ROOT / "examples" / "lab" / "fsdp_prefetch.py"  # takes less time than the others
-_FEW = {"repeats": 3, "warmup": 1}  # rounds; each has a check of its results
+_FEW = {"repeats": 3, "warmup": 1, "evidence": False}  # each round has a check of its results
+_SMALL = {"SIDE": 128, "ROWS": 256, "COLUMNS": 256}  # of the arrays of an example
+_PNG = b"\x89PNG"
 
 
-def _run(example: Path, *options: object) -> str:
+def _command(example: Path) -> list[str]:
     head = ast.get_docstring(ast.parse(example.read_text())) or ""
     found = re.search(r"^Run: python (\S+)$", head, re.MULTILINE)
     assert found, f"{example.name} does not say how it is run"
-    words = [sys.executable, *shlex.split(found[1]), *map(str, options)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
-    done = run_command(words, _ROOT, env, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert _ROOT / found[1] == example
+    return shlex.split(found[1])
 
 
+@pytest.mark.skipif(not FULL, reason="sizes that take minutes: `make test-all`")
 @pytest.mark.parametrize(
     ("example", "ranks"),
-    [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)] if FULL else [(_SHORT, 2)],
+    [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)],
     ids=lambda value: value.stem if isinstance(value, Path) else str(value),
 )
 def test_it_runs_as_its_head_says(example: Path, ranks: int, tmp_path: Path) -> None:
     data, plot = tmp_path / "rows.json", tmp_path / "lanes.png"
-    options = () if ranks == 2 else ("--ranks", ranks)
-    printed = _run(example, *options, "--json", data, "--plot", plot)
-    _check(example, output.read_json(data), printed, ranks)
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    words = [sys.executable, *_command(example), "--ranks", str(ranks)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
+    words += ["--json", str(data), "--plot", str(plot)]
+    done = run_command(words, _ROOT, env, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    _check(example, output.read_json(data), done.stdout, ranks)
+    assert plot.read_bytes().startswith(_PNG)
 
 
 def _check(example: Path, rows: list[lab.Row], printed: str, ranks: int) -> None:
@@ -64,26 +64,29 @@ def _check(example: Path, rows: list[lab.Row], printed: str, ranks: int) -> None
     assert len({tuple(row.setting.items()) for row in rows}) == 4
 
 
-def _measure(rank: Rank, example: str) -> list[lab.Row]:
+def _measure(example: str, comm: nccl.Communicator) -> list[lab.Row]:
     spec = importlib.util.spec_from_file_location("example", example)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    for name in _SMALL.keys() & vars(module).keys():
+        setattr(module, name, _SMALL[name])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lab, "overlap", functools.partial(lab.overlap, **_FEW))
-        rows: list[lab.Row] = module.measure(rank.comm)
+        rows: list[lab.Row] = module.measure(comm)
     return rows
 
 
-@pytest.mark.parametrize(
-    "example", [e for e in _EXAMPLES if FULL or e != _SHORT], ids=lambda example: example.stem
-)
-def test_its_results_are_right(launch: Launcher, example: Path) -> None:
-    env = {"OMP_NUM_THREADS": "1"}
-    rows = launch(2, _measure, str(example), env=env, timeout=240)[0]
-    _check(example, rows, output.write_table(rows), 2)
-
-
-def test_there_are_examples() -> None:
-    assert len(_EXAMPLES) == 4
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.stem)
+def test_its_results_are_right(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its last line runs it, with few rounds and small arrays."""
+    _command(example)
+    assert example.read_text().endswith('if __name__ == "__main__":\n    lab.script(measure)\n')
+    data, plot = tmp_path / "rows.json", tmp_path / "lanes.png"
+    words = ["--provider", "host", "--json", str(data), "--plot", str(plot)]
+    lab.script(functools.partial(_measure, str(example)), words)
+    _check(example, output.read_json(data), capsys.readouterr().out, 2)
+    assert plot.read_bytes().startswith(_PNG)

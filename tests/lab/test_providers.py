@@ -64,7 +64,7 @@ def test_settings(launch: Launcher, provider: str) -> None:
     assert len(rows) == 12
     for *_, of_provider, seconds in rows:
         assert of_provider == provider
-        assert 0.0045 < seconds < 0.1
+        assert seconds > 0.0045
 
 
 def _policies(rank: Rank) -> int:

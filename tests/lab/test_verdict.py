@@ -12,102 +12,39 @@ from pynccl.lab import Evidence, Row, Span, Timing, classify, output
 from pynccl.lab.verdict import needs_evidence
 
 _NONE = Evidence(same_stream=False)
+_AFTER = Evidence(waits="communication")
+_BOTH = Evidence(beside_memory=3, beside_arithmetic=2)
+_MEMORY = Evidence(beside_memory=1.6, beside_arithmetic=1.05)
+_CORES = Evidence(beside_memory=1.6, beside_arithmetic=1.5)
+_BANDWIDTH = Evidence(beside_memory=2, beside_arithmetic=1)
+_MORE = Evidence(beside_memory=5, beside_arithmetic=2)
+_WAITS = Evidence(waits="both", beside_compute=1.5, beside_memory=2, beside_arithmetic=1)
 _CASES = [
     # T_compute, T_comm, T_both, slowdowns, evidence, provider, verdict
     (10, 4, 10.1, 1, 1, _NONE, "cuda", "hidden", ""),
     (10, 4, 14, 1, 3.5, _NONE, "cuda", "serialised", "no free SMs"),
     (10, 10, 20, 1, 2, _NONE, "cuda", "serialised", "no free SMs"),
     (10, 10, 20, 1, 2, _NONE, "host", "serialised", "shared resource"),
-    (
-        10,
-        10,
-        20,
-        1,
-        2,
-        Evidence(beside_memory=3, beside_arithmetic=2),
-        "host",
-        "serialised",
-        "no free cores",
-    ),
+    (10, 10, 20, 1, 2, _BOTH, "host", "serialised", "no free cores"),
     # The loads would slow it, the compute does not.
-    (
-        10,
-        10,
-        11,
-        1,
-        1,
-        Evidence(beside_memory=3, beside_arithmetic=2),
-        "host",
-        "partly hidden",
-        "unknown",
-    ),
+    (10, 10, 11, 1, 1, _BOTH, "host", "partly hidden", "unknown"),
     (10, 10, 20, 1, 2, Evidence(same_stream=True), "cuda", "serialised", "same stream"),
     (10, 10, 20, 1, 1, Evidence(default_stream="both"), "cuda", "serialised", "default stream"),
     (10, 10, 20, 1, 1, Evidence(synchronises="compute"), "cuda", "serialised", "synchronisation"),
     (10, 10, 20, 1, 2, Evidence(synchronises="communication"), "cuda", "serialised", "no free SMs"),
-    (10, 10, 20, 1, 2, Evidence(waits="communication"), "cuda", "serialised", "event"),
-    (10, 10, 15, 1, 1.5, Evidence(waits="communication"), "cuda", "partly hidden", "event"),
+    (10, 10, 20, 1, 2, _AFTER, "cuda", "serialised", "event"),
+    (10, 10, 15, 1, 1.5, _AFTER, "cuda", "partly hidden", "event"),
     (10, 30, 30, 1, 1, _NONE, "cuda", "partly hidden", "longer than the compute"),
     (10, 10, 15, 1, 1.5, _NONE, "cuda", "partly hidden", "unknown"),
     (100, 10, 104, 1, 1.5, _NONE, "cuda", "partly hidden", "unknown"),
-    (
-        10,
-        10,
-        15,
-        1,
-        1.5,
-        Evidence(waits="both", beside_compute=1.5, beside_memory=2, beside_arithmetic=1),
-        "cuda",
-        "partly hidden",
-        "event",
-    ),
+    (10, 10, 15, 1, 1.5, _WAITS, "cuda", "partly hidden", "event"),
     (10, 10, 15, 1.5, 1.5, _NONE, "cuda", "slowed by contention", "unknown"),
-    (
-        10,
-        10,
-        15,
-        1.1,
-        1.5,
-        Evidence(beside_memory=1.6, beside_arithmetic=1.05),
-        "cuda",
-        "slowed by contention",
-        "memory bandwidth",
-    ),
-    (
-        10,
-        10,
-        15,
-        1.5,
-        1.5,
-        Evidence(beside_memory=1.6, beside_arithmetic=1.5),
-        "cuda",
-        "slowed by contention",
-        "SMs",
-    ),
-    (
-        # The loads slow it more than the compute does; arithmetic alone explains the row.
-        10,
-        10,
-        15,
-        1.5,
-        1.5,
-        Evidence(beside_memory=5, beside_arithmetic=2),
-        "host",
-        "slowed by contention",
-        "cores",
-    ),
+    (10, 10, 15, 1.1, 1.5, _MEMORY, "cuda", "slowed by contention", "memory bandwidth"),
+    (10, 10, 15, 1.5, 1.5, _CORES, "cuda", "slowed by contention", "SMs"),
+    # The loads slow it more than the compute does; arithmetic alone explains the row.
+    (10, 10, 15, 1.5, 1.5, _MORE, "host", "slowed by contention", "cores"),
     # One after the other in length, but both slowed: they share something all the time.
-    (
-        10,
-        10,
-        20,
-        2,
-        2,
-        Evidence(beside_memory=2, beside_arithmetic=1),
-        "cuda",
-        "slowed by contention",
-        "memory bandwidth",
-    ),
+    (10, 10, 20, 2, 2, _BANDWIDTH, "cuda", "slowed by contention", "memory bandwidth"),
 ]
 
 

@@ -31,6 +31,7 @@ _LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
 _WITH_TORCH = "PYTEST_WITH_TORCH"
 _ENTER_TORCH = (
     "tests.c10d.",
+    "tests.lab.",
     "tests.mirror.",
     "tests.nccl.test_arguments",
     "tests.nccl.test_array_values",
@@ -40,6 +41,7 @@ _ENTER_TORCH = (
     "tests.nccl.test_memory",
     "tests.support.in_world",
     "tests.support.torch_suite",
+    "tests.weights.",
 )
 
 
@@ -73,7 +75,9 @@ class Launcher(_Launcher):
 
     def _start_process(self, environment: Environment, *, fresh: bool) -> Process:
         variables = dict(environment)
-        popen = warm.Popen if variables.get(_WITH_TORCH) else warm.LightPopen
+        if variables.get(_WITH_TORCH):
+            return warm.start_rank(self, environment, fresh=fresh)
+        popen = warm.LightPopen
         server = warm.server_of({**os.environ, **variables}, popen.modules)
         return Process(environment, fresh=fresh, popen=popen, parent=server.pid)
 

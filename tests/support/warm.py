@@ -30,9 +30,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["LightPopen", "Popen", "Request", "WholePopen", "become", "run", "server_of"]
+if TYPE_CHECKING:
+    from pynccl.testing._run import Environment, Process
+
+__all__ = [
+    "LightPopen",
+    "Popen",
+    "Request",
+    "Server",
+    "WholePopen",
+    "become",
+    "run",
+    "server_of",
+    "start_rank",
+]
 
 _PR_SET_PDEATHSIG = 1
 _LIGHT = ("numpy", "pytest")
@@ -74,23 +87,17 @@ class Request:
     whole: bool  # whether its interpreter ends
 
 
-class _Server:
-    """The process that has imported the modules."""
+class Server:
+    """The process that has imported the modules.
 
-    def __init__(self, environment: Mapping[str, str], modules: tuple[str, ...]) -> None:
-        ours, theirs = socket.socketpair()
-        folder = str(Path(__file__).parents[2])
-        code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
-        code += f"warm.run(*warm.serve({theirs.fileno()}, {modules!r}))"
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", code],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self.pid = self._popen.pid
-        self._requests = ours
+    Args:
+        pid: its process id.
+        requests: the connection to its serve().
+    """
+
+    def __init__(self, pid: int, requests: socket.socket) -> None:
+        self.pid = pid
+        self._requests = requests
         self._lock = threading.Lock()
 
     def fork(self, request: Request, descriptors: list[int]) -> int:
@@ -107,24 +114,43 @@ class _Server:
 
     def close(self) -> None:
         self._requests.close()
-        self._popen.kill()
-        self._popen.wait()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
+def _start(environment: Mapping[str, str], modules: tuple[str, ...]) -> Server:
+    ours, theirs = socket.socketpair()
+    folder = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
+    code += f"warm.run(*warm.serve({theirs.fileno()}, {modules!r}))"
+    with theirs:
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    popen.returncode = 0  # the server waits for it
+    return Server(popen.pid, ours)
+
+
+inherited: Server | None = None  # of this process, which is itself a fork
 _gaps: list[mmap.mmap] = []
-_servers: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], _Server] = {}
+_servers: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], Server] = {}
 _lock = threading.Lock()
 
 
-def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULES) -> _Server:
+def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULES) -> Server:
     """The server whose forks get this environment and have imported these modules."""
+    if inherited is not None:
+        return inherited
     early = _read_early(environment)
     key = os.getpid(), modules, frozenset(early.items())
     with _lock:
         if key not in _servers:
             usual = modules == _MODULES and early == _read_early(os.environ)
             first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            _servers[key] = server = _Server(first, modules + _MORE * usual)
+            _servers[key] = server = _start(first, modules + _MORE * usual)
             atexit.register(server.close)
         return _servers[key]
 
@@ -208,6 +234,14 @@ class LightPopen(Popen):
     modules = _LIGHT
 
 
+def start_rank(_launcher: object, environment: Environment, *, fresh: bool) -> Process:
+    """Stands for Launcher._start_process() of pynccl.testing: the process of a rank is a fork."""
+    from pynccl.testing._run import Process
+
+    server = server_of({**os.environ, **dict(environment)})
+    return Process(environment, fresh=fresh, popen=Popen, parent=server.pid)
+
+
 def serve(requests: int, modules: tuple[str, ...]) -> tuple[CodeType, bool]:
     """Fork a process for each request, and return in it what it is to run()."""
     for module in modules:
@@ -234,7 +268,7 @@ def serve(requests: int, modules: tuple[str, ...]) -> tuple[CodeType, bool]:
                 continue
             data, descriptors, _, _ = socket.recv_fds(asked, _LENGTH.size, 64)
             if not data:
-                sys.exit()
+                os._exit(0)
             request: Request = pickle.loads(_receive(asked, _LENGTH.unpack(data)[0]))
             server = os.getpid()
             pid = os.fork()

@@ -1,0 +1,22 @@
+"""A fixture: the ranks that the lab's commands launch are forks of a process with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pynccl.lab import world
+from pynccl.testing import Launcher
+from tests.support import warm
+
+
+class _Forks(Launcher):
+    _start_process = warm.start_rank
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_ranks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "Launcher", _Forks)
+        yield
