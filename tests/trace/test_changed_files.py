@@ -31,7 +31,7 @@ from tests.support.recordings import World
 from tests.support.tier import FULL
 
 _INPUTS = 1500 if FULL else 300
-_LONGEST = 5.0  # seconds for one input, of which each is a few kilobytes
+_LONGEST = 20.0  # seconds for one input, of which each is a few kilobytes
 _NESTED = "[" * 200_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -25,118 +26,78 @@ from pynccl.trace.model import (
 from tests.support.tier import FULL
 from tests.support.traces import STREAM, TraceBuilder
 
-_TIMES = st.integers(0, 2**62)
 _TEXTS = st.text(max_size=8)
 _IDS = st.text("0123456789abcdef", min_size=16, max_size=16)
-_HANDLES = st.integers(0, 2**64 - 1)
-_MAYBE = st.none() | st.integers(0, 2**40)
+_NUMBERS = st.integers(0, 2**62)
+_STREAMS = st.sampled_from([0, 1, 2, STREAM, 2**64 - 1])
+_FEW = st.integers(1, 3)
+_VALUES = {
+    "bool": st.booleans(),
+    "int": _NUMBERS,
+    "int | None": st.none() | _NUMBERS,
+    "str": _TEXTS,
+    "str | None": st.none() | _TEXTS,
+}
+_KINDS = ["all_reduce", "gather", "send", "recv", "put_signal", "signal", "barrier"]
 
-_COMMUNICATORS = st.builds(
+
+def _any(record: type[Any], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A record with any values of the types of its fields, or these."""
+    fields = {
+        one.name: _VALUES[str(one.type)]
+        for one in dataclasses.fields(record)
+        if str(one.type) in _VALUES
+    }
+    return st.builds(record, **(fields | special))
+
+
+_COMMUNICATORS = _any(
     Communicator,
     id=_IDS,
     joined=st.none() | _IDS,
     parent=st.none() | _IDS,
-    name=st.none() | _TEXTS,
-    creator=_TEXTS,
     provider=st.sampled_from(["host", "cuda"]),
     rank=st.integers(0, 7),
     nranks=st.integers(8, 9),
-    device=st.integers(0, 7),
 )
-_KINDS = ["all_reduce", "gather", "send", "recv", "put_signal", "signal", "barrier"]
-
-
-def _operations(ids: list[str]) -> st.SearchStrategy[Operation]:
-    return st.builds(
-        Operation,
-        kind=st.sampled_from(_KINDS),
-        communicator=st.sampled_from(ids),
-        sequence=st.integers(1, 9),
-        number=st.none() | st.integers(1, 9),
-        dtype=_TEXTS,
-        count=_TIMES,
-        op=st.none() | _TEXTS,
-        root=_MAYBE,
-        peer=_MAYBE,
-        sendbuff=_HANDLES,
-        recvbuff=_HANDLES,
-        stream=st.sampled_from([0, 1, 2, STREAM, 2**64 - 1]),
-        thread=st.integers(1, 3),
-        group=st.none() | st.integers(1, 2),
-        graph=st.none() | st.integers(1, 2),
-        called=_TIMES,
-        returned=st.none() | _TIMES,
-        began=st.none() | _TIMES,
-        ended=st.none() | _TIMES,
-        failed=st.booleans(),
-        sendbytes=_TIMES,
-        recvbytes=_TIMES,
-        rank=_MAYBE,
-    )
 
 
 @st.composite
 def _traces(draw: st.DrawFn) -> ProcessTrace:
     communicators = draw(st.lists(_COMMUNICATORS, min_size=1, max_size=2))
     ids = [one.id for one in communicators]
-    return ProcessTrace(
-        rank=draw(_MAYBE),
-        pid=draw(st.integers(1, 2**22)),
-        host=draw(_TEXTS),
-        boot=draw(_TEXTS),
-        epoch=draw(_TIMES),
-        timed=draw(st.booleans()),
-        began=draw(_TIMES),
-        ended=draw(_TIMES),
-        dropped=draw(st.integers(0, 9)),
-        communicators={(one.id, one.rank): one for one in communicators},
-        operations=draw(st.lists(_operations([*ids, "missing"]), max_size=6)),
-        waits=draw(
-            st.lists(
-                st.builds(
-                    Wait,
-                    what=st.sampled_from(["work", "stream", "event", "stream_event"]),
-                    communicator=st.none() | st.sampled_from(ids),
-                    sequence=st.none() | st.integers(1, 9),
-                    stream=st.none() | _HANDLES,
-                    thread=st.integers(1, 3),
-                    on_device=st.booleans(),
-                    rank=_MAYBE,
-                    began=_TIMES,
-                    ended=st.none() | _TIMES,
-                ),
-                max_size=3,
-            )
-        ),
-        ranges=draw(
-            st.lists(
-                st.builds(
-                    Range,
-                    name=_TEXTS,
-                    compute=st.booleans(),
-                    stream=st.none() | _HANDLES,
-                    thread=st.integers(1, 3),
-                    began=_TIMES,
-                    ended=st.none() | _TIMES,
-                ),
-                max_size=3,
-            )
-        ),
-        launches=draw(
-            st.lists(
-                st.builds(
-                    GraphLaunch,
-                    graph=st.integers(1, 2),
-                    stream=_HANDLES,
-                    thread=st.integers(1, 3),
-                    called=_TIMES,
-                    returned=_TIMES,
-                    began=st.none() | _TIMES,
-                    ended=st.none() | _TIMES,
-                ),
-                max_size=2,
-            )
-        ),
+    operation = _any(
+        Operation,
+        kind=st.sampled_from(_KINDS),
+        communicator=st.sampled_from([*ids, "missing"]),
+        sequence=_FEW,
+        number=st.none() | _FEW,
+        stream=_STREAMS,
+        thread=_FEW,
+        group=st.none() | _FEW,
+        graph=st.none() | _FEW,
+    )
+    wait = _any(
+        Wait,
+        what=st.sampled_from(["work", "stream", "event", "stream_event"]),
+        communicator=st.none() | st.sampled_from(ids),
+        sequence=st.none() | _FEW,
+        stream=st.none() | _STREAMS,
+        thread=_FEW,
+    )
+    records = {
+        "operations": (operation, 6),
+        "waits": (wait, 3),
+        "ranges": (_any(Range, stream=st.none() | _STREAMS, thread=_FEW), 3),
+        "launches": (_any(GraphLaunch, graph=_FEW, stream=_STREAMS, thread=_FEW), 2),
+    }
+    return draw(
+        _any(
+            ProcessTrace,
+            pid=st.integers(1, 2**22),
+            communicators=st.just({(one.id, one.rank): one for one in communicators}),
+            **{name: st.lists(one, max_size=most) for name, (one, most) in records.items()},
+        )
     )
 
 

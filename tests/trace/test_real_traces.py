@@ -14,14 +14,16 @@ from pynccl import nccl
 from pynccl.trace import chrome
 from pynccl.trace.exposure import RANGES, exposed
 from pynccl.trace.merge import merge
+from pynccl.trace.model import ProcessTrace
 from pynccl.trace.order import Conflict, check
 from tests.nccl import test_delays
 from tests.support import perfetto
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.tier import FULL
 from tests.trace.test_chrome_events import check_schema
 
-_SEEDS = 20
+_SEEDS = 20 if FULL else 8
 
 
 def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
@@ -100,9 +102,15 @@ def _step(rank: Rank, folder: str) -> None:
             stream.synchronize()
 
 
-def test_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
-    launch(4, _step, str(tmp_path))
-    traces = [trace for path in tmp_path.iterdir() for trace in chrome.load(path)]
+@pytest.fixture(scope="module")
+def traces(launch: Launcher, tmp_path_factory: pytest.TempPathFactory) -> list[ProcessTrace]:
+    """Those of the step, on 4 ranks."""
+    folder = tmp_path_factory.mktemp("traces")
+    launch(4, _step, str(folder))
+    return [trace for path in folder.iterdir() for trace in chrome.load(path)]
+
+
+def test_the_trace_of_4_ranks(traces: list[ProcessTrace]) -> None:
     check_schema(chrome.document(traces))
     merged = merge(traces)
     assert [trace.rank for trace in merged.traces] == [0, 1, 2, 3]
@@ -162,9 +170,7 @@ def test_two_ranks_of_one_process(launch: Launcher) -> None:
 
 
 @pytest.mark.skipif(perfetto.why_not() is not None, reason=perfetto.why_not() or "")
-def test_perfetto_reads_the_trace_of_4_ranks(launch: Launcher, tmp_path: Path) -> None:
-    launch(4, _step, str(tmp_path))
-    traces = [trace for path in tmp_path.iterdir() for trace in chrome.load(path)]
+def test_perfetto_reads_the_trace_of_4_ranks(traces: list[ProcessTrace], tmp_path: Path) -> None:
     path = tmp_path / "merged.json"
     chrome.save(traces, path)
     with perfetto.TraceProcessor(str(path)) as processor:

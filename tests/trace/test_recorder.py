@@ -158,8 +158,11 @@ def _device_waits(rank: Rank) -> None:
         gate = threading.Event()
         stream.launch(lambda: gate.wait(60))
         event.record(stream)
+        reached = threading.Event()
+        other.launch(reached.set)
         other.wait(event)
-        time.sleep(0.2)  # until both streams wait
+        assert reached.wait(60)
+        time.sleep(0.2)  # until it waits
         opened = time.monotonic_ns()
         gate.set()
         with nccl.range("rest", compute=True, stream=other):
@@ -317,6 +320,7 @@ def _check_ranks(trace: ProcessTrace, n: int) -> None:
         assert all(window.address == one.sendbuff for one in found if one.kind == "put_signal")
 
 
+@pytest.mark.usefixtures("kept_ranks")
 def test_all_ranks_of_a_process(tmp_path: Path) -> None:
     """Those of init_all(); the process has the rank in its largest communicator."""
     (alone,) = nccl.Communicator.init_all(1, provider="host")
@@ -343,6 +347,7 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         comm.close()
 
 
+@pytest.mark.usefixtures("kept_ranks")
 def test_ranks_that_are_threads() -> None:
     unique_id = nccl.get_unique_id("host")
 
@@ -545,10 +550,10 @@ def _mirror(rank: Rank, store: str) -> None:
 
 
 def test_the_mirror_and_its_works(launch: Launcher, tmp_path: Path) -> None:
-    launch(2, _mirror, str(tmp_path / "store"))
+    launch(2, _mirror, str(tmp_path / "store"), env={"PYTEST_WITH_TORCH": "1"})
 
 
-def test_a_child_of_a_fork_is_nottraced_by() -> None:
+def test_a_child_of_a_fork_is_not_traced() -> None:
     with _single() as comm, nccl.trace() as trace:
         comm.all_reduce(np.ones(1, np.float32))
         pid = os.fork()
@@ -564,6 +569,3 @@ def test_a_child_of_a_fork_is_nottraced_by() -> None:
         comm.all_reduce(np.ones(1, np.float32))
     assert trace.process is not None
     assert len(trace.process.operations) == 2
-
-
-# What the environment starts, in processes of their own.
