@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 
@@ -45,7 +46,7 @@ def _check(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": os.pathsep.join([str(site), *others]),
     }
     command = [sys.executable, "-c", _CHECK, str(site), str(folder / "store")]
-    return run_command(command, folder, env, timeout=60)
+    return run_command(command, folder, env, timeout=60, popen=warm.Popen)
 
 
 def _package(site: Path) -> Path:

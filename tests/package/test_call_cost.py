@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import callgrind, compiler, limited_api
+from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 
@@ -79,7 +80,8 @@ def test_no_row_is_missing() -> None:
 
     build()  # takes longer than the process may
     root = Path(__file__).parents[2]
-    done = run_command([sys.executable, "-c", _ROWS], root, os.environ, timeout=60)
+    command = [sys.executable, "-c", _ROWS]
+    done = run_command(command, root, os.environ, timeout=60, popen=warm.Popen)
     assert done.stdout == f"{len(_RECORDED[3, 11]) + _OF_TORCH + 1} {{}}\n", done
 
 

@@ -272,7 +272,6 @@ def test_references_keep_the_communicator() -> None:
 
 # Every function of the list, without and with nccl.h, in the oldest C++ that the header promises.
 _USER = """
-#include <pybind11/pybind11.h>
 {include}
 #include <pynccl/pynccl.h>
 using namespace pynccl::types;
@@ -306,7 +305,7 @@ def _compile(tmp_path: Path, source: str, *flags: str) -> subprocess.CompletedPr
 
 def _sources() -> dict[str, str]:
     """What is compiled, by a name."""
-    alone = _USER.format(include="", type="pynccl::abi::ncclComm*")
+    alone = _USER.format(include="#include <pybind11/pybind11.h>", type="pynccl::abi::ncclComm*")
     guide = (_ROOT / "docs" / "extending.md").read_text()
     (of_guide,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)
     return {

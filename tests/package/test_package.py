@@ -134,8 +134,9 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
         yield started
 
 
-# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py.
-_LONG = () if FULL else ("all_reduce_torchrun", "torch_compile")
+# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py; an
+# overlap: lab/test_examples.py; Triton: test_kernels.py, docs/tutorial/8-device-api.md.
+_LONG = () if FULL else ("all_reduce_torchrun", "overlap", "torch_compile", "triton_kernels")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 
-_CALLS = 20_000 if FULL else 5_000
+_CALLS = 20_000 if FULL else 2_500
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_random_arguments(seed: int) -> None:
+def test_random_arguments() -> None:
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "tests.stress.arguments", str(_CALLS), "--seed", str(seed)]
+    command = [sys.executable, "-m", "tests.stress.arguments", str(_CALLS), "--seed", "0"]
     done = run_command(command, Path.cwd(), os.environ, timeout=300, popen=warm.Popen)
     assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"[-4000:]
     assert f"{_CALLS} calls" in done.stdout

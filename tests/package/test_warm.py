@@ -19,7 +19,8 @@ pytest.importorskip("torch")
 
 _TELL = """
 import os, sys, threading
-print(sys.argv[1:], os.getcwd(), os.environ.get("A"), "B" in os.environ, threading.active_count())
+print(sys.argv[1:], os.getcwd(), os.environ.get("PYTEST_A"), "B" in os.environ, end=" ")
+print(threading.active_count())
 print(__name__, sys.stdin.read(), file=sys.stderr)
 sys.exit(7)
 """
@@ -32,7 +33,7 @@ def test_a_program_has_its_arguments_and_its_status(tmp_path: Path, form: str) -
     process = warm.Popen(
         [sys.executable, *program, "x", "-y"],
         cwd=tmp_path,
-        env={**{name: text for name, text in os.environ.items() if name != "B"}, "A": "1"},
+        env={**{name: text for name, text in os.environ.items() if name != "B"}, "PYTEST_A": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
