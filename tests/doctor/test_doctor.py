@@ -101,12 +101,13 @@ def test_a_library_whose_loading_goes_wrong(tmp_path: Path, mistake: str) -> Non
     )
     env = _environment(PYNCCL_NCCL_LIBRARY=str(library))
     began = time.monotonic()
-    code, found, _ = _run(env, "--timeout", "3", "--provider", "cuda")
+    limit = {"hang": "5", "crash": _PATIENCE}[mistake]
+    code, found, _ = _run(env, "--timeout", limit, "--provider", "cuda")
     assert code == 1
-    how = {"hang": "not done within 3 s", "crash": "killed by SIGSEGV"}[mistake]
+    how = {"hang": "not done within 5 s", "crash": "killed by SIGSEGV"}[mistake]
     expected = f"a process that loads the libraries failed: {how}"
     assert expected in _problems(found)
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 60
     assert not _processes_with(str(library))
 
 
@@ -253,10 +254,10 @@ def _with(program: doctor_ranks.Program, timeout: float = 30) -> list[Finding]:
 def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCTOR_TEST_FOLDER", str(tmp_path))
     began = time.monotonic()
-    (problem,) = _with(_hang, timeout=4)
-    assert time.monotonic() - began < 40
+    (problem,) = _with(_hang, timeout=8)
+    assert time.monotonic() - began < 60
     assert re.fullmatch(
-        r"rank 1 made no progress for 4 s after starting and was ended, in _hang "
+        r"rank 1 made no progress for 8 s after starting and was ended, in _hang "
         r"\(test_doctor\.py:\d+\)",
         problem.text,
     )

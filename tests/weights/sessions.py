@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from pynccl.weights import WeightReceiver, WeightSender
 
-__all__ = ["TRANSPORTS", "MemoryStore", "run"]
+__all__ = ["TRANSPORTS", "MemoryStore", "run", "run_numpy"]
 
 TRANSPORTS = ["shared", "broadcast"]
 
@@ -76,3 +77,6 @@ def run(
         thread.join(60)
         assert not thread.is_alive(), "a member hangs"
     return results
+
+
+run_numpy = functools.partial(run, receiver_options={"library": "numpy"}, library="numpy")

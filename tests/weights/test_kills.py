@@ -168,7 +168,7 @@ def test_killed_receivers(launch: Launcher, tmp_path: Path, transport: str) -> N
 
 def stopped(rank: Rank, folder: str) -> Any:  # noqa: ANN401
     """The last rank stops for longer than the timeout in its second version."""
-    limit = 2.0
+    limit = 5.0
     store = FolderStore(folder)
     if rank.rank == 0:
         with WeightSender(store, receivers=2, timeout=limit, library="numpy") as sender:

@@ -33,7 +33,7 @@ from pynccl.weights.shared_ring import SharedRing
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
 from tests.support.tier import FULL
-from tests.weights.sessions import TRANSPORTS, MemoryStore, run
+from tests.weights.sessions import TRANSPORTS, MemoryStore, run, run_numpy
 
 SOON = 5.0  # seconds, far below the timeout of run()
 
@@ -69,13 +69,8 @@ def test_receiver_that_wants_nothing(transport: str) -> None:
         receiver.receive()
         return len(receiver.tensors)
 
-    _, *counts = run(
-        [lambda sender: sender.send(model())],
-        [receive, receive],
-        [{}, None],
-        receiver_options={"library": "numpy"},
-        library="numpy",
-        transport=transport,
+    _, *counts = run_numpy(
+        [lambda sender: sender.send(model())], [receive, receive], [{}, None], transport=transport
     )
     assert counts == [0, 2], counts
 
@@ -173,7 +168,7 @@ def test_error_of_the_only_receiver() -> None:
 def test_several_receivers_that_do_not_answer() -> None:
     """They are waited for together: the others would otherwise miss the sender."""
     store = MemoryStore()
-    options: dict[str, Any] = {"timeout": 1.0, "library": "numpy"}
+    options: dict[str, Any] = {"timeout": 3.0, "library": "numpy"}
     with contextlib.ExitStack() as stack:
         sender = stack.enter_context(WeightSender(store, receivers=6, **options))
         receivers = [
@@ -291,12 +286,10 @@ def test_descriptors_above_1024() -> None:
     try:
         while not opened or opened[-1] < 1100:
             opened.append(os.dup(0))
-        results = run(
+        results = run_numpy(
             [lambda sender: sender.send(model()).version],
             [lambda receiver: receiver.receive().version],
             [None],
-            receiver_options={"library": "numpy"},
-            library="numpy",
         )
     finally:
         for descriptor in opened:
@@ -482,12 +475,10 @@ def test_sessions_leave_nothing() -> None:
             yield "b", model()["b"]
 
         specs = {"w": Spec("float32", (2, 3)), "b": Spec("float32", (5,))}
-        run(
+        run_numpy(
             [lambda sender: sender.send(gather, metadata=specs)],
             [lambda receiver: receiver.receive(), lambda receiver: receiver.receive()],
             [None, None],
-            receiver_options={"library": "numpy"},
-            library="numpy",
         )
 
     for number in range(4):
@@ -529,6 +520,7 @@ def test_objects_that_are_not_closed(state: str, transport: str) -> None:
             gc.collect()
 
     gc.collect()
+    gc.freeze()  # each collection is of what is made here
     gc.disable()
     try:
         with pytest.warns(ResourceWarning, match="unclosed Weight") as caught:
@@ -540,6 +532,7 @@ def test_objects_that_are_not_closed(state: str, transport: str) -> None:
         after = settled(before)
     finally:
         gc.enable()
+        gc.unfreeze()
     texts = sorted(str(warning.message).split("'")[0] for warning in caught)
     assert texts == ["unclosed WeightReceiver ", "unclosed WeightSender 0"]
     assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pynccl.weights import Shard, WeightReceiver, WeightSender, WeightsError
 from tests.support.tier import FULL
-from tests.weights.sessions import TRANSPORTS, run
+from tests.weights.sessions import TRANSPORTS, run, run_numpy
 
 DTYPES = ["float32", "float16", "int64", "uint8", "bool", "int16"]
 Array = NDArray[Any]
@@ -122,15 +122,13 @@ def test_any_layout(case: dict[str, Any]) -> None:
 
         return call
 
-    results = run(
+    results = run_numpy(
         [send(rank) for rank in range(len(case["senders"]))],
         [receive(wanted) for wanted in case["receivers"]],
         case["receivers"],
-        receiver_options={"library": "numpy"},
         bucket_bytes=case["bucket"],
         direct_bytes=case["direct"],
         transport=case["transport"],
-        library="numpy",
     )
     errors = [result for result in results if isinstance(result, BaseException)]
     # The first cause, rather than that another member is lost.

@@ -18,7 +18,7 @@ from pynccl.weights import (
 )
 from pynccl.weights.checksum import checksums
 from tests.weights import models
-from tests.weights.sessions import run
+from tests.weights.sessions import run, run_numpy
 
 
 def versions(*numbers: int) -> Any:  # noqa: ANN401
@@ -166,13 +166,7 @@ def test_error_of_another_sender() -> None:
         receiver.receive()
         assert all((tensor == 1).all() for tensor in receiver.tensors.values())
 
-    results = run(
-        [lead, follow],
-        [receive],
-        [None],
-        receiver_options={"library": "numpy"},
-        library="numpy",
-    )
+    results = run_numpy([lead, follow], [receive], [None])
     assert results == [None, None, None], results
 
 

@@ -12,7 +12,7 @@ import pytest
 from pynccl.weights import WeightReceiver, WeightSender, WeightsError
 from tests.support.tier import FULL
 from tests.weights import interrupts
-from tests.weights.sessions import run
+from tests.weights.sessions import run, run_numpy
 
 
 def half(name: str, version: int) -> dict[str, Any]:
@@ -42,9 +42,7 @@ def test_senders_of_different_versions() -> None:
         assert all((tensor == 2).all() for tensor in receiver.tensors.values())
         return receiver.version
 
-    results = run(
-        [lead, follow], [receive], [None], receiver_options={"library": "numpy"}, library="numpy"
-    )
+    results = run_numpy([lead, follow], [receive], [None])
     assert results == [2, 2, 2], results
 
 
@@ -140,9 +138,7 @@ def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
         assert all((tensor == 2).all() for tensor in receiver.tensors.values())
         return receiver.version
 
-    results = run(
-        [lead, follow], [receive], [None], receiver_options={"library": "numpy"}, library="numpy"
-    )
+    results = run_numpy([lead, follow], [receive], [None])
     assert results == [2, 2, 2], results
 
 
