@@ -12,11 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ROOT", "WORKERS", "build", "configure", "environment", "replace_between", "synchronise"]
+__all__ = ["ROOT", "build", "configure", "environment", "replace_between", "synchronise"]
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of pytest: as many files of tests at a time, as in `make test`.
-WORKERS = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--max-worker-restart=0")
 _BUILD_S = 3600
 
 
@@ -58,12 +56,12 @@ def configure(tree: Path, folder: Path, options: Sequence[str]) -> None:
     _run(command, environment())
 
 
-def build(tree: Path, folder: Path) -> bool:
-    """Build a copy and install it in place; whether it compiles."""
+def build(tree: Path, folder: Path, target: str = "all") -> bool:
+    """Build a target of a copy, and install the copy in place; whether it compiles."""
     env = environment()
     jobs = str(os.cpu_count() or 1)
     done = subprocess.run(
-        ["cmake", "--build", str(folder), "--parallel", jobs],
+        ["cmake", "--build", str(folder), "--parallel", jobs, "--target", target],
         check=False, env=env, capture_output=True, text=True, timeout=_BUILD_S,
     )  # fmt: skip
     if done.returncode != 0:

@@ -1,6 +1,7 @@
 """Lets workers of pytest-xdist run tests beside each other, and those marked ``serial`` alone.
 
-Files marked ``long`` come first, so that no worker begins one when the others have nothing left.
+Among workers, files marked ``long`` come first, so that no worker begins one when the others have
+nothing left. Without workers, files run in the order of the command line.
 
 A test holds a lock that it shares with other tests; a test marked serial holds it for itself. Both
 take it by way of a gate, at which a serial test is passed by nobody. Without -n there is one test
@@ -36,8 +37,10 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - a class of pytes
     node.workerinput["turns"] = config.stash[_FOLDER]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files marked long first, and of the others those with most tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker, put the files marked long first, and of the others those with most tests."""
+    if not hasattr(config, "workerinput"):
+        return
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.get_closest_marker("long") is None, -tests[item.path]))
 
