@@ -1,6 +1,7 @@
 // The seeds of the fuzz target, and a run of it without libFuzzer:
 //   seeds --write FOLDER     one file for each kind of message
 //   seeds --mutate COUNT     COUNT inputs made of the seeds, the same in every run
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -55,6 +56,49 @@ int write(const std::string& folder) {
   return 0;
 }
 
+template <typename T>
+bool accepts(const T& message) {
+  return parse_message(std::as_bytes(std::span(&message, 1))).has_value();
+}
+
+bool accepts_rank(int64_t rank) {
+  Progress progress{};
+  progress.host_rank = rank;
+  MemoryFile file{};
+  file.rank = rank;
+  const bool accepted = accepts(progress);
+  if (accepts(file) != accepted) std::abort();
+  return accepted;
+}
+
+bool accepts_request(int nranks, int rank, int64_t pid) {
+  JoinRequest request{};
+  request.nranks = nranks;
+  request.rank = rank;
+  request.pid = pid;
+  return accepts(request);
+}
+
+bool accepts_failure(unsigned code, bool terminated = true) {
+  Failure failure{};
+  failure.code = code;
+  if (!terminated) std::fill_n(failure.text, sizeof failure.text, 'x');
+  return accepts(failure);
+}
+
+// The limits of each field, which random bytes hardly meet.
+bool limits_hold() {
+  return accepts_rank(0) && accepts_rank(kMaxRanks - 1) && !accepts_rank(-1) &&
+         !accepts_rank(kMaxRanks) && accepts_request(1, 0, 1) &&
+         accepts_request(kMaxRanks, kMaxRanks - 1, INT32_MAX) &&
+         !accepts_request(kMaxRanks + 1, 0, 1) && !accepts_request(0, 0, 1) &&
+         !accepts_request(4, 4, 1) && !accepts_request(4, -1, 1) && !accepts_request(4, 0, 0) &&
+         !accepts_request(4, 0, int64_t{INT32_MAX} + 1) && !accepts_failure(abi::ncclSuccess) &&
+         accepts_failure(1) && accepts_failure(abi::ncclNumResults - 1) &&
+         !accepts_failure(abi::ncclNumResults) && !accepts_failure(abi::ncclInProgress) &&
+         !accepts_failure(1, false);
+}
+
 int mutate(long count) {
   std::mt19937 random(1);
   const std::vector<Bytes> all = seeds();
@@ -91,6 +135,6 @@ int mutate(long count) {
 int main(int count, char** arguments) {
   const std::string mode = count == 3 ? arguments[1] : "";
   if (mode == "--write") return write(arguments[2]);
-  if (mode == "--mutate") return mutate(std::atol(arguments[2]));
+  if (mode == "--mutate") return limits_hold() ? mutate(std::atol(arguments[2])) : 1;
   return 2;
 }

@@ -30,6 +30,7 @@ def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
         assert time.monotonic() - began < _LATEST
         (folder / "done").touch()
     elif rank.rank in leaves:
+        (folder / f"left{rank.rank}").touch()
         os._exit(0)
     else:
         wait_for(f"{folder}/done")  # still there when the last one comes
@@ -60,8 +61,15 @@ def test_a_rank_that_comes_late(
             assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
 
 
-def test_a_late_rank_that_has_become_the_host(launch: Launcher, tmp_path: Path) -> None:
-    """The host dies while the other rank that is there cannot notice it, so the third binds."""
+@pytest.mark.parametrize("nranks", [3, 4])
+def test_a_late_rank_that_has_become_the_host(
+    launch: Launcher, tmp_path: Path, nranks: int
+) -> None:
+    """The host dies while the other rank that is there cannot notice it, so the third binds.
+
+    A fourth comes when the third has ended.
+    """
+    leaves = [2] if nranks == 4 else []
 
     def drive(run: Run) -> None:
         run.gather_reports()
@@ -74,9 +82,15 @@ def test_a_late_rank_that_has_become_the_host(launch: Launcher, tmp_path: Path) 
         (tmp_path / "2").touch()
         time.sleep(0.5)
         run.kill(1, signal.SIGCONT)
+        if leaves:
+            wait_for(f"{tmp_path}/left2")
+            time.sleep(0.3)  # until its socket is closed
+            (tmp_path / "3").touch()
 
-    outcomes = launch.outcomes(3, _come, tmp_path, [], while_running=drive, env=_ENV, timeout=60)
-    for rank in (1, 2):
+    outcomes = launch.outcomes(
+        nranks, _come, tmp_path, leaves, while_running=drive, env=_ENV, timeout=60
+    )
+    for rank in (1, nranks - 1):
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
 
 

@@ -31,15 +31,18 @@ def _size_of_rank(rank: Rank) -> str:
     return str(caught.value)
 
 
-def _twice(rank: Rank) -> str:
+def _twice(rank: Rank) -> tuple[int, str]:
     with pytest.raises(nccl.NcclInvalidUsageError, match="rank 1 is used twice") as caught:
         nccl.Communicator(4, rank.unique_ids[0], max(rank.rank, 1), provider="host")
-    return str(caught.value)
+    return os.getpid(), str(caught.value)
 
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_rank_used_twice_is_refused_by_every_rank(launch: Launcher, threads: bool) -> None:
-    launch(3, _twice, threads=threads)
+    outcomes = launch(3, _twice, threads=threads)
+    same = {outcomes[0][0], outcomes[1][0]}  # the processes that pass rank 1
+    for _, text in outcomes:
+        assert {int(pid) for pid in re.findall(r"by pid (\d+)", text)} == same
 
 
 def _used_again(rank: Rank) -> None:
@@ -105,6 +108,16 @@ def test_an_incomplete_world_ends_at_the_deadline_of_its_config(
         assert "2.5" in text
         assert "missing: 1" in text
         assert f"on rank {rank}" in text
+
+
+@pytest.mark.parametrize("nranks", [4, 17, 18])
+def test_missing_ranks_are_listed_up_to_a_limit(nranks: int) -> None:
+    config = nccl.Config(init_timeout=0.05)
+    with pytest.raises(nccl.NcclTimeoutError, match="; missing: ") as caught:
+        nccl.Communicator(nranks, nccl.get_unique_id("host"), 0, config=config, provider="host")
+    listed = str(caught.value).partition("; missing: ")[2]
+    expected = ", ".join(map(str, range(1, min(nranks, 17)))) + (", ..." if nranks > 17 else "")
+    assert re.match(rf"{re.escape(expected)}(?!, )", listed), listed
 
 
 def _incomplete_by_environment(rank: Rank) -> tuple[str, float]:

@@ -38,7 +38,7 @@ class Refusal {
       : key_(key), name_(key), reason_(Failure::of(reason)), listener_(std::move(listener)) {}
 
   void run() {
-    while (Clock::now() < end_) {
+    while (!over()) {
       if (!listener_) {
         if (Fd free = try_bind(name_)) listener_.emplace(std::move(free), key_);
       }
@@ -52,10 +52,12 @@ class Refusal {
   }
 
  private:
+  bool over() const { return Clock::now() >= end_; }
+
   // Those that connect, until the end.
   void answer() {
     std::vector<Fd> refused;  // stay open until the end: closing one early would drop its reply
-    while (Clock::now() < end_ && refused.size() < kMaxRanks) {
+    while (!over() && refused.size() < kMaxRanks) {
       std::vector<pollfd> waits;
       listener_->add_to(waits);
       poll(waits.data(), waits.size(), kRefusalPollMs);
@@ -73,7 +75,7 @@ class Refusal {
   // Until the rank that listened does so no longer.
   void await_close(int connection) const {
     Message message;
-    while (Clock::now() < end_ && receive_message(connection, message) != Received::Closed) {
+    while (!over() && receive_message(connection, message) != Received::Closed) {
       pollfd wait{connection, POLLIN, 0};
       poll(&wait, 1, kRefusalPollMs);
     }
