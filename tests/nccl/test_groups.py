@@ -320,6 +320,26 @@ def test_the_next_group_starts_empty(rank: Rank) -> None:
         nccl.group().__exit__(None, None, None)
 
 
+def _mixed_group(comm: nccl.Communicator, stream: nccl.Stream) -> None:
+    with nccl.group():
+        comm.all_reduce(np.ones(4 + comm.rank))
+        comm.all_reduce(np.ones(4), stream=stream)
+
+
+def _mismatch_in_a_mixed_group(rank: Rank) -> None:
+    comm, stream = rank.comm, nccl.Stream("host")
+    errors = (nccl.NcclInvalidUsageError, nccl.NcclRemoteError)
+    with pytest.raises(errors):
+        _mixed_group(comm, stream)
+    with pytest.raises(errors):
+        stream.synchronize()
+    comm.abort()
+
+
+def test_a_failure_of_the_calling_thread_is_one_of_its_streams(launch: Launcher) -> None:
+    launch(2, _mismatch_in_a_mixed_group, threads=True)
+
+
 @pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])
 @pytest.mark.parametrize("pending", ["ncclAllReduce", "ncclCommSplit"])
 def test_what_a_group_uses_stays_until_its_end(pending: str, end: str) -> None:

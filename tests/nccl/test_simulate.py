@@ -4,6 +4,7 @@ the operations, and that groups end by ncclGroupSimulateEnd as NCCL's do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,6 +94,22 @@ def test_the_estimate_grows_with_the_ranks(comms: list[nccl.Communicator]) -> No
     assert _time((comms[0], "all_reduce", 1)) > 1.2 * _time((two[0], "all_reduce", 1))
     for comm in two:
         comm.close()
+
+
+def test_the_estimate_grows_with_fewer_cpus() -> None:
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+    two = nccl.Communicator.init_all(2, provider="host")
+    on_all = _time((two[0], "all_reduce", 1))
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        on_one = _time((two[0], "all_reduce", 1))
+    finally:
+        os.sched_setaffinity(0, cpus)
+    for comm in two:
+        comm.close()
+    assert on_one > 1.5 * on_all
 
 
 def _simulate_call(call: Callable[[], object]) -> None:

@@ -180,6 +180,44 @@ def test_a_group_does_not_couple_streams_that_share_no_communicator(rank: Rank) 
     assert (x == rank.nranks).all()
 
 
+@pytest.mark.parametrize("gated", range(3))
+def test_a_group_couples_the_streams_of_a_communicator(gated: int) -> None:
+    """All operations begin when every stream has reached the group, and end together."""
+    streams, gate = [nccl.Stream("host") for _ in range(3)], threading.Event()
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        streams[gated].launch(lambda: gate.wait(30))
+        with nccl.group():
+            for stream in streams:
+                comm.all_reduce(np.ones(3), stream=stream)
+        time.sleep(0.05)  # in which a stream that does not wait becomes idle
+        idle = [stream.query() for stream in streams]
+        gate.set()
+        for stream in streams:
+            stream.synchronize()
+    assert idle == [False] * 3
+
+
+def _handles(rank: Rank) -> None:
+    """A stream by its object, by its protocol and by its number is the same stream."""
+    stream = rank.stream()
+
+    class Protocol:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, stream.handle
+
+    assert stream.__cuda_stream__() == (0, stream.handle)
+    buffer = rank.memory.put(np.ones(5))
+    for form in (stream, Protocol(), stream.handle):
+        rank.comm.all_reduce(buffer, stream=form)
+    stream.synchronize()
+    assert (rank.memory.get(buffer) == rank.nranks**3).all()
+    assert stream.device == (rank.device or 0)
+
+
+def test_every_form_of_a_stream(launch: Launcher, provider: str) -> None:
+    launch(2, _handles, provider=provider)
+
+
 @on_ranks(1)
 def test_closed_streams_and_events(rank: Rank) -> None:
     stream, event, done = rank.stream(), rank.event(), []
