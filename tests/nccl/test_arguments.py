@@ -390,6 +390,11 @@ def test_memory_of_another_device_is_refused() -> None:
     with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
         with pytest.raises(ValueError, match=r"tensor: is on cuda:.*, the communicator is on cpu"):
             comm.all_reduce(_Stranger())
+        with pytest.raises(ValueError, match=r"out: is on cuda:"):
+            comm.all_reduce(np.zeros(3, np.float32), out=_Stranger())
+        window = comm.register_window(comm.mem_alloc(4096))
+        with pytest.raises(ValueError, match=r"tensor: is on cuda:"):
+            comm.put_signal(_Stranger(), 0, window)
         comm.all_reduce(np.zeros(3))
 
 

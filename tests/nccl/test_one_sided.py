@@ -6,7 +6,9 @@ wait; and that wrong arguments write nothing.
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,6 +215,40 @@ def test_one_thread_with_groups_and_a_plan() -> None:
         plan()
     for comm in comms:
         comm.close()
+
+
+def test_a_group_keeps_what_a_signal_uses() -> None:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    _, window = _window(comm, _PAGE)  # signals need one
+    stream = nccl.Stream("host")
+    users = [weakref.ref(comm), weakref.ref(stream)]
+    with nccl.group():
+        comm.signal(0, stream=stream)
+        comm.wait_signal(0, stream=stream)
+        del comm, window, stream
+        gc.collect()
+        assert all(user() is not None for user in users)
+
+
+def test_a_capture_keeps_what_a_put_uses() -> None:
+    stream = nccl.Stream("host")
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        data, window = _window(comm, 2 * _PAGE)
+        data[:_PAGE] = 5
+        own = data[:_PAGE]
+        user = weakref.ref(own)
+        with nccl.capture(stream) as graph:
+            comm.put_signal(own, 0, window, _PAGE, stream=stream)
+            comm.wait_signal(0, stream=stream)
+        del own
+        gc.collect()
+        assert user() is not None
+        graph.launch(stream)
+        stream.synchronize()
+        assert (data == 5).all()
+        graph.close()
+        gc.collect()
+        assert user() is None
 
 
 @on_ranks(2)
