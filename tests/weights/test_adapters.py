@@ -17,7 +17,10 @@ import pytest
 import torch
 
 from pynccl.weights import WeightSender
-from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
+from pynccl.weights.adapters import openrlhf, parts, sglang, trl, verl, vllm
+from pynccl.weights.adapters.beside import beside
+from pynccl.weights.errors import WeightsError
+from pynccl.weights.report import Report
 from tests.weights import models
 from tests.weights.peers import KEY
 from tests.weights.sessions import MemoryStore
@@ -80,7 +83,7 @@ def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
 
     store = MemoryStore()
     expected = models.make(1)
-    model, engines = Model(), []
+    model, engines, ended = Model(), [], []
 
     def work() -> None:
         engine = engine_class(model)
@@ -92,7 +95,11 @@ def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
         else:
             engine.update_weights({"timeout": 20.0})
         engine.finish_weight_update()
+        receiver = engine._receiver
         engine.shutdown()
+        with pytest.raises(WeightsError, match="closed"):
+            receiver.receive(20)
+        ended.append(True)
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -101,7 +108,9 @@ def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
             iter(expected.items()), {"sender": sender, "version": 7}
         )
         worker.join(20)
+        assert not worker.is_alive()
     assert report.version == 7
+    assert ended == [True]
     assert models.equal(model.loaded, expected)
 
 
@@ -202,13 +211,15 @@ def test_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     verl.register()
 
     world = _Verl(registered["pynccl"], actors=2, rollouts=2)
+    opened = set()
     for step in (1, 2):
         expected = models.make(step)
         for loaded in world.update(expected):
             assert list(loaded) == list(expected)
             assert models.equal(loaded, expected)
-    sessions = {engine.prepare()["session"] for engine in world.rollouts}
-    assert len(sessions) == 1
+        sessions = {engine.prepare()["session"] for engine in world.rollouts}
+        opened |= sessions
+    assert len(opened) == 1  # the second update has used the session of the first one
     # Another worker comes: the session is another one for all.
     world.rollouts.append(type(world.rollouts[0])(4096, timeout=20, host="127.0.0.1"))
     expected = models.make(3)
@@ -222,6 +233,43 @@ def test_verl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verls_own_class() -> None:
     base = pytest.importorskip("verl.checkpoint_engine.base")
     verl.engine_class(base.CheckpointEngine)(bucket_size=4096).finalize()
+
+
+def test_parts_that_are_not_all_taken_end_the_session() -> None:
+    class Receiver:
+        def __init__(self) -> None:
+            self.closed = threading.Event()
+            self.parts = 0
+            self.tensors: dict[str, torch.Tensor] = {}
+
+        def receive(self) -> None:
+            self.parts += 1
+            if self.parts > 1:
+                assert self.closed.wait(20)
+            self.tensors = {"a": torch.ones(1), parts._LAST: torch.tensor([0])}
+
+        def close(self) -> None:
+            self.closed.set()
+
+    async def take_one(receiver: Any) -> None:  # noqa: ANN401
+        items = parts.receive_parts(receiver)
+        assert (await anext(items))[0] == "a"
+        await items.aclose()
+
+    receiver = Receiver()
+    asyncio.run(take_one(receiver))
+    assert receiver.closed.is_set()
+
+
+def test_the_error_of_an_engine_is_raised() -> None:
+    report = Report(1, 0, 0.0, (), (), ())
+
+    def fail() -> None:
+        raise RuntimeError("the engine failed")
+
+    assert beside(lambda: None, lambda: report) is report
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        beside(fail, lambda: report)
 
 
 class _SGLang:
@@ -246,6 +294,10 @@ def test_sglang() -> None:
             report = sglang.update(engine, sender, expected)
             assert report.version == step
             assert models.equal(engine.models[0].loaded, expected)
+        request = sglang.request(sender.address, sender.key)
+    with pytest.raises(WeightsError, match="closed"):
+        sglang.load(engine.models[0], request)
+    assert not sglang._receivers  # the next request joins again
     with pytest.raises(ValueError, match=r"expected those of request\(\), got \['weight'\]"):
         sglang.load(engine.models[0], [("weight", torch.ones(1))])
 
@@ -347,11 +399,16 @@ def test_openrlhf_sessions() -> None:
         def work() -> None:
             worker.init_weights(sender.address, timeout=20, key=KEY)
             versions.append(worker.update_weights(20))
+            receiver = worker._receiver
+            assert receiver is not None
             worker.close_weights()
+            with pytest.raises(WeightsError, match="closed"):
+                receiver.receive(20)
+            versions.append(-1)
 
         thread = threading.Thread(target=work)
         thread.start()
         sender.send(expected, version=5)
         thread.join(20)
-    assert versions == [5]
+    assert versions == [5, -1]
     assert models.equal(worker.loaded.loaded, expected)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from pynccl.weights import ProgressBar
+from pynccl.weights import ChecksumError, PeerLostError, ProgressBar
+from pynccl.weights.report import Report
 from tests.weights import models
 from tests.weights.sessions import run
 
@@ -57,3 +58,15 @@ def test_the_progress_bar() -> None:
     assert second.startswith("[######..................] 1/4 MiB, ")
     assert second.endswith(" GB/s")
     assert last == ""
+
+
+def test_texts_of_reports_and_errors() -> None:
+    report = Report(3, 2_000_000, 0.5, ("a", "b"), ("c", "d"), ("w",), link=8e6)
+    assert str(report) == (
+        "version 3: 2.0 MB to 2 receivers in 500.0 ms, 0.00 GB/s, 50% of the link's"
+        "; lost: c, d; sent again: w"
+    )
+    assert Report(1, 5, 0.0, (), (), ()).bandwidth == 0.0
+    for kind in (PeerLostError, ChecksumError):
+        error = kind("the text", ("a",))
+        assert (str(error), error.names) == ("the text", ("a",))
