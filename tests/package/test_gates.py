@@ -30,11 +30,15 @@ std::vector<std::vector<int>> f(int a) {
 """
 
 _PYTHON = '''\
+if TYPE_CHECKING:
+    import c
+
+
 def f(a, b):
     """a < b"""
     if a is None or a < b <= 3:
         raise ValueError("a < b")
-    check(a)
+    check(a >> b)
     a += 1
     x = a - b if not a else 0
     return True

@@ -150,13 +150,15 @@ def _python(source: str) -> Iterator[tuple[int, int, str]]:
 
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Compare() | ast.BoolOp() | ast.BinOp():
+            case ast.Compare() | ast.BoolOp() | ast.BinOp(op=ast.Add() | ast.Sub()):
                 parts = _operands(node)
                 for left, right in itertools.pairwise(parts):
                     begin, end = span(left)[1], span(right)[0]
                     found = re.search(r"(==|!=|<=|>=|<|>|\band\b|\bor\b|\+|-)", source[begin:end])
                     if found:
                         yield begin + found.start(1), begin + found.end(1), _SWAPPED[found[1]]
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                pass  # equal at run time
             case ast.If() | ast.IfExp():
                 begin, end = span(node.test)
                 if not any(isinstance(one, ast.NamedExpr) for one in ast.walk(node.test)):
