@@ -70,6 +70,7 @@ def test_a_late_rank_that_has_become_the_host(
     A fourth comes when the third has ended.
     """
     leaves = [2] if nranks == 4 else []
+    took = 0.0  # from the failure of rank 1 on
 
     def drive(run: Run) -> None:
         run.gather_reports()
@@ -81,15 +82,19 @@ def test_a_late_rank_that_has_become_the_host(
         time.sleep(0.3)  # until its socket is closed
         (tmp_path / "2").touch()
         time.sleep(0.5)
-        run.kill(1, signal.SIGCONT)
+        nonlocal took
+        continued = run.kill(1, signal.SIGCONT)
         if leaves:
             wait_for(f"{tmp_path}/left2")
             time.sleep(0.3)  # until its socket is closed
             (tmp_path / "3").touch()
+            took = time.monotonic() - continued
 
     outcomes = launch.outcomes(
         nranks, _come, tmp_path, leaves, while_running=drive, env=_ENV, timeout=60
     )
+    if took > 5:
+        pytest.skip(f"rank 3 came after {took:.0f} s, and rank 1 answers for 10 s")
     for rank in (1, nranks - 1):
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
 
