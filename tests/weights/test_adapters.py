@@ -252,7 +252,7 @@ def test_parts_that_are_not_all_taken_end_the_session() -> None:
             self.closed.set()
 
     async def take_one(receiver: Any) -> None:  # noqa: ANN401
-        items = parts.receive_parts(receiver)
+        items: Any = parts.receive_parts(receiver)
         assert (await anext(items))[0] == "a"
         await items.aclose()
 
