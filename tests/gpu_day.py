@@ -123,17 +123,15 @@ class Day:
     def _tests(self, name: str, paths: list[str], scratch: Path) -> Step:
         xml = scratch / "tests.xml"
         double = [] if self.real else ["-p", "tests.doubles.plugin"]
-        command = [
-            *(sys.executable, "-m", "pytest", "-q", "--tb=short", *double, "-m", "gpu"),
-            # Not loadfile, which repeats a test that ends its worker.
-            *("-n", _WORKERS, "--dist", "load", "--max-worker-restart=30"),
-            # A test that hangs ends its worker, which prints where all threads are.
-            *("-o", f"faulthandler_timeout={_EACH}", "-o", "faulthandler_exit_on_timeout=true"),
-            f"--junitxml={xml}",
-            *("--continue-on-collection-errors", "-p", "no:cacheprovider"),
-            *(["-k", self.options.k] if self.options.k else []),
-            *paths,
-        ]
+        # Not loadfile, which repeats a test that ends its worker.
+        workers = ["-n", _WORKERS, "--dist", "load", "--max-worker-restart=30"]
+        # A test that hangs ends its worker, which prints where all threads are.
+        limit = [f"faulthandler_timeout={_EACH}", "faulthandler_exit_on_timeout=true"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *double, "-m", "gpu"]
+        command += [*workers, "-o", limit[0], "-o", limit[1], f"--junitxml={xml}"]
+        command += ["--continue-on-collection-errors", "-p", "no:cacheprovider"]
+        command += ["-k", self.options.k] if self.options.k else []
+        command += paths
         env = {"PYNCCL_TEST_LIMIT": str(_EACH - 10)}
         if not self.real:
             env["PYNCCL_DOUBLE"] = _ON_DOUBLE

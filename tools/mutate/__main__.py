@@ -113,7 +113,10 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "life windows borrow"),
     ),
     "csrc/c10d": (
-        *_files("c10d", "collectives messages against_torch windows lending registration time_estimates allocation"),
+        *_files(
+            "c10d",
+            "collectives messages against_torch windows lending registration time_estimates allocation",
+        ),
         *_files("c10d", "interrupts errors hooks work membership device"),
     ),
     "pynccl/mirror": (
