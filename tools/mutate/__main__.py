@@ -113,11 +113,8 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "life windows borrow"),
     ),
     "csrc/c10d": (
-        *_files(
-            "c10d",
-            "collectives messages against_torch windows lending registration time_estimates allocation",
-        ),
-        *_files("c10d", "interrupts errors hooks work membership device"),
+        *_files("c10d", "collectives messages against_torch windows lending registration"),
+        *_files("c10d", "time_estimates allocation interrupts errors hooks work membership device"),
     ),
     "pynccl/mirror": (
         *_files("mirror", "signatures mirror_collectives mirror_fast mirror_hooks"),
