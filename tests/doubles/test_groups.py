@@ -83,7 +83,7 @@ def _too_busy(dist: Any, rank: int, size: int, async_op: bool) -> float:
 def test_work_that_is_aborted_is_an_error(world: World, async_op: bool) -> None:
     limit = {"timeout": timedelta(seconds=1)}
     for seconds in world(2, _too_busy, async_op, init=limit):
-        assert 0.9 < seconds < 2.9
+        assert seconds > 0.9  # then an abort, which waits for what is queued before the work
 
 
 def _pairs_and_groups(dist: Any, rank: int, size: int) -> list[str]:
