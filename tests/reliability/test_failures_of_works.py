@@ -10,7 +10,6 @@ the process there, before the data is used (tests/c10d/test_device.py); here it 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -472,14 +471,7 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
     return "KeyboardInterrupt: "
 
 
-def _cases() -> Iterator[object]:
-    for failure, front in itertools.product(_FAILURES, _FRONTS):
-        yield pytest.param("host", failure, front)
-        if FULL or failure not in _UNNOTICED:
-            yield pytest.param("cuda", failure, front, marks=pytest.mark.gpu)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
 def tables(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Tables]]:
@@ -497,25 +489,30 @@ def tables(
                 build_device(Path(libraries))
                 patch.setenv("CUDA_DOUBLE_TENSORS", "device")
         with Forks(("torch.distributed.tensor", __name__)) as forks, Lanes(forks, _LANES) as lanes:
-            selected = {
-                (item.callspec.params["front"], item.callspec.params["failure"]): None
+            selected = dict.fromkeys(
+                (item.callspec.params["front"], item.callspec.params["failure"])
                 for item in request.session.items
                 if isinstance(item, pytest.Function) and item.path == request.path
-            }
+            )
+            left = () if FULL or provider == "host" else _UNNOTICED
             yield (
                 provider,
                 {
                     each: lanes.submit(_run, provider, *each, folder / "-".join(each))
                     for each in selected
+                    if each[1] not in left
                 },
             )
 
 
-@pytest.mark.parametrize(("tables", "failure", "front"), list(_cases()), indirect=["tables"])
+@pytest.mark.parametrize("front", _FRONTS)
+@pytest.mark.parametrize("failure", _FAILURES)
 def test_who_waits_raises_what_has_failed(
-    tables: tuple[str, Tables], failure: str, front: str
+    tables: tuple[str, Tables], front: str, failure: str
 ) -> None:
     provider, results = tables
+    if (front, failure) not in results:
+        pytest.skip("ends by the limit, as where a peer has died: `make test-all`")
     table = results[front, failure].result()
     assert table.keys() == _WAYS.keys()
     wrong = []
