@@ -244,7 +244,8 @@ void Communicator::finish() {
   const bool made = take_handle();
   if (options_.config.blocking == 0) return;
   if (made) parent_.reset();
-  wait_ready(std::nullopt);  // the parent may be non-blocking, or NCCL_COMM_BLOCKING=0
+  // The parent may be non-blocking, or NCCL_COMM_BLOCKING=0.
+  if (!made || read_async_error() == ncclInProgress) wait_ready(std::nullopt);
   read_identity();
 }
 

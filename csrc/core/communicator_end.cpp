@@ -11,6 +11,7 @@
 // has a thread of its own, and a handle that is still used is never freed (free_handle).
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 
 #include "abi/constants.h"
 #include "core/communicator.h"
@@ -91,18 +92,23 @@ void Communicator::close() {
   const double seconds = seconds_from_limit(deadlines_->limit());
   const std::int64_t began = coarse_time();
   const bool ended = expired() || revoked_;
+  const bool thrown = error_thrown_;
+  std::exception_ptr failure;
   bool in_time = true;
   if (state_ == State::kOpen && !ended) try {
       in_time = finalize_within(seconds, "ncclCommDestroy");
-    } catch (const NcclFailure&) {  // it is that of ncclCommDestroy, too
+    } catch (const NcclFailure&) {
+      failure = std::current_exception();
     }
   try {
-    // Where it waits for ranks of other processes, which have not closed theirs, it continues.
-    free_handle(false, std::max(kAbortSeconds, seconds - seconds_since(began)));
-  } catch (const NcclFailure&) {
-    if (!error_thrown_) throw;
+    const double left = std::max(kAbortSeconds, seconds - seconds_since(began));
+    in_time &= free_handle(false, left);
+  } catch (const NcclFailure&) {  // mostly that of ncclCommFinalize
+    failure = std::current_exception();
   }
-  if (in_time || ended || error_thrown_) return;
+  if (thrown) return;
+  if (failure) std::rethrow_exception(failure);
+  if (in_time || ended) return;
   if (expired()) throw expiry("ncclCommDestroy");
   if (!revoked_) throw_late(seconds, "ncclCommDestroy");
 }
@@ -204,7 +210,8 @@ bool Communicator::free_handle(bool aborts, double seconds) {
   const auto freed = [&] {
     const bool ends_calls = library_->nccl_table().ncclCommRevoke;
     if (in_use() && (ends_calls || finalized_)) return false;
-    if (revoked_ && captured()) return false;
+    const bool frees_at_once = library_->memory() != Memory::kHost;  // hostnccl counts references
+    if (revoked_ && captured() && frees_at_once) return false;
     return free_within(seconds, library_, comm, aborts, rank_);
   }();
   std::vector<std::shared_ptr<void>> kept;

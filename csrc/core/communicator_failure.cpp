@@ -168,10 +168,16 @@ void Communicator::throw_late(double seconds, const char* function) const {
     const std::lock_guard lock(mutex_);
     if (const auto parent = made_from_.lock(); parent && rank < 0) rank = parent->known_rank();
   }
-  // Without ncclGetLastError: no call has failed, and NCCL keeps the text of an earlier one.
-  throw NcclFailure(ncclTimeout, function, rank,
-                    std::string(function) + " on rank " + std::to_string(rank) +
-                        " did not complete within " + limit);
+  std::string text = std::string(function) + " on rank " + std::to_string(rank) +
+                     " did not complete within " + limit;
+  // hostnccl says what the communicator waits for. No call has failed, so NCCL would give the text
+  // of an earlier failure.
+  if (library_->tells_failed_work()) {
+    const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
+    const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
+    if (last && *last) text += std::string(": ") + last;
+  }
+  throw NcclFailure(ncclTimeout, function, rank, text);
 }
 
 }  // namespace pynccl

@@ -5,6 +5,7 @@
 
 #include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
+#include "hostnccl/base/params.h"
 #include "hostnccl/base/thread.h"
 #include "hostnccl/lifecycle/init.h"
 #include "hostnccl/rendezvous/encryption.h"
@@ -106,7 +107,7 @@ const char* ncclGetLastError(ncclComm_t handle) {
     if (text) remember_error(*text);
     return ncclSuccess;
   });
-  return last_error();
+  return last_error(param_number(ParamId::Strict) != 0);  // NCCL has one text for all threads
 }
 
 ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {

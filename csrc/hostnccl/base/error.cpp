@@ -12,8 +12,6 @@
 #include <new>
 #include <system_error>
 
-#include "hostnccl/base/params.h"
-
 namespace hostnccl {
 namespace {
 
@@ -117,10 +115,9 @@ void remember_error(const std::string& text) noexcept {
   }
 }
 
-// NCCL has one text for all threads. In strict mode a thread without one of its own sees that.
-const char* last_error() noexcept {
+const char* last_error(bool of_all_threads) noexcept {
   try {
-    if (last_text().empty() && param_number(ParamId::Strict) != 0) {
+    if (last_text().empty() && of_all_threads) {
       const std::lock_guard lock(latest().mutex);
       last_text() = latest().text;
     }

@@ -43,7 +43,8 @@ class Error : public std::exception {
 Error current_error() noexcept;
 
 void remember_error(const std::string& text) noexcept;  // as this thread's last error
-const char* last_error() noexcept;
+// This thread's last error; where it has none, the last one of all threads, if asked.
+const char* last_error(bool of_all_threads) noexcept;
 
 // Runs body, which returns an ncclResult_t. No exception leaves it.
 template <typename Body>
