@@ -212,7 +212,8 @@ def _fail_others(
     if failure == "peer died":
         time.sleep(60)
     elif failure == "peer closed":
-        with contextlib.suppress(nccl.NcclRemoteError):  # the others may revoke it meanwhile
+        comm.timeout = 20  # NCCL's end waits for the others until they give up
+        with contextlib.suppress(nccl.NcclRemoteError):  # they may revoke it meanwhile
             comm.close()
     elif failure == "peer aborted":
         comm.abort()

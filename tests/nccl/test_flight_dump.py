@@ -226,6 +226,8 @@ def _skip_a_call(rank: Rank) -> None:
         stream.synchronize()
         if error := comm.async_error():
             raise error
+    # The monitor writes it while the wait raises, and the process ends with this function.
+    wait_for(f"{os.environ['PYNCCL_FLIGHT_FILE']}{rank.rank}")
 
 
 def _load_all(folder: Path, nranks: int) -> list[Dump]:

@@ -101,13 +101,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
 const char* ncclGetErrorString(ncclResult_t result) { return result_text(result); }
 
 const char* ncclGetLastError(ncclComm_t handle) {
-  guarded([=] {
+  bool of_all_threads = false;  // NCCL has one text for all
+  guarded([&] {
     const Ref<Communicator> comm = communicators().find(handle);
     const std::optional<std::string> text = comm ? comm->state().error_text() : std::nullopt;
     if (text) remember_error(*text);
+    of_all_threads = param_number(ParamId::Strict) != 0;
     return ncclSuccess;
   });
-  return last_error(param_number(ParamId::Strict) != 0);  // NCCL has one text for all threads
+  return last_error(of_all_threads);
 }
 
 ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
