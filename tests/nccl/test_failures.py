@@ -212,8 +212,7 @@ def _fail_others(
     if failure == "peer died":
         time.sleep(60)
     elif failure == "peer closed":
-        comm.timeout = 20  # NCCL's end waits for the others until they give up
-        with contextlib.suppress(nccl.NcclRemoteError):  # they may revoke it meanwhile
+        with contextlib.suppress(nccl.NcclRemoteError):  # the others may revoke it meanwhile
             comm.close()
     elif failure == "peer aborted":
         comm.abort()
