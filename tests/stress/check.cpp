@@ -59,8 +59,13 @@ ncclResult_t state_of(ncclComm_t comm) {
 }
 
 int32_t sum_over(ncclComm_t comm, int32_t value) {
-  OK(ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
+  issued(comm, ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
   return value;
+}
+
+void issued(ncclComm_t comm, ncclResult_t result) {
+  CHECK(result == ncclSuccess || result == ncclInProgress);
+  if (result == ncclInProgress) CHECK(state_of(comm) == ncclSuccess);
 }
 
 void pause(int milliseconds) {

@@ -46,7 +46,7 @@ void revoke_during_operations(bool queued) {
     ncclConfig_t config = non_blocking();
     ncclComm_t children[3];
     for (ncclComm_t& child : children) {
-      EXPECT(ncclInProgress, ncclCommSplit(comm, 0, -rank, &child, &config));
+      OK(ncclCommSplit(comm, 0, -rank, &child, &config));  // as its parent, which blocks
     }
     for (const ncclComm_t child : children) {
       CHECK(state_of(child) == ncclSuccess);
@@ -159,11 +159,12 @@ void suspend_and_resume(bool blocking) {
     for (int times = 0; times < 10; ++times) {
       std::vector<int32_t> data(50000, rank);
       std::vector<int32_t> message(5000, rank);
-      OK(ncclAllReduce(data.data(), data.data(), data.size(), ncclInt32, ncclSum, comm, stream));
+      issued(comm, ncclAllReduce(data.data(), data.data(), data.size(), ncclInt32, ncclSum, comm,
+                                 stream));
       OK(ncclGroupStart());
       OK(ncclSend(data.data() + 1, 1, ncclInt32, (rank + 1) % 3, comm, stream));
       OK(ncclRecv(message.data(), 1, ncclInt32, (rank + 2) % 3, comm, stream));
-      OK(ncclGroupEnd());
+      issued(comm, ncclGroupEnd());
       change(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
       CHECK(data[0] == 3 && data.back() == 3 && message[0] == 3);
       CHECK(stat(comm, ncclStatGpuMemSuspended) == 1);

@@ -53,6 +53,8 @@ ncclResult_t state_of(ncclComm_t comm);
 
 // The sum of the values of all ranks.
 int32_t sum_over(ncclComm_t comm, int32_t value);
+// What an operation has returned, which a non-blocking communicator may do before it is issued.
+void issued(ncclComm_t comm, ncclResult_t result);
 
 void pause(int milliseconds);
 
