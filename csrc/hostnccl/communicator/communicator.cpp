@@ -39,7 +39,8 @@ Communicator::Communicator(CommSettings settings, std::shared_ptr<Creation> crea
       recovery_(state_),
       red_ops_(settings_.strict),
       creator_(WaitingThread::share_current()) {
-  if (shares_with_) ++shares_with_->sharing_children_;
+  shares_ = static_cast<bool>(shares_with_);
+  if (shares_) ++shares_with_->sharing_children_;
   creator_->add_unused(1);
 }
 
@@ -196,8 +197,9 @@ void Communicator::drain() {
 
 // The parent that it has shared resources with until now.
 Ref<Communicator> Communicator::end_sharing() {
-  if (shares_with_) --shares_with_->sharing_children_;
-  return std::exchange(shares_with_, {});
+  if (!shares_.exchange(false)) return {};
+  --shares_with_->sharing_children_;
+  return shares_with_;
 }
 
 void Communicator::destroy() {

@@ -91,7 +91,7 @@ class Communicator {
   Windows& windows() { return windows_; }
   const Windows& windows() const { return windows_; }
   // Whether it shares resources with its parent, or an open child with it. In strict mode only.
-  bool shares() const { return shares_with_ || sharing_children_ != 0; }
+  bool shares() const { return shares_ || sharing_children_ != 0; }
 
   // The ranks that have not done what an operation waits for.
   std::vector<int> missing_in(const Wait& wait) const;
@@ -123,6 +123,7 @@ class Communicator {
   const CommSettings settings_;
   const std::shared_ptr<Creation> creation_;
   Ref<Communicator> shares_with_;
+  std::atomic<bool> shares_{false};  // with its parent, until it ends
   std::atomic<int> sharing_children_{0};
   int rank_ = -1;
   int nranks_ = 0;
