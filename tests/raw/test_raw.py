@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import inspect
+import os
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -25,7 +27,9 @@ from pynccl.errors import (
     NcclInvalidUsageError,
 )
 from pynccl.libraries import PROVIDERS
+from tests.support.commands import run_command
 from tests.support.old_nccl import compile_nccl
+from tests.support.tier import FULL
 
 _LIST = Path(__file__).parents[2] / "csrc" / "abi" / "nccl_functions.inc"
 
@@ -366,3 +370,34 @@ def test_the_end_of_a_group_writes_handles(tmp_path: Path) -> None:
     others = [np.zeros(256, np.uint64) for _ in range(64)]
     library.ncclGroupEnd()
     assert not any(other.any() for other in others)
+
+
+_FORK_WHILE_CALLS_FAIL = """
+import os, signal, sys, threading
+from pynccl import libraries
+library = libraries.load("host")
+def fail():
+    try:
+        library.ncclCommCount(0)
+    except RuntimeError:
+        pass
+def fail_for_ever():
+    while True:
+        fail()
+for _ in range(3):
+    threading.Thread(target=fail_for_ever, daemon=True).start()
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        fail()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_calls_fail_in_forks_of_a_process_in_which_others_do() -> None:
+    count = 5000 if FULL else 300
+    command = [sys.executable, "-W", "ignore", "-c", _FORK_WHILE_CALLS_FAIL, str(count)]
+    done = run_command(command, Path.cwd(), os.environ, 120)
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,8 @@
 #include <new>
 #include <system_error>
 
+#include "common/per_process.h"
+
 namespace hostnccl {
 namespace {
 
@@ -56,10 +58,7 @@ struct Latest {
   std::string text;
 };
 
-Latest& latest() {
-  static Latest& all = *new Latest;
-  return all;
-}
+Latest& latest() { return common::per_process<Latest>(); }
 
 }  // namespace
 
@@ -108,8 +107,9 @@ Error current_error() noexcept {
 void remember_error(const std::string& text) noexcept {
   try {
     last_text() = text;
-    const std::lock_guard lock(latest().mutex);
-    latest().text = text;
+    Latest& all = latest();
+    const std::lock_guard lock(all.mutex);
+    all.text = text;
   } catch (...) {
     last_text().clear();
   }
@@ -118,8 +118,9 @@ void remember_error(const std::string& text) noexcept {
 const char* last_error(bool of_all_threads) noexcept {
   try {
     if (last_text().empty() && of_all_threads) {
-      const std::lock_guard lock(latest().mutex);
-      last_text() = latest().text;
+      Latest& all = latest();
+      const std::lock_guard lock(all.mutex);
+      last_text() = all.text;
     }
   } catch (...) {  // there is no text
   }
