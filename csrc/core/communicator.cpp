@@ -130,9 +130,7 @@ void Communicator::keep_until_closed(std::shared_ptr<void> memory) {
 void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
   check_pending();
   parent.check_ready();
-  // The monitor may be about to revoke the parent, which would end the making of the child.
-  if (parent.deadlines_->expired())
-    poll_until(kExpirySeconds, [&] { return parent.expiry_ended_.load(); });
+  parent.wait_for_expiry();  // its revocation would end the making of the child
   parent_claim_ = std::make_unique<Claim>(parent.shared_from_this());
   const auto root = parent.root();
   if (root->growing_ && !grows)

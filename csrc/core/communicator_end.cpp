@@ -264,7 +264,7 @@ void Communicator::end_calls() {
 
 // An expiry revokes on a thread of its own.
 void Communicator::wait_for_expiry() const {
-  if (expired()) poll_until(kEndCallsSeconds, [this] { return expiry_ended_.load(); });
+  if (deadlines_->expired()) poll_until(kEndCallsSeconds, [this] { return expiry_ended_.load(); });
 }
 
 bool Communicator::expire(const Deadlines::Late& late) noexcept {

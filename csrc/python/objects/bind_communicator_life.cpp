@@ -83,9 +83,10 @@ Raises:
 Every rank calls it, once; any thread can. Blocked operations return, and later ones raise
 NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On GPUs operations
 that are interrupted end as if they were done, with incomplete data; Work.wait() of the mirror raises
-for them. NCCL waits for all that is queued before the operations on their streams, such as a hung
-operation of another communicator: revoke that one as well. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError. Where the
-communicator is borrowed, its owner's operations end, too.
+for them. NCCL waits for the work that precedes the operations on their streams; if that is a hung
+operation of another communicator, revoke that communicator, too. On hostnccl an operation that waits
+for a revoked rank raises NcclRemoteError. Revoking a borrowed communicator also ends its owner's
+operations.
 
 Raises:
     ValueError: the communicator is closed.
