@@ -1,6 +1,6 @@
-"""Proves how communicators end on GPUs over NCCL's rules: a revocation waits for all that is queued
-before the communicator's operations, a finalization waits for its graphs and cannot be revoked, and
-after either of them NCCL frees at once.
+"""Proves how communicators end on GPUs under NCCL's rules: ncclCommRevoke waits for the work that
+precedes the communicator's operations on their streams, ncclCommFinalize waits for its graphs and
+cannot be revoked, and after either of them NCCL frees memory immediately.
 """
 
 from __future__ import annotations
@@ -127,6 +127,25 @@ def test_a_graph_outlives_a_revoked_communicator(launch: Launcher, how: str, end
     launch(2, _free_a_revoked_one, how, end, provider="cuda", ids=2, timeout=60)
 
 
+def _issue_behind(
+    rank: Rank, first: nccl.Communicator, second: nccl.Communicator
+) -> tuple[nccl.Stream, list[Any]] | None:
+    """A stream with an all_reduce of the first communicator behind one of the second, and their
+    buffers. Neither completes, since one rank issues nothing: it aborts both at the end and gets
+    None.
+    """
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        first.abort()
+        second.abort()
+        return None
+    stream = rank.stream()
+    buffers = [rank.memory.put(np.ones(4, np.float32)) for _ in range(2)]
+    for comm, buffer in zip((second, first), buffers, strict=True):
+        comm.all_reduce(buffer, stream=stream)
+    return stream, buffers
+
+
 def _expire_behind_another(rank: Rank) -> None:
     """The revocation of the first waits for that of the second, which expires later."""
     gpu.require(rank.provider, "ncclCommRevoke")
@@ -135,15 +154,10 @@ def _expire_behind_another(rank: Rank) -> None:
     for comm, seconds, event in zip((first, second), (_LIMIT, 6 * _LIMIT), expired, strict=True):
         comm.timeout = seconds
         comm.on_timeout = lambda *_, event=event: event.set()
-    if rank.rank == _ABSENT:
-        rank.wait_event("done", 0)
-        first.abort()
-        second.abort()
+    issued = _issue_behind(rank, first, second)
+    if issued is None:
         return
-    stream = rank.stream()
-    buffers = [rank.memory.put(np.ones(4, np.float32)) for _ in range(2)]
-    second.all_reduce(buffers[1], stream=stream)
-    first.all_reduce(buffers[0], stream=stream)
+    stream, _buffers = issued
     assert expired[0].wait(_LATEST)
     assert expired[1].wait(_LATEST)
     with _in_time(), pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
@@ -164,15 +178,10 @@ def test_one_that_expires_behind_another_waits_for_it(launch: Launcher) -> None:
 def _revoke_behind_another(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommRevoke")
     first, second = _connected(rank, 1), _connected(rank, 2)
-    if rank.rank == _ABSENT:
-        rank.wait_event("done", 0)
-        first.abort()
-        second.abort()
+    issued = _issue_behind(rank, first, second)
+    if issued is None:
         return
-    stream = rank.stream()
-    buffers = [rank.memory.put(np.ones(4, np.float32)) for _ in range(2)]
-    second.all_reduce(buffers[1], stream=stream)
-    first.all_reduce(buffers[0], stream=stream)
+    stream, _buffers = issued
     first.timeout = 60
     with (
         _in_time(),
