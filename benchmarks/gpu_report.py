@@ -6,13 +6,12 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Lines
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.gpu_figures import BARE, CallCost, KernelTime, LabRow, Overlap, Sequence, Start
-from benchmarks.machine import Machine, rows
+from benchmarks.machine import Machine, rows, table
 from benchmarks.results import Absent, Note, Plan, Row, Timing
 
 __all__ = ["Findings"]
@@ -103,7 +102,7 @@ class Findings:
     def _parts(self, date: str, seconds: float, plots: dict[int, str]) -> Iterator[str]:
         yield f"# pynccl compared with torch.distributed on {self._where()}, {date}"
         yield self._preface(seconds)
-        yield "## Machine\n" + _table(("what", "which"), rows(self.machine))
+        yield "## Machine\n" + table(("what", "which"), rows(self.machine))
         for nranks in sorted({*self._figures, *self.failures}):
             yield f"## {self._title(nranks)}"
             for reason in self.failures.get(nranks, []):
@@ -115,7 +114,7 @@ class Findings:
                 yield f"torch's engine is {engine}. The others are compared to it."
             if absent := self._of(nranks, Absent):
                 lines = [(one.library, " ".join(one.reason.split())) for one in absent]
-                yield "### Not measured\n" + _table(("library", "why"), lines)
+                yield "### Not measured\n" + table(("library", "why"), lines)
             yield from self._sections(nranks, engine)
             found = self._of(nranks, Row)
             if small := [row for row in found if row.nbytes <= _SMALL]:
@@ -179,12 +178,6 @@ class Findings:
         return text
 
 
-def _table(head: Lines[str], lines: Iterable[Lines[object]]) -> str:
-    text = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    text += [f"| {' | '.join(map(str, line))} |" for line in lines]
-    return "\n".join(text)
-
-
 def _us(seconds: float | None) -> str:
     """Microseconds with three digits, or as many as stand before the point."""
     if seconds is None:
@@ -219,7 +212,7 @@ def _calls(costs: list[CallCost], engine: str) -> str:
             )
         )
     head = (f"{costs[0].nbytes} bytes", "us", "over the C call, us", f"torch {engine} / this")
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _kernels(kernels: list[KernelTime]) -> str:
@@ -234,7 +227,7 @@ def _kernels(kernels: list[KernelTime]) -> str:
             seconds, of_library = cells[way, size], cells[library, size]
             line.append(_us(seconds) + f" ({seconds / of_library:.2f})" * (way != library))
         lines.append((way, *line))
-    return _table(("us for one", *map(_size, sizes)), lines)
+    return table(("us for one", *map(_size, sizes)), lines)
 
 
 def _sequences(sequences: list[Sequence], engine: str) -> str:
@@ -250,7 +243,7 @@ def _sequences(sequences: list[Sequence], engine: str) -> str:
         if theirs in ways:
             ratios = (_ratio(cells[theirs, size], cells[ours, size]) for size in sizes)
             lines.append((f"torch {engine} / pynccl, {kind}", *ratios))
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _overlaps(overlaps: list[Overlap], engine: str) -> str:
@@ -270,7 +263,7 @@ def _overlaps(overlaps: list[Overlap], engine: str) -> str:
         )
         for overlap in overlaps
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _lab_rows(found: list[LabRow]) -> str:
@@ -297,7 +290,7 @@ def _lab_rows(found: list[LabRow]) -> str:
         )
         for row in found
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _libraries(found: list[Row]) -> list[str]:
@@ -332,7 +325,7 @@ def _latencies(found: list[Row], *, on_host: bool = False) -> str:
     lines = [
         (row.collective, row.nbytes, *_times(row, libraries, on_host=on_host)) for row in found
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _bandwidths(found: list[Row]) -> str:
@@ -348,7 +341,7 @@ def _bandwidths(found: list[Row]) -> str:
         busbw = {timing.library: f"{timing.busbw:.2f}" for timing in row.timings}
         rates = (busbw.get(name, "-") for name in libraries)
         lines.append((row.collective, _size(row.nbytes), *_times(row, libraries), *rates))
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _size(nbytes: int) -> str:

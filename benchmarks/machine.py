@@ -18,10 +18,11 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Machine", "inspect", "rows", "scrub", "slug"]
+__all__ = ["ROOT", "Machine", "inspect", "rows", "scrub", "slug", "table"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,6 +93,13 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
         ("system", machine.system),
         *machine.versions.items(),
     ]
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    text = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    text += [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return "\n".join(text)
 
 
 def slug(machine: Machine) -> str:

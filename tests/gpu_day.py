@@ -1,12 +1,12 @@
-"""All that pynccl wants to know of a machine with a GPU, the most valuable first, within a time.
+"""Runs everything that needs a GPU, the most valuable steps first, within a time limit.
 
     python -m tests.gpu_day --out FOLDER                    # on a GPU
     python -m tests.gpu_day --out FOLDER --device double    # a dry run: the double, and CPUs
 
 The steps: the machine, the backend's build, NCCL's rules (tests/rules) against the real library,
-the tests marked gpu in groups, the benchmark. A step that is late is ended with all its processes.
-After each step FOLDER has a line of JSON more in steps.jsonl and a new report.md; log.txt has what
-the steps print. So whoever ends this at any moment loses one step.
+the tests marked gpu in groups, the benchmark. A step that exceeds its limit is killed with all its
+processes. After each step a line is appended to FOLDER/steps.jsonl and report.md is rewritten;
+log.txt has the output. Killing this program at any moment loses the current step only.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _EACH = 60  # seconds of a test
 _ON_DOUBLE = "2.28"
 _LINES = 30  # of the text of a failure, its end
 _LEAST = 5.0  # seconds for which no step begins
+_NOTHING_SELECTED = 5  # pytest's exit status
 
 # The tests, the most valuable first; what is in no group comes last.
 _GROUPS: dict[str, tuple[str, ...]] = {
@@ -167,8 +168,8 @@ class Day:
         yield f"# A day on {where}, {date}"
         if self.facts:
             facts = {**self.facts, "gpus": tuple(self.facts["gpus"])}
-            yield _table(("what", "which"), machine.rows(machine.Machine(**facts)))
-        yield _table(
+            yield machine.table(("what", "which"), machine.rows(machine.Machine(**facts)))
+        yield machine.table(
             ("step", "status", "seconds", "tests"),
             [
                 (
@@ -187,14 +188,16 @@ class Day:
                 yield f"`{test}`:\n\n```\n{text}\n```"
 
 
-def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---",) * len(head), *lines))
-
-
 def _run(step: Step, log: Path, left: float) -> dict[str, Any]:
     """Run a step, with all that it prints in the log; what steps.jsonl says of it."""
     began = time.monotonic()
-    result = {"step": step.name, "seconds": 0.0, "tests": {}, "failures": {}, "said": []}
+    result: dict[str, Any] = {
+        "step": step.name,
+        "seconds": 0.0,
+        "tests": {},
+        "failures": {},
+        "said": [],
+    }
     if left < _LEAST:
         return {**result, "status": "not run"}
     with log.open("a") as file:
@@ -220,22 +223,13 @@ def _run(step: Step, log: Path, left: float) -> dict[str, Any]:
     with log.open("rb") as file:
         file.seek(start)
         said = machine.scrub(file.read().decode(errors="replace")).splitlines()
-    tests, failures = _tests_of(step.xml) if step.xml else ({}, {})
-    if step.xml and process.returncode == _NOTHING_SELECTED:
-        status = "passed"
-    lines = said if step.name == "rules" else said[-_LINES:]
-    seconds = round(time.monotonic() - began, 1)
-    return {
-        "step": step.name,
-        "status": status,
-        "seconds": seconds,
-        "tests": tests,
-        "failures": failures,
-        "said": lines,
-    }
-
-
-_NOTHING_SELECTED = 5  # pytest's exit status
+    if step.xml:
+        result["tests"], result["failures"] = _tests_of(step.xml)
+        if process.returncode == _NOTHING_SELECTED:
+            status = "passed"
+    result["said"] = said if step.name == "rules" else said[-_LINES:]
+    result["seconds"] = round(time.monotonic() - began, 1)
+    return {**result, "status": status}
 
 
 def _path() -> str:
