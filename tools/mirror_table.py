@@ -154,8 +154,8 @@ A script needs two changes: the import, and the name of the backend.
   name it. A store that is gone, or does not answer, is an error that names the store. `split_group`
   and `shrink_group` have the timeout of the group.
 * `reconfigure(group=None, timeout=None)`, which torch does not have, makes a group of the ranks
-  that are left: see [reliability](reliability.md). Groups of the [backend](c10d.md) have torch's
-  way, in which the script names the ranks by their handles, new processes among them.
+  still alive: see [reliability](reliability.md). Groups of the [backend](c10d.md) implement torch's
+  `reconfigure()`, in which the script lists the handles of the ranks, including new processes.
 * A rank that is not in a group that `new_group` or `split_group` makes gets
   `GroupMember.NON_GROUP_MEMBER` with every torch; before 2.14 torch returns None for some calls.
   Calls on that group behave as torch's: most warn and return None, the others raise torch's class

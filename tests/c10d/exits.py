@@ -62,7 +62,7 @@ def _connecting(rank: int) -> None:
 
 
 def _destroyed(rank: int) -> None:
-    """A group that is destroyed with a message that does not come."""
+    """Destroy the group while a receive is outstanding whose message is never sent."""
     if rank == 0:
         _kept.append(dist.irecv(torch.ones(4), 1))
         dist.destroy_process_group()

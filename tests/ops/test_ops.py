@@ -143,7 +143,7 @@ def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
     assert "pynccl.all_reduce_" in str(targets)
 
 
-# Ranks wait for the one that compiles.
+# Some ranks finish compiling later than others.
 _PATIENT = {"timeout": timedelta(seconds=200)}
 
 

@@ -440,7 +440,7 @@ def _run(lane: Lane, provider: str, front: str, failure: str, folder: Path) -> d
 _FRONTS = ("mirror", "c10d")
 # What an NCCL on GPUs may notice before the time limit, as the double's does.
 _SOMETIMES = ("mismatch", "deadlock")
-# What no NCCL on GPUs notices is the same there: a rank that does not come.
+# NCCL on GPUs detects none of these: the operation times out as if a rank were missing.
 _UNNOTICED = ("peer closed", "peer aborted", "peer revoked")
 Tables = dict[tuple[str, str], Future[dict[str, str]]]  # by front end and failure
 
