@@ -26,7 +26,9 @@ def nvrtc() -> Nvrtc:
 
 
 def _cupy_source() -> str:
-    source = runpy.run_path(str(_EXAMPLES / "cupy_kernels.py"))["SOURCE"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))  # the example sets NCCL's variables
+        source = runpy.run_path(str(_EXAMPLES / "cupy_kernels.py"))["SOURCE"]
     assert isinstance(source, str)
     return source
 

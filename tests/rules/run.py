@@ -74,6 +74,8 @@ def target(name: str, scratch: str) -> Target:
 
 # In a process of probes
 
+_KEPT = ("NCCL_SOCKET_", "NCCL_DEBUG")  # how ranks meet, and what NCCL prints
+
 
 def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Driver) -> list[Any]:
     """The outcomes of some ranks of a rule, as threads."""
@@ -104,6 +106,9 @@ def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Dri
 
 def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target) -> list[Any]:
     """Probe rules one after another, up to the first that hangs; writes outcomes to stdout."""
+    for name in set(os.environ):
+        if name.startswith(("NCCL_", "HOSTNCCL_")) and not name.startswith(_KEPT):
+            del os.environ[name]  # it would change what NCCL does
     os.environ.update(to.env)
     if to.apart and ranks:
         os.environ["NCCL_HOSTID"] = f"rules-{ranks[0]}"
