@@ -6,7 +6,7 @@ Each area is a folder and the tests that are to notice changes of it. Of all cha
 but headers (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. The tests run
 one after the other in one process, in the order of AREAS. A change is noticed if a test fails, or
 if the tests twice exceed a limit that is far above their usual time. What does not compile does not
-count. The score goes to docs/quality.md; build/mutate contains the copy of the tree, and the
+count. The scores go to docs/quality.md, a row for an area and a seed; build/mutate contains the copy of the tree, and the
 outcome of each change in result.json.
 """
 
@@ -31,7 +31,7 @@ from pathlib import Path
 from tools import trees
 from tools.mutate.mutants import Mutant, mutants
 
-__all__ = ["AREAS", "chosen"]
+__all__ = ["AREAS", "Outcome", "chosen", "report"]
 
 _FOLDER = trees.ROOT / "build" / "mutate"
 _TREE = _FOLDER / "tree"
@@ -230,26 +230,40 @@ def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
     return Outcome(area, seed, mutant, status, time.monotonic() - began, failed)
 
 
-def _report(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = [
-        "| area | seeds | changes | a test failed | not done in time | not noticed | score |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for area in [*AREAS, "**all**"]:
-        own = [one for one in outcomes if one.area == area or area not in AREAS]
-        own = [one for one in own if one.status != "invalid"]
-        counts = [
-            sum(one.status == what for one in own) for what in ("noticed", "late", "survived")
-        ]
-        score = f"{100 * (len(own) - counts[2]) / len(own):.0f} %" if own else "-"
-        seeds = ", ".join(str(seed) for seed in sorted({one.seed for one in own}))
-        lines.append(
-            f"| {area} | {seeds} | {len(own)} | {' | '.join(map(str, counts))} | {score} |"
+_ROW = re.compile(r"^\| (\S+) \| (\d+) \| .+$", re.MULTILINE)
+_SURVIVOR = re.compile(r"^\* (\S+), seed (\d+): .+$", re.MULTILINE)
+
+
+def report(document: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """The table of the document and its survivors, with these outcomes for those of their areas and
+    seeds.
+    """
+    rows = {(row[1], int(row[2])): row[0] for row in _ROW.finditer(document) if row[1] in AREAS}
+    tried = {(one.area, one.seed) for one in outcomes}
+    for area, seed in tried:
+        found = [one.status for one in outcomes if (one.area, one.seed) == (area, seed)]
+        noticed, late, survived = map(found.count, ("noticed", "late", "survived"))
+        changes = noticed + late + survived
+        score = f"{100 * (changes - survived) / changes:.0f} %" if changes else "-"
+        rows[area, seed] = (
+            f"| {area} | {seed} | {time.strftime('%Y-%m-%d')} | {changes} | {noticed} | {late} "
+            f"| {survived} | {score} |"
         )
-    survivors = [one.mutant for one in outcomes if one.status == "survived"]
-    lines += ["", "Not noticed:", ""] if survivors else []
-    lines += [f"* {one.file}:{one.line}: {one.text}" for one in survivors]
-    return lines
+    areas = list(AREAS)
+    survivors = [
+        line[0] for line in _SURVIVOR.finditer(document) if (line[1], int(line[2])) not in tried
+    ]
+    survivors += [
+        f"* {one.area}, seed {one.seed}: {one.mutant.file}:{one.mutant.line}: {one.mutant.text}"
+        for one in outcomes
+        if one.status == "survived"
+    ]
+    return [
+        "| area | seed | on | changes | a test failed | not done in time | not noticed | score |",
+        "|---|--:|---|--:|--:|--:|--:|--:|",
+        *(rows[key] for key in sorted(rows, key=lambda key: (areas.index(key[0]), key[1]))),
+        *(["", "Not noticed:", "", *survivors] if survivors else []),
+    ]
 
 
 def main() -> int:
@@ -288,10 +302,8 @@ def main() -> int:
             listed = [dataclasses.asdict(each) for each in outcomes]
             (_FOLDER / "result.json").write_text(json.dumps(listed, indent=1))
         _build(area)  # without the last change
-    lines = _report(outcomes)
-    if {one.area for one in outcomes} == set(AREAS):
-        dated = f"`make mutate COUNT={options.count}` on {time.strftime('%Y-%m-%d')}:"
-        trees.replace_between(_DOCUMENT, "mutants", [dated, "", *lines])
+    lines = report(_DOCUMENT.read_text(), outcomes)
+    trees.replace_between(_DOCUMENT, "mutants", lines)
     print("\n".join(lines))
     return 0
 
