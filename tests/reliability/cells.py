@@ -505,6 +505,7 @@ def _recover(scene: Scene, *, ended: bool) -> None:
         comm.abort()
         return
     else:
+        comm.timeout = PATIENCE  # a machine that has much to do is not a rank that is absent
         smaller = comm.shrink(sorted(excluded), abort=True)
     with smaller:
         buffer = member.memory.put(np.full(1000, 1.0 + member.rank, np.float32))
