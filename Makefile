@@ -204,7 +204,7 @@ coverage: $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-gates ## which l
 	cd $(COVERAGE)/tree && coverage combine --quiet && coverage html --quiet -d $(COVERAGE)/python && coverage report
 	cd $(COVERAGE)/tree && gcovr --filter csrc/ --exclude-throw-branches --gcov-ignore-errors=no_working_dir_found \
 	  --gcov-ignore-parse-errors=negative_hits.warn --gcov-ignore-parse-errors=suspicious_hits.warn \
-	  --merge-mode-functions=separate --txt-summary --html-details $(COVERAGE)/cpp/index.html $(COVERAGE)/cmake
+	  --merge-mode-functions=merge-use-line-min --merge-lines --txt-summary --html-details $(COVERAGE)/cpp/index.html $(COVERAGE)/cmake
 
 mutate: $(VENV)/.installed $(VENV)/.group-test ## which changes of the sources no test notices, to docs/quality.md (COUNT, SEED)
 	$(PY) -m tools.mutate --count $(COUNT) --seed $(SEED) $(ARGS)
