@@ -11,8 +11,12 @@ from typing import Any, NamedTuple
 from pynccl import lab, nccl
 from tests.support.rank import Rank
 
-_HEAD_START = 0.005  # seconds until what was launched on another stream has begun
-SECONDS = 0.02  # of a planted load: the system's delay of a sleep is below 1 % of it
+
+class Load:
+    """Of all planted functions of this process."""
+
+    seconds = 0.02  # on a quiet machine a sleep is late by less than 1 % of it
+
 
 Enqueue = Callable[[Any], object]
 
@@ -27,7 +31,7 @@ class Planted(NamedTuple):
 
 def independent(rank: Rank, share: float = 1.0, **options: Any) -> Planted:  # noqa: ANN401
     """A communication of this share of the compute's time, beside it."""
-    return Planted(lab.Sleep(SECONDS), lab.Sleep(SECONDS * share), options)
+    return Planted(lab.Sleep(Load.seconds), lab.Sleep(Load.seconds * share), options)
 
 
 def by_event(rank: Rank, hidden: float, **options: Any) -> Planted:  # noqa: ANN401
@@ -40,14 +44,14 @@ def by_event(rank: Rank, hidden: float, **options: Any) -> Planted:  # noqa: ANN
 
     def compute(stream: nccl.Stream) -> None:
         if hidden < 1:
-            lab.Sleep(SECONDS * (1 - hidden))(stream)
+            lab.Sleep(Load.seconds * (1 - hidden))(stream)
         ready.record(stream)
         if hidden > 0:
-            lab.Sleep(SECONDS * hidden)(stream)
+            lab.Sleep(Load.seconds * hidden)(stream)
 
     def communicate(stream: nccl.Stream) -> None:
         stream.wait(ready)
-        lab.Sleep(SECONDS * 0.99)(stream)
+        lab.Sleep(Load.seconds * 0.99)(stream)
         rank.comm.all_reduce(data, nccl.MAX, stream=stream)
 
     return Planted(compute, communicate, options)
@@ -62,23 +66,25 @@ def stream_of_the_other(rank: Rank) -> Planted:
     """A communication that ignores the stream that it is called with."""
     stream = rank.stream()
     return Planted(
-        lab.Sleep(SECONDS), lambda _: lab.Sleep(SECONDS)(stream), {"compute_stream": stream}
+        lab.Sleep(Load.seconds),
+        lambda _: lab.Sleep(Load.seconds)(stream),
+        {"compute_stream": stream},
     )
 
 
 def default_stream(rank: Rank) -> Planted:
     """A compute on CPUs' default stream, which is the thread."""
-    return Planted(lambda _: time.sleep(SECONDS), lab.Sleep(SECONDS), {})
+    return Planted(lambda _: time.sleep(Load.seconds), lab.Sleep(Load.seconds), {})
 
 
 def synchronising(rank: Rank, which: str) -> Planted:
     """One function waits on the host for its stream; it is called first."""
 
     def waiting(stream: nccl.Stream) -> None:
-        lab.Sleep(SECONDS)(stream)
+        lab.Sleep(Load.seconds)(stream)
         stream.synchronize()
 
-    functions: list[Enqueue] = [lab.Sleep(SECONDS), lab.Sleep(SECONDS)]
+    functions: list[Enqueue] = [lab.Sleep(Load.seconds), lab.Sleep(Load.seconds)]
     functions[which == "communication"] = waiting
     return Planted(*functions, {"first": which})
 
@@ -92,10 +98,10 @@ def locked(rank: Rank) -> Planted:
 
     def hold() -> None:
         with lock:
-            time.sleep(SECONDS)
+            time.sleep(Load.seconds)
 
     def hold_later() -> None:
-        time.sleep(0.05 * SECONDS)  # the compute has the lock first, on all ranks
+        time.sleep(0.05 * Load.seconds)  # the compute has the lock first, on all ranks
         hold()
 
     def compute(stream: nccl.Stream) -> None:
@@ -104,7 +110,7 @@ def locked(rank: Rank) -> Planted:
     def communicate(stream: nccl.Stream) -> None:
         stream.launch(hold_later)
 
-    load = lab.Sleep(3 * SECONDS)
+    load = lab.Sleep(3 * Load.seconds)
     return Planted(compute, communicate, {"loads": (load, load)})
 
 
@@ -128,9 +134,9 @@ class Bus:
         """A communication whose time is multiplied by the factor of who uses the bus."""
 
         def run() -> None:
-            time.sleep(_HEAD_START)
+            time.sleep(Load.seconds / 4)  # what was launched on another stream has begun
             factor = max((factors[kind] for kind in self.users), default=1.0)
-            time.sleep(SECONDS * factor)
+            time.sleep(Load.seconds * factor)
 
         stream.launch(run)
 
@@ -140,9 +146,9 @@ def contended(rank: Rank, memory: float, arithmetic: float) -> Planted:
     bus = Bus()
     factors = {"memory": memory, "arithmetic": arithmetic}
     return Planted(
-        bus.load("memory" if memory > arithmetic else "arithmetic", SECONDS),
+        bus.load("memory" if memory > arithmetic else "arithmetic", Load.seconds),
         functools.partial(bus.communicate, factors),
-        {"loads": tuple(bus.load(kind, 4 * SECONDS) for kind in factors)},
+        {"loads": tuple(bus.load(kind, 4 * Load.seconds) for kind in factors)},
     )
 
 
@@ -151,8 +157,10 @@ def measure(
     make: Callable[..., Planted],
     args: tuple[object, ...] = (),
     options: Mapping[str, Any] | None = None,
+    seconds: float = Load.seconds,
 ) -> lab.Row:
-    """The row of planted functions, on a rank."""
+    """The row of planted functions with loads of so many seconds, on a rank."""
+    Load.seconds = seconds
     planted = make(rank, *args)
     both = {**planted.options, **(options or {})}
     return lab.overlap(planted.compute, planted.communicate, comm=rank.comm, **both)

@@ -14,7 +14,8 @@ from tests.support.launcher import Launcher
 
 pytestmark = pytest.mark.serial  # it is judged by times
 
-_TRIES = 15  # other processes can delay a sleep
+# Other processes delay a sleep by some milliseconds: that matters less to longer ones.
+_TRIES = [0.02] * 8 + [0.1] * 4 + [0.5] * 3  # seconds of a load
 
 
 def _measure(
@@ -26,9 +27,9 @@ def _measure(
     **options: object,
 ) -> lab.Row:
     """A row; measured again, with more rounds, where it is not as planted."""
-    for attempt in range(1, _TRIES + 1):
+    for attempt, seconds in enumerate(_TRIES, 1):
         given = {"repeats": 7 * min(attempt, 3), **options}
-        rows = launch(2, planted.measure, make, args, given, provider=provider)
+        rows = launch(2, planted.measure, make, args, given, seconds, provider=provider)
         if accept(rows[0]):
             break
     assert all(row == rows[0] for row in rows), "the ranks disagree"
@@ -37,10 +38,10 @@ def _measure(
 
 @pytest.mark.parametrize("hidden", [0.0, 0.5, 1.0])
 def test_a_planted_overlap_is_recovered(launch: Launcher, provider: str, hidden: float) -> None:
-    seconds = planted.SECONDS
     kind = {0.0: "serialised", 0.5: "partly hidden", 1.0: "hidden"}[hidden]
 
     def accept(row: lab.Row) -> bool:
+        seconds = min(_TRIES, key=lambda one: abs(one - row.compute.median))
         return (
             row.verdict.kind == kind
             and row.hidden == pytest.approx(hidden, abs=0.05)

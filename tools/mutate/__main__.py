@@ -6,8 +6,8 @@ Each area is a folder and the tests that are to notice changes of it. Of all cha
 but headers (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. The tests run
 one after the other in one process, in the order of AREAS. A change is noticed if a test fails, or
 if the tests twice exceed a limit that is far above their usual time. What does not compile does not
-count. The scores go to docs/quality.md, a row for an area and a seed; build/mutate contains the copy of the tree, and the
-outcome of each change in result.json.
+count. The scores go to docs/quality.md, a row for an area and a seed; build/mutate contains the
+copy of the tree, and the outcome of each change in result.json.
 """
 
 from __future__ import annotations
