@@ -124,7 +124,7 @@ def _serve_ranks() -> tuple[CodeType, bool] | None:
 
 def ask(path: str, program: str, arguments: list[str]) -> None:
     """Have a program run, and end as it does."""
-    if "LD_PRELOAD" in os.environ:
+    if "LD_PRELOAD" in os.environ or "PMI_FD" in os.environ:  # of mpiexec, open in this process
         os.execv(sys.executable, [sys.executable, *arguments])
     process: dict[str, object] = {"folder": os.getcwd(), "env": {**os.environ}}
     request = {"program": program, "arguments": arguments, **process}
