@@ -200,7 +200,7 @@ def _run_script(script: str, *args: str) -> subprocess.CompletedProcess[str]:
 _BLOCKED_AT_EXIT = """
 import sys, threading, time
 import numpy as np
-from pynccl import nccl
+from pynccl import libraries, nccl
 comms = nccl.Communicator.init_all(2, provider="host")
 how, array = sys.argv[1], np.zeros(4)
 stream = nccl.Stream("host")
@@ -238,6 +238,17 @@ elif how == "on_timeout":
     comms[0].on_timeout, comms[0].timeout = note, 0.01
     comms[0].all_reduce(array, stream=stream)
     time.sleep(0.3)
+elif how == "errors":
+    sys.setswitchinterval(1e-6)
+    def fail():
+        while True:
+            try:
+                library.ncclCommCount(0)
+            except nccl.NcclError:
+                pass
+    library = libraries.load("host")
+    for _ in range(8):
+        threading.Thread(target=fail, daemon=True).start()
 else:
     def call():
         alone = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
@@ -259,7 +270,8 @@ slow = Slow()
 
 
 @pytest.mark.parametrize(
-    "how", ["collective", "synchronize", "event", "launch", "comparison", "on_timeout", "busy"]
+    "how",
+    ["collective", "synchronize", "event", "launch", "comparison", "on_timeout", "busy", "errors"],
 )
 def test_the_interpreter_ends_with_blocked_threads(how: str) -> None:
     for _ in range(5 if FULL else 1):

@@ -2,7 +2,10 @@
 
 #include <pybind11/stl.h>
 
+#include <utility>
+
 #include "core/overlap.h"
+#include "python/call/gil.h"
 #include "python/call/interrupt.h"
 
 namespace pynccl::python {
@@ -20,9 +23,16 @@ struct Exceptions {
 
 Exceptions exceptions;
 
-// Before pynccl.errors is imported there are no classes.
-py::handle class_or_runtime_error(PyObject* injected) {
-  return injected ? injected : PyExc_RuntimeError;
+// An exception of this class; before pynccl.errors is imported there are no classes. It is made
+// while one of C++ is handled, which Python must not unwind: the interpreter may end meanwhile.
+template <class... Arguments>
+py::object make(PyObject* injected, Arguments&&... arguments) {
+  const py::tuple given = py::make_tuple(std::forward<Arguments>(arguments)...);
+  PyObject* type = injected ? injected : PyExc_RuntimeError;
+  const gil::SleepInsteadOfTerminate sleep;
+  PyObject* made = gil::or_sleep([&] { return PyObject_Call(type, given.ptr(), nullptr); });
+  if (!made) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
 }
 
 void raise_python(const std::exception_ptr& pointer) {
@@ -33,12 +43,11 @@ void raise_python(const std::exception_ptr& pointer) {
   } catch (const FunctionFailure& e) {
     raise(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(e.thrown.get())));
   } catch (const DriverFailure& e) {
-    raise(
-        class_or_runtime_error(exceptions.driver)(e.what(), static_cast<int>(e.code), e.function));
+    raise(make(exceptions.driver, e.what(), static_cast<int>(e.code), e.function));
   } catch (const MissingFunction& e) {
-    raise(class_or_runtime_error(exceptions.missing_function)(e.what()));
+    raise(make(exceptions.missing_function, e.what()));
   } catch (const LibraryNotFound& e) {
-    raise(class_or_runtime_error(exceptions.library_not_found)(e.what()));
+    raise(make(exceptions.library_not_found, e.what()));
   }
 }
 
@@ -73,8 +82,7 @@ void raise(const py::object& error) {
 py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
                         const std::optional<std::vector<int>>& missing) {
   if (code == ncclSuccess) return py::none();
-  return class_or_runtime_error(exceptions.from_result)(text, static_cast<int>(code), function,
-                                                        rank, missing);
+  return make(exceptions.from_result, text, static_cast<int>(code), function, rank, missing);
 }
 
 bool is_library_error(const py::error_already_set& error) {

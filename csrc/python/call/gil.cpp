@@ -14,7 +14,7 @@ thread_local bool sleeps_instead = false;
 std::terminate_handler previous_handler;
 
 [[noreturn]] void sleep_or_terminate() {
-  if (sleeps_instead && !Py_IsInitialized()) sleep_until_exit();
+  if (sleeps_instead && (!Py_IsInitialized() || !PyGILState_Check())) sleep_until_exit();
   if (previous_handler) previous_handler();
   std::abort();
 }
@@ -32,6 +32,12 @@ void sleep_instead_of_terminate() {
   }();
   sleeps_instead = installed;
 }
+
+SleepInsteadOfTerminate::SleepInsteadOfTerminate() : before_(sleeps_instead) {
+  sleep_instead_of_terminate();
+}
+
+SleepInsteadOfTerminate::~SleepInsteadOfTerminate() { sleeps_instead = before_; }
 
 PyGILState_STATE ensure() {
   // A thread without a state of Python cannot get one any more.

@@ -25,6 +25,19 @@ auto or_sleep(Body&& body) {
   }
 }
 
+// While one lives: where Python has ended this thread and the C++ runtime would call
+// std::terminate(), the thread sleeps.
+class SleepInsteadOfTerminate {
+ public:
+  SleepInsteadOfTerminate();
+  ~SleepInsteadOfTerminate();
+  SleepInsteadOfTerminate(const SleepInsteadOfTerminate&) = delete;
+  SleepInsteadOfTerminate& operator=(const SleepInsteadOfTerminate&) = delete;
+
+ private:
+  bool before_;
+};
+
 PyGILState_STATE ensure();
 
 // The calling thread calls C++ of others, which does not expect to be ended: instead of
