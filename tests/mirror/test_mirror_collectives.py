@@ -140,6 +140,13 @@ def test_coalescing_that_fails(dist: Any, rank: int, size: int) -> None:
     with pytest.raises(KeyError), dist._coalescing_manager():
         dist.all_reduce(tensor)
         raise KeyError
+    with dist._coalescing_manager():  # of nothing
+        for nested in (
+            lambda: dist._coalescing_manager().__enter__(),
+            lambda: dist.group.WORLD.allgather_into_tensor_coalesced([part], [part]),
+        ):
+            with pytest.raises(ValueError, match="non-empty op list"):
+                nested()
     dist.barrier()
     assert tensor.tolist() == [1, 1]
 
@@ -195,5 +202,19 @@ def test_methods_of_the_group(dist: Any, rank: int, size: int) -> None:
     pg.all_to_all_single(torch.empty(size), flat).wait()
     work = pg.send([tensor], 1) if rank == 0 else pg.recv([tensor], 0) if rank == 1 else None
     assert work is None or work.wait()
+    if size > 2:
+        with pytest.raises(ValueError, match="NCCL has no receive from any source"):
+            pg.recv_anysource([tensor])
+    elif rank == 0:
+        pg.send([tensor], 1).wait()
+    else:
+        work = pg.recv_anysource([tensor])
+        assert work.wait()
+        assert work.source_rank() == 0
     pg.barrier().wait()
     pg.monitored_barrier()
+    if rank == 0:
+        pg.get_group_store().set("name", "value")
+    assert pg.get_group_store().get("name") == b"value"
+    with pytest.raises(ValueError, match="tensors: expected a single tensor, got 2"):
+        pg.send([tensor, tensor], 1)

@@ -168,6 +168,9 @@ def test_arguments_of_init_that_are_refused() -> None:
         dist.init_process_group("host", store=store, rank=0, world_size=1, timeout=5)
     with pytest.raises(TypeError, match="pg_options"):
         dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=3)
+    for device, message in ((0, "no accelerator"), (torch.device("xpu"), "xpu does not match")):
+        with pytest.raises(ValueError, match=message):
+            dist.init_process_group(store=store, rank=0, world_size=1, device_id=device)
     for name, value in (("blocking", 0), ("split_share", 1), ("shrink_share", 1)):
         config = dist.nccl.Config(**{name: value})
         with pytest.raises(ValueError, match=rf"{name}={value}.* cannot be used"):
@@ -254,6 +257,17 @@ def test_new_group_variants(dist: Any, rank: int, size: int) -> None:
         dist.new_group(backend="gloo")
 
 
+@on_ranks(3, env={"TORCH_DIST_INIT_BARRIER": "1"})
+def test_new_group_waits_for_all_ranks(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
+    """With the variable, no rank leaves before the last one has come, also if it is outside."""
+    store = dist.FileStore(str(tmp_path / "come"), size)
+    for round_ in range(20):
+        store.add(f"come {round_}", 1)
+        pg = dist.new_group([0, 1])
+        assert store.add(f"come {round_}", 0) == size
+        assert (pg == dist.GroupMember.NON_GROUP_MEMBER) == (rank == 2)
+
+
 @on_ranks(4)
 def test_subgroups(dist: Any, rank: int, size: int) -> None:
     own, every = dist.new_subgroups(2)
@@ -286,16 +300,29 @@ def test_split_group(dist: Any, rank: int, size: int) -> None:
         again = dist.split_group(pg, [[0], [1]])
         assert again.size() == 1
         dist.send(tensor, 1 - rank, group=pg) if rank else dist.recv(tensor, 1 - rank, group=pg)
-    with pytest.raises(ValueError, match="cannot be None or empty"):
-        dist.split_group(split_ranks=[])
+    other = "nccl" if dist.get_backend() == "host" else "host"
+    for ranks, backend, message in (
+        ([], None, "cannot be None or empty"),
+        ([[0], []], None, "cannot be empty"),
+        ([[0, 1, 2, 3, 3]], None, "less or equal to the world_size"),
+        ([[0, 1, 1]], None, "duplicate ranks"),
+        ([[0, 1]], other, f"Requested backend '{other}' for device"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dist.split_group(split_ranks=ranks, backend=backend)
 
 
 @pytest.mark.parametrize("flags", [0, 1])
 @on_ranks(3)
 def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
     other = dist.new_group()
+    alone = [dist.new_group([member]) for member in range(size)][rank]
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
+    with pytest.raises(ValueError, match="Cannot shrink a process group with size 1"):
+        dist.shrink_group([0], alone)
+    with pytest.raises(ValueError, match="Invalid shrink_flags value: 7"):
+        dist.shrink_group([1], shrink_flags=7)
     if rank == 1:
         with pytest.raises(RuntimeError, match="in the exclusion list"):
             dist.shrink_group([1])
@@ -303,6 +330,7 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
     for ranks, error, message in (
         ((1,), TypeError, "must be a list"),
         ([], ValueError, "cannot be empty"),
+        (["1"], TypeError, "must be integers"),
         ([9], ValueError, "out of bounds"),
         ([1, 1], ValueError, "Duplicate rank 1"),
         ([0, 1, 2], ValueError, "Cannot exclude all"),
@@ -414,9 +442,10 @@ def test_small_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dist.is_torchelastic_launched()
     assert dist.is_available()
     assert dist.is_backend_available("host")
+    assert dist.BackendConfig(dist.Backend("host")).get_device_backend_map() == {"cpu": "host"}
     assert not dist.is_backend_available("gloo")
-    gone = (dist.is_gloo_available, dist.is_mpi_available, dist.is_ucc_available)
-    assert not any(available() for available in gone)
+    gone = ("gloo", "mpi", "ucc", "xccl")
+    assert not any(getattr(dist, f"is_{name}_available")() for name in gone)
     assert dist.Backend("HOST") == "host"
     with pytest.raises(ValueError, match="string-ish"):
         dist.Backend(3)

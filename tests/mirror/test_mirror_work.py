@@ -268,6 +268,8 @@ def _barriers(dist: Any, rank: int, size: int) -> list[tuple[float, float]]:
     pg = dist.new_group([0, 1])
     if rank < 2:
         dist.monitored_barrier(pg, timedelta(seconds=20))
+        with pytest.warns(UserWarning, match="specify timeout arg as a timedelta"):
+            dist.monitored_barrier(pg, 20.0)
     else:
         with pytest.warns(UserWarning, match="monitored_barrier"):
             dist.monitored_barrier(pg)

@@ -13,7 +13,7 @@ import torch
 from pynccl import _C
 from pynccl.mirror.base.errors import BackendError, BackendTimeoutError
 
-__all__ = ["DeferredWork", "DoneWork", "IllegalWork", "Work"]
+__all__ = ["DeferredWork", "IllegalWork", "Work"]
 
 _NO_TIMEOUT = timedelta(0)
 _SLICE = 0.1  # seconds between two looks for signals
@@ -226,48 +226,6 @@ class DeferredWork(Work):
 
     def __repr__(self) -> str:
         return f"<pynccl.Work {self._operation}, connecting>"
-
-
-class DoneWork(Work):
-    """The Work of something that is done, without tensors.
-
-    Args:
-        name: of it.
-        timeout: the time that it could have taken.
-    """
-
-    def __init__(self, name: str, timeout: timedelta) -> None:
-        self._operation = name
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def exception(self) -> BaseException | None:  # type: ignore[override]
-        return None
-
-    def result(self) -> list[torch.Tensor]:
-        return []
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        future.set_result([])
-        return future
-
-    def source_rank(self) -> int:
-        raise RuntimeError("source_rank() may only be called on work of a recv")
-
-    _source_rank = source_rank
-
-    def __repr__(self) -> str:
-        return f"<pynccl.Work {self._operation}, done>"
 
 
 def _milliseconds(duration: timedelta) -> int:
