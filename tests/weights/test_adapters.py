@@ -74,11 +74,13 @@ def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
     factory.WeightTransferEngineFactory = types.SimpleNamespace(  # type: ignore[attr-defined]
         register_engine=registered.__setitem__
     )
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    vllm.plugin()  # without vLLM there is nothing to register with
     for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.factory", factory)
-    vllm.register()
+    vllm.plugin()
     engine_class = registered["pynccl"]
 
     store = MemoryStore()

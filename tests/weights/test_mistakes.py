@@ -29,6 +29,10 @@ from pynccl.weights import (
     WeightsError,
 )
 from pynccl.weights.broadcast_ring import BroadcastRing
+from pynccl.weights.layout import Layout
+from pynccl.weights.memory import memory_of
+from pynccl.weights.options import Options
+from pynccl.weights.plan import make_plan
 from pynccl.weights.shared_ring import SharedRing
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
@@ -417,6 +421,9 @@ def test_interrupt_of_a_wait(state: str, transport: str) -> None:
         ({"w": Shard(np.zeros(2), (2.5,), (0,))}, r"w: shape: expected integers, got \(2.5,\)"),
         ({"w": Shard(np.zeros(2), (4,), 0)}, "w: start: expected integers, got 0"),  # type: ignore[arg-type]
         ({"w": np.broadcast_to(np.zeros(1), 5)}, "into: w is a read-only array"),
+        ({"w": "text"}, "tensors: expected a tensor, got str"),
+        ({3: np.zeros(2)}, "3: the name of a tensor must be a str"),
+        ({"w" * 5000: np.zeros(2)}, "has 5000 characters, more than 4096"),
     ],
 )
 def test_wrong_tensors_are_errors_of_their_member(tensors: dict[str, Any], text: str) -> None:
@@ -435,6 +442,81 @@ def test_wrong_tensors_are_errors_of_their_member(tensors: dict[str, Any], text:
 def test_wrong_metadata(spec: Spec, text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):
         layout_of_specs({"w": spec})
+
+
+_TWO = layout_of_specs({"w": Spec("float32", (2,))})
+_THREE = layout_of_specs({"w": Spec("float32", (3,))})
+_OTHER = layout_of_specs({"v": Spec("float32", (2,))})
+
+
+@pytest.mark.parametrize(
+    ("senders", "receiver", "order", "text"),
+    [
+        ([_TWO], _OTHER, None, "v: a receiver wants it, and no sender has it"),
+        ([_TWO], None, ["w", "v"], "v: it is in the metadata, and no sender has it"),
+        (
+            [_TWO, _THREE],
+            None,
+            None,
+            r"w: it is float32 of shape \(2,\) .* shape \(3,\) on another",
+        ),
+    ],
+)
+def test_layouts_that_do_not_fit_together(
+    senders: list[Layout], receiver: Layout | None, order: list[str] | None, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        make_plan(senders, [receiver], bucket_bytes=4096, direct_bytes=4096, order=order)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: WeightReceiver("127.0.0.1:1", commit="later"),  # type: ignore[arg-type]
+            ValueError,
+            "commit: 'later' is not one of 'swap', 'copy', 'in_place'",
+        ),
+        (
+            lambda: WeightReceiver("127.0.0.1:1", commit="copy"),
+            ValueError,
+            "commit: 'copy' is for receivers with into",
+        ),
+        (
+            lambda: WeightReceiver("127.0.0.1:1", model(), commit="swap"),
+            ValueError,
+            "commit: 'swap' is for receivers without into",
+        ),
+        (lambda: memory_of("jax", "host", 0), ValueError, "library: 'jax' is neither"),  # type: ignore[arg-type]
+        (lambda: memory_of("numpy", "cuda", 0), ValueError, "NumPy has no memory of GPUs"),
+        (
+            lambda: Options(1, 1, None, None, "shared", False).transport_on("cuda"),
+            ValueError,
+            "transport: 'shared' is for CPUs",
+        ),
+    ],
+)
+def test_wrong_arguments(call: Callable[[], object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "error", "text"),
+    [
+        (model(), {}, ValueError, "metadata: it is for tensors that a function makes"),
+        (3, None, TypeError, "tensors: expected a mapping or a function, got 3"),
+        (lambda _: None, None, ValueError, "metadata: a function that makes tensors needs it"),
+    ],
+)
+def test_wrong_sources(
+    tensors: Any,  # noqa: ANN401
+    metadata: dict[str, Spec] | None,
+    error: type[Exception],
+    text: str,
+) -> None:
+    with WeightSender("127.0.0.1:0") as sender, pytest.raises(error, match=text):
+        sender.send(tensors, metadata=metadata)
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e30, -1])

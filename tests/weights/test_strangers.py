@@ -146,6 +146,16 @@ def test_sources_of_keys(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not list(tmp_path.glob("*.key"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_files_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(KEY)
+    path.chmod(0o600)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        WeightSender("127.0.0.1:0", key=path)
+
+
 def test_files_that_others_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "key"
     path.write_text(KEY)
