@@ -37,8 +37,6 @@ def load(path: str) -> list[ProcessTrace]:
         value = json.loads(content)
         if isinstance(value, list) or "traceEvents" in value:
             return chrome.load(path)
-    except ReplayError:
-        raise
     except recording.RecordingError:
         raise ReplayError(f"{path}: this is not {_FORMATS}") from None
     except (json.JSONDecodeError, RecursionError) as error:

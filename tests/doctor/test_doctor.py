@@ -132,6 +132,7 @@ def test_variables() -> None:
         HOSTNCCL_STRIKT="1",
         HOSTNCCL_STRICT="1",
         PYNCCL_TIMEOUT="5",
+        PYNCCL_BENCH_SECONDS="5",
         RANK="0",
     )
     code, found, _ = _run(env)
@@ -147,6 +148,7 @@ def test_variables() -> None:
     assert "TORCH_NCCL_BLOCKING_WAIT" in said["NCCL_BLOCKING_WAIT"]["text"]
     assert "refuses what NCCL leaves undefined" in said["HOSTNCCL_STRICT"]["text"]
     assert "time limit of an operation" in said["PYNCCL_TIMEOUT"]["text"]
+    assert said["PYNCCL_BENCH_SECONDS"]["text"].endswith(" - of pynccl's own tests")
     assert "what NCCL prints" in said["NCCL_DEBUG"]["text"]
     assert len(_problems(found)) == 2
     assert any(

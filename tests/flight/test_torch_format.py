@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pynccl import cli
+from pynccl.flight.dump import DumpError
 from pynccl.flight.torch_format import convert
 from tests.support.flight_dumps import communicator, dump, dump_json, record, run_torch
 
@@ -108,3 +109,8 @@ def test_processes_without_a_rank_have_that_of_the_largest_communicator() -> Non
 def test_ranks_of_one_process_are_as_many_processes() -> None:
     contents = convert([dump(None, communicator(0, 2, _ALL), communicator(1, 2, []))])
     assert [len(content["entries"]) for content in contents.values()] == [len(_ALL), 0]
+
+
+def test_dumps_without_communicators_are_refused() -> None:
+    with pytest.raises(DumpError, match="there is no communicator in these files"):
+        convert([dump(0), dump(1)])

@@ -8,12 +8,14 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pynccl import lab, nccl
+from pynccl.lab import algorithms, plots
 from pynccl.lab.arrays import Library
 from pynccl.lab.sizes import parse_size, size_text
 from pynccl.progress import Progress
@@ -80,9 +82,14 @@ def test_more_ranks_than_there_are(comm: nccl.Communicator) -> None:
     [
         (lambda: lab.Sleep(0), "seconds: 0 is not above 0"),
         (lambda: lab.Spin(-1.0), "seconds: -1.0 is not above 0"),
+        (lambda: lab.Setting(ctas="all").config(), "ctas: 'all' is not default, a number or"),
+        (lambda: lab.Setting(policy="all").config(), "policy: 'all' is not one of"),
+        (lambda: plots.draw_exposed(Path("none.png"), []), "rows: there are none"),
+        (lambda: plots.draw_lanes(Path("none.png"), []), "rows: there are none"),
+        (lambda: algorithms.draw(Path("none.png"), []), "measured: there is nothing to draw"),
     ],
 )
-def test_lengths(make: Callable[[], object], text: str) -> None:
+def test_values(make: Callable[[], object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
 

@@ -137,3 +137,12 @@ def test_wrong_arguments(words: list[str], text: str, capsys: Capture) -> None:
         command.main([*words, "--provider", "host"])
     assert ended.value.code == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_sweep_under_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(SystemExit) as ended:
+        command.main(["sweep", "--provider", "host"])
+    assert ended.value.code == 2
+    assert "sweep launches its ranks itself; run it without torchrun" in capsys.readouterr().err

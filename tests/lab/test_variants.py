@@ -32,6 +32,19 @@ def test_messages_have_no_algorithms(collective: str) -> None:
         variants("cuda", collective, ["ring"], ["default"], ["default"])
 
 
+@pytest.mark.parametrize(
+    ("provider", "algorithm", "ctas", "text"),
+    [
+        ("cuda", "default", "many", "ctas: 'many' is neither default nor a number"),
+        ("host", "ring", "default", "algorithms: 'ring' is not a path of hostnccl"),
+        ("host", "default", "4", "protocols, ctas: hostnccl has neither"),
+    ],
+)
+def test_choices_that_are_not_there(provider: str, algorithm: str, ctas: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        variants(provider, "all_reduce", [algorithm], ["default"], [ctas])
+
+
 def test_environment() -> None:
     way = Variant("tree", "ll128")
     assert environment(way, "all_reduce", _OLD) == {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll128"}
@@ -53,6 +66,7 @@ def test_environment() -> None:
         ("ring,tree", _NAMED, None),
         ("ring;allreduce:tree", _NAMED, None),
         ("allreduce:tree;Broadcast:ring", _NAMED, "all_gather"),
+        ("allreduce:tree;broadcast:ring;allgather:ring", _NAMED, None),
     ],
 )
 def test_warning(text: str, version: tuple[int, int, int], missing: str | None) -> None:
@@ -82,8 +96,11 @@ def test_what_hostnccl_chooses() -> None:
     parameters = {**nccl.params("host"), "HOSTNCCL_CMA": "TRUE"}
     parameters["HOSTNCCL_DIRECT_BYTES"] = "1000"
     parameters["HOSTNCCL_DIRECT_REDUCTION_BYTES"] = "4000"
+    parameters["HOSTNCCL_DIRECT_ROOTED_BYTES"] = "2000"
     assert chosen_on_host("all_reduce", 3999, 2, parameters) == "staged"
     assert chosen_on_host("all_reduce", 4000, 2, parameters) == "direct"
+    assert chosen_on_host("broadcast", 1999, 2, parameters) == "staged"
+    assert chosen_on_host("broadcast", 2000, 2, parameters) == "direct"
     assert chosen_on_host("all_gather", 1999, 2, parameters) == "staged"
     assert chosen_on_host("all_gather", 2000, 2, parameters) == "direct"
     parameters["HOSTNCCL_CMA"] = "FALSE"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pynccl import cli
-from pynccl.replay import load
+from pynccl.replay import ReplayError, load, replay
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -181,6 +181,11 @@ def test_wrong_arguments(
 ) -> None:
     assert cli.main(["replay", *arguments, *files]) == 2
     assert capsys.readouterr().err == f"pynccl replay: {says}\n"
+
+
+def test_a_wrong_speed() -> None:
+    with pytest.raises(ReplayError, match="speed: 'slow' is neither 'max' nor 'recorded'"):
+        replay([], speed="slow")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

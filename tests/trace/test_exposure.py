@@ -10,7 +10,7 @@ import pytest
 
 from pynccl import cli
 from pynccl.trace import chrome
-from pynccl.trace.bandwidth import operation_bandwidths, operation_bytes
+from pynccl.trace.bandwidth import bandwidth, operation_bandwidths, operation_bytes
 from pynccl.trace.exposure import RANGES, WAITS, exposed
 from pynccl.trace.merge import merge
 from pynccl.trace.summary import summarise
@@ -161,6 +161,15 @@ def test_sizes_are_those_of_nccl_tests() -> None:
         builder.operation(kind, sendbytes=sendbytes, recvbytes=recvbytes)
     sizes = [operation_bytes(one, 4) for one in builder.trace.operations]
     assert sizes == [8, 32, 32, 32, 32, 8]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nranks", "text"),
+    [(1.0, 0, "nranks: 0 is below 1"), (0.0, 2, r"seconds: 0\.0 is not above 0")],
+)
+def test_bandwidths_of_wrong_numbers(seconds: float, nranks: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        bandwidth("all_reduce", 8, seconds, nranks)
 
 
 def test_the_operations_of_a_group_share_its_time() -> None:
