@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -315,6 +316,71 @@ def test_a_struct_of_a_wrong_magic_is_refused() -> None:
     config.magic = 1
     with pytest.raises(NcclInvalidArgumentError, match="NCCL_CONFIG_INITIALIZER"):
         lib.ncclCommInitRankConfig(1, lib.ncclGetUniqueId(), 0, config)
+
+
+def _of_size(struct: Any, size: int) -> Any:  # noqa: ANN401 - any struct of nccl.h
+    struct.size = size
+    return struct
+
+
+def _requirements(alignment: int) -> tuple[raw.ncclDevCommRequirements_t, object]:
+    """Requirements with one resource of an alignment, and what they refer to."""
+    resource, handle = raw.ncclDevResourceRequirements_t(), ctypes.c_uint32()
+    resource.bufferSize, resource.bufferAlign = 64, alignment
+    resource.outBufferHandle = ctypes.addressof(handle)
+    requirements = raw.ncclDevCommRequirements_t()
+    requirements.resourceRequirementsList = resource.address()
+    return requirements, (resource, handle)
+
+
+def test_hostnccl_refuses_wrong_arguments() -> None:
+    lib = raw.load("host")
+    comm, other = (lib.ncclCommInitRank(1, lib.ncclGetUniqueId(), 0) for _ in range(2))
+    memory, dtype = lib.ncclMemAlloc(8192), raw.ncclFloat32
+    symmetric = raw.NCCL_WIN_COLL_SYMMETRIC
+    window, foreign = (
+        lib.ncclCommWindowRegister(c, memory, 4096, symmetric) for c in (comm, other)
+    )
+    beside = memory + 64
+    unaligned, _kept = _requirements(alignment=3)
+
+    def put(win: int, offset: int = 0) -> object:
+        return lib.ncclPutSignal(memory, 2, dtype, 0, win, offset, 0, 0, 0, comm, 0)
+
+    def sum_up(count: int, stream: int) -> object:
+        return lib.ncclAllReduce(memory, memory, count, dtype, raw.ncclSum, comm, stream)
+
+    for text, call in {
+        "ncclAlltoAll does not work in place": lambda: lib.ncclAlltoAll(
+            memory, memory, 1, dtype, comm, 0
+        ),
+        "count=4611686018427387904 x float32 for 1 ranks exceeds": lambda: sum_up(2**62, 0),
+        "stream=0x3039 is not a stream of hostnccl": lambda: sum_up(1, 12345),
+        "is not a window, or was deregistered": lambda: put(memory),
+        "is a window of another communicator": lambda: put(foreign),
+        "peerWinOffset=4092 with count=2 x float32 does not fit": lambda: put(window, 4092),
+        r"signalDescs\[0\].opCnt=0 is below 1": lambda: lib.ncclWaitSignal(
+            1, [raw.ncclWaitSignalDesc_t(opCnt=0, peer=0)], comm, 0
+        ),
+        "winFlags=0x5: NCCL_WIN_COLL_SYMMETRIC cannot be combined": lambda: (
+            lib.ncclCommWindowRegister(comm, beside, 64, symmetric | raw.NCCL_WIN_GIN_ONLY)
+        ),
+        "props->size=8 is below 40": lambda: lib.ncclCommQueryProperties(
+            comm, _of_size(raw.ncclCommProperties_t(), 8)
+        ),
+        "bufferAlign=3 is not a power of two": lambda: lib.ncclDevCommCreate(comm, unaligned),
+        "was not allocated by ncclMemAlloc": lambda: lib.ncclMemFree(beside),
+        "size=9223372036854775808 exceeds": lambda: lib.ncclMemAlloc(2**63),
+        "multimem.mcBasePtr": lambda: lib.ncclGetMultimemDevicePointer(
+            window, 0, raw.ncclMultimemHandle_t()
+        ),
+    }.items():
+        with pytest.raises(NcclInvalidArgumentError, match=text):
+            call()
+    for owner, win in ((comm, window), (other, foreign)):
+        lib.ncclCommWindowDeregister(owner, win)
+        lib.ncclCommDestroy(owner)
+    lib.ncclMemFree(memory)
 
 
 def test_load(tmp_path: Path) -> None:
