@@ -5,17 +5,21 @@ results have the same bits on all ranks, in every run.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pynccl import nccl
 from tests.support import collectives, dtypes, gpu
 from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
+from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.tier import FULL
 
@@ -165,3 +169,59 @@ def test_reading_of_other_processes(launch: Launcher, collective: str, reading: 
 def test_code_for_older_cpus(launch: Launcher, collective: str, isa: str) -> None:
     """Hostnccl with the kernels of other CPUs: the same bits."""
     launch(2, _run_small, collective, env={"HOSTNCCL_ISA": isa})
+
+
+_MESSAGES = """
+#include <stddef.h>
+struct Call { int receives; int peer; size_t count; char* address; } calls[16];
+int made;
+static int note(int receives, void* address, size_t count, int peer) {
+  calls[made++] = (struct Call){receives, peer, count, address};
+  return 0;
+}
+int ncclGroupStart(void) { return 0; }
+int ncclGroupEnd(void) { return 0; }
+int ncclSend(void* from, size_t count, int type, int peer) { return note(0, from, count, peer); }
+int ncclRecv(void* to, size_t count, int type, int peer) { return note(1, to, count, peer); }
+"""
+
+
+class _Message(ctypes.Structure):
+    _fields_ = [
+        ("receives", ctypes.c_int),
+        ("peer", ctypes.c_int),
+        ("count", ctypes.c_size_t),
+        ("address", ctypes.c_size_t),
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_messages_of_an_nccl_without_the_collective(tmp_path: Path, rank: int) -> None:
+    """Before 2.28 all_to_all, gather and scatter are groups of sends and receives of blocks."""
+    path = compile_nccl(tmp_path, 22304, _MESSAGES, with_communicators=True)
+    library = ctypes.CDLL(path)
+    made = ctypes.c_int.in_dll(library, "made")
+    calls = (_Message * 16).in_dll(library, "calls")
+    whole, other, one = (np.zeros(n, np.int32) for n in (6, 6, 2))
+
+    def messages() -> list[tuple[bool, int, int, int]]:
+        count, made.value = made.value, 0
+        starts = [array.ctypes.data for array in (whole, other, one)]
+        found = []
+        for call in calls[:count]:
+            base = max(start for start in starts if start <= call.address)
+            found.append((bool(call.receives), call.peer, call.count, call.address - base))
+        return found
+
+    with nccl.Communicator(3, bytes(128), rank, provider=path) as comm:
+        comm.all_to_all(whole, out=other)
+        every = [(receives, peer, 2, 8 * peer) for peer in range(3) for receives in (False, True)]
+        assert messages() == every
+        comm.gather(one, 0, out=whole if rank == 0 else None)
+        received = [(True, peer, 2, 8 * peer) for peer in range(3)] if rank == 0 else []
+        assert messages() == [(False, 0, 2, 0), *received]
+        comm.scatter(whole if rank == 0 else None, 0, out=one)
+        sent = [(False, peer, 2, 8 * peer) for peer in range(3)] if rank == 0 else []
+        assert messages() == [*sent, (True, 0, 2, 0)]
+        with pytest.raises(ValueError, match=r"float8_e4m3fn needs NCCL 2\.24\.0, the loaded"):
+            comm.all_reduce(one.ctypes.data, dtype="float8_e4m3fn", count=1)

@@ -22,6 +22,24 @@ from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 
+def test_a_graph_prints_its_state() -> None:
+    stream = nccl.Stream("host")
+    graph, texts = nccl.capture(stream), []
+    texts.append(repr(graph))
+    with graph:
+        texts.append(repr(graph))
+        stream.launch(lambda: None)
+    texts.append(repr(graph))
+    graph.close()
+    texts.append(repr(graph))
+    failed = nccl.capture(stream)
+    with contextlib.suppress(nccl.DriverError), failed:
+        stream.synchronize()
+    texts.append(repr(failed))
+    states = ("new", "being captured", "of 1 node", "closed", "failed")
+    assert texts == [f"<pynccl.nccl.Graph {state}>" for state in states]
+
+
 @on_ranks(1)
 def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     stream, other, third = (rank.stream() for _ in range(3))

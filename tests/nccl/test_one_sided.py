@@ -472,5 +472,9 @@ def test_an_nccl_that_gives_no_window(tmp_path: Path) -> None:
             assert window.handle == 0
             with pytest.raises(ValueError, match="window: NCCL cannot share this memory"):
                 comm.put_signal(buffer, 0, window)
+            for name in ("signal", "context"):
+                text = f"{name}: 1 needs NCCL 2.31.0, the loaded one is 2.29.0 and has only 0"
+                with pytest.raises(ValueError, match=text):
+                    comm.put_signal(buffer, 0, window, **{name: 1})
         with pytest.raises(ValueError, match=r"gin_only: needs NCCL 2.32.0, .* 2.29.0"):
             comm.register_window(buffer, gin_only=True)

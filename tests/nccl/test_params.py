@@ -86,6 +86,7 @@ def test_they_are_a_mapping(library: raw.Library) -> None:
     with pytest.raises(TypeError):
         params["A"] = "1"  # type: ignore[index]
     assert repr(params).startswith(f"<pynccl.nccl.Params of {library.path}: {{")
+    assert repr(params.param(key)) == f"<pynccl.nccl.Param {key}={params[key]}>"
 
 
 def test_every_type_is_kept(library: raw.Library) -> None:

@@ -57,6 +57,8 @@ def _one_process(rank: Rank) -> None:
         assert sum(stats.total for stats in after) == _resident() < 64 * 4096
         for stats in before + after:
             assert stats.suspendable + stats.persistent == stats.total
+            numbers = f"persistent={stats.persistent}, total={stats.total}"
+            assert f"{numbers}, suspended={stats.suspended})" in repr(stats)
         with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
             comms[0].all_reduce(np.ones(1))
         with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):

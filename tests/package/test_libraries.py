@@ -239,6 +239,18 @@ def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
     assert "is a library for host memory" in second
 
 
+def test_a_process_has_one_nccl() -> None:
+    code = (
+        "from pynccl import errors, libraries as l\n"
+        "try: l.locate('cuda')\n"
+        "except errors.LibraryNotFoundError as error: print(error)"
+    )
+    preload = str(libraries.hostnccl_preload())
+    printed = _python(code, LD_PRELOAD=preload, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+    assert printed.startswith("PYNCCL_NCCL_LIBRARY is /nowhere/libnccl.so.2, but ")
+    assert printed.endswith("a process cannot use two NCCLs")
+
+
 def test_symbols_stay_local() -> None:
     """Loading the provider does not offer ncclGetVersion to the rest of the process."""
     code = (
