@@ -20,9 +20,11 @@
 // Order. Stores of copy(), put() and the caller are visible to a peer after signal() or the
 // barrier's arrive(), which release them, and wait(), which acquires them. Nothing else orders.
 //
-// Failure. Functions that wait return false if the wait cannot end any more: the communicator was
-// aborted, or on CPUs has failed. The memory has no defined content then, and the kernel should
-// return.
+// Failure. On CPUs functions that wait return false if the wait cannot end any more: the
+// communicator was aborted or has failed. The memory has no defined content then, and the kernel
+// should return. On GPUs a kernel does not see an abort, since NCCL gives the device communicators
+// of programs no abort flag: wait() and barriers end only with their signal. wait_for() has a limit
+// on both sides.
 #pragma once
 
 #if defined(__CUDACC__)

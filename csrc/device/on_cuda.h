@@ -103,6 +103,8 @@ __device__ inline bool reached(const T* word, T least) {
   return value - least <= T(-1) / 2;
 }
 
+// The flag is that of NCCL's own kernels. Device communicators of programs have had none so far
+// (NCCL 2.28 to 2.32).
 __device__ inline bool aborted(const ncclDevComm& comm) {
 #if NCCL_VERSION_CODE >= 22907
   return comm.abortFlag != nullptr &&
@@ -251,8 +253,8 @@ template <typename T>
 
 // A barrier of the LSA team: ncclLsaBarrierSession. arrive() releases, wait() acquires, and both
 // are called in turns. `index` counts the barriers of the device communicator; blocks with the same
-// index on all ranks meet. One session at a time uses a barrier. NCCL's barrier ends when the
-// communicator is aborted and does not report it.
+// index on all ranks meet. One session at a time uses a barrier. wait() and sync() end when all
+// ranks have arrived, and do not see that the communicator was aborted.
 class LsaBarrier {
  public:
   __device__ LsaBarrier(const Block&, const ncclDevComm& comm, int index)
