@@ -56,6 +56,31 @@ def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
     return values
 
 
+def _work_before_a_barrier(rank: Rank, folder: str) -> None:
+    """Nothing has been communicated on the GPU."""
+    import torch
+
+    import pynccl
+
+    torch.cuda.set_device(rank.device)
+    pynccl.init_process_group(
+        "cpu:host,cuda:nccl",
+        init_method=f"file://{folder}/store",
+        world_size=rank.nranks,
+        rank=rank.rank,
+    )
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        library.busy(0.5, stream.cuda_stream, torch.cuda.current_device())
+        pynccl.barrier()
+    assert stream.query()
+    pynccl.destroy_process_group()
+
+
+def test_a_barrier_waits_for_the_gpu(launch: Launcher, tmp_path: Path) -> None:
+    launch(2, _work_before_a_barrier, str(tmp_path), provider="cuda")
+
+
 def _default_stream_of_another_device(rank: Rank) -> None:
     import torch
 

@@ -34,6 +34,8 @@ def barrier(
         timeout: of a synchronous call; None is the group's own.
     """
     tensor = torch.zeros(1, dtype=torch.uint8, device=_device(group, device_ids))
+    if not async_op and not tensor.is_cuda:
+        _wait_for_gpu(group)
     calls = [Call("all_reduce", tensor, op=RedOp.SUM)]
     work = group.issue(
         OperationRecord("barrier", tensor, calls, [tensor], async_op or timeout is not None)
@@ -57,6 +59,12 @@ def _device(group: BaseGroup, device_ids: list[int] | None) -> torch.device:
     if group.bound_device_id is not None:
         return group.bound_device_id
     return torch.device(group.object_device)
+
+
+def _wait_for_gpu(group: BaseGroup) -> None:
+    """Wait for the current stream, as a barrier on the GPU would: one on CPUs does not."""
+    if "cuda" in group.config.device_backend_map and torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
 
 
 def monitored_barrier(
