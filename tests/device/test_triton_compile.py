@@ -5,6 +5,7 @@ version only.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.support.commands import run_command
 
 pytest.importorskip("triton")
 
+from pynccl.device import triton as peers
 from pynccl.device.triton import nccl
 from pynccl.errors import LibraryNotFoundError
 
@@ -95,6 +97,19 @@ def test_kernels_compile(tmp_path: Path) -> None:
     done = run_command(command, _HERE, env, timeout=300, popen=warm.Popen)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"compiled {len(libraries)}\n"
+
+
+def test_defaults_are_no_plain_texts() -> None:
+    """Triton 3.6, the one of torch 2.11, makes numbers constants, and refuses a str."""
+    checked = 0
+    for name in peers.__all__:
+        function = getattr(getattr(peers, name), "fn", None)
+        for parameter in inspect.signature(function).parameters.values() if function else ():
+            if parameter.default is parameter.empty or "constexpr" not in str(parameter.annotation):
+                continue
+            assert not isinstance(parameter.default, str), (name, parameter)
+            checked += 1
+    assert checked
 
 
 def _install(folder: Path, version: str, *, header: bool = True, shared: bool = False) -> Path:

@@ -52,6 +52,7 @@ _ATOMIC_LOAD: tl.constexpr = tl.constexpr(
     hasattr(tl, "atomic_load") and not triton.knobs.runtime.interpret
 )
 _WORD: tl.constexpr = tl.constexpr(tl.int64)
+_ADD: tl.constexpr = tl.constexpr("add")  # of signal(): Triton 3.6 takes no plain str as a default
 
 if _INTERPRETED.value:
     interpreter.install()
@@ -164,7 +165,7 @@ def store(pointers, peer, offsets, value, dtype: tl.constexpr, mask=None):
 
 
 @triton.jit
-def signal(signals, peer, index=0, value=1, op: tl.constexpr = "add"):
+def signal(signals, peer, index=0, value=1, op: tl.constexpr = _ADD):
     """Signal a peer, with release semantics: it then sees all that this program has stored before.
 
     Args:
