@@ -452,7 +452,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   State changed_ = State::kOpen;                     // by finish_change()
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
-  std::atomic<bool> failure_noted_ = false;
+  std::atomic<bool> failure_noted_ = false, failure_dumped_ = false;
   std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it
   std::atomic<bool> finalized_ = false;                 // ncclCommFinalize was called
   std::atomic<bool> was_ready_ = false;                 // of a non-blocking one: it has been made

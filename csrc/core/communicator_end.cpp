@@ -287,7 +287,6 @@ bool Communicator::expire(const Deadlines::Late& late) noexcept {
     const auto noted = note_expiry(late, {text, answer.missing});
     if (!noted) return true;
     const NcclFailure& failure = *noted;
-    note_failure(failure.code, failure.what());
     const TimeoutPolicy policy = this->policy();
     if (policy.abort)
       abort_process(std::string("pynccl: ") + failure.what() +
@@ -312,12 +311,17 @@ bool Communicator::expire(const Deadlines::Late& late) noexcept {
 // was late has returned.
 std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late,
                                                      Inquiry::Answer text) {
-  const ForkLock fork_lock;
   {
-    const std::lock_guard lock(mutex_);
-    expiry_ = std::move(text);
+    const ForkLock fork_lock;
+    {
+      const std::lock_guard lock(mutex_);
+      expiry_ = std::move(text);
+    }
+    if (!deadlines_->expire(late)) return std::nullopt;
   }
-  if (!deadlines_->expire(late)) return std::nullopt;
+  NcclFailure failure = expiry(late.what);
+  note_failure(failure.code, failure.what());  // a process may end as soon as a wait raises
+  const ForkLock fork_lock;
   expired_.store(true, std::memory_order_release);
   State open = State::kOpen;  // nothing is issued any more
   if (!state_.compare_exchange_strong(open, State::kExpired) && open == State::kUnready)
@@ -326,7 +330,6 @@ std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late
   if (!library_->tells_failed_work())  // there the call of an operation only enqueues it
     poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });
   const Deadlines::Unfinished unfinished = deadlines_->unfinished();
-  NcclFailure failure = expiry(late.what);
   FailedStreams::add(
       unfinished.streams, unfinished.since,
       [failure, communicator = weak_from_this(), function = late.what](const std::string& cause) {

@@ -7,6 +7,7 @@
 #include "core/flight_dump.h"
 #include "core/interrupt.h"
 #include "core/monitor.h"
+#include "core/poll.h"
 #include "core/run_within.h"
 #include "core/trace.h"
 
@@ -93,15 +94,21 @@ void Communicator::throw_operation_failed(ncclResult_t result, const char* funct
   throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
 }
 
-// Once: what fails afterwards follows from the first failure.
+// Once: what fails afterwards follows from the first failure. Other threads wait until the dump is
+// written: the process may end when they throw.
 void Communicator::note_failure(ncclResult_t result, const std::string& text) noexcept {
-  if (!ends_communicator(result) || closed() || failure_noted_.exchange(true)) return;
+  if (!ends_communicator(result) || closed()) return;
+  if (failure_noted_.exchange(true)) {
+    poll_until(kDumpSeconds, [this] { return failure_dumped_.load(std::memory_order_acquire); });
+    return;
+  }
   try {
     deadlines_->recorder().set_failure(text);
     if (FlightDump::default_path())  // a file system may not answer
       run_within(kDumpSeconds, [text] { FlightDump::write_default(text); });
   } catch (const std::exception&) {  // the failure is more important
   }
+  failure_dumped_.store(true, std::memory_order_release);
 }
 
 void Communicator::note_async_failures() noexcept {

@@ -226,8 +226,7 @@ def _skip_a_call(rank: Rank) -> None:
         stream.synchronize()
         if error := comm.async_error():
             raise error
-    # The monitor writes it while the wait raises, and the process ends with this function.
-    wait_for(f"{os.environ['PYNCCL_FLIGHT_FILE']}{rank.rank}")
+    assert Path(f"{os.environ['PYNCCL_FLIGHT_FILE']}{rank.rank}").exists()
 
 
 def _load_all(folder: Path, nranks: int) -> list[Dump]:
@@ -255,6 +254,31 @@ def test_a_timeout_writes_the_file(launch: Launcher, provider: str, tmp_path: Pa
     output = run_torch(traces, tmp_path)
     assert "Not all ranks joining collective, sequence number: 4" in output
     assert "missing ranks: {1}" in output
+
+
+def _expire(rank: Rank) -> None:
+    os.environ["RANK"] = str(rank.rank)
+    comm, stream, buffer = rank.comm, rank.stream(), rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        comm.abort()
+        return
+    comm.timeout = 0.6
+    comm.all_reduce(buffer, stream=stream)
+    while not comm.expired:
+        pass
+    assert Path(f"{os.environ['PYNCCL_FLIGHT_FILE']}{rank.rank}").exists()
+    rank.set_event("done")
+    comm.abort()
+
+
+@pytest.mark.gpu
+def test_the_file_is_written_before_a_wait_can_raise(launch: Launcher, tmp_path: Path) -> None:
+    """The process may end then."""
+    env = {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_"}
+    launch(2, _expire, provider="cuda", env=env, timeout=60)
 
 
 def _wait_in_the_main_thread(rank: Rank) -> None:
