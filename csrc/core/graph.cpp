@@ -373,13 +373,6 @@ std::shared_ptr<const Graph::Launches> Graph::launches(const Library& library, C
   return graph ? graph->launches_ : nullptr;
 }
 
-bool Graph::captures(const Library& library, CUstream stream) {
-  const std::optional<cuuint64_t> id = capture_id(library, stream);
-  if (!id) return false;
-  const std::lock_guard lock(graphs_mutex);
-  return captured_into(library, *id);
-}
-
 CUstream Graph::redirect(const Library& library, CUstream current) {
   if (capture_id(library, current)) return current;
   const std::lock_guard lock(graphs_mutex);

@@ -75,8 +75,6 @@ class Graph {
   };
   // Of the graph that the stream is captured into by a Graph; else null.
   static std::shared_ptr<const Launches> launches(const Library& library, CUstream stream);
-  // Whether the stream is captured by a Graph.
-  static bool captures(const Library& library, CUstream stream);
   // The stream that this thread captures, where it captures one and current is not captured;
   // otherwise current.
   static CUstream redirect(const Library& library, CUstream current);

@@ -55,6 +55,42 @@ def test_every_collective_in_torchs_graphs(rank: Rank, mode: str) -> None:
         graph.reset()
 
 
+class _OnlyDlpack:
+    def __init__(self, tensor: Any) -> None:  # noqa: ANN401 - torch has no type
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        return self._tensor.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._tensor.__dlpack_device__()
+        return device
+
+
+@on_ranks(2, provider="cuda")
+def test_arrays_with_dlpack_alone_in_torchs_graphs(rank: Rank) -> None:
+    """What keeps them until an operation is done must not look at a captured event."""
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+    array = _OnlyDlpack(x)
+
+    def reduce() -> None:
+        rank.comm.all_reduce(array, stream=torch.cuda.current_stream())
+
+    reduce()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        reduce()
+        reduce()
+    reduce()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert x.tolist() == [2.0**4] * 4
+    graph.reset()
+
+
 def _by_cupy(rank: Rank) -> None:
     import cupy
     import torch

@@ -1,5 +1,6 @@
 #include "python/call/held.h"
 
+#include "core/device.h"
 #include "core/graph.h"
 #include "core/stream.h"
 #include "python/call/gil.h"
@@ -67,7 +68,8 @@ void hold_until_done(Communicator& communicator, CUstream stream, PyObject* obje
   const Library& library = communicator.library();
   if (!object || (library.memory() == Memory::kHost && !stream)) return;
   release_done();
-  if (Graph::any_capture() && Graph::captures(library, stream)) return;
+  const DeviceScope device(library, communicator.device());
+  if (is_capturing(library, stream)) return;  // its event could not be queried
   auto done = std::make_unique<Event>(communicator.shared_library(), communicator.device(), false);
   done->record(stream);
   on_streams().push_back({std::move(done), py::reinterpret_borrow<py::object>(object)});

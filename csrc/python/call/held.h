@@ -24,7 +24,8 @@ void hold_in_capture(const Library& library, CUstream stream,
                      std::initializer_list<PyObject*> objects);
 
 // Keeps an object until what has been enqueued on the stream is done. nullptr is skipped, and a
-// stream that is being captured, where hold_in_capture() does that. Needs the GIL.
+// stream that is being captured: hold_in_capture() does that, and the memory in a graph of another
+// library is that library's concern. Needs the GIL.
 void hold_until_done(Communicator& communicator, CUstream stream, PyObject* object);
 
 }  // namespace pynccl::python
