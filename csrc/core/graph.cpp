@@ -87,11 +87,7 @@ class Graph::Exec {
 
 Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
              CUstreamCaptureMode mode)
-    : library_(std::move(library)),
-      stream_(stream),
-      device_(device),
-      mode_(mode),
-      events_(std::make_shared<EventPool>(library_, device)) {
+    : library_(std::move(library)), stream_(stream), device_(device), mode_(mode) {
   free_retired();
   observe_communicators();
   const std::lock_guard lock(graphs_mutex);
@@ -112,6 +108,8 @@ void Graph::begin() {
       throw std::invalid_argument("graph: it was captured before; make another one");
   }
   const DeviceScope scope(*library_, device_);
+  device_ = scope.device();  // a launch may find another one current
+  events_ = std::make_shared<EventPool>(library_, device_);
   count_capture(+1);  // a DeviceWait that begins from now on is not allowed
   try {
     poll_until(kDeviceWaitSeconds, [] { return device_waits_.load() == 0; });

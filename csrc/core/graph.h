@@ -136,11 +136,11 @@ class Graph {
 
   const std::shared_ptr<Library> library_;
   const CUstream stream_;
-  const int device_;
+  int device_;  // below 0 until the capture begins: the current one
   const CUstreamCaptureMode mode_;
   const std::shared_ptr<Launches> launches_ = std::make_shared<Launches>();
   mutable std::mutex launching_;  // one launch at a time: their order on the device
-  const std::shared_ptr<EventPool> events_;
+  std::shared_ptr<EventPool> events_;
   // Recorded after the last launch; null before the first.
   mutable std::shared_ptr<const PooledEvent> launched_;
   // Guarded by the lock of all graphs:

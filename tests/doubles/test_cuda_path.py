@@ -325,6 +325,27 @@ def test_memory_is_freed_after_a_capture() -> None:
     comm.close()
 
 
+def _launch_with_another_current_device(rank: Rank) -> None:
+    import torch
+
+    with torch.cuda.device(1):
+        comm = nccl.Communicator(1, rank.unique_ids[1], 0, provider="cuda", device=1)
+        side, x = torch.cuda.Stream(), torch.ones(4, device="cuda:1")
+        torch.cuda.synchronize()
+        with nccl.capture(side) as graph:
+            comm.all_reduce(x, stream=side)
+    torch.cuda.set_device(0)
+    for _ in range(2):
+        graph.launch()
+    side.synchronize()
+    graph.close()
+    comm.close()
+
+
+def test_a_graph_of_a_foreign_stream_is_launched_on_its_device(launch: Launcher) -> None:
+    launch(1, _launch_with_another_current_device, provider="cuda", ids=2)
+
+
 def _fails_to_initialize(rank: Rank) -> int:
     """The ranks do not agree on the number of ranks."""
     with library.record() as record, pytest.raises(nccl.NcclError):

@@ -3,6 +3,7 @@
 #include "core/stream.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
+#include "python/convert/integer.h"
 #include "python/convert/stream.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
@@ -26,7 +27,11 @@ struct StreamGraph : Graph {
         given_stream(on) {}
 
   static int device_of(const py::object& on) {
-    return py::isinstance<Stream>(on) ? py::cast<const Stream&>(on).device() : -1;
+    if (py::isinstance<Stream>(on)) return py::cast<const Stream&>(on).device();
+    for (const char* name : {"device_index", "device_id"})  // torch's and CuPy's
+      if (const py::object device = py::getattr(on, name, py::none()); PyLong_Check(device.ptr()))
+        return integer_from_python<int>("stream", device.ptr());
+    return -1;
   }
 
   CUstream target(const py::object& on) const {
