@@ -154,22 +154,24 @@ void Stream::synchronize() const {
   const std::int64_t began = precise_time();
   const auto check = [&](const std::string& cause) { FailedStreams::check(stream, began, cause); };
   const auto wait = [&] {
-    if (waits_with_handlers(*library_))
+    if (waits_with_handlers(*library_)) {
       wait_with_handlers("cuStreamSynchronize", [&] { return is_done(stream); });
-    else
+    } else {
+      const RelaxedMode relaxed(*library_);
       CHECK_IN_CONTEXT(StreamSynchronize, (stream));
+    }
     return true;
   };
   waiting(*library_, wait, check);
 }
 
 bool Stream::is_done(CUstream stream) const {
+  const RelaxedMode relaxed(*library_);
   const auto call = [&](const DriverTable& driver) { return driver.StreamQuery(stream); };
   return was_reached(*library_, in_context(*library_, device_, call), "cuStreamQuery");
 }
 
 bool Stream::query() const {
-  const RelaxedMode relaxed(*library_);
   const CUstream stream = handle();
   const std::int64_t began = precise_time();
   const auto check = [&](const std::string& cause) { FailedStreams::check(stream, began, cause); };
@@ -256,10 +258,12 @@ void Event::synchronize() const {
   trace.of(*this);
   const auto check = [&](const std::string& cause) { check_failed(cause); };
   const auto wait = [&] {
-    if (waits_with_handlers(*library_))
+    if (waits_with_handlers(*library_)) {
       wait_with_handlers("cuEventSynchronize", [&] { return is_done(event); });
-    else
+    } else {
+      const RelaxedMode relaxed(*library_);
       CHECK_IN_CONTEXT(EventSynchronize, (event));
+    }
     return true;
   };
   waiting(*library_, wait, check);
@@ -270,14 +274,12 @@ void Event::check_failed(const std::string& cause) const {
 }
 
 bool Event::done() const {
-  const RelaxedMode relaxed(*library_);
   const CUevent event = handle();
   const auto check = [&](const std::string& cause) { check_failed(cause); };
   return waiting(*library_, [&] { return is_done(event); }, check);
 }
 
 bool Event::query() const {
-  const RelaxedMode relaxed(*library_);
   try {
     return is_done(handle());
   } catch (const WorkFailure&) {
@@ -295,6 +297,7 @@ void Event::make_wait(CUstream stream) const {
 }
 
 bool Event::is_done(CUevent event) const {
+  const RelaxedMode relaxed(*library_);
   const auto call = [&](const DriverTable& driver) { return driver.EventQuery(event); };
   return was_reached(*library_, in_context(*library_, device_, call), "cuEventQuery");
 }

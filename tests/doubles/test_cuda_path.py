@@ -5,12 +5,14 @@ of destruction, memory that is in use, and calls that may not return.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -322,6 +324,39 @@ def test_memory_is_freed_after_a_capture() -> None:
             time.sleep(0.01)
             record.read()
     graph.close()
+    comm.close()
+
+
+@contextlib.contextmanager
+def _captured_by_others() -> Iterator[int]:
+    """A stream that another library captures, in the mode that forbids most."""
+    driver, stream, graph = library.driver(), ctypes.c_uint64(), ctypes.c_uint64()
+    driver("cuStreamCreateWithPriority", ctypes.byref(stream), 1, ctypes.c_int(0))
+    driver("cuStreamBeginCapture_v2", stream.value, 0)
+    yield stream.value
+    driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))
+    driver("cuGraphDestroy", graph.value)
+    driver("cuStreamDestroy_v2", stream.value)
+
+
+def _one_rank() -> nccl.Communicator:
+    return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+
+
+def test_waits_do_not_end_captures() -> None:
+    comm, stream = _one_rank(), nccl.Stream("cuda", device=0)
+    event = nccl.Event("cuda", device=0)
+    event.record(stream)
+
+    def wait() -> None:
+        stream.synchronize()
+        event.synchronize()
+
+    with _captured_by_others():
+        wait()
+        thread = threading.Thread(target=wait)  # waits in the driver
+        thread.start()
+        thread.join()
     comm.close()
 
 
