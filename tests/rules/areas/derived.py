@@ -348,6 +348,10 @@ def shrink_default(rank: Rank) -> list[Any] | None:
     "NCCL_SHRINK_ABORT ends the pending operations of the parent, whose state is success",
     nccl=["pending", "success", "done", "works", "success"],
     ranks=3,
+    host=stricter(
+        ["pending", "success", "error", "works", "success"],
+        "work that was ended fails its stream",
+    ),
 )
 def shrink_abort(rank: Rank) -> list[str] | None:
     comm, child = rank.create(), rank.empty()
@@ -365,11 +369,18 @@ def shrink_abort(rank: Rank) -> list[str] | None:
     return [before, code, rank.cuda.finish(stream), rank.works(child), rank.state(comm)]
 
 
+_GONE = stricter(
+    ["success", "invalidUsage", "done"], "without the excluded ranks the operation never ends"
+)
+
+
 @rule(
     "CommShrink",
     "After NCCL_SHRINK_ABORT the parent still accepts operations",
     nccl=["success", "success", "pending"],
     ranks=3,
+    double=_GONE,
+    host=_GONE,
 )
 def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
     comm, child = rank.create(), rank.empty()

@@ -436,7 +436,19 @@ def resume_waits(rank: Rank) -> str:
     return rank.waits(lambda: rank.nccl.CommResume(comm))
 
 
-@rule("CommSuspend", "A revoked communicator can be suspended", nccl="success", ranks=2)
+_AGREE = stricter(
+    "invalidUsage", "ranks agree on a suspension over the communicator, whose operations have ended"
+)
+
+
+@rule(
+    "CommSuspend",
+    "A revoked communicator can be suspended",
+    nccl="success",
+    ranks=2,
+    double=_AGREE,
+    host=_AGREE,
+)
 def suspend_revoked(rank: Rank) -> str:
     comm = rank.create()
     rank.connect(comm)

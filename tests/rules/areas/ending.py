@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.rules.rank import F32, SUM, Rank
-from tests.rules.rule import rule
+from tests.rules.rule import rule, stricter
 
 for _name in ("CommFinalize", "CommDestroy", "CommAbort"):
 
@@ -95,8 +95,17 @@ def _finalized(
 
 _ACCEPTED = ["success", "success"]
 _REFUSED = ["invalidArgument", "success"]
+_LAST = "by its documentation a finalized communicator can only be destroyed"
+_ENDED = stricter(["invalidUsage", "success"], _LAST)
+_ENDED_IN_GROUP = stricter([["success", "invalidUsage", "invalidUsage"], "success"], _LAST)
 _finalized(
-    "operation", "AllReduce", "accepts operations", _ACCEPTED, lambda rank, comm: rank.sum(comm)
+    "operation",
+    "AllReduce",
+    "accepts operations",
+    _ACCEPTED,
+    lambda rank, comm: rank.sum(comm),
+    double=_ENDED,
+    host=_ENDED,
 )
 _finalized(
     "operation_in_group",
@@ -104,6 +113,8 @@ _finalized(
     "accepts operations in a group",
     [["success", "success", "success"], "success"],
     lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
+    double=_ENDED_IN_GROUP,
+    host=_ENDED_IN_GROUP,
 )
 _finalized(
     "operation_works",
@@ -112,6 +123,8 @@ _finalized(
     ["works", "success"],
     lambda rank, comm: rank.works(comm),
     ranks=2,
+    double=_ENDED,
+    host=_ENDED,
 )
 _finalized(
     "split",
@@ -120,6 +133,8 @@ _finalized(
     _ACCEPTED,
     lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
     ranks=2,
+    double=_ENDED,
+    host=_ENDED,
 )
 _finalized(
     "count",
@@ -155,6 +170,8 @@ _finalized(
     "can be suspended",
     _ACCEPTED,
     lambda rank, comm: rank.nccl.CommSuspend(comm, 1),
+    double=_ENDED,
+    host=_ENDED,
 )
 _finalized(
     "memory",

@@ -310,6 +310,10 @@ _unready(
     ["success", "inProgress", False],
     Rank.register,
 )
+_NOT_READY = stricter(
+    _REFUSED,
+    "NCCL's creation stays in progress for good: only an abort ends it, which needs no revoke",
+)
 _unready(
     "revoke",
     "CommRevoke",
@@ -317,6 +321,8 @@ _unready(
     ["inProgress", "inProgress", False],
     lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
     alone=True,
+    double=_NOT_READY,
+    host=_NOT_READY,
 )
 _unready(
     "split",
