@@ -79,7 +79,7 @@ void Communicator::close() {
     return;
   }
   if (!revoked_) {
-    // NCCL 2.24 to 2.30: where ncclCommDestroy returns the error, it leaves this thread in a group.
+    // NCCL from 2.24 on: where ncclCommDestroy returns the error, it leaves this thread in a group.
     const ncclResult_t error = async_error();
     if (!succeeded(error)) {
       const std::string text =

@@ -100,6 +100,8 @@ ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t re
 }
 
 ncclResult_t Call<&Table::ncclGroupStart>::run(const char*) {
+  // 2.18 has one unfinished group for each thread, and a creation is one.
+  if (kNcclVersion < 22400 && Group::of_this_thread().creates()) return ncclInvalidUsage;
   const ncclResult_t result = nccl().ncclGroupStart();
   if (result == ncclSuccess) ++Group::of_this_thread().depth;
   return result;

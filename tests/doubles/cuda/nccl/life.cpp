@@ -124,6 +124,7 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   if (parent && !parent->blocking) parent->child = made;
   if (group.depth > 0) return result;
   group.settle_creations();
+  if (!parent && !blocking) group.created = made;
   if (later) return ncclSuccess;
   if (result == ncclInProgress && waits) {
     wait_while_in_progress(*made);
@@ -140,7 +141,7 @@ std::string derived_key(const CommunicatorRef& parent, const char* how, int numb
 void wait_for_peers(Communicator& communicator) {
   if (!communicator.peers) return;
   communicator.peers->close();
-  if (holds(kWaitForPeers) && !communicator.revoked) communicator.peers->wait();
+  if (holds(kWaitForPeers) && !before_24() && !communicator.revoked) communicator.peers->wait();
 }
 
 // Where finalize was not called, destroy and abort wait as it does (NCCL 2.30.7, init.cc:2849).
@@ -307,7 +308,7 @@ ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
     unready = ncclInvalidArgument;
   if (unready == ncclSuccess && !before_24() && communicator->failed())
     unready = communicator->state();
-  if (unready != ncclSuccess && kNcclVersion < 23100 && holds(kDestroyInGroup)) {
+  if (unready != ncclSuccess && holds(kDestroyInGroup)) {
     if (!before_24()) Call<&Table::ncclGroupStart>::run("ncclGroupStart");
     return before_24() ? ncclInvalidArgument : unready;
   }

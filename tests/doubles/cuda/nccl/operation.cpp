@@ -136,6 +136,11 @@ void Group::fail() {
   nccl().ncclAllReduce(nullptr, nullptr, 0, ncclInt8, ncclSum, nullptr, nullptr);
 }
 
+bool Group::creates() const {
+  const CommunicatorRef last = created.lock();
+  return last && last->state() == ncclInProgress;
+}
+
 // Writes the handle of a child of a non-blocking communicator once the child is ready.
 static void follow(const Group::Creation& creation) {
   creation.parent->followed.fetch_add(1);

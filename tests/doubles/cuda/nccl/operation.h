@@ -57,12 +57,15 @@ struct Group {
   };
   std::vector<Creation> creations;
 
+  std::weak_ptr<Communicator> created;  // the last non-blocking one, outside of a group
+
   std::vector<CommunicatorRef> one_sided;  // that have not set up one-sided operations yet
 
   static Group& of_this_thread();
   ncclResult_t set_up_one_sided();
   ncclResult_t join(bool comm_blocking);  // a creation
   static void fail();                     // the engine's group has failed
+  bool creates() const;                   // the last creation is in progress
   bool begin_progress();  // of the communicators of its operations: whether one is in progress
   void settle_creations();
   void clear();

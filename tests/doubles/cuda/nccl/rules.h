@@ -9,8 +9,8 @@ struct Rule {
   bool otherwise;  // where the variable is not set
 };
 
-// ncclCommDestroy waits for the local peers, in other processes, that have connected to this rank:
-// until they finalize, destroy or abort, or end. After a revocation it does not.
+// From 2.24 on ncclCommDestroy waits for the local peers, in other processes, that have connected
+// to this rank: until they finalize, destroy or abort, or end. After a revocation it does not.
 inline constexpr Rule kWaitForPeers{"NCCL_DOUBLE_WAIT_FOR_PEERS", true};
 // ncclCommFinalize waits for the graphs that have the communicator's operations; so do
 // ncclCommDestroy and ncclCommAbort where neither it nor ncclCommRevoke was called before.
@@ -18,7 +18,7 @@ inline constexpr Rule kWaitForGraphs{"NCCL_DOUBLE_WAIT_FOR_GRAPHS", true};
 // Otherwise they free at once. A graph that is destroyed after that writes to the freed
 // communicator (enqueue.cc:1528): a violation.
 inline constexpr Rule kFreeAtOnce{"NCCL_DOUBLE_FREE_AT_ONCE", true};
-// From 2.24 to 2.30 ncclCommDestroy after an asynchronous error returns inside of a group.
+// From 2.24 on ncclCommDestroy after an asynchronous error returns inside of a group.
 inline constexpr Rule kDestroyInGroup{"NCCL_DOUBLE_DESTROY_IN_GROUP", true};
 // ncclCommAbort and ncclCommDestroy free the communicator, also under a call of another thread: a
 // violation.
