@@ -94,9 +94,9 @@ ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t re
   }
   operation->finish();
   operation->stream()->after_work();
-  const bool continues =
-      operation->communicator()->begin_progress(operation->message(), operation->collective());
-  return continues ? ncclInProgress : result;
+  operation->connect();
+  if (operation->communicator()->begin_progress(operation->message())) return ncclInProgress;
+  return operation->communicator()->wait_connected() ? result : ncclInternalError;
 }
 
 ncclResult_t Call<&Table::ncclGroupStart>::run(const char*) {
@@ -124,7 +124,10 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
   ncclResult_t result = nccl().ncclGroupEnd();
   if (result == ncclSuccess || result == ncclInProgress) {
     for (Operation& operation : group.operations) operation.finish();
-    if (group.begin_progress()) result = ncclInProgress;
+    if (group.begin_progress())
+      result = ncclInProgress;
+    else if (!group.wait_connected())
+      result = ncclInternalError;
     group.operations.clear();
   }
   for (const StreamRef& stream : streams) stream->after_work();

@@ -1,8 +1,9 @@
 #include "nccl/communicator.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <mutex>
+#include <string_view>
 #include <thread>
 
 #include "nccl/rules.h"
@@ -33,7 +34,8 @@ void Communicator::learn() {
   if (nccl().ncclCommCount(engine, &count) != ncclSuccess) return;
   nccl().ncclCommUserRank(engine, &rank);
   nranks = count;
-  if (!key.empty() && holds(kWaitForPeers)) peers = std::make_unique<Peers>(key, nranks, rank);
+  if (!key.empty() && (holds(kWaitForPeers) || holds(kConnect)))
+    peers = std::make_unique<Peers>(key, nranks, rank);
 }
 
 void Communicator::connect(int peer) {
@@ -71,16 +73,45 @@ ncclResult_t Communicator::unready() {
   return kNcclVersion >= 22400 ? ncclInvalidArgument : ncclInvalidUsage;
 }
 
-bool Communicator::connects() {
-  return called && !blocking && !revoked && peers && !peers->all_called() && holds(kInProgress);
+void Communicator::begin_collective() {
+  learn();
+  const char* later = std::getenv("NCCL_RUNTIME_CONNECT");
+  if (!peers || kNcclVersion < 22400 || (later && std::string_view(later) == "0")) return;
+  peers->call();
+  called = true;
 }
 
-bool Communicator::begin_progress(bool messages, bool collectives) {
+void Communicator::begin_message(int peer, bool sends) {
   learn();
-  if (collectives && peers && kNcclVersion >= 22400) {
-    peers->call();
-    called = true;
-  }
+  if (!peers || peer < 0 || peer >= nranks || peer == rank) return;
+  const std::lock_guard lock(mutex);
+  const std::pair message(peer, sends);
+  if (std::find(begun.begin(), begun.end(), message) != begun.end()) return;
+  begun.push_back(message);
+  peers->message(peer, sends);
+  unanswered.push_back(message);
+}
+
+bool Communicator::connects() {
+  if (revoked || aborted || !peers) return false;
+  const bool waits = holds(kConnect);
+  const bool collectives = called && (waits || (!blocking && holds(kInProgress)));
+  if (collectives && !peers->all_called()) return true;
+  if (!waits) return false;
+  const std::lock_guard lock(mutex);
+  std::erase_if(unanswered, [this](const auto& message) {
+    return peers->answered(message.first, message.second);
+  });
+  return !unanswered.empty();
+}
+
+bool Communicator::wait_connected() {
+  if (!blocking || !holds(kConnect)) return true;
+  while (connects()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return !revoked && !aborted;
+}
+
+bool Communicator::begin_progress(bool messages) {
   if (blocking || nranks < 2 || !holds(kInProgress)) return false;
   const bool first_messages = messages && !had_messages;
   had_messages = had_messages || messages;

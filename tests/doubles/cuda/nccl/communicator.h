@@ -4,7 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "driver/stream.h"
 #include "nccl/peers.h"
@@ -34,25 +37,33 @@ struct Communicator {
   std::atomic<ncclResult_t> refused{ncclSuccess};
   // Of a non-blocking communicator: an operation is in progress until the state is asked for.
   std::atomic<bool> issuing{false};
-  std::atomic<bool> stuck{false};     // in progress for good, after a group with non-blocking ones
-  std::atomic<bool> called{false};    // a collective
-  bool had_messages = false;          // a group with messages has ended
-  std::atomic<int> followed{0};       // children whose handles are still to be written
-  std::weak_ptr<Communicator> child;  // the last one, of a non-blocking communicator
+  std::atomic<bool> stuck{false};   // in progress for good, after a group with non-blocking ones
+  std::atomic<bool> called{false};  // a collective
+  std::mutex mutex;                 // of begun and unanswered
+  std::vector<std::pair<int, bool>> begun;       // messages: peers, and whether it sends
+  std::vector<std::pair<int, bool>> unanswered;  // those of them that connect
+  bool had_messages = false;                     // a group with messages has ended
+  std::atomic<int> followed{0};                  // children whose handles are still to be written
+  std::weak_ptr<Communicator> child;             // the last one, of a non-blocking communicator
   std::chrono::steady_clock::time_point child_ready{};
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
   // Its number and rank from the engine, once that knows them.
   void learn();
   void connect(int peer);
+  // Notes the first collective, or the first message to or from a peer in a direction.
+  void begin_collective();
+  void begin_message(int peer, bool sends);
   ncclResult_t state() const;  // the engine's
   bool failed() const;         // has an asynchronous error, as the engine sees it
   bool busy();  // non-blocking: an operation, or the making of a child, is in progress
   // Non-blocking: an error of a refused call, or that another one is in progress; else success.
   ncclResult_t unready();
-  // After operations of these kinds: whether they are in progress.
-  bool begin_progress(bool messages, bool collectives);
-  bool connects();  // the first collective does, until all ranks have called theirs
+  // After operations, with messages or without: whether they are in progress.
+  bool begin_progress(bool messages);
+  bool connects();  // first operations do, until the other ranks have called theirs
+  // A blocking one waits while it connects. False where it was aborted or revoked meanwhile.
+  bool wait_connected();
   // Notes that a call was refused, and returns its result.
   ncclResult_t refuse(ncclResult_t result);
   void wait_for_streams() const;

@@ -215,11 +215,14 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
                       [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, count, id, i); });
     return result;
   }
-  const ncclResult_t result = nccl().ncclCommInitAll(made.data(), count, nullptr);
+  ncclUniqueId id;
+  ncclResult_t result = nccl().ncclGetUniqueId(&id);
+  if (result == ncclSuccess) result = nccl().ncclCommInitAll(made.data(), count, nullptr);
   for (int i = 0; i < count && result == ncclSuccess; ++i) {
     const auto communicator = std::make_shared<Communicator>();
     communicator->engine = made[static_cast<size_t>(i)];
     communicator->device = devices ? devices[i] : i;
+    if (holds(kConnect)) communicator->key = text_of(id);
     communicator->learn();
     publish(communicator);
     comms[i] = communicator->handle();

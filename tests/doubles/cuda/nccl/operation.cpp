@@ -89,9 +89,11 @@ struct Finish {
 Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Arguments& arguments)
     : communicator_(std::move(communicator)), stream_(std::move(stream)) {
   const std::string_view name = arguments.function;
-  message_ = name == "ncclSend" || name == "ncclRecv";
+  sends_ = name == "ncclSend";
+  message_ = sends_ || name == "ncclRecv";
   collective_ = !message_ && !name.ends_with("Signal");
-  communicator_->connect(message_ ? arguments.peer : -1);
+  peer_ = arguments.peer;
+  communicator_->connect(message_ ? peer_ : -1);
   if (capturing(*stream_)) {
     hold_in_capture(*stream_, std::make_shared<Captured>(communicator_));
     return;
@@ -110,6 +112,11 @@ void Operation::finish() {
         finish->run();
       },
       new Finish{communicator_, std::move(use_)});
+}
+
+void Operation::connect() const {
+  if (message_) communicator_->begin_message(peer_, sends_);
+  if (collective_) communicator_->begin_collective();
 }
 
 void Operation::cancel() {
@@ -154,22 +161,27 @@ static void follow(const Group::Creation& creation) {
 }
 
 bool Group::begin_progress() {
-  struct Kinds {
-    bool messages = false, collectives = false;
-  };
-  std::map<Communicator*, Kinds> all;
+  std::map<Communicator*, bool> all;  // whether there are messages
   for (const Operation& operation : operations) {
-    Kinds& kinds = all[operation.communicator().get()];
-    kinds.messages = kinds.messages || operation.message();
-    kinds.collectives = kinds.collectives || operation.collective();
+    operation.connect();
+    bool& messages = all[operation.communicator().get()];
+    messages = messages || operation.message();
   }
   bool continues = false;
-  for (const auto& [communicator, kinds] : all)
-    continues = communicator->begin_progress(kinds.messages, kinds.collectives) || continues;
+  for (const auto& [communicator, messages] : all)
+    continues = communicator->begin_progress(messages) || continues;
   if (continues && kNcclVersion >= 22800)
-    for (const auto& [communicator, kinds] : all)
+    for (const auto& [communicator, messages] : all)
       if (communicator->blocking && communicator->nranks > 1) communicator->stuck = true;
   return continues;
+}
+
+// All ranks of the group have begun to connect: they may wait for each other.
+bool Group::wait_connected() const {
+  bool connected = true;
+  for (const Operation& operation : operations)
+    connected = operation.communicator()->wait_connected() && connected;
+  return connected;
 }
 
 void Group::settle_creations() {

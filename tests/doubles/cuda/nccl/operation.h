@@ -28,7 +28,7 @@ class Operation {
   const CommunicatorRef& communicator() const { return communicator_; }
   const StreamRef& stream() const { return stream_; }
   bool message() const { return message_; }  // a send or a receive
-  bool collective() const { return collective_; }
+  void connect() const;                      // notes that it connects ranks, if it is the first one
   // What is to run after the operation, on its stream: memory is checked, and the kernel of a dead
   // peer spins.
   void finish();
@@ -38,7 +38,9 @@ class Operation {
   CommunicatorRef communicator_;
   StreamRef stream_;
   bool message_;
+  bool sends_;
   bool collective_;
+  int peer_;
   std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 
@@ -67,6 +69,7 @@ struct Group {
   static void fail();                     // the engine's group has failed
   bool creates() const;                   // the last creation is in progress
   bool begin_progress();  // of the communicators of its operations: whether one is in progress
+  bool wait_connected() const;
   void settle_creations();
   void clear();
 };

@@ -35,7 +35,7 @@ Peers::Peers(const std::string& key, int nranks, int rank)
   char name[40];
   std::snprintf(name, sizeof name, "/nccl-double-%016zx", std::hash<std::string>()(key));
   path_ = folder() + name;
-  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (nranks + 4));
+  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (2 * nranks + 4));
   const int file = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
     std::perror(path_.c_str());

@@ -30,16 +30,26 @@ class Peers {
   // Collectives: whether all ranks have called their first one.
   void call() { called(rank_).store(1); }
   bool all_called() const;
+  // Messages: whether the peer has called its side of the first one in this direction.
+  void message(int peer, bool sends) { messages(rank_, peer).fetch_or(sends ? kSent : kReceived); }
+  bool answered(int peer, bool sends) const {
+    return (messages(peer, rank_).load() & (sends ? kReceived : kSent)) != 0;
+  }
 
   const std::string& key() const { return key_; }
 
  private:
+  static constexpr int kSent = 1, kReceived = 2;
+
   std::atomic<int>& pid(int rank) const { return words_[rank]; }
   std::atomic<int>& closed(int rank) const { return words_[nranks_ + rank]; }
   std::atomic<int>& set_up_word(int rank) const { return words_[2 * nranks_ + rank]; }
   std::atomic<int>& called(int rank) const { return words_[3 * nranks_ + rank]; }
   std::atomic<int>& connected(int from, int to) const {
     return words_[4 * nranks_ + from * nranks_ + to];
+  }
+  std::atomic<int>& messages(int from, int to) const {
+    return words_[(4 + nranks_) * nranks_ + from * nranks_ + to];
   }
   bool in_use(int rank) const;
 
