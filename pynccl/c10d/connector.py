@@ -66,6 +66,27 @@ def _device_pool() -> torch.cuda.MemPool:
     return memory.torch_pool()
 
 
+def _exchange_byte(comms: dict[bool, nccl.Communicator], device: torch.device) -> None:
+    """Send a byte in both directions between two ranks.
+
+    NCCL connects a direction in the calls of its first message, each of which waits for the other
+    rank's call. Without this, two ranks that both send before they receive would wait forever.
+
+    Args:
+        comms: the communicators of two ranks, by whether this rank sends.
+        device: of the communicators.
+    """
+    memory = torch.empty(2, dtype=torch.uint8, device=device)
+    stream = nccl.Stream("cuda", device=device.index)
+    with nccl.group():
+        for sends, comm in comms.items():
+            if sends:
+                comm.send(memory[:1], 1 - comm.rank, stream=stream)
+            else:
+                comm.recv(memory[1:], 1 - comm.rank, stream=stream)
+    stream.synchronize()
+
+
 def _provider(device: torch.device) -> str:
     return "host" if device.type == "cpu" else "cuda"
 
@@ -161,9 +182,13 @@ class Connector:
                     sends: self._make(2, unique_id, int(not lower), device)
                     for sends, unique_id in parts.items()
                 }
+            for comm in made.values():
+                self._set_up(comm)
+            if device.type != "cpu":  # hostnccl connects ranks when it makes a communicator
+                _exchange_byte(made, device)
         except nccl.NcclTimeoutError as error:
             raise self._timed_out(error) from error
-        return {sends: self._set_up(comm) for sends, comm in made.items()}
+        return made
 
     def _make(
         self, size: int, unique_id: bytes, rank: int, device: torch.device
