@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from tests.support.in_world import of_ranks
 from tests.support.rank import Rank
 
 
@@ -26,7 +25,7 @@ def run_in_torch(
     options = {"backend": "pynccl", "timeout": timedelta(seconds=30), **init}
     dist.init_process_group(init_method=url, world_size=rank.nranks, rank=rank.rank, **options)
     try:
-        return of_ranks(function)(rank.rank, rank.nranks, *args)
+        return function(rank.rank, rank.nranks, *args)
     finally:
         dist.destroy_process_group()
 
@@ -41,7 +40,7 @@ def run_with_dist(
     """Do the same with a function of the mirror's tests, whose first argument is the module."""
     import torch.distributed as dist
 
-    return run_in_torch(rank, functools.partial(of_ranks(function), dist), url, init, args)
+    return run_in_torch(rank, functools.partial(function, dist), url, init, args)
 
 
 def set_event(name: str) -> None:

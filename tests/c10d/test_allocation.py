@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as torch_dist
 from torch.distributed import ReduceOp
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 SIZES = (2, 4)
 in_both_modes = pytest.mark.parametrize("async_op", [False, True])

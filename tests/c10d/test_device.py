@@ -29,8 +29,8 @@ from tests.c10d import test_messages as messages
 from tests.c10d import test_work as works
 from tests.c10d.in_torch import backend_of, run_on_device, set_event, wait_event
 from tests.c10d.training import Values, batches, make_model, values
-from tests.support.in_world import of_ranks, on_ranks
 from tests.support.launcher import Launcher, Outcome
+from tests.support.ranks import of_ranks, on_ranks
 from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]

@@ -16,9 +16,10 @@ import torch.distributed as dist
 import pynccl
 from pynccl import nccl
 from tests.c10d.in_torch import run_with_dist
-from tests.support.in_world import on_ranks, run_in_world
+from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.overlaps import check_overlaps
+from tests.support.ranks import on_ranks
 
 
 @on_ranks(2)

@@ -19,9 +19,9 @@ from tests.c10d.in_torch import run_in_torch
 from tests.c10d.versions import needs_torch
 from tests.support import warm
 from tests.support.commands import run_command
-from tests.support.in_world import on_ranks
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 

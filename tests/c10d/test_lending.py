@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 _distributed_c10d: Any = pytest.importorskip("torch._C._distributed_c10d")
 

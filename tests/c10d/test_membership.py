@@ -23,9 +23,9 @@ from pynccl import memory, nccl
 from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
 from tests.c10d.versions import VERSION, needs_torch
 from tests.support.handles import exchange_handles
-from tests.support.in_world import on_ranks
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pynccl
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 LARGE = 1_000_003  # elements, far more than any buffer on the way
 

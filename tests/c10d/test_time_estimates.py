@@ -11,7 +11,7 @@ import torch.distributed as dist
 import pynccl.c10d
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 _CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from pynccl import nccl
 from pynccl.trace.exposure import WAITS, exposed
 from tests.c10d.in_torch import set_event, wait_event
 from tests.support.blocking import wait_until_blocked
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 _LATE = 0.2  # seconds
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import pynccl.c10d
 from pynccl import memory
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 

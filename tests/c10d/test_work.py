@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of, set_event, wait_event
 from tests.c10d.versions import needs_torch
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]

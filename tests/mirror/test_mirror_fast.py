@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 pytest.importorskip("torch")

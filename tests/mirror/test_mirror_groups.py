@@ -19,8 +19,9 @@ import torch
 import torch.distributed as torch_dist
 
 from tests.support import gpu
-from tests.support.in_world import on_ranks, run_in_world
+from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 pytest.importorskip("torch")
 

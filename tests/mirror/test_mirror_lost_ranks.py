@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from tests.support.blocking import wait_until_blocked
-from tests.support.in_world import on_ranks
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long

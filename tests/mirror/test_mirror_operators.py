@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 
 def _forms(dist: Any) -> dict[str, list[Any]]:

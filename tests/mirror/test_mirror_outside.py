@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 _NOT_COMPARED = {
     # gloo has none of these, or torch refuses them for it before it looks at the group.

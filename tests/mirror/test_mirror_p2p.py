@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support import gpu
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 LARGE = 1_000_003  # elements, far more than any buffer on the way

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.in_world import on_ranks, run_in_world
+from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 World = Callable[..., list[Any]]

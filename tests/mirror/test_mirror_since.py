@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 

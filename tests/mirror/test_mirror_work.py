@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from tests.support import gpu
-from tests.support.in_world import on_ranks
 from tests.support.rank import wait_for
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 

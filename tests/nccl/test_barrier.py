@@ -15,7 +15,7 @@ from tests.support.ranks import on_ranks
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
-@on_ranks(by="nranks threads")
+@on_ranks(by="threads")
 def test_order(rank: Rank) -> None:
     """The next rank writes into this rank's memory late; after the barrier it is there."""
     comm = rank.comm

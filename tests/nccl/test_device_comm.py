@@ -33,7 +33,7 @@ def _array(address: int, count: int, dtype: str = "int64") -> np.ndarray:
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-@on_ranks(by="nranks threads")
+@on_ranks(by="threads")
 def test_lifecycle(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     with comm.device_comm(lsa_barriers=2, buffers=(64, 4096)) as dc:

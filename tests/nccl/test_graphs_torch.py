@@ -37,7 +37,7 @@ def _warm_up(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize(("nranks", "mode"), [(1, "relaxed"), (2, "thread_local"), (4, "global")])
-@on_ranks(by="nranks", provider="cuda")
+@on_ranks(provider="cuda")
 def test_every_collective_in_torchs_graphs(rank: Rank, mode: str) -> None:
     import torch
 

@@ -33,7 +33,7 @@ def _window(comm: nccl.Communicator, nbytes: int) -> tuple[np.ndarray, nccl.Wind
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-@on_ranks(by="nranks threads")
+@on_ranks(by="threads")
 def test_halo_exchange(rank: Rank) -> None:
     """A halo exchange with both neighbours: the data is there when its signal is."""
     comm = rank.comm

@@ -23,7 +23,7 @@ _PAGE = 4096
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-@on_ranks(by="nranks threads")
+@on_ranks(by="threads")
 def test_views(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     buffer = comm.mem_alloc(2 * _PAGE)
@@ -149,7 +149,7 @@ def test_a_view_is_closed_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-@on_ranks(by="nranks threads")
+@on_ranks(by="threads")
 def test_symmetric_memory(rank: Rank) -> None:
     comm, nranks = rank.comm, rank.nranks
     with comm.symmetric_empty((nranks, 8), "int32") as buffer:

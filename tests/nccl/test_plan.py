@@ -18,7 +18,7 @@ from tests.support.ranks import on_ranks
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
-@on_ranks(by="nranks provider threads")
+@on_ranks(by="provider threads")
 def test_values(rank: Rank) -> None:
     """Collectives and a ring of messages in one plan, with new contents each time."""
     memory, comm, nranks = rank.memory, rank.comm, rank.nranks

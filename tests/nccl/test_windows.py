@@ -25,7 +25,7 @@ _PAGE = 4096
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (3, False)])
-@on_ranks(by="nranks provider threads")
+@on_ranks(by="provider threads")
 def test_lifecycle(rank: Rank) -> None:
     comm = rank.comm
     buffer = comm.mem_alloc((4, _PAGE))

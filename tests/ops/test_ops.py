@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_world import on_ranks
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 torch = pytest.importorskip("torch")

@@ -5,52 +5,60 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+import pytest
 
-    from tests.support.launcher import Launcher, Options
-
-__all__ = ["on_ranks"]
+__all__ = ["of_ranks", "on_ranks"]
 
 
 def on_ranks(
-    nranks: int = 0,
-    *,
+    *sizes: int,
     by: str = "",
-    fresh: bool = False,
-    **options: Unpack[Options],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the test calls the function on every rank of a world, first argument its Rank.
+    fixture: str = "",
+    **options: Any,  # noqa: ANN401
+) -> Callable[[Callable[..., None]], Any]:
+    """Decorator: the test calls the function on every rank of a world.
 
-    The function's other arguments are fixtures or parameters of the test, and must be picklable.
+    The first parameters of the function are ``rank``, its Rank; or ``(dist, rank, size)``, with the
+    mirror initialized; or ``(rank, size)``, with torch.distributed initialized. The others are
+    fixtures or parameters of the test, and must be picklable.
 
     Args:
-        nranks: the world size.
+        *sizes: the world sizes; without any, the test or its module has ``nranks``.
         by: the launch options that are fixtures or parameters of the test, separated by spaces:
-            ``"provider threads"``, or ``"nranks"`` for the world size.
-        fresh: use new processes.
-        **options: other options of the launch.
+            ``"provider threads"``.
+        fixture: what launches the ranks, if not launch, world or torch_world by the parameters.
+        **options: of the fixture.
     """
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        from_test = by.split()
-        arguments = list(inspect.signature(function).parameters)[1:]
+    def decorate(function: Callable[..., None]) -> Any:  # noqa: ANN401
+        parameters = list(inspect.signature(function).parameters)
+        has_dist, has_size = parameters[0] == "dist", "size" in parameters[1:3]
+        arguments = parameters[1 + has_dist + has_size :]
+        default = "world" if has_dist else "torch_world" if has_size else "launch"
+        runner, from_test = fixture or default, by.split()
 
         @functools.wraps(function)
-        def test(launch: Launcher, **values: Any) -> None:  # noqa: ANN401
+        def test(**values: Any) -> None:  # noqa: ANN401
             chosen = {name: values[name] for name in from_test}
-            size = chosen.pop("nranks", nranks)
+            size = values["nranks"] if len(sizes) != 1 else sizes[0]
             passed = [values[name] for name in arguments]
-            launch(size, function, *passed, fresh=fresh, **options, **chosen)
+            values[runner](size, function, *passed, **options, **chosen)
 
-        names = dict.fromkeys(["launch", *from_test, *arguments])
-        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
-        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        nranks = [] if len(sizes) == 1 else ["nranks"]
+        names = dict.fromkeys([runner, *nranks, *from_test, *arguments])
+        test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        )
         # The ranks' processes find the function by its name: the test's name is that of the test.
         test.on_rank = function  # type: ignore[attr-defined]
         function.__qualname__ = f"{function.__qualname__}.on_rank"
-        return test
+        return pytest.mark.parametrize("nranks", sizes)(test) if len(sizes) > 1 else test
 
     return decorate
+
+
+def of_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a rank calls: the function itself, or that of a test of on_ranks()."""
+    return getattr(function, "on_rank", function)
