@@ -136,21 +136,22 @@ A script needs two changes: the import, and the name of the backend.
   of operations directly on the tensors, without a flat buffer; `all_gather` and `all_to_all` take
   unequal sizes.
 * Outside a batch, `send`, `recv`, `isend` and `irecv` have a communicator of their own for each
-  direction between two ranks, so that no order of `isend` and `irecv` blocks another. On GPUs it is
-  made at the first transfer in its direction, with at most 8 CTAs unless `pg_options` sets
-  `max_ctas`; on CPUs those of both directions are made at the first transfer. The first `send` or
-  `recv` waits for the other rank; `isend` and `irecv` do not, they connect in another thread. Only
-  the two ranks take part: other ranks, and the store, may be gone.
-* The cost: each direction in use is an `ncclCommInitRankConfig` of two ranks, and a communicator
-  with buffers and threads of its own. A rank that sends to 63 others and receives from them has 126
-  beside that of the group. A batch (`batch_isend_irecv`) needs none, and on GPUs, with `device_id`
+  direction between two ranks, so that no order of `isend` and `irecv` blocks another. Both are
+  created at the first transfer, on GPUs with at most 8 CTAs unless `pg_options` sets `max_ctas`.
+  The first `send` or `recv` waits for the other rank; `isend` and `irecv` do not, they connect in
+  another thread. Only the two ranks take part: other ranks may be gone. The unique ids go through
+  the store. On CPUs they were exchanged when the group was created, so the store may be gone, too.
+* The cost: each pair of ranks that sends is two `ncclCommInitRankConfig`, and two communicators
+  with buffers and threads of their own. A rank that sends to 63 others has 126 beside that of the
+  group. A batch (`batch_isend_irecv`) needs none, and on GPUs, with `device_id`
   in `init_process_group`, transfers outside a batch use the communicator of the group, as torch's
   do: then they run in the order of their calls, and two ranks that both send before they receive
   can block each other.
 * A batch uses the communicator of the group; if it is the group's first operation, all its ranks
   must take part.
 * `new_group` and the creation of a communicator raise `DistBackendError` at once for a rank that
-  has died or has left, and `DistStoreError` for one that does not come before the timeout. Both
+  has left or, on this machine, has died, and `DistStoreError` for one that does not come before the
+  timeout. Both
   name it. A store that is gone, or does not answer, is an error that names the store. `split_group`
   and `shrink_group` have the timeout of the group.
 * `reconfigure(group=None, timeout=None)`, which torch does not have, makes a group of the ranks
@@ -164,8 +165,9 @@ A script needs two changes: the import, and the name of the backend.
   read by `torch.load(weights_only=True)`, and no code of a sender runs.
 * `get_backend_impl()` is the `pynccl.nccl.Communicator` of a group. A group's timeout can be
   changed: `set_timeout()`.
-* A transfer with a rank that has died or has left raises at once. `destroy_process_group` waits for
-  operations on GPUs as long as the timeout of the group; then it aborts them and raises.
+* A first transfer with a rank that has left or, on this machine, has died raises at once.
+  `destroy_process_group` waits for operations on GPUs as long as the timeout of the group; then it
+  aborts them and raises.
 * `pg_options` takes a `pynccl.nccl.Config`, but neither `Config(blocking=0)` nor one that shares
   resources (`split_share`, `shrink_share`): an abort of one group would end the operations of its
   parent.
@@ -182,8 +184,8 @@ A script needs two changes: the import, and the name of the backend.
   would be used before an error could be raised. `pg_options=nccl.Config(on_timeout="raise")` or
   `PYNCCL_ON_TIMEOUT=raise` chooses errors instead.
 * A script may end without `destroy_process_group`. After `fork`, a child cannot use its parent's
-  groups; it can make its own. It closes its copies of the parent's connections, so the other ranks
-  notice the death of the parent even if the child (a `DataLoader` worker) lives on.
+  groups; it can make its own. The other ranks notice the death of
+  the parent even if the child (a `DataLoader` worker) lives on.
 * torch.distributed can be used in the same process at the same time. The two share nothing, also
   where they use the same store.
 * In a function for torch.compile each of these calls breaks the graph; `pynccl.ops` has collectives

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import Counter
 from datetime import timedelta
 from typing import Literal, TypeAlias, TypeGuard, cast
 
 import torch
-from torch.distributed.distributed_c10d import Store
 from typing_extensions import TypeIs
 
 from pynccl import _C, nccl
 from pynccl.mirror.base.backend import Backend
-from pynccl.mirror.base.peers import Peers
 from pynccl.mirror.group.process_group import ProcessGroup
 
 __all__ = [
@@ -45,11 +44,10 @@ class _World:
 
     def reset(self) -> None:
         self.default = None
-        self.store: Store | None = None  # common to all groups, below their prefixes
-        self.peers: Peers | None = None  # common to all groups
         self.groups: dict[ProcessGroup, str] = {}
         self.outside: list[int] | None = None  # the ranks of the last group without this rank
         self.count = 0
+        self.hashed: Counter[str] = Counter()  # the groups so far of the same ranks
 
     @property
     def default(self) -> ProcessGroup | None:
@@ -66,8 +64,10 @@ class _World:
         return name
 
     def hashed_name(self, ranks: list[int]) -> str:
-        """A name that does not depend on a count of calls on all ranks."""
-        text = "_".join(map(str, [*ranks, len(self.groups)]))
+        """A name that depends only on the calls of these ranks."""
+        members = "_".join(map(str, ranks))
+        self.hashed[members] += 1
+        text = f"{members}_{self.hashed[members]}"
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     def add(self, pg: ProcessGroup) -> None:

@@ -130,8 +130,8 @@ def _one_direction(dist: Any, rank: int, size: int) -> int:
     return len(record.named(INIT))
 
 
-def test_a_direction_connects_at_its_first_use(world: World) -> None:
-    assert world(3, _one_direction) == [1, 1, 0]
+def test_both_directions_connect_at_the_first_transfer(world: World) -> None:
+    assert world(3, _one_direction) == [2, 2, 0]
 
 
 def _on_the_group(dist: Any, rank: int, size: int, url: str) -> tuple[int, dict[str, int]]:

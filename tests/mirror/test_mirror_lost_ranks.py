@@ -290,25 +290,3 @@ def test_a_pair_has_the_time_limit_of_its_group(
         return
     _soon(dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
     Path(raised).touch()
-
-
-class _NoAnswer:
-    """The machines of all ranks do not answer."""
-
-    def gone(self, _rank: int, seconds: float = 1) -> str:
-        time.sleep(min(seconds, 1))
-        return ""
-
-    def close(self) -> None:
-        pass
-
-
-def test_machines_that_do_not_answer_leave_the_time_limit(tmp_path: Path) -> None:
-    from torch._C._distributed_c10d import FileStore
-
-    from pynccl.mirror.base.errors import DistStoreError
-    from pynccl.mirror.base.store import broadcast_via_store
-
-    store, limit = FileStore(str(tmp_path / "store"), -1), timedelta(seconds=1)
-    with pytest.raises(DistStoreError, match=r"rank 0 Timed out .* for ranks 1, 2, 3, 4 of 5"):
-        broadcast_via_store(store, "name", 0, 5, limit, bytes, _NoAnswer())

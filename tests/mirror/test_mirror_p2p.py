@@ -121,8 +121,24 @@ def test_nobody_there(dist: Any, rank: int, size: int) -> None:
     assert not work.is_completed()
     with pytest.raises(RuntimeError, match="Timed out waiting 100ms"):
         work.wait(timedelta(milliseconds=100))
-    with pytest.raises(dist.DistBackendError, match="waiting 1 seconds for rank 1, which"):
+    with pytest.raises(dist.DistBackendError, match="waiting 1 seconds for rank 1 of 2 in"):
         work.wait()
     assert work.is_completed()
     assert not work.is_success()
     dist.monitored_barrier(timeout=timedelta(seconds=20))
+
+
+@on_ranks(3)
+def test_messages_in_a_group_after_the_ranks_were_renumbered(
+    dist: Any, rank: int, size: int
+) -> None:
+    if rank == 0:
+        return  # it leaves; the others are ranks 0 and 1 from then on
+    dist.shrink_group([0])
+    pair = dist.new_group([0, 1])
+    tensor = torch.tensor([float(rank)])
+    if rank == 1:
+        dist.send(tensor, 1, group=pair)
+    else:
+        dist.recv(tensor, 0, group=pair)
+        assert tensor.item() == 1

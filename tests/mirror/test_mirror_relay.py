@@ -4,7 +4,6 @@ leave, and errors at once for a rank or a store that is gone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -156,25 +155,6 @@ def test_a_store_that_is_gone_is_named(launch: Launcher) -> None:
 
 
 @on_ranks(2)
-def test_other_connections_are_ignored(dist: Any, rank: int, size: int) -> None:
-    """What others send to a rank's socket is no offer."""
-    dist.barrier()
-    if rank == 0:
-        port = dist.group.WORLD.peers.address.port
-        with contextlib.ExitStack() as stack:
-            for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 100_000):
-                other = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                with contextlib.suppress(OSError):
-                    other.sendall(text)
-            received = torch.empty(1)
-            dist.recv(received, 1)
-            assert received.item() == 5
-    else:
-        time.sleep(0.2)
-        dist.send(torch.full((1,), 5.0), 0)
-
-
-@on_ranks(2)
 def test_what_was_sent_arrives_after_its_sender_left(dist: Any, rank: int, size: int) -> None:
     if rank == 0:
         for number in range(3):
@@ -189,7 +169,7 @@ def test_what_was_sent_arrives_after_its_sender_left(dist: Any, rank: int, size:
 
 @on_ranks(*([2, 5, 8] if FULL else [5]))
 def test_all_pairs_connect_at_once(dist: Any, rank: int, size: int) -> None:
-    """Many pairs connect at the same time, each in a thread of its own."""
+    """Many pairs connect at the same time."""
     others = [peer for peer in range(size) if peer != rank]
     inbox = {peer: torch.empty(3) for peer in others}
     works = [dist.irecv(inbox[peer], peer) for peer in others]

@@ -1,14 +1,14 @@
-"""The exchange through the store by which the ranks of a group get a unique id and addresses."""
+"""Exchanges through the store by which ranks get unique ids and meet."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pynccl.mirror.base.errors import BackendRemoteError, DistNetworkError, DistStoreError
 from pynccl.store import ask
 
-__all__ = ["Presence", "broadcast_via_store", "gather_via_store"]
+__all__ = ["broadcast_via_store", "check_present", "gather_via_store", "job_store"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
 _LONGEST_PAUSE = 0.02  # seconds between two looks at the store
@@ -26,51 +26,40 @@ _GRACE = 0.5  # seconds for a store to answer at the deadline
 _T = TypeVar("_T")
 
 
-class Presence(Protocol):
-    """Tells whether the ranks of an exchange are still there."""
+def job_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """A part of a store for one job; a later one of the same ranks gets another part.
 
-    def gone(self, rank: int, seconds: float) -> str:
-        """Why a rank is not there any more; "" where it is, or that is not known.
-
-        Args:
-            rank: its place in the exchange.
-            seconds: how long to wait for an answer of its machine at most.
-        """
-
-    def close(self) -> None:
-        """Release what it needs for that."""
-
-
-class _Unknown:
-    def gone(self, _rank: int, _seconds: float) -> str:
-        return ""
-
-    def close(self) -> None:
-        pass
+    Each rank calls this once for each job, so the number of calls so far identifies the job.
+    """
+    call = _answered(lambda: store.add("calls", 1), store, "init_process_group", rank, timeout)
+    return PrefixStore(str((call - 1) // size), store)
 
 
 def broadcast_via_store(
     store: Store,
     name: str,
     rank: int,
-    size: int,
+    ranks: Sequence[int],
     timeout: timedelta,
     make: Callable[[], bytes],
-    presence: Presence | None = None,
+    gone: Callable[[int], str] = lambda _rank: "",
+    *,
+    connects: bool = False,
 ) -> bytes:
-    """Wait until all ranks have called this, and return to each what rank 0 has made.
+    """Wait until all ranks have called this, and return to each what the first has made.
 
     Args:
         store: common to the ranks.
-        name: of the exchange.
+        name: of the exchange; another one for each, but the same again after a failure.
         rank: this one.
-        size: the number of ranks.
+        ranks: those of the exchange.
         timeout: how long to wait for them.
-        make: called on rank 0.
-        presence: tells which ranks have died; it is closed.
+        make: called on the first rank.
+        gone: tells why a rank no longer takes part; "" if it does, or if that is not known.
+        connects: whether the ranks connect next, so that none may have gone since it was here.
 
     Returns:
-        The bytes of make() on rank 0.
+        The bytes of make() on the first rank.
 
     Raises:
         DistStoreError: not all ranks called this before the timeout; the text names the
@@ -78,15 +67,17 @@ def broadcast_via_store(
         BackendRemoteError: a rank has died or has left the job.
         DistNetworkError: the store is gone; the text names it.
     """
-    value = make() if rank == 0 else b"here"
-    with closing(presence or _Unknown()) as known:
-        return _answered(
-            lambda: _exchange(store, name, rank, size, timeout, value, known).get("0"),
-            store,
-            name,
-            rank,
-            timeout,
-        )
+    first = ranks[0]
+    value = make() if rank == first else b"here"
+    return _answered(
+        lambda: _exchange(store, name, rank, ranks, timeout, value, gone, connects=connects).get(
+            str(first)
+        ),
+        store,
+        name,
+        rank,
+        timeout,
+    )
 
 
 def gather_via_store(
@@ -98,7 +89,7 @@ def gather_via_store(
     """
     keys = [str(other) for other in range(size)]
     return _answered(
-        lambda: _exchange(store, name, rank, size, timeout, value, _Unknown()).multi_get(keys),
+        lambda: _exchange(store, name, rank, range(size), timeout, value).multi_get(keys),
         store,
         name,
         rank,
@@ -128,53 +119,50 @@ def _exchange(
     store: Store,
     name: str,
     rank: int,
-    size: int,
+    ranks: Sequence[int],
     timeout: timedelta,
     value: bytes,
-    presence: Presence,
+    gone: Callable[[int], str] = lambda _rank: "",
+    *,
+    connects: bool = False,
 ) -> Store:
-    """Set a value for each rank. A part of the store in which those of all ranks are set.
-
-    A later group may use the same store and the same name: each rank calls once for each exchange,
-    so the number of calls so far identifies the exchange.
-    """
-    call = store.add(f"{name}/calls", 1)
-    exchange = PrefixStore(f"{name}/{(call - 1) // size}", store)
-    exchange.set(str(rank), value)  # type: ignore[arg-type]
+    """Set a value for each rank. A part of the store in which those of all ranks are set."""
+    exchange = PrefixStore(name, store)
+    if not exchange.check([str(rank)]):  # after a failure the first value holds
+        exchange.set(str(rank), value)  # type: ignore[arg-type]
     began = time.monotonic()
-    end = began + timeout.total_seconds()
     pause = 0.0002
-    missing = [str(other) for other in range(size)]
+    missing = list(ranks)
     # Not wait(): another thread cannot use the store meanwhile.
-    while missing := [key for key in missing if not exchange.check([key])]:
-        if time.monotonic() - began >= _PATIENCE:
-            _check_presence(presence, missing, name, rank, end)
-        if time.monotonic() >= end:
-            ranks = "rank " + missing[0] if len(missing) == 1 else "ranks " + ", ".join(missing)
+    while missing := [other for other in missing if not exchange.check([str(other)])]:
+        waited = time.monotonic() - began
+        if waited >= _PATIENCE:
+            for other in missing:
+                check_present(other, gone, name, rank)
+        if waited >= timeout.total_seconds():
+            names = "rank" if len(missing) == 1 else "ranks"
             raise DistStoreError(
-                f"rank {rank} Timed out waiting {timeout.total_seconds():g} seconds for {ranks} of "
-                f"{size} in {name!r}"
+                f"rank {rank} Timed out waiting {timeout.total_seconds():g} seconds for {names} "
+                f"{', '.join(map(str, missing))} of {len(ranks)} in {name!r}"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+    if connects:
+        for other in ranks:
+            check_present(other, gone, name, rank)
     return exchange
 
 
-def _check_presence(
-    presence: Presence, missing: list[str], name: str, rank: int, end: float
-) -> None:
-    for key in missing:
-        left = end - time.monotonic()
-        if left <= 0:
-            return
-        if reason := presence.gone(int(key), left):
-            raise BackendRemoteError(
-                f"rank {rank}: rank {key} has died or has left the job, and does not take part in "
-                f"{name!r}: {reason}",
-                _REMOTE_ERROR,
-                name,
-                rank,
-            )
+def check_present(other: int, gone: Callable[[int], str], name: str, rank: int) -> None:
+    """Raise BackendRemoteError if another rank of an exchange no longer takes part."""
+    if reason := gone(other):
+        raise BackendRemoteError(
+            f"rank {rank}: rank {other} has died or has left the job, and does not take part in "
+            f"{name!r}: {reason}",
+            _REMOTE_ERROR,
+            name,
+            rank,
+        )
 
 
 @contextmanager

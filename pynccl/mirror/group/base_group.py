@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import functools
 import time
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from pynccl import _C, nccl
 from pynccl.errors import NcclError
 from pynccl.membership import group_config
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig
 from pynccl.mirror.base.checks import real
-from pynccl.mirror.base.errors import translated
-from pynccl.mirror.base.peers import Exchange, Peers
-from pynccl.mirror.base.store import broadcast_via_store
+from pynccl.mirror.base.errors import (
+    BackendTimeoutError,
+    DistNetworkError,
+    DistStoreError,
+    translated,
+)
+from pynccl.mirror.base.job import Job
+from pynccl.mirror.base.store import broadcast_via_store, check_present
 from pynccl.mirror.group.batch import Batch
 from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.pair import Pair
 from pynccl.mirror.group.record import Call, OperationRecord
 from pynccl.mirror.group.work import Work
+from pynccl.raw import NCCL_UNIQUE_ID_BYTES
 
 __all__ = ["BaseGroup", "Options"]
 
 _GRACE = 2.0  # seconds for other ranks to connect when this one destroys the group
 _CTAS_OF_PAIR = 8
+_TIMEOUT = 8  # ncclTimeout
 
 
 class Options:
@@ -85,8 +93,7 @@ class BaseGroup(_C.ProcessGroup):
     The C++ part has the rank, the size, and the CommStreams.
 
     Args:
-        store: common to all groups; the group uses it below a prefix of its own.
-        peers: exchanges unique ids between two ranks, without the store.
+        job: that of the ranks; the group uses its store below a prefix of its own.
         ranks: the global ranks, in the order of the group.
         rank: this process's rank in the group; -1 where it is not in it.
         name: unique in the job.
@@ -101,8 +108,7 @@ class BaseGroup(_C.ProcessGroup):
 
     def __init__(
         self,
-        store: Store,
-        peers: Peers,
+        job: Job,
         ranks: list[int],
         rank: int,
         *,
@@ -122,11 +128,11 @@ class BaseGroup(_C.ProcessGroup):
         super().__init__(rank, self.rank_of)
         self.timeout = timeout
         self.options = options or Options(None)
-        self.peers = peers
+        self.job = job
         self.barriers = 0  # monitored ones so far
         self.splits = 0
-        self.store = PrefixStore(f"{self.group_name}/", store)
-        self._common_store = store
+        self.store = PrefixStore(f"{self.group_name}/", job.store)
+        self._ids_of_pairs: list[bytes] = []  # on CPUs those of all pairs, from the creation
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
 
@@ -193,9 +199,7 @@ class BaseGroup(_C.ProcessGroup):
     def _pair_with(self, device: torch.device, peer: int) -> Pair:
         found = self._pair(device.type, peer)
         if found is None:
-            connect = functools.partial(self._connect_to, device, peer)
-            together = self.provider(device) == "host"
-            found = Pair(connect, together=together, timeout=self.timeout)
+            found = Pair(functools.partial(self._connect_pair, device, peer), self.timeout)
             self._set_pair(device.type, peer, found)
         return found
 
@@ -230,13 +234,24 @@ class BaseGroup(_C.ProcessGroup):
         if device is not None:
             self._open(device, timeout)
 
-    def new_unique_id(self, device: torch.device) -> bytes:
-        """A unique id of the library for a type of device."""
-        return bytes(nccl.get_unique_id(self.provider(device)))
+    def new_ids(self, device: torch.device) -> bytes:
+        """The unique ids for a type of device, compressed: of the group, on CPUs of all pairs too.
 
-    def open(self, device: torch.device, unique_id: bytes) -> CommStream:
-        """Make the CommStream for a device's tensors, of a unique id that all ranks have."""
-        comm = self._communicator(self.size(), unique_id, self.rank(), device)
+        There an id costs nothing, and its constant part compresses well. Two ranks then need no
+        store, which may be gone with the rank that hosts it.
+        """
+        provider = self.provider(device)
+        pairs = self.size() * (self.size() - 1) if provider == "host" else 0
+        return zlib.compress(_unique_ids(provider, 1 + pairs))
+
+    def open(self, device: torch.device, ids: bytes) -> CommStream:
+        """Make the CommStream for a device's tensors, of new_ids() of one rank."""
+        unique_id, *of_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
+        if device.type == "cpu":
+            self._ids_of_pairs = _divided(b"".join(of_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
+        config = self._new_config(device)
+        with translated(NcclError):
+            comm = self._communicator(self.size(), unique_id, self.rank(), device, config)
         comm_stream = self.make_comm_stream(comm, device)
         self.adopt(comm_stream)
         return comm_stream
@@ -289,29 +304,22 @@ class BaseGroup(_C.ProcessGroup):
         """Exchange a unique id through the store, and make the CommStream."""
         self.provider(device)  # raises on each rank where there is none
         device = _concrete(device)
-        unique_id = broadcast_via_store(
+        ids = broadcast_via_store(
             self.store,
             f"{device.type}/communicator",
             self.rank(),
-            self.size(),
+            range(self.size()),
             timeout or self.timeout,
-            functools.partial(self.new_unique_id, device),
-            self.peers.presence(self.ranks),
+            functools.partial(self.new_ids, device),
+            self.job.gone,
         )
-        return self.open(device, unique_id)
+        return self.open(device, ids)
 
     def _communicator(
-        self, size: int, unique_id: bytes, rank: int, device: torch.device
+        self, size: int, unique_id: bytes, rank: int, device: torch.device, config: nccl.Config
     ) -> nccl.Communicator:
-        with translated(NcclError):
-            return nccl.Communicator(
-                size,
-                unique_id,
-                rank,
-                config=self._new_config(device),
-                device=device,
-                store=self._common_store,
-            )
+        store = self.job.store
+        return nccl.Communicator(size, unique_id, rank, config=config, device=device, store=store)
 
     def _new_config(self, device: torch.device) -> nccl.Config:
         """The configuration of a new communicator for a device."""
@@ -330,48 +338,59 @@ class BaseGroup(_C.ProcessGroup):
         )
         return comm_stream
 
-    def _connect_to(
-        self,
-        device: torch.device,
-        peer: int,
-        directions: list[bool],
-        kind: str,
-        cancelled: Callable[[], bool],
+    def _connect_pair(
+        self, device: torch.device, peer: int, closed: Callable[[], bool]
     ) -> dict[bool, CommStream]:
-        """The CommStreams of one or both directions between this rank and another.
+        """The CommStreams between this rank and another, by whether this rank sends on it.
+
+        Both directions connect at once: the first transfer of both ranks may be a send.
 
         Args:
             device: of the tensors.
             peer: the other rank.
-            directions: whether this rank sends, for each.
-            kind: the operation, for messages.
-            cancelled: once it returns True, waiting for the other rank ends.
+            closed: whether the group has ended.
         """
         device = _concrete(device)
-        # The rank that makes the ids: the sender, or for both directions the lower rank.
-        offers = directions == [True] if len(directions) == 1 else self.rank() < peer
-        name = f"{self.group_name}/{device.type}/{len(directions)}"
-        timeout = self.timeout.total_seconds()
-        exchange = Exchange(name, kind, self.ranks[peer], timeout, cancelled)
-        if offers:
-            ids = b"".join(self.new_unique_id(device) for _ in directions)
-            self.peers.offer(exchange, ids)
-        else:
-            ids = self.peers.accept(exchange)
-        # The ids of both directions: first of the one in which the lower rank sends.
-        of_sends = {sends: sends == (self.rank() < peer) for sends in directions}
-        size = len(ids) // len(directions)
-        parts = [ids[:size], ids[-size:]]
-        rank = int(self.rank() > peer)
+        ids = self._exchanged_ids(device, peer, closed)
+        lower = self.rank() < peer
         config = self._config_of_pair(device)
-        made = {}
+        half = NCCL_UNIQUE_ID_BYTES
         with translated(NcclError), nccl.group():
-            for sends in directions:
-                unique_id = parts[not of_sends[sends]]
-                made[sends] = nccl.Communicator(
-                    2, unique_id, rank, config=config, device=device, store=self._common_store
-                )
+            made = {
+                sends: self._communicator(2, unique_id, int(not lower), device, config)
+                for sends, unique_id in ((lower, ids[:half]), (not lower, ids[half:]))
+            }
         return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
+
+    def _exchanged_ids(self, device: torch.device, peer: int, closed: Callable[[], bool]) -> bytes:
+        """Wait for the other rank, and return the two unique ids of the pair."""
+        low, high = sorted((self.rank(), peer))
+        known = self._ids_of_pairs if device.type == "cpu" else []
+        ids = known[high * (high - 1) // 2 + low] if known else b""
+        name = f"{device.type}/send and receive of {low} and {high}"
+
+        def gone(rank: int) -> str:
+            return "the group has ended" if closed() else self.job.gone(rank)
+
+        try:
+            ids = broadcast_via_store(
+                self.store,
+                name,
+                self.rank(),
+                (low, high),
+                self.timeout,
+                lambda: ids or _unique_ids(self.provider(device), 2),
+                gone,
+                connects=True,
+            )
+        except DistStoreError as error:
+            text = f"{error}: it has not called the operation that belongs to that of this rank"
+            raise BackendTimeoutError(text, _TIMEOUT, name, self.rank()) from None
+        except DistNetworkError:  # the rank that hosts the store has left
+            if not ids:
+                raise
+            check_present(peer, gone, name, self.rank())
+        return ids
 
     def _config_of_pair(self, device: torch.device) -> nccl.Config:
         """The group's configuration; on GPUs with few CTAs, for many pairs share a device."""
@@ -385,6 +404,14 @@ class BaseGroup(_C.ProcessGroup):
             f"<pynccl.ProcessGroup {self.group_name!r} rank {self.rank()} of {self.size()} "
             f"({self.config.name})>"
         )
+
+
+def _unique_ids(provider: str, count: int) -> bytes:
+    return b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(count))
+
+
+def _divided(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _concrete(device: torch.device) -> torch.device:

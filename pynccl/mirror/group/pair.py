@@ -1,10 +1,9 @@
 """Pair: the communicators between two ranks that send to each other outside a batch.
 
 Each direction has a communicator of its own: a rank can receive at the same time as it sends, so
-that no order of isend and irecv can block. They are made at the first transfer: on GPUs that of the
-transfer's direction, on CPUs both, so that two ranks can send a small tensor to each other before
-either receives. An isend or irecv does not wait for that: a thread connects, and then issues the
-operations that were called meanwhile, in their order.
+that no order of isend and irecv can block. Both are made at the first transfer. An isend or irecv
+does not wait for that: a thread connects, and then issues the operations that were called
+meanwhile, in their order.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import NamedTuple, TypeAlias, cast
 
@@ -22,12 +21,13 @@ from pynccl import _C, nccl
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.record import OperationRecord
 from pynccl.mirror.group.work import DeferredWork, Work
+from pynccl.store import ask
 
-__all__ = ["Connect", "Link", "Pair"]
+__all__ = ["Connect", "Pair"]
 
-# Makes CommStreams between this rank and another: of one direction or of both, by whether this rank
-# sends on it. Takes the name of the operation; stops when the function returns True.
-Connect: TypeAlias = Callable[[str, Callable[[], bool]], dict[bool, CommStream]]
+# Makes the CommStreams between this rank and another, by whether this rank sends on it. It stops
+# when the function returns True.
+Connect: TypeAlias = Callable[[Callable[[], bool]], dict[bool, CommStream]]
 
 _END = 2.0  # seconds for a connection that was cancelled to end
 
@@ -46,154 +46,93 @@ class _Deferred(NamedTuple):
     ready: nccl.Event | None
 
 
-class Link:
-    """Connects two ranks, and issues their transfers until that is done.
+class Pair(_C.Pair):
+    """The CommStreams to and from another rank.
 
     Args:
-        pair: gets the CommStreams.
-        make: makes them, waiting for the other rank until its argument returns True.
+        connect: makes them.
         timeout: of each transfer.
     """
 
-    def __init__(self, pair: Pair, make: Connect, timeout: timedelta) -> None:
-        self._pair = pair
-        self._make = make
+    def __init__(self, connect: Connect, timeout: timedelta) -> None:
+        super().__init__()
+        self._make: Connect | None = connect  # refers to the group
+        self._timeout = timeout
         self._comm_streams: dict[bool, CommStream] = {}
+        self._connecting: Future[None] | None = None
         self._deferred: list[_Deferred] = []
-        self._connecting: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._timeout = timeout
+
+    def issue(self, record: OperationRecord) -> Work | None:
+        """Issue a send or a receive, on the stream of its direction."""
+        with self._lock:
+            connecting = None
+            if not self._comm_streams:
+                _check_not_capturing(record)
+                connecting = self._connecting = self._connecting or ask(self._connect_both)
+            if record.async_op:
+                if connecting is None:
+                    return self._comm_streams[_sends(record)].issue(record)
+                made: Future[Work] = Future()
+                self._deferred.append(_Deferred(record, made, _ready(record.tensor)))
+                return DeferredWork(record.kind, made, self._timeout)
+        if connecting is not None:
+            connecting.result()
+        self._comm_streams[_sends(record)].issue(record)
+        return None
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of the CommStreams, also of those that are being made."""
+        """Set the timeout of later transfers."""
         with self._lock:
             self._timeout = timeout
             for comm_stream in self._comm_streams.values():
                 comm_stream.set_timeout(timeout)
 
-    def issue(self, record: OperationRecord) -> Work | None:
-        """Issue a send or a receive, on the stream of its direction."""
-        if record.async_op:
-            return self._start(record)
-        self._call(record)
-        return None
-
-    def _call(self, record: OperationRecord) -> None:
-        while not self._comm_streams:
-            thread = self._connecting
-            if thread is not None:
-                thread.join()
-            with self._lock:
-                if self._connecting is None and not self._comm_streams:
-                    _check_not_capturing(record)
-                    self._set(self._make(record.kind, self._closed.is_set))
-        self._comm_streams[_sends(record)].issue(record)
-
-    def _start(self, record: OperationRecord) -> Work | None:
-        with self._lock:
-            if self._comm_streams:
-                return self._comm_streams[_sends(record)].issue(record)
-            _check_not_capturing(record)
-            made: Future[Work] = Future()
-            self._deferred.append(_Deferred(record, made, _ready(record.tensor)))
-            if self._connecting is None:
-                self._connecting = threading.Thread(
-                    target=self._connect, args=[record.kind], name="pynccl-connect", daemon=True
-                )
-                self._connecting.start()
-            return DeferredWork(record.kind, made, self._timeout)
-
     def close(self, until: float) -> list[CommStream]:
-        """Stop connecting, and return the CommStreams for the caller to close.
+        """Stop connecting, remove the CommStreams and return them, for the caller to close.
 
         Args:
             until: a connection that is being made is waited for until then, on the clock of
                 time.monotonic(), so that the last transfers are issued.
         """
-        thread = self._connecting
-        if thread is not None:
-            thread.join(max(0.0, until - time.monotonic()))
+        connecting = self._connecting
+        if connecting is not None:
+            wait([connecting], max(0.0, until - time.monotonic()))
             self._closed.set()
-            thread.join(_END)
-        self._closed.set()
+            wait([connecting], _END)
+        self._disconnect()
+        self._make = None
         with self._lock:
             return list(self._comm_streams.values())
 
-    def _connect(self, kind: str) -> None:
+    def _connect_both(self, _connecting: Future[None]) -> None:
         """Connect, and issue what was deferred. Runs in a thread."""
+        make = self._make
         try:
-            comm_streams = self._make(kind, self._closed.is_set)
+            if make is None:
+                raise RuntimeError("the group has ended")
+            made = make(self._closed.is_set)
         except BaseException as error:
             with self._lock:
                 self._connecting = None
                 deferred, self._deferred = self._deferred, []
-            for _, made, _ in deferred:
-                made.set_exception(error)
-            return
+            for transfer in deferred:
+                transfer.made.set_exception(error)
+            raise
         with self._lock:
-            for record, made, ready in self._deferred:
+            for comm_stream in made.values():
+                comm_stream.set_timeout(self._timeout)  # it may have changed meanwhile
+            for transfer in self._deferred:
                 try:
-                    made.set_result(_issue_after(ready, comm_streams[_sends(record)], record))
+                    transfer.made.set_result(_issue_deferred(transfer, made))
                 except BaseException as error:
-                    made.set_exception(error)
+                    transfer.made.set_exception(error)
             self._deferred = []
             # Not before: from here on the fast functions use the CommStreams without this lock.
-            self._set(comm_streams)
-            self._connecting = None
-
-    def _set(self, comm_streams: dict[bool, CommStream]) -> None:
-        self._comm_streams = comm_streams
-        for sends, comm_stream in comm_streams.items():
-            comm_stream.set_timeout(self._timeout)  # it may have changed meanwhile
-            self._pair._connect(sends, comm_stream)
-
-
-class Pair(_C.Pair):
-    """The CommStreams to and from another rank.
-
-    Args:
-        connect: makes those of the directions in its first argument.
-        together: whether both directions are connected at the first transfer.
-        timeout: of each transfer.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[..., dict[bool, CommStream]],
-        together: bool,
-        timeout: timedelta,
-    ) -> None:
-        super().__init__()
-        if together:
-            both = Link(self, lambda *rest: connect([True, False], *rest), timeout)
-            self._links = {True: both, False: both}
-        else:
-            self._links = {
-                sends: Link(self, lambda *rest, sends=sends: connect([sends], *rest), timeout)
-                for sends in (True, False)
-            }
-
-    def issue(self, record: OperationRecord) -> Work | None:
-        """Issue a send or a receive, on the stream of its direction."""
-        return self._links[_sends(record)].issue(record)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later transfers."""
-        for link in dict.fromkeys(self._links.values()):
-            link.set_timeout(timeout)
-
-    def close(self, until: float) -> list[CommStream]:
-        """Remove the CommStreams and return them, for the caller to close.
-
-        Args:
-            until: as for Link.close().
-        """
-        links = list(dict.fromkeys(self._links.values()))
-        comm_streams = [stream for link in links for stream in link.close(until)]
-        self._disconnect()
-        self._links = {}  # they refer to the group
-        return comm_streams
+            self._comm_streams = made
+            for sends, comm_stream in made.items():
+                self._connect(sends, comm_stream)
 
 
 def _sends(record: OperationRecord) -> bool:
@@ -209,18 +148,18 @@ def _ready(tensor: torch.Tensor) -> nccl.Event | None:
     return event
 
 
-def _issue_after(
-    ready: nccl.Event | None, comm_stream: CommStream, record: OperationRecord
-) -> Work:
-    """Issue a deferred transfer after what its caller's stream had at the time of the call.
+def _issue_deferred(transfer: _Deferred, comm_streams: dict[bool, CommStream]) -> Work:
+    """Issue a transfer after what its caller's stream had at the time of the call.
 
     This thread's current stream is another one: that it is the communication stream itself adds no
     further dependency.
     """
-    if ready is None:
+    record = transfer.record
+    comm_stream = comm_streams[_sends(record)]
+    if transfer.ready is None:
         return cast("Work", comm_stream.issue(record))
     device = record.tensor.device
-    comm_stream.stream.wait(ready)
+    comm_stream.stream.wait(transfer.ready)
     with torch.cuda.stream(torch.cuda.ExternalStream(comm_stream.stream.handle, device=device)):
         return cast("Work", comm_stream.issue(record))
 
@@ -228,6 +167,6 @@ def _issue_after(
 def _check_not_capturing(record: OperationRecord) -> None:
     if record.tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{record.kind}: the first transfer of a direction between two ranks makes a "
-            "communicator, which cannot be captured into a graph; send once before the capture"
+            f"{record.kind}: the first transfer between two ranks makes communicators, which "
+            "cannot be captured into a graph; send once before the capture"
         )

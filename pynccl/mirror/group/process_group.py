@@ -23,8 +23,7 @@ class ProcessGroup(GroupOperations):
     itself.
 
     Args:
-        store: common to all groups; the group uses it below a prefix of its own.
-        peers: exchanges unique ids between two ranks, without the store.
+        job: that of the ranks; the group uses its store below a prefix of its own.
         ranks: the global ranks, in the order of the group.
         rank: this process's rank in the group; -1 where it is not in it.
         name: unique in the job.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pynccl import _C
-from pynccl.mirror.base.peers import Peers
+from pynccl.mirror.base.job import Job
 from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import NonMember, _rank_not_in_group, is_registered, world
@@ -50,10 +50,10 @@ def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None
 
 def _destroy_all() -> None:
     """Destroy all groups together, and remove all entries."""
-    groups, peers = _remove_all()
+    groups, job = _remove_all()
     comm_streams: list[CommStream] = []
     give_up = [partial(_give_up, pg, comm_streams) for pg in groups]
-    run_all([*give_up, lambda: close_all(comm_streams), *_leaving(peers)])
+    run_all([*give_up, lambda: close_all(comm_streams), *_leaving(job)])
 
 
 def _give_up(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
@@ -72,21 +72,21 @@ def end_all(end: Callable[[ProcessGroup], None]) -> None:
     Raises:
         Exception: the first error; the groups after it are ended too.
     """
-    groups, peers = _remove_all()
-    run_all([*(partial(end, pg) for pg in groups), *_leaving(peers)])
+    groups, job = _remove_all()
+    run_all([*(partial(end, pg) for pg in groups), *_leaving(job)])
 
 
-def _remove_all() -> tuple[list[ProcessGroup], Peers | None]:
-    """Remove all entries, and return the groups, the newest first, and this process's sockets."""
+def _remove_all() -> tuple[list[ProcessGroup], Job | None]:
+    """Remove all entries, and return the groups, the newest first, and the job."""
     groups = sorted(world.groups, key=world.groups.__getitem__, reverse=True)
-    peers = world.peers
+    job = world.default.job if world.default else None
     world.reset()
-    return groups, peers
+    return groups, job
 
 
-def _leaving(peers: Peers | None) -> list[Callable[[], None]]:
-    closing = [] if peers is None else [peers.close]
-    return [*closing, lambda: _C.set_process_rank(None)]
+def _leaving(job: Job | None) -> list[Callable[[], None]]:
+    leaving = [] if job is None else [job.leave]
+    return [*leaving, lambda: _C.set_process_rank(None)]
 
 
 def _leave_at_exit() -> None:

@@ -16,8 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from pynccl import _C
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
-from pynccl.mirror.base.peers import Peers
-from pynccl.mirror.base.store import gather_via_store
+from pynccl.mirror.base.job import Job, Process
+from pynccl.mirror.base.store import gather_via_store, job_store
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.lifecycle.destroy import end_all
@@ -80,12 +80,9 @@ def init_process_group(
         )
         store.set_timeout(limit)
     # torch.distributed may use the same store in the same process; the prefix keeps them apart.
-    store = PrefixStore("pynccl", store)
-    only_cpus = list(config.device_backend_map) == ["cpu"]  # hostnccl is for one machine
-    peers = Peers(rank, store, loopback=only_cpus)
+    store = job_store(PrefixStore("pynccl", store), rank, world_size, limit)
     pg = ProcessGroup(
-        store,
-        peers,
+        Job(store, Process.own(rank)),
         list(range(world_size)),
         rank,
         name=world.hashed_name(_ranks) if _ranks else world.next_name(),
@@ -95,11 +92,11 @@ def init_process_group(
         desc="default_pg",
         device_id=device,
     )
-    world.default, world.store, world.peers = pg, store, peers
+    world.default = pg
     _C.set_process_rank(rank)
     world.add(pg)
     try:
-        _connect(pg, store)
+        _connect(pg)
         wait_for_creation(pg)
     except BaseException:
         end_all(ProcessGroup.abort)
@@ -107,22 +104,22 @@ def init_process_group(
     _name_rank_in_tracebacks(rank)
 
 
-def _connect(pg: ProcessGroup, store: Store) -> None:
-    """Exchange what the ranks need of each other, and make the first communicator.
+def _connect(pg: ProcessGroup) -> None:
+    """Exchange what the ranks know of their processes, and create the first communicator.
 
-    One exchange has the addresses, by which two ranks find each other later without the store, and
-    the unique id.
+    The same exchange carries its unique id.
     """
     device = pg.device_at_once()
-    unique_id = ""
+    ids = ""
     if device is not None:
         pg.provider(device)  # raises on each rank where there is none
         if pg.rank() == 0:
-            unique_id = pg.new_unique_id(device).hex()
-    own = json.dumps([pg.peers.address, unique_id]).encode()
+            ids = pg.new_ids(device).hex()
+    own = json.dumps([pg.job.own, ids]).encode()
+    store = pg.job.store
     values = gather_via_store(store, "init_process_group", pg.rank(), pg.size(), pg.timeout, own)
     given = [json.loads(value) for value in values]
-    pg.peers.set_addresses([address for address, _ in given])
+    pg.job.processes = [Process(*process) for process, _ in given]
     if device is not None:
         pg.open(device, bytes.fromhex(given[0][1]))
 

@@ -68,11 +68,8 @@ def new_group(
             wait_for_members(name, default)
         world.outside = members
         return GroupMember.NON_GROUP_MEMBER
-    assert world.store is not None
-    assert world.peers is not None
     pg = ProcessGroup(
-        world.store,
-        world.peers,
+        default.job.part(members),
         members,
         members.index(own),
         name=name,

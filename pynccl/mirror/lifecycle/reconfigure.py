@@ -27,10 +27,10 @@ def reconfigure(
 
     All ranks that are left call it: after ranks have died or were stopped, or after an operation
     timed out. What is under way on the group ends with an error. The ranks agree through the store
-    on who is left, so the rank that keeps the store has to be. A rank whose process has ended is
-    noticed at once; one that lives and does not come is left out after the timeout. The others keep
-    their order. They make new communicators with the group's options and timeout. Where the group
-    is the default group, the new one is the default group, and all other groups end.
+    on who is left, so the rank that keeps the store has to be. A rank whose process has ended on
+    this machine is noticed at once; any other that does not come is left out after the timeout. The
+    others keep their order. They make new communicators with the group's options and timeout. Where
+    the group is the default group, the new one is the default group, and all other groups end.
 
     It is the counterpart of :meth:`pynccl.nccl.Communicator.recover`. torch.distributed has no
     function of this name.
@@ -58,13 +58,8 @@ def reconfigure(
         if not comm_stream.comm.closed:
             _C.begin_recovery(comm_stream.comm)  # those that wait for this rank hear of it
     rounds = _rounds.setdefault(old, Rounds("reconfigure", old.size()))
-    presence = old.peers.presence(old.ranks)
-    try:
-        with translated(NcclError):
-            seconds = limit.total_seconds()
-            lost = rounds.agree(old.store, old.rank(), seconds, gone=presence.gone)
-    finally:
-        presence.close()
+    with translated(NcclError):
+        lost = rounds.agree(old.store, old.rank(), limit.total_seconds(), gone=old.job.gone)
     left = [rank for rank in range(old.size()) if rank not in lost]
     end_other_groups(old)
     old.abort()

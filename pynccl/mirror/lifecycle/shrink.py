@@ -88,11 +88,8 @@ def smaller_group(
         options: of the communicators.
         desc: what the group is for, in words.
     """
-    assert world.store is not None
-    assert world.peers is not None
     return ProcessGroup(
-        world.store,
-        world.peers,
+        old.job.part(left),
         [old.ranks[rank] for rank in left],
         left.index(old.rank()),
         name=f"{old.group_name}:{name}",

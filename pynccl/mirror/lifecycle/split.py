@@ -41,8 +41,7 @@ def split_group(
     name = f"{parent.group_name}:split:{parent.splits}:{color}"
     parent.splits += 1
     pg = ProcessGroup(
-        world.store,  # type: ignore[arg-type]
-        world.peers,  # type: ignore[arg-type]
+        parent.job.part(members),
         [parent.ranks[rank] for rank in members],
         members.index(parent.rank()) if color is not None else -1,
         name=name,
