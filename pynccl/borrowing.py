@@ -25,22 +25,49 @@ _NCCL = "libnccl.so.2"
 
 def borrow(
     owner: Any,  # noqa: ANN401
-    provider: str | os.PathLike[str] | None,
-    device: object,
+    *,
+    provider: str | os.PathLike[str] | None = None,
+    device: object = None,
 ) -> _C.Communicator:
-    """The method of Communicator.
+    """Use a communicator that something else has made and frees.
+
+        comm = nccl.Communicator.borrow(process_group)
+
+    The result has the methods of a Communicator, with time limits and a flight record of its own.
+    close(), the garbage collector and the end of the process only forget the handle; abort(),
+    finalize(), suspend(), resume() and register_pool() are refused. revoke(), recover(),
+    shrink(abort=True), a time limit that is over and an interrupted wait end the owner's
+    operations, too: they revoke the communicator, which its owner still has to free. With a library
+    older than NCCL 2.28.7, a time limit that is over closes the borrowed communicator and leaves
+    the owner's alone.
+
+    The owner is kept alive until close(). After it has closed its communicator, calls raise
+    ValueError where that can be known: of an integer it cannot, unless a Communicator of pynccl has
+    that handle. Operations of the owner and of the borrower are operations of one communicator: all
+    ranks must issue them in the same order.
 
     Args:
-        owner: what has the communicator.
-        provider: of an owner that is not pynccl's, or None.
-        device: of a process group, or None.
+        owner: a Communicator; a process group of pynccl; a process group of torch, or its backend
+            (pynccl or nccl); a communicator of nccl4py or CuPy; an object with
+            __pynccl_communicator__(); or an ncclComm_t as an integer.
+        provider: of the handle, for owners other than pynccl's: "cuda", "host" or the path of a
+            library. None is the libnccl.so.2 that is loaded in this process.
+        device: of the communicator, for a process group: a torch.device, its name, or the number of
+            a GPU. None is the group's only one, on GPUs the current one.
 
     Returns:
-        A Communicator that never frees the handle.
+        A Communicator.
+
+    Raises:
+        TypeError: owner is none of these.
+        ValueError: the owner has closed its communicator or has not made it yet; the handle belongs
+            to another library; or the library or the device is not known.
+        NcclError: the library does not know the handle.
     """
+    _C.check_outside_group("borrow")
     if isinstance(owner, _C.ProcessGroup):
         made = {kind: one.comm for kind, one in owner.comm_streams().items() if not one.closed}
-        return borrow(_chosen(made, device), provider, None)
+        return borrow(_chosen(made, device), provider=provider)
     backend = _backend(owner, device)
     if backend is not None:
         return _borrow_from_torch(backend, provider, device)
@@ -83,7 +110,7 @@ def _borrow_from_torch(
             devices = [one for one in (torch.device("cpu"), _current_device()) if one]
         found = ((one.type, backend.communicator(one)) for one in devices)
         made = {kind: comm for kind, comm in found if comm is not None}
-        return borrow(_chosen(made, device), provider, None)
+        return borrow(_chosen(made, device), provider=provider)
 
     current = _current_device() if device is None else device
 
@@ -195,4 +222,4 @@ def _check_same(library: _C.Library, provider: str | os.PathLike[str] | None) ->
         )
 
 
-_C.set_borrow(borrow)
+_C.Communicator.borrow = staticmethod(borrow)  # type: ignore[method-assign]

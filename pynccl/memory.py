@@ -203,4 +203,4 @@ def numpy_empty(
     return np.from_dlpack(comm.mem_alloc(shape, dtype))
 
 
-_C.set_register_pool(register_pool)
+_C.Communicator.register_pool = register_pool  # type: ignore[assignment,method-assign]

@@ -102,23 +102,52 @@ _rounds: weakref.WeakKeyDictionary[Communicator, Rounds] = weakref.WeakKeyDictio
 
 def recover(
     comm: Communicator,
-    timeout: float,
-    store: Store | None,
-    exclude: Sequence[int],
-    config: Config | None,
+    timeout: float = 30.0,
+    *,
+    store: Store | None = None,
+    exclude: Sequence[int] = (),
+    config: Config | None = None,
 ) -> Communicator:
-    """The method of Communicator.
+    """Make a communicator of the ranks that are left, in place of this one.
+
+        comm = comm.recover(timeout=10)
+
+    All ranks that are left call it: after a rank died or was stopped, or after this communicator
+    expired or failed. It revokes the communicator, so that ranks that wait for this one raise; the
+    ranks agree on who is left; and these make a new communicator, by shrink(abort=True), or split()
+    where nobody is lost. They keep their order and, without config, the configuration and time
+    limits. All get a communicator of the same ranks, or all raise. This communicator is then
+    aborted, with its windows, registrations and operators; what its operations have written is
+    undefined.
+
+    On CPUs the ranks find out by themselves who is dead, and wait only for ranks that live. NCCL
+    does not know that: there a store is needed, or exclude.
 
     Args:
         comm: the communicator.
-        timeout: the time in seconds that a rank has to take part.
-        store: a store of torch.distributed, or None.
-        exclude: ranks that are known to be lost.
-        config: a Config or None.
+        timeout: the time in seconds that a rank has to take part; the new communicator has to be
+            made in the same time again. A rank that does not come in time is left out: its own call
+            raises NcclRemoteError.
+        store: a store of torch.distributed, on every rank, for this communicator alone
+            (PrefixStore). The ranks agree through it. Each waits for timeout where a rank is
+            missing.
+        exclude: ranks that are known to be lost; nobody waits for them. Without store, on GPUs, all
+            ranks must pass the same.
+        config: a Config; None inherits this communicator's.
 
     Returns:
-        The new Communicator; ``comm`` is aborted.
+        The new Communicator.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or this communicator is closed; on GPUs, neither
+            store nor exclude is given.
+        MissingFunctionError: the library is older than NCCL 2.27.
+        NcclRemoteError: this rank was left out.
+        NcclTimeoutError: a rank took part in the agreement, but not in making the communicator. All
+            raise; the next call leaves it out.
+        NcclError: NCCL failed.
     """
+    _C.check_outside_group("recover")
     limit = _checked_timeout(timeout)
     known = _checked_ranks(comm, exclude)
     nranks = comm.nranks
@@ -159,10 +188,12 @@ def _checked_ranks(comm: Communicator, exclude: Sequence[int]) -> list[int]:
         raise TypeError(f"exclude: expected a sequence of ranks, got {exclude!r}")
     for rank in exclude:
         if not 0 <= rank < comm.nranks:
-            raise ValueError(f"exclude: {rank} is not in [0, {comm.nranks})")
+            raise ValueError(
+                f"exclude: rank {rank} is out of range for a communicator of size {comm.nranks}"
+            )
         if rank == comm.rank:
             raise ValueError(f"exclude: rank {rank} is this rank")
     return sorted(set(exclude))
 
 
-_C.set_recover(recover)
+_C.Communicator.recover = recover  # type: ignore[assignment,method-assign]

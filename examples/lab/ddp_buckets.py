@@ -37,8 +37,7 @@ def _measure(comm: nccl.Communicator, buckets: int, on_cores: bool) -> lab.Row:
     error.fill_(comm.rank + 1.0)
     activation.fill_(1.0)
     per_bucket = LAYERS // buckets
-    provider = "host" if comm.library.memory == "host" else "cuda"
-    ready = [nccl.Event(provider) for _ in range(buckets)]
+    ready = [nccl.Event(comm.provider) for _ in range(buckets)]
 
     def compute(stream: nccl.Stream) -> None:
         for layer in range(LAYERS):
@@ -59,7 +58,7 @@ def _measure(comm: nccl.Communicator, buckets: int, on_cores: bool) -> lab.Row:
     setting = {"buckets": buckets, "compute": "on cores" if on_cores else "elsewhere"}
     row = lab.overlap(compute, communicate, comm=comm, setting=setting)
     if on_cores:  # one more step, checked
-        with_all = nccl.Stream(provider)
+        with_all = nccl.Stream(comm.provider)
         compute(with_all)
         communicate(with_all)
         with_all.synchronize()

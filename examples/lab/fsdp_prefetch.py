@@ -37,8 +37,7 @@ def _measure(comm: nccl.Communicator, prefetch: int, on_cores: bool) -> lab.Row:
     activation.fill_(1.0)
     for layer in range(LAYERS):
         shards[layer].fill_(comm.rank + layer + 1.0)
-    provider = "host" if comm.library.memory == "host" else "cuda"
-    gathered, used = ([nccl.Event(provider) for _ in range(LAYERS)] for _ in range(2))
+    gathered, used = ([nccl.Event(comm.provider) for _ in range(LAYERS)] for _ in range(2))
 
     def gather(stream: nccl.Stream, layer: int) -> None:
         comm.all_gather(shards[layer], out=weights[layer % 2], stream=stream)
@@ -72,7 +71,7 @@ def _measure(comm: nccl.Communicator, prefetch: int, on_cores: bool) -> lab.Row:
     setting = {"prefetch": prefetch, "compute": "on cores" if on_cores else "elsewhere"}
     row = lab.overlap(compute, communicate, comm=comm, together=together, setting=setting)
     if on_cores:  # one more step, checked
-        streams = nccl.Stream(provider), nccl.Stream(provider)
+        streams = nccl.Stream(comm.provider), nccl.Stream(comm.provider)
         together(*streams)
         for stream in streams:
             stream.synchronize()

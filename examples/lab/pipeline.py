@@ -40,8 +40,7 @@ def _measure(comm: nccl.Communicator, overlapped: bool, on_cores: bool) -> lab.R
     a.fill_(1.0)
     b.fill_(1.0)
     out = arrays.zeros(MICROBATCHES, ROWS, COLUMNS)
-    provider = "host" if comm.library.memory == "host" else "cuda"
-    arrived, computed = ([nccl.Event(provider) for _ in range(MICROBATCHES)] for _ in range(2))
+    arrived, computed = ([nccl.Event(comm.provider) for _ in range(MICROBATCHES)] for _ in range(2))
     first, last = comm.rank == 0, comm.rank == comm.nranks - 1
 
     def receive(stream: nccl.Stream, index: int) -> None:
@@ -90,7 +89,7 @@ def _measure(comm: nccl.Communicator, overlapped: bool, on_cores: bool) -> lab.R
     }
     row = lab.overlap(compute, communicate, comm=comm, together=together, setting=setting)
     if on_cores:  # one more step, checked
-        streams = nccl.Stream(provider), nccl.Stream(provider)
+        streams = nccl.Stream(comm.provider), nccl.Stream(comm.provider)
         together(*streams)
         for stream in streams:
             stream.synchronize()

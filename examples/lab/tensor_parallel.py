@@ -39,8 +39,7 @@ def _measure(comm: nccl.Communicator, chunks: int, on_cores: bool) -> lab.Row:
     w.fill_(1.0)
     height = ROWS // chunks
     parts = [slice(chunk * height, (chunk + 1) * height) for chunk in range(chunks)]
-    provider = "host" if comm.library.memory == "host" else "cuda"
-    ready = [nccl.Event(provider) for _ in parts]
+    ready = [nccl.Event(comm.provider) for _ in parts]
 
     def compute(stream: nccl.Stream) -> None:
         for part, event in zip(parts, ready, strict=True):
@@ -59,7 +58,7 @@ def _measure(comm: nccl.Communicator, chunks: int, on_cores: bool) -> lab.Row:
     setting = {"chunks": chunks, "compute": "on cores" if on_cores else "elsewhere"}
     row = lab.overlap(compute, communicate, comm=comm, setting=setting)
     if on_cores:  # one more step, checked
-        stream = nccl.Stream(provider)
+        stream = nccl.Stream(comm.provider)
         compute(stream)
         communicate(stream)
         stream.synchronize()

@@ -7,26 +7,19 @@ from collections.abc import Sequence
 
 from pynccl import nccl
 
-__all__ = ["align", "maximum", "new_event", "new_stream", "provider_of"]
-
-
-def provider_of(comm: nccl.Communicator) -> str:
-    """The provider of a communicator, "host" or "cuda"."""
-    return "host" if comm.library.memory == "host" else "cuda"
+__all__ = ["align", "maximum", "new_event", "new_stream"]
 
 
 def new_stream(comm: nccl.Communicator, priority: int = 0) -> nccl.Stream:
     """A stream on the device of a communicator."""
-    provider = provider_of(comm)
-    device = comm.device if provider == "cuda" else None
-    return nccl.Stream(provider, device=device, priority=priority)
+    device = comm.device if comm.provider == "cuda" else None
+    return nccl.Stream(comm.provider, device=device, priority=priority)
 
 
 def new_event(comm: nccl.Communicator, *, timing: bool = True) -> nccl.Event:
     """An event on the device of a communicator."""
-    provider = provider_of(comm)
-    device = comm.device if provider == "cuda" else None
-    return nccl.Event(provider, device=device, timing=timing)
+    device = comm.device if comm.provider == "cuda" else None
+    return nccl.Event(comm.provider, device=device, timing=timing)
 
 
 def align(comm: nccl.Communicator, stream: nccl.Stream) -> None:
@@ -46,7 +39,7 @@ def maximum(comm: nccl.Communicator, stream: nccl.Stream, values: Sequence[float
     Raises:
         NcclError: NCCL failed.
     """
-    if comm.library.memory == "host":
+    if comm.provider == "host":
         memory = (ctypes.c_double * len(values))(*values)
         comm.all_reduce(
             ctypes.addressof(memory), nccl.MAX, count=len(values), dtype="float64", stream=stream

@@ -16,7 +16,7 @@ from typing import Any
 from pynccl import nccl
 from pynccl.errors import NcclError
 from pynccl.lab import world
-from pynccl.lab.agreement import align, maximum, new_stream, provider_of
+from pynccl.lab.agreement import align, maximum, new_stream
 from pynccl.lab.arrays import installed
 from pynccl.lab.operations import BufferKind, Communication
 from pynccl.lab.output import table
@@ -121,7 +121,7 @@ def measure(
         for way in ways:
             timing = Timing(tuple(samples[way])) if way in samples else None
             entry = Measured(collective, comm.nranks, nbytes, way, timing)
-            if provider_of(comm) == "host" and way == Variant():
+            if comm.provider == "host" and way == Variant():
                 chosen = chosen_on_host(collective, nbytes, comm.nranks, nccl.params("host"))
                 entry = replace(entry, chosen=chosen)
             measured.append(replace(entry, error=errors.get(way, "")))
@@ -143,7 +143,7 @@ class _Timer:
         self._own: nccl.Communicator | None = None
         buffer: BufferKind = "window" if way.algorithm == "window" else "plain"
         config = None
-        if provider_of(comm) == "host":
+        if comm.provider == "host":
             if way.algorithm != "default":
                 path = "direct" if way.algorithm == "window" else way.algorithm
                 config = nccl.CollConfig(algorithm=path)

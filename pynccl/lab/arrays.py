@@ -103,7 +103,7 @@ class _Torch:
         import torch
 
         self._torch = torch
-        on_gpu = comm.library.memory != "host"
+        on_gpu = comm.provider == "cuda"
         self._device = torch.device("cuda", comm.device) if on_gpu else torch.device("cpu")
 
     def _complete(self, array: Any) -> Any:  # noqa: ANN401
@@ -222,7 +222,7 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
         ValueError: there is no such library, or it has no memory of this kind.
         ModuleNotFoundError: it is not installed, or none is.
     """
-    host = comm.library.memory == "host"
+    host = comm.provider == "host"
     other: Library = "numpy" if host else "cupy"
     if library is None:
         library = "torch" if importlib.util.find_spec("torch") else other

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pynccl import nccl
-from pynccl.lab.agreement import align, maximum, new_event, new_stream, provider_of
+from pynccl.lab.agreement import align, maximum, new_event, new_stream
 from pynccl.lab.probes import Probes
 from pynccl.lab.row import Row, Span, Timing
 from pynccl.lab.steps import Enqueue, Step, Steps
@@ -237,6 +237,6 @@ def _row(
             for name in ("compute", "communication")
         },
         nranks=comm.nranks,
-        provider=provider_of(comm),
+        provider=comm.provider,
         setting=dict(setting or {}),
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pynccl import nccl
-from pynccl.lab.agreement import align, maximum, new_event, provider_of
+from pynccl.lab.agreement import align, maximum, new_event
 from pynccl.lab.arrays import installed
 from pynccl.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
 from pynccl.lab.steps import Enqueue, Step, Steps
@@ -87,7 +87,7 @@ class Probes:
         if streams[0].handle == streams[1].handle:
             return Evidence(first=self._first, same_stream=True)
         names = ("compute", "communication")
-        on_host = provider_of(self._steps.comm) == "host"
+        on_host = self._steps.comm.provider == "host"
         functions = dict(zip(names, (compute, communicate), strict=True))
         seconds = dict(zip(names, (compute_seconds, communication_seconds), strict=True))
         same, waiting = False, set[str]()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pynccl import nccl
-from pynccl.lab.agreement import new_event, new_stream, provider_of
+from pynccl.lab.agreement import new_event, new_stream
 from pynccl.lab.row import Span
 
 __all__ = ["Enqueue", "Ran", "Step", "Steps"]
@@ -79,7 +79,7 @@ class Steps:
         self._of_compute = [new_event(comm) for _ in range(2)]
         self._of_communication = [new_event(comm) for _ in range(2)]
         # The origin is recorded where there is nothing to do: on CPUs in this thread.
-        self._idle = _DEFAULT_STREAM if provider_of(comm) == "host" else self.own
+        self._idle = _DEFAULT_STREAM if comm.provider == "host" else self.own
 
     def run(self, step: Step) -> Ran:
         """Run a step and wait until it is done."""

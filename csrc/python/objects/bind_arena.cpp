@@ -1,22 +1,10 @@
-// The classes Arena and PoolRegistration, for pynccl.memory, and Communicator.register_pool().
+// The classes Arena and PoolRegistration, for pynccl.memory.
 #include "core/arena.h"
 #include "core/torch_allocator.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 
 namespace pynccl::python {
-namespace {
-
-// pynccl.memory.register_pool, which set_register_pool() passes in. A reference for the life of the
-// process.
-PyObject* register_pool_function = nullptr;
-
-py::object register_pool(const py::object& self, const py::object& pool) {
-  if (!register_pool_function) throw std::runtime_error("pool: pynccl.memory is not imported");
-  return py::handle(register_pool_function)(self, pool);
-}
-
-}  // namespace
 
 void bind_arena(py::module_& m) {
   using Release = py::call_guard<GilReleased>;
@@ -70,35 +58,6 @@ close() deregisters all segments (ncclCommDeregister), as closing the communicat
         const GilReleased released;
         f.close();
       });
-
-  m.def(
-      "set_register_pool",
-      [](const py::object& function) {
-        register_pool_function = py::object(function).release().ptr();
-      },
-      py::arg("function"),
-      R"(Set the function behind Communicator.register_pool; pynccl.memory calls it on import.
-
-Args:
-    function: a function (communicator, pool) that returns a PoolRegistration.)");
-  const py::type type = py::type::of<Communicator>();
-  constexpr const char* name = "register_pool";
-  py::setattr(
-      type, name,
-      py::cpp_function(&register_pool, py::name(name), py::is_method(type), py::arg("pool"),
-                       R"(Register the memory of a pool for zero-copy transfers (ncclCommRegister).
-
-Args:
-    pool: a pool of pynccl.memory.torch_pool() or cupy_pool().
-
-Returns:
-    A PoolRegistration. It need not be kept: it lasts until it or the communicator is closed.
-
-Raises:
-    ValueError: the pool is not from pynccl.memory or belongs to another library, or the
-        communicator is closed.
-    MissingFunctionError: the library is older than NCCL 2.19.
-    NcclError: a segment cannot be registered; then none is.)"));
 }
 
 }  // namespace pynccl::python

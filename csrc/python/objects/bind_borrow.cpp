@@ -1,23 +1,13 @@
-// Communicator.borrow(), which is in pynccl/borrowing.py, and its steps.
+// The steps of Communicator.borrow(), which is in pynccl/borrowing.py.
 #include "core/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
-#include "python/objects/group.h"
 
 namespace pynccl::python {
 namespace {
-
-// pynccl.borrowing.borrow, which set_borrow() passes in. A reference for the life of the process.
-PyObject* borrow_function = nullptr;
-
-py::object borrow(const py::object& owner, const py::object& provider, const py::object& device) {
-  if (!borrow_function) throw std::runtime_error("borrow: pynccl.borrowing is not imported");
-  if (Group::active()) throw py::value_error("borrow: it cannot be called inside group()");
-  return py::handle(borrow_function)(owner, provider, device);
-}
 
 // Calls a function of Python, which returns the handle as an integer; null where it raises.
 std::function<ncclComm_t()> asker(const py::object& function) {
@@ -71,14 +61,6 @@ std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
 }  // namespace
 
 void bind_borrow(py::module_& m) {
-  m.def(
-      "set_borrow",
-      [](const py::object& function) { borrow_function = py::object(function).release().ptr(); },
-      py::arg("function"),
-      R"(Set the function behind Communicator.borrow; pynccl.borrowing calls it on import.
-
-Args:
-    function: a function (owner, provider, device) that returns a Communicator.)");
   m.def("borrow_handle", &borrow_handle, py::arg("library"), py::arg("handle"), py::arg("owner"),
         py::arg("ask"),
         R"(Borrow an ncclComm_t; for pynccl.borrowing.
@@ -99,42 +81,6 @@ Args:
 
 Returns:
     A Communicator.)");
-  auto type = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
-  type.def_static("borrow", &borrow, py::arg("owner"), py::kw_only(),
-                  py::arg("provider") = py::none(), py::arg("device") = py::none(),
-                  R"(Use a communicator that something else has made and frees.
-
-    comm = nccl.Communicator.borrow(process_group)
-
-The result has the methods of a Communicator, with time limits and a flight record of its own.
-close(), the garbage collector and the end of the process only forget the handle; abort(),
-finalize(), suspend(), resume() and register_pool() are refused. revoke(), recover(),
-shrink(abort=True), a time limit that is over and an interrupted wait end the owner's operations,
-too: they revoke the communicator, which its owner still has to free. With a library older than NCCL
-2.28.7, a time limit that is over closes the borrowed communicator and leaves the owner's alone.
-
-The owner is kept alive until close(). After it has closed its communicator, calls raise ValueError
-where that can be known: of an integer it cannot, unless a Communicator of pynccl has that handle.
-Operations of the owner and of the borrower are operations of one communicator: all ranks must issue
-them in the same order.
-
-Args:
-    owner: a Communicator; a process group of pynccl; a process group of torch, or its backend
-        (pynccl or nccl); a communicator of nccl4py or CuPy; an object with
-        __pynccl_communicator__(); or an ncclComm_t as an integer.
-    provider: of the handle, for owners other than pynccl's: "cuda", "host" or the path of a library.
-        None is the libnccl.so.2 that is loaded in this process.
-    device: of the communicator, for a process group: a torch.device, its name, or the number of a
-        GPU. None is the group's only one, on GPUs the current one.
-
-Returns:
-    A Communicator.
-
-Raises:
-    TypeError: owner is none of these.
-    ValueError: the owner has closed its communicator or has not made it yet; the handle belongs to
-        another library; or the library or the device is not known.
-    NcclError: the library does not know the handle.)");
 }
 
 }  // namespace pynccl::python

@@ -184,6 +184,12 @@ Raises:
       .def_property_readonly("library", &Communicator::shared_library,
                              "The Library of its provider, as pynccl.raw.load() returns it.")
       .def_property_readonly(
+          "provider",
+          [](const Communicator& c) {
+            return c.library().memory() == Memory::kHost ? "host" : "cuda";
+          },
+          "The provider of its streams, events and further communicators: 'host' or 'cuda'.")
+      .def_property_readonly(
           "handle",
           [](Communicator& c) {
             return reinterpret_cast<std::uintptr_t>(ncclComm_t(Communicator::Use(c)));
