@@ -164,7 +164,7 @@ def test_a_group_is_captured_as_a_whole(rank: Rank) -> None:
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 @on_ranks(1, by="provider")
 def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa: ANN401
-    """Only a global capture forbids other threads to wait; asking never breaks any capture."""
+    """Other threads may ask for other streams and wait for them in every mode."""
     stream, other, event = rank.stream(), rank.stream(), rank.event()
     event.record(other)
     errors: list[BaseException | None] = []
@@ -187,21 +187,12 @@ def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa:
         rank.comm.all_reduce(array)
         elsewhere(event.query)
         elsewhere(other.query)
-        assert event.query() in (True, False)
-    assert errors == [None, None]
+        elsewhere(other.synchronize)
+        elsewhere(event.synchronize)
+        assert event.query()
+    assert errors == [None] * 4
     graph.launch()
     stream.synchronize()
-    if mode == "global":
-        with (
-            pytest.raises(nccl.DriverError, match="CAPTURE_INVALIDATED"),
-            nccl.capture(stream, mode=mode),
-        ):
-            elsewhere(other.synchronize)
-        assert "CAPTURE_UNSUPPORTED" in str(errors[-1])
-    else:
-        with nccl.capture(stream, mode=mode):
-            elsewhere(other.synchronize)
-        assert errors[-1] is None
 
 
 @on_ranks(2, by="provider", ids=2)
