@@ -204,7 +204,7 @@ def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
             "alltoall",
             "transfer",
             "device_at_once",
-            "new_unique_id",
+            "new_ids",
             "give_up",
         },
         "Work": {"source_rank"},

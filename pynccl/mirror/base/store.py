@@ -150,6 +150,9 @@ def _exchange(
     if connects:
         for other in ranks:
             check_present(other, gone, name, rank)
+        # Once more: while it waited for the others a rank may have ended, which is seen here, and
+        # not by a communicator that it never joins.
+        _exchange(store, f"{name} (connects)", rank, ranks, timeout, b"", gone)
     return exchange
 
 
