@@ -9,19 +9,20 @@
 
 namespace common {
 
+// Both are made when the library is loaded: in the child of a fork nobody could finish a static of
+// a function that another thread was making.
+template <typename T>
+struct OfProcess {
+  static inline constinit std::atomic<T*> instance{nullptr};
+  // Nothing is made in the child: other threads may have had locks that a constructor takes.
+  static inline const int registered =
+      pthread_atfork(nullptr, nullptr, [] { instance.store(nullptr); });
+};
+
 template <typename T>
 T& per_process() {
-  struct Instance {
-    static std::atomic<T*>& get() {
-      static std::atomic<T*> instance = [] {
-        // Nothing is made here: other threads may have had locks that its constructor takes.
-        pthread_atfork(nullptr, nullptr, [] { get().store(nullptr); });
-        return nullptr;
-      }();
-      return instance;
-    }
-  };
-  std::atomic<T*>& instance = Instance::get();
+  static_cast<void>(&OfProcess<T>::registered);
+  std::atomic<T*>& instance = OfProcess<T>::instance;
   T* object = instance.load(std::memory_order_acquire);
   if (object) [[likely]]
     return *object;

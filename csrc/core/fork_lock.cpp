@@ -24,13 +24,12 @@ void after_fork() {
   if (std::exchange(locked_by_fork, false)) mutex().unlock();
 }
 
+// When the library is loaded, as per_process().
+[[maybe_unused]] const int registered = pthread_atfork(&before_fork, &after_fork, nullptr);
+
 }  // namespace
 
-ForkLock::ForkLock() {
-  static const int registered = pthread_atfork(&before_fork, &after_fork, nullptr);
-  static_cast<void>(registered);
-  mutex().lock();
-}
+ForkLock::ForkLock() { mutex().lock(); }
 
 ForkLock::~ForkLock() { mutex().unlock(); }
 
