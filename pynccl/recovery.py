@@ -16,8 +16,8 @@ from pynccl import _C
 from pynccl.errors import NcclRemoteError
 
 if TYPE_CHECKING:
+    import pynccl.store
     from pynccl._C import Communicator, Config
-    from pynccl.store import Store
 
 __all__ = ["Rounds", "recover"]
 
@@ -47,7 +47,7 @@ class Rounds:
 
     def agree(
         self,
-        store: Store,
+        store: pynccl.store.Store,
         rank: int,
         timeout: float,
         lost: Iterable[int] = (),
@@ -104,7 +104,7 @@ def recover(
     comm: Communicator,
     timeout: float = 30.0,
     *,
-    store: Store | None = None,
+    store: pynccl.store.Store | None = None,
     exclude: Sequence[int] = (),
     config: Config | None = None,
 ) -> Communicator:
