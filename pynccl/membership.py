@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
+from pynccl import nccl
 from pynccl._C import Config
 
 if TYPE_CHECKING:
+    import torch
+
     from pynccl._C import Communicator
 
-__all__ = ["group_config", "ordered_members", "shrunk"]
+__all__ = ["connect_pair", "group_config", "ordered_members", "shrunk"]
 
 
 def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Config:
@@ -35,6 +38,63 @@ def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Confi
     if not on_cpu and config.on_timeout is None and not os.environ.get("PYNCCL_ON_TIMEOUT"):
         config.on_timeout = "abort"
     return config
+
+
+def connect_pair(
+    ids: bytes,
+    *,
+    lower: bool,
+    device: torch.device,
+    timeout: float,
+    create: Callable[[bytes, int], Communicator],
+) -> dict[bool, Communicator]:
+    """Create the communicators of both directions between two ranks.
+
+    Both ranks call it: the first operation of each may be a send.
+
+    Args:
+        ids: two unique ids; the first is of the direction in which the lower rank sends.
+        lower: whether this is the lower rank.
+        device: of the communicators.
+        timeout: of their operations, in seconds; 0 is no limit.
+        create: creates a communicator of two ranks from a unique id and this rank in it.
+
+    Returns:
+        The communicators, by whether this rank sends on them.
+
+    Raises:
+        NcclError: NCCL failed.
+    """
+    half = len(ids) // 2
+    with nccl.group():
+        made = {
+            sends: create(unique_id, int(not lower))
+            for sends, unique_id in ((lower, ids[:half]), (not lower, ids[half:]))
+        }
+    for comm in made.values():
+        comm.timeout = timeout or None
+    if device.type != "cpu":  # hostnccl connects ranks when it creates a communicator
+        _exchange_byte(made, device)
+    return made
+
+
+def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> None:
+    """Send a byte in both directions between two ranks.
+
+    NCCL connects a direction in the calls of its first message, each of which waits for the other
+    rank's call. Without this, two ranks that both send before they receive would wait forever.
+    """
+    import torch
+
+    memory = torch.empty(2, dtype=torch.uint8, device=device)
+    stream = nccl.Stream("cuda", device=device.index)
+    with nccl.group():
+        for sends, comm in comms.items():
+            if sends:
+                comm.send(memory[:1], 1 - comm.rank, stream=stream)
+            else:
+                comm.recv(memory[1:], 1 - comm.rank, stream=stream)
+    stream.synchronize()
 
 
 def ordered_members(

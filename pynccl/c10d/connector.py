@@ -66,27 +66,6 @@ def _device_pool() -> torch.cuda.MemPool:
     return memory.torch_pool()
 
 
-def _exchange_byte(comms: dict[bool, nccl.Communicator], device: torch.device) -> None:
-    """Send a byte in both directions between two ranks.
-
-    NCCL connects a direction in the calls of its first message, each of which waits for the other
-    rank's call. Without this, two ranks that both send before they receive would wait forever.
-
-    Args:
-        comms: the communicators of two ranks, by whether this rank sends.
-        device: of the communicators.
-    """
-    memory = torch.empty(2, dtype=torch.uint8, device=device)
-    stream = nccl.Stream("cuda", device=device.index)
-    with nccl.group():
-        for sends, comm in comms.items():
-            if sends:
-                comm.send(memory[:1], 1 - comm.rank, stream=stream)
-            else:
-                comm.recv(memory[1:], 1 - comm.rank, stream=stream)
-    stream.synchronize()
-
-
 def _provider(device: torch.device) -> str:
     return "host" if device.type == "cpu" else "cuda"
 
@@ -175,20 +154,17 @@ class Connector:
         low, high = sorted((self._rank, peer))
         lower = self._rank == low
         ids = self._ids(device, f"{low}and{high}", 2, makes=lower)
-        parts = {lower: ids[: len(ids) // 2], not lower: ids[len(ids) // 2 :]}
         try:
-            with nccl.group():
-                made = {
-                    sends: self._make(2, unique_id, int(not lower), device)
-                    for sends, unique_id in parts.items()
-                }
-            for comm in made.values():
-                self._set_up(comm)
-            if device.type != "cpu":  # hostnccl connects ranks when it makes a communicator
-                _exchange_byte(made, device)
+            made = membership.connect_pair(
+                ids,
+                lower=lower,
+                device=device,
+                timeout=self.timeout,
+                create=lambda unique_id, rank: self._make(2, unique_id, rank, device),
+            )
         except nccl.NcclTimeoutError as error:
             raise self._timed_out(error) from error
-        return made
+        return {sends: self._set_up(comm) for sends, comm in made.items()}
 
     def _make(
         self, size: int, unique_id: bytes, rank: int, device: torch.device

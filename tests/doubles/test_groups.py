@@ -29,9 +29,14 @@ def world(launch: Launcher, tmp_path: Path) -> World:
     url = f"file://{tmp_path}/store"
 
     def run(
-        nranks: int, function: Callable[..., Any], *args: object, init: dict[str, Any] | None = None
+        nranks: int,
+        function: Callable[..., Any],
+        *args: object,
+        init: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
     ) -> list[Any]:
-        return launch(nranks, run_in_world, function, url, init or {}, args, provider="cuda")
+        program = (run_in_world, function, url, init or {}, args)
+        return launch(nranks, *program, provider="cuda", env=env)
 
     return run
 
@@ -250,3 +255,22 @@ def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
 
 def test_pairs_have_few_ctas(world: World) -> None:
     assert world(1, _config) == [(8, 20)]
+
+
+def _exchanged(dist: Any, rank: int, size: int) -> float:
+    """The first transfers of both ranks are sends."""
+    import torch
+
+    received = torch.zeros(4)
+    works = [
+        dist.isend(torch.full((4,), rank + 1.0), 1 - rank),
+        dist.irecv(received, 1 - rank),
+    ]
+    for work in works:
+        work.wait()
+    return float(received.mean())
+
+
+def test_both_ranks_may_send_first(world: World) -> None:
+    """NCCL connects a direction in its first message, whose call waits for the other rank's."""
+    assert world(2, _exchanged, env={"NCCL_DOUBLE_CONNECT": "1"}) == [2.0, 1.0]

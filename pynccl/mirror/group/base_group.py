@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pynccl import _C, nccl
 from pynccl.errors import NcclError
-from pynccl.membership import group_config
+from pynccl.membership import connect_pair, group_config
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig
 from pynccl.mirror.base.checks import real
 from pynccl.mirror.base.errors import (
@@ -352,14 +352,17 @@ class BaseGroup(_C.ProcessGroup):
         """
         device = _concrete(device)
         ids = self._exchanged_ids(device, peer, closed)
-        lower = self.rank() < peer
         config = self._config_of_pair(device)
-        half = NCCL_UNIQUE_ID_BYTES
-        with translated(NcclError), nccl.group():
-            made = {
-                sends: self._communicator(2, unique_id, int(not lower), device, config)
-                for sends, unique_id in ((lower, ids[:half]), (not lower, ids[half:]))
-            }
+        with translated(NcclError):
+            made = connect_pair(
+                ids,
+                lower=self.rank() < peer,
+                device=device,
+                timeout=self.timeout.total_seconds(),
+                create=lambda unique_id, rank: self._communicator(
+                    2, unique_id, rank, device, config
+                ),
+            )
         return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
 
     def _exchanged_ids(self, device: torch.device, peer: int, closed: Callable[[], bool]) -> bytes:
