@@ -108,26 +108,26 @@ def recover(
     exclude: Sequence[int] = (),
     config: Config | None = None,
 ) -> Communicator:
-    """Make a communicator of the ranks that are left, in place of this one.
+    """Create a communicator of the surviving ranks, which replaces this one.
 
         comm = comm.recover(timeout=10)
 
-    All ranks that are left call it: after a rank died or was stopped, or after this communicator
-    expired or failed. It revokes the communicator, so that ranks that wait for this one raise; the
-    ranks agree on who is left; and these make a new communicator, by shrink(abort=True), or split()
-    where nobody is lost. They keep their order and, without config, the configuration and time
-    limits. All get a communicator of the same ranks, or all raise. This communicator is then
-    aborted, with its windows, registrations and operators; what its operations have written is
-    undefined.
+    All surviving ranks call it, after a rank died or was stopped, or after this communicator
+    expired or failed. It revokes the communicator, so that ranks waiting for this one raise. The
+    ranks then agree on the surviving ranks and create a new communicator by shrink(abort=True), or
+    by split() if no rank is lost. Ranks keep their order and, without config, the configuration and
+    time limits. All get a communicator of the same ranks, or all raise. This communicator is then
+    aborted, with its windows, registrations and operators; the output of its unfinished operations
+    is undefined.
 
     On CPUs the ranks find out by themselves who is dead, and wait only for ranks that live. NCCL
     does not know that: there a store is needed, or exclude.
 
     Args:
         comm: the communicator.
-        timeout: the time in seconds that a rank has to take part; the new communicator has to be
-            made in the same time again. A rank that does not come in time is left out: its own call
-            raises NcclRemoteError.
+        timeout: seconds for all ranks to take part, and the same again for creating the new
+            communicator. A rank that arrives later is excluded: its own call raises
+            NcclRemoteError.
         store: a store of torch.distributed, on every rank, for this communicator alone
             (PrefixStore). The ranks agree through it. Each waits for timeout where a rank is
             missing.
@@ -142,7 +142,7 @@ def recover(
         TypeError, ValueError: a wrong argument, or this communicator is closed; on GPUs, neither
             store nor exclude is given.
         MissingFunctionError: the library is older than NCCL 2.27.
-        NcclRemoteError: this rank was left out.
+        NcclRemoteError: this rank was excluded.
         NcclTimeoutError: a rank took part in the agreement, but not in making the communicator. All
             raise; the next call leaves it out.
         NcclError: NCCL failed.

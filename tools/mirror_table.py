@@ -149,11 +149,11 @@ A script needs two changes: the import, and the name of the backend.
   can block each other.
 * A batch uses the communicator of the group; if it is the group's first operation, all its ranks
   must take part.
-* `new_group` and the creation of a communicator raise `DistBackendError` at once for a rank that
-  has left or, on this machine, has died, and `DistStoreError` for one that does not come before the
-  timeout. Both
-  name it. A store that is gone, or does not answer, is an error that names the store. `split_group`
-  and `shrink_group` have the timeout of the group.
+* `new_group` and the creation of a communicator raise `DistBackendError` immediately if a rank has
+  called `destroy_process_group` or if its process on the same machine has exited, and
+  `DistStoreError` if a rank does not arrive within the timeout. Both name the rank. If the store is
+  gone or does not answer, the error names the store. `split_group` and `shrink_group` use the
+  timeout of the group.
 * `reconfigure(group=None, timeout=None)`, which torch does not have, makes a group of the ranks
   still alive: see [reliability](reliability.md). Groups of the [backend](c10d.md) implement torch's
   `reconfigure()`, in which the script lists the handles of the ranks, including new processes.
@@ -165,9 +165,9 @@ A script needs two changes: the import, and the name of the backend.
   read by `torch.load(weights_only=True)`, and no code of a sender runs.
 * `get_backend_impl()` is the `pynccl.nccl.Communicator` of a group. A group's timeout can be
   changed: `set_timeout()`.
-* A first transfer with a rank that has left or, on this machine, has died raises at once.
-  `destroy_process_group` waits for operations on GPUs as long as the timeout of the group; then it
-  aborts them and raises.
+* The first transfer with a rank raises immediately if the rank has called `destroy_process_group`
+  or if its process on the same machine has exited. `destroy_process_group` waits for operations on
+  GPUs as long as the timeout of the group; then it aborts them and raises.
 * `pg_options` takes a `pynccl.nccl.Config`, but neither `Config(blocking=0)` nor one that shares
   resources (`split_share`, `shrink_share`): an abort of one group would end the operations of its
   parent.
@@ -184,8 +184,8 @@ A script needs two changes: the import, and the name of the backend.
   would be used before an error could be raised. `pg_options=nccl.Config(on_timeout="raise")` or
   `PYNCCL_ON_TIMEOUT=raise` chooses errors instead.
 * A script may end without `destroy_process_group`. After `fork`, a child cannot use its parent's
-  groups; it can make its own. The other ranks notice the death of
-  the parent even if the child (a `DataLoader` worker) lives on.
+  groups; it can create its own. The other ranks detect the death of the parent even while the
+  child (a `DataLoader` worker) is alive.
 * torch.distributed can be used in the same process at the same time. The two share nothing, also
   where they use the same store.
 * In a function for torch.compile each of these calls breaks the graph; `pynccl.ops` has collectives

@@ -23,14 +23,15 @@ _rounds: weakref.WeakKeyDictionary[ProcessGroup, Rounds] = weakref.WeakKeyDictio
 def reconfigure(
     group: ProcessGroup | None = None, timeout: timedelta | None = None
 ) -> ProcessGroup:
-    """Make a group of the ranks that are left, in place of a group with ranks that are not.
+    """Create a group of the surviving ranks, which replaces a group that has lost ranks.
 
-    All ranks that are left call it: after ranks have died or were stopped, or after an operation
+    All surviving ranks call it: after ranks have died or were stopped, or after an operation
     timed out. What is under way on the group ends with an error. The ranks agree through the store
-    on who is left, so the rank that keeps the store has to be. A rank whose process has ended on
-    this machine is noticed at once; any other that does not come is left out after the timeout. The
-    others keep their order. They make new communicators with the group's options and timeout. Where
-    the group is the default group, the new one is the default group, and all other groups end.
+    on the surviving ranks, so the rank that hosts the store must be one of them. A process that has
+    exited on the same machine is detected immediately; any other missing rank is excluded after the
+    timeout. The surviving ranks keep their order. They create new communicators with the group's
+    options and timeout. If the group is the default group, the new one becomes the default group,
+    and all other groups are destroyed.
 
     It is the counterpart of :meth:`pynccl.nccl.Communicator.recover`. torch.distributed has no
     function of this name.
@@ -44,7 +45,7 @@ def reconfigure(
 
     Raises:
         ValueError: there is no default group, or the group is not registered.
-        NcclRemoteError: this rank was left out.
+        NcclRemoteError: this rank was excluded.
         DistStoreError: a rank took part in the agreement and then did not make the group. All
             raise; the next call leaves it out.
         DistNetworkError: the store is gone.
