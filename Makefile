@@ -80,9 +80,9 @@ bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time
 	$(PY) -m benchmarks.host $(ARGS)
 
 plots-lab: $(TO_BENCH) ## measure the pictures of docs/lab.md on this machine
-	$(PY) -m pynccl.lab overlap --sizes 256K,1M,4M,16M --load gemm:256,sleep --plot docs/images/lab/exposed.png \
+	$(PY) -m pynccl lab overlap --sizes 256K,1M,4M,16M --load gemm:256,sleep --plot docs/images/lab/exposed.png \
 	  --lanes docs/images/lab/lanes.png
-	$(PY) -m pynccl.lab sweep --ranks 2,4 --plot docs/images/lab/algorithms.png
+	$(PY) -m pynccl lab sweep --ranks 2,4 --plot docs/images/lab/algorithms.png
 	for example in ddp_buckets fsdp_prefetch tensor_parallel pipeline; do \
 	  $(PY) examples/lab/$$example.py --plot docs/images/lab/$$example.png || exit 1; done
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.gpu_figures import LabRow
 from benchmarks.gpu_overlap import ctas_to_try
 from benchmarks.world import World
-from pynccl import lab
+from pynccl.tools import lab
 
 __all__ = ["run"]
 

@@ -1,9 +1,9 @@
-"""Bandwidths and sizes as nccl-tests defines them: see pynccl/trace/bandwidth.py."""
+"""Bandwidths and sizes as nccl-tests defines them: see pynccl/tools/trace/bandwidth.py."""
 
 from __future__ import annotations
 
-from pynccl.lab.sizes import parse_size
-from pynccl.trace.bandwidth import BUS_FACTORS, Bandwidth, bandwidth, bus_factor
+from pynccl.tools.lab.sizes import parse_size
+from pynccl.tools.trace.bandwidth import BUS_FACTORS, Bandwidth, bandwidth, bus_factor
 
 __all__ = [
     "BUS_FACTORS",

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsIndex
 
-from pynccl import _C, installation
+from pynccl import _C
+from pynccl._internal import installation
 from pynccl.errors import LibraryNotFoundError
 
 __all__ = [

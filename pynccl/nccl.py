@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-import pynccl.borrowing
-import pynccl.inquiry
-import pynccl.memory
-import pynccl.recovery  # noqa: F401 - it implements Communicator.recover
+# They implement methods of Communicator.
+import pynccl._internal.borrowing
+import pynccl._internal.inquiry
+import pynccl._internal.recovery
+import pynccl.memory  # noqa: F401
 from pynccl import _C
 from pynccl._C import (
     Buffer,
@@ -64,7 +65,7 @@ from pynccl.libraries import load, resolve
 from pynccl.parameters import Param, Params, params
 
 if TYPE_CHECKING:
-    from pynccl.trace.recorder import Trace, range, trace
+    from pynccl.tools.trace.recorder import Trace, range, trace
 
 __all__ = [
     "AVG",
@@ -315,12 +316,12 @@ class Event(_C.Event):
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
     if name not in ("Trace", "range", "trace"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pynccl.trace import recorder  # it makes the import of pynccl slower
+    from pynccl.tools.trace import recorder  # it makes the import of pynccl slower
 
     return getattr(recorder, name)
 
 
 if os.environ.get("PYNCCL_TRACE") or os.environ.get("PYNCCL_RECORD"):
-    from pynccl.trace.recorder import start_from_environment
+    from pynccl.tools.trace.recorder import start_from_environment
 
     start_from_environment()

@@ -67,6 +67,6 @@ def kept_ranks() -> Iterator[None]:
     """Replays keep their processes for the next replay."""
     kept = _Kept()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pynccl.replay.run.Launcher", lambda: kept)
+        patch.setattr("pynccl.tools.replay.run.Launcher", lambda: kept)
         yield
     kept.close()

@@ -49,6 +49,7 @@ _HOSTNCCL = (
     "api",
 )
 _PYTHON = ("call", "convert", "raw", "objects", "collectives", "mirror")
+_DIVIDED = ("_internal", "mirror", "tools")  # parts of pynccl with parts of their own
 _MIRROR = ("base", "group", "world", "lifecycle", "api")
 
 # A folder of csrc, or a module or package of Python, may use those before it in one of its orders.
@@ -118,11 +119,11 @@ def folders(graph: Graph) -> dict[str, set[str]]:
 
 
 def unit(name: str) -> str:
-    """The folder of a file. Of a module, the part of pynccl, or of pynccl.mirror, that it is in."""
+    """The folder of a file. Of a module, the part of pynccl, of its tools or of its mirror."""
     if "/" in name:
         return name.rpartition("/")[0]
     parts = name.split(".")
-    return ".".join(parts[: 3 if parts[:2] == ["pynccl", "mirror"] else 2])
+    return ".".join(parts[: 3 if parts[1:2] and parts[1] in _DIVIDED else 2])
 
 
 def cycles(graph: Graph) -> list[list[str]]:

@@ -125,7 +125,7 @@ _MODULES = {"Communicator": "pynccl.nccl", "Report": "pynccl.weights"}
 def _qualify(app: Any, doctree: Any) -> None:
     """Types without their module are those of _MODULES, except in modules that have their own."""
     for node in doctree.findall(addnodes.pending_xref):
-        own = str(node.get("py:module")).startswith(("pynccl.trace", "pynccl.flight"))
+        own = str(node.get("py:module")).startswith(("pynccl.tools.trace", "pynccl.flight"))
         if (module := _MODULES.get(node["reftarget"])) and not own:
             node["reftarget"] = f"{module}.{node['reftarget']}"
 

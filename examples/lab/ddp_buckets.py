@@ -16,7 +16,8 @@ import functools
 
 import torch
 
-from pynccl import lab, nccl
+from pynccl import nccl
+from pynccl.tools import lab
 
 LAYERS = 4
 ROWS = COLUMNS = 1024  # of the gradient of a layer: 4 MiB

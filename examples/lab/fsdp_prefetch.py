@@ -17,7 +17,8 @@ import functools
 
 import torch
 
-from pynccl import lab, nccl
+from pynccl import nccl
+from pynccl.tools import lab
 
 LAYERS = 4
 SIDE = 1024  # of the weights of a layer: 4 MiB

@@ -17,7 +17,8 @@ import functools
 
 import torch
 
-from pynccl import lab, nccl
+from pynccl import nccl
+from pynccl.tools import lab
 
 MICROBATCHES = 8
 ROWS = COLUMNS = 1024  # of the activations: 4 MiB

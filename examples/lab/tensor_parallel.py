@@ -17,7 +17,8 @@ import functools
 
 import torch
 
-from pynccl import lab, nccl
+from pynccl import nccl
+from pynccl.tools import lab
 
 ROWS = COLUMNS = 2048  # of the result: 16 MiB
 INNER = 128

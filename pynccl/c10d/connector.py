@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pynccl import _C, membership, memory, nccl
+from pynccl import _C, memory, nccl
+from pynccl._internal import membership
 from pynccl.libraries import load
 from pynccl.store import ask
 

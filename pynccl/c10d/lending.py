@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from pynccl import borrowing, nccl
+from pynccl import nccl
+from pynccl._internal import borrowing
 
 __all__ = ["lend"]
 

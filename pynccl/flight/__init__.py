@@ -12,7 +12,8 @@ differs between two ranks, they have called different ones.
 
 ``analysis`` reports a mismatch first, then a rank that is behind, then one that is stuck.
 ``missing`` does the same while the program runs: when an operation exceeds its time limit, the
-ranks ask each other through the store (pynccl/inquiry.py) and answer with a shortened dump.
+ranks ask each other through the store (pynccl/_internal/inquiry.py) and answer with a shortened
+dump.
 """
 
 __all__: list[str] = []

@@ -197,7 +197,7 @@ def main(descriptor: int, traces: int, parent: int) -> None:
     os.set_inheritable(descriptor, False)
     os.register_at_fork(after_in_child=connection.close)
     Worker(connection).serve()
-    if recorder := sys.modules.get("pynccl.trace.recorder"):
+    if recorder := sys.modules.get("pynccl.tools.trace.recorder"):
         recorder.end_from_environment()
     # Not through the end of the interpreter: it waits for threads that a failed job left behind.
     os._exit(0)

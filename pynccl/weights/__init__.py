@@ -27,8 +27,8 @@ Rules of the implementation:
   with its last reference.
 * Nothing is read before the proof of the key (``handshake``). A message that does not fit closes
   its connection alone. A new field needs a reader with a bound and a seed in tests/fuzz/corpus.py.
-* Sockets are created within ``creation()`` of pynccl/sockets.py and passed to ``track()``, which
-  closes them in forked children.
+* Sockets are created within ``creation()`` of pynccl/_internal/sockets.py and passed to
+  ``track()``, which closes them in forked children.
 * Every wait has a limit, and ends when a control connection closes.
 """
 

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 
-from pynccl.sockets import creation, track
+from pynccl._internal.sockets import creation, track
 from pynccl.weights.handshake import ListeningSide
 from pynccl.weights.messages import (
     FROM_RECEIVERS,

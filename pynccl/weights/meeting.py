@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 
-from pynccl.sockets import connect, creation, track
+from pynccl._internal.sockets import connect, creation, track
 from pynccl.store import Store
 from pynccl.weights.entrance import Entrance
 from pynccl.weights.errors import WeightsError

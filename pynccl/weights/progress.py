@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO, TypeAlias
 
-from pynccl.progress import Progress
+from pynccl._internal.progress import Progress
 
 __all__ = ["OnProgress", "ProgressBar", "meter"]
 

@@ -76,7 +76,7 @@ class Link:
     """A connection to another member.
 
     Args:
-        sock: connected, and tracked: see pynccl.sockets.
+        sock: connected, and tracked: see pynccl._internal.sockets.
         types: the messages that the other end may send.
         timeout: seconds that sending a message may take.
         longest: bytes of a message that is received.

@@ -35,7 +35,7 @@ def _communicator() -> Any:
 @on_ranks(2)
 def test_torch_has_the_handle(rank: int, size: int) -> None:
     import pynccl.c10d
-    from pynccl import borrowing
+    from pynccl._internal import borrowing
 
     comm, other, world = _communicator(), dist.new_group(), dist.group.WORLD
     device = torch.device("cuda", comm.device)
@@ -67,7 +67,8 @@ def test_torch_has_the_handle(rank: int, size: int) -> None:
 @on_ranks(2)
 def test_refused(rank: int, size: int) -> None:
     import pynccl.c10d
-    from pynccl import borrowing, nccl
+    from pynccl import nccl
+    from pynccl._internal import borrowing
 
     comm, alone = _communicator(), nccl.Communicator(1, nccl.get_unique_id(), 0)
     with pytest.raises(TypeError, match="comm: expected a Communicator, got int"):

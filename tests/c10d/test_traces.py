@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pynccl import nccl
-from pynccl.trace.exposure import WAITS, exposed
+from pynccl.tools.trace.exposure import WAITS, exposed
 from tests.c10d.in_torch import set_event, wait_event
 from tests.support.blocking import wait_until_blocked
 from tests.support.ranks import on_ranks

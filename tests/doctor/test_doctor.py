@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from pynccl import nccl
-from pynccl.doctor import Diagnosis, Finding, diagnose
-from pynccl.doctor import ranks as doctor_ranks
-from pynccl.doctor.library import describe
 from pynccl.testing import Rank
+from pynccl.tools.doctor import Diagnosis, Finding, diagnose
+from pynccl.tools.doctor import ranks as doctor_ranks
+from pynccl.tools.doctor.library import describe
 from tests.support.commands import run_command
 
 _DEADLINE = 90  # seconds; a loaded machine takes long to start Python

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pynccl.doctor import Finding, library, machine, packages, variables
-from pynccl.doctor.library import Facts, advise, describe
-from pynccl.doctor.machine import SharedMemory
-from pynccl.doctor.variable_table import NCCL, OF_TORCH, PYNCCL
 from pynccl.nccl import params
+from pynccl.tools.doctor import Finding, library, machine, packages, variables
+from pynccl.tools.doctor.library import Facts, advise, describe
+from pynccl.tools.doctor.machine import SharedMemory
+from pynccl.tools.doctor.variable_table import NCCL, OF_TORCH, PYNCCL
 
 _ROOT = Path(__file__).parents[2]
 _MIB = 2**20

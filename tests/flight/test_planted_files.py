@@ -17,7 +17,7 @@ import pytest
 
 from pynccl import _C, nccl
 from pynccl.flight import dump, torch_format
-from pynccl.trace import chrome, recording
+from pynccl.tools.trace import chrome, recording
 
 _WORLD = """
 import numpy as np

@@ -21,16 +21,16 @@ from pynccl.flight import torch_format
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
-from pynccl.replay.check import check as compare
-from pynccl.replay.compiler import compile_programs
-from pynccl.replay.errors import ReplayError
-from pynccl.replay.recorded import gather
-from pynccl.trace import chrome, recording
-from pynccl.trace.errors import TraceError
-from pynccl.trace.merge import merge
-from pynccl.trace.model import ProcessTrace
-from pynccl.trace.order import check
-from pynccl.trace.summary import summarise
+from pynccl.tools.replay.check import check as compare
+from pynccl.tools.replay.compiler import compile_programs
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.recorded import gather
+from pynccl.tools.trace import chrome, recording
+from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.merge import merge
+from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.order import check
+from pynccl.tools.trace.summary import summarise
 from pynccl.weights import messages
 from pynccl.weights.messages import FROM_LEADER, FROM_RECEIVERS, FROM_SENDERS, HELLOS
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pynccl.lab import world
 from pynccl.testing import Launcher
+from pynccl.tools.lab import world
 from tests.support import warm
 
 

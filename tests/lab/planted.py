@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pynccl import lab, nccl
+from pynccl import nccl
+from pynccl.tools import lab
 from tests.support.rank import Rank
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl import lab, nccl
-from pynccl.lab import algorithms, plots
-from pynccl.lab.arrays import Library
-from pynccl.lab.sizes import parse_size, size_text
-from pynccl.progress import Progress
+from pynccl import nccl
+from pynccl._internal.progress import Progress
+from pynccl.tools import lab
+from pynccl.tools.lab import algorithms, plots
+from pynccl.tools.lab.arrays import Library
+from pynccl.tools.lab.sizes import parse_size, size_text
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from pynccl import lab, nccl
-from pynccl.lab import output
+from pynccl import nccl
+from pynccl.tools import lab
+from pynccl.tools.lab import output
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pynccl import lab
+from pynccl.tools import lab
 from tests.lab import planted
 from tests.support.launcher import Launcher
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from pynccl import lab, nccl
-from pynccl.lab.algorithms import compare, winner, write_table
-from pynccl.lab.variants import Variant, variants
+from pynccl import nccl
+from pynccl.tools import lab
+from pynccl.tools.lab.algorithms import compare, winner, write_table
+from pynccl.tools.lab.variants import Variant, variants
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 

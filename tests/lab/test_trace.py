@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pynccl import lab, nccl
-from pynccl.trace.exposure import RANGES, exposed
+from pynccl import nccl
+from pynccl.tools import lab
+from pynccl.tools.trace.exposure import RANGES, exposed
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 

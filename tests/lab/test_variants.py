@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from pynccl import nccl
-from pynccl.lab.variants import (
+from pynccl.tools.lab.variants import (
     Variant,
     chosen_in_log,
     chosen_on_host,

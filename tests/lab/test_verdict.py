@@ -8,8 +8,8 @@ import dataclasses
 
 import pytest
 
-from pynccl.lab import Evidence, Row, Span, Timing, classify, output
-from pynccl.lab.verdict import needs_evidence
+from pynccl.tools.lab import Evidence, Row, Span, Timing, classify, output
+from pynccl.tools.lab.verdict import needs_evidence
 
 _NONE = Evidence(same_stream=False)
 _AFTER = Evidence(waits="communication")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from pynccl.comparison import Call, differences
+from pynccl._internal.comparison import Call, differences
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl import inquiry, nccl
+from pynccl import nccl
+from pynccl._internal import inquiry
 from pynccl.flight.dump import Dump, parse
 from pynccl.flight.missing import Missing, find_missing, shortened
 from tests.nccl.test_life import check_works

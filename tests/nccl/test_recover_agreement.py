@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pynccl import _C
+from pynccl._internal.recovery import Rounds
 from pynccl.errors import NcclRemoteError
-from pynccl.recovery import Rounds
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pynccl.flight.analysis import Finding
-from pynccl.replay import replay
-from pynccl.replay.check import check
-from pynccl.replay.recorded import gather
+from pynccl.tools.replay import replay
+from pynccl.tools.replay.check import check
+from pynccl.tools.replay.recorded import gather
 from tests.support.recordings import World, generated
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pynccl import cli
-from pynccl.replay import ReplayError, load, replay
+from pynccl.tools.replay import ReplayError, load, replay
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 

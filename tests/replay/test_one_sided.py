@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pynccl import cli, nccl
-from pynccl.replay import Result, load, replay
-from pynccl.replay.check import check
-from pynccl.replay.compiler import compile_programs
-from pynccl.replay.program import Op, Program
-from pynccl.replay.recorded import gather
-from pynccl.replay.run import run_programs
-from pynccl.trace.model import GraphLaunch, Operation, ProcessTrace, Signal, Window
+from pynccl.tools.replay import Result, load, replay
+from pynccl.tools.replay.check import check
+from pynccl.tools.replay.compiler import compile_programs
+from pynccl.tools.replay.program import Op, Program
+from pynccl.tools.replay.recorded import gather
+from pynccl.tools.replay.run import run_programs
+from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Signal, Window
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.recordings import World
@@ -403,7 +403,7 @@ def test_regions_that_several_ranks_write_are_counted_and_not_compared(
     _is_good(result)
     # Of rank 2 three regions; what rank 0 gets depends on when it has put itself.
     assert (result.outputs, result.shared, result.checked) == (5, 2, 2)
-    from pynccl.trace import chrome
+    from pynccl.tools.trace import chrome
 
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(chrome.document(world.traces)))

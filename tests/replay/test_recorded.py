@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from pynccl.replay import ReplayError, replay
-from pynccl.replay.check import check
-from pynccl.replay.compiler import compile_programs
-from pynccl.replay.recorded import Sync, gather
-from pynccl.trace.model import ProcessTrace, Wait
+from pynccl.tools.replay import ReplayError, replay
+from pynccl.tools.replay.check import check
+from pynccl.tools.replay.compiler import compile_programs
+from pynccl.tools.replay.recorded import Sync, gather
+from pynccl.tools.trace.model import ProcessTrace, Wait
 from tests.support.recordings import World
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pynccl.replay import Result, replay
-from pynccl.replay.compiler import compile_programs
-from pynccl.replay.recorded import gather
-from pynccl.replay.run import run_programs
-from pynccl.replay.shape import ITEMSIZES
+from pynccl.tools.replay import Result, replay
+from pynccl.tools.replay.compiler import compile_programs
+from pynccl.tools.replay.recorded import gather
+from pynccl.tools.replay.run import run_programs
+from pynccl.tools.replay.shape import ITEMSIZES
 from tests.support.recordings import World, generated
 from tests.support.tier import FULL
 
@@ -165,7 +165,7 @@ def test_threads_on_default_streams_do_not_block_each_other() -> None:
 
 
 def test_launches_of_graphs_are_the_operations_in_them() -> None:
-    from pynccl.trace.model import GraphLaunch
+    from pynccl.tools.trace.model import GraphLaunch
 
     world = World(2)
     world.all("all_reduce", stream=16)

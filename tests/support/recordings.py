@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pynccl.replay.shape import ITEMSIZES, blocks
-from pynccl.trace.model import Communicator, Operation, ProcessTrace
+from pynccl.tools.replay.shape import ITEMSIZES, blocks
+from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace
 
 __all__ = ["World", "generated"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pynccl import nccl
-from pynccl.trace.model import (
+from pynccl.tools.trace.model import (
     Communicator,
     GraphLaunch,
     Operation,

@@ -1,1 +1,1 @@
-"""Tests of pynccl.trace: files, merging, summaries, the order check, and recording."""
+"""Tests of pynccl.tools.trace: files, merging, summaries, the order check, and recording."""

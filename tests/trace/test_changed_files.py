@@ -19,11 +19,11 @@ from pynccl.flight import torch_format
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
-from pynccl.replay import ReplayError, load
-from pynccl.replay.check import check
-from pynccl.replay.recorded import gather
-from pynccl.trace import chrome, recording
-from pynccl.trace.errors import TraceError
+from pynccl.tools.replay import ReplayError, load
+from pynccl.tools.replay.check import check
+from pynccl.tools.replay.recorded import gather
+from pynccl.tools.trace import chrome, recording
+from pynccl.tools.trace.errors import TraceError
 from pynccl.weights import messages
 from tests.fuzz import readers
 from tests.support.flight_dumps import communicator, dump, record

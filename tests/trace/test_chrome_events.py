@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pynccl.trace import chrome
-from pynccl.trace.model import ProcessTrace
+from pynccl.tools.trace import chrome
+from pynccl.tools.trace.model import ProcessTrace
 from tests.support import perfetto
 from tests.support.tier import FULL
 from tests.support.traces import MS, STREAM, TraceBuilder

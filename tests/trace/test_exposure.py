@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pynccl import cli
-from pynccl.trace import chrome
-from pynccl.trace.bandwidth import bandwidth, operation_bandwidths, operation_bytes
-from pynccl.trace.exposure import RANGES, WAITS, exposed
-from pynccl.trace.merge import merge
-from pynccl.trace.summary import summarise
+from pynccl.tools.trace import chrome
+from pynccl.tools.trace.bandwidth import bandwidth, operation_bandwidths, operation_bytes
+from pynccl.tools.trace.exposure import RANGES, WAITS, exposed
+from pynccl.tools.trace.merge import merge
+from pynccl.tools.trace.summary import summarise
 from tests.support.traces import MS, STREAM, TraceBuilder
 
 _OTHER = STREAM + 0x100

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pynccl import cli
-from pynccl.trace import chrome
-from pynccl.trace.errors import TraceError
-from pynccl.trace.model import (
+from pynccl.tools.trace import chrome
+from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.model import (
     Communicator,
     GraphLaunch,
     Operation,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pynccl import cli
-from pynccl.trace import chrome
-from pynccl.trace.order import Conflict, check
+from pynccl.tools.trace import chrome
+from pynccl.tools.trace.order import Conflict, check
 from tests.support.traces import MS, STREAM, TraceBuilder
 
 _A, _B, _C = STREAM, STREAM + 0x100, STREAM + 0x200

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from pynccl.trace import chrome
-from pynccl.trace.exposure import RANGES, exposed
-from pynccl.trace.merge import merge
-from pynccl.trace.model import ProcessTrace
-from pynccl.trace.order import Conflict, check
+from pynccl.tools.trace import chrome
+from pynccl.tools.trace.exposure import RANGES, exposed
+from pynccl.tools.trace.merge import merge
+from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.order import Conflict, check
 from tests.nccl import test_delays
 from tests.support import perfetto
 from tests.support.launcher import Launcher

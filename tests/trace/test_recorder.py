@@ -16,9 +16,9 @@ import pytest
 
 import pynccl
 from pynccl import _C, nccl
-from pynccl.replay import replay
-from pynccl.trace import chrome, recording
-from pynccl.trace.model import Operation, ProcessTrace, Signal
+from pynccl.tools.replay import replay
+from pynccl.tools.trace import chrome, recording
+from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.traces import traced_by

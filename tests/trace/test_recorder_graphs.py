@@ -11,8 +11,8 @@ import time
 import numpy as np
 
 from pynccl import nccl
-from pynccl.trace import chrome
-from pynccl.trace.exposure import exposed
+from pynccl.tools.trace import chrome
+from pynccl.tools.trace.exposure import exposed
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.traces import traced_by

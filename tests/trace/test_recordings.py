@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pynccl import _C, nccl
-from pynccl.trace import recording
+from pynccl.tools.trace import recording
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank

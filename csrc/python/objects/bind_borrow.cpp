@@ -1,4 +1,4 @@
-// The steps of Communicator.borrow(), which is in pynccl/borrowing.py.
+// The steps of Communicator.borrow(), which is in pynccl/_internal/borrowing.py.
 #include "core/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
@@ -63,7 +63,7 @@ std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
 void bind_borrow(py::module_& m) {
   m.def("borrow_handle", &borrow_handle, py::arg("library"), py::arg("handle"), py::arg("owner"),
         py::arg("ask"),
-        R"(Borrow an ncclComm_t; for pynccl.borrowing.
+        R"(Borrow an ncclComm_t; for pynccl._internal.borrowing.
 
 Args:
     library: the Library that the handle belongs to.
@@ -73,8 +73,9 @@ Args:
 
 Returns:
     A Communicator.)");
-  m.def("borrow_capsule", &borrow_capsule, py::arg("capsule"),
-        R"(Borrow the communicator of a capsule of extension/capsule.h; for pynccl.borrowing.
+  m.def(
+      "borrow_capsule", &borrow_capsule, py::arg("capsule"),
+      R"(Borrow the communicator of a capsule of extension/capsule.h; for pynccl._internal.borrowing.
 
 Args:
     capsule: what __pynccl_communicator__() returns.

@@ -230,7 +230,7 @@ Args:
   m.def(
       "make_recovered", &make_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
       py::arg("config"),
-      R"(Make the communicator of the ranks that are left and free its parent; for pynccl.recovery.
+      R"(Make the communicator of the ranks that are left and free its parent; for pynccl._internal.recovery.
 
 Args:
     parent: the communicator, after begin_recovery().

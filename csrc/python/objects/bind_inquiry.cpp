@@ -1,4 +1,5 @@
-// What pynccl.inquiry needs: the open questions, and what the communicators of this process do.
+// What pynccl._internal.inquiry needs: the open questions, and what the communicators of this
+// process do.
 #include <cmath>
 #include <cstdlib>
 #include <tuple>
@@ -17,14 +18,14 @@
 namespace pynccl::python {
 namespace {
 
-// The functions of pynccl.inquiry, which set_watcher() passes in. References for the life of the
-// process.
+// The functions of pynccl._internal.inquiry, which set_watcher() passes in. References for the life
+// of the process.
 struct Watcher {
   PyObject* attach = nullptr;
   PyObject* start = nullptr;
 };
 
-PyObject* exchange = nullptr;  // of pynccl.inquiry, likewise
+PyObject* exchange = nullptr;  // of pynccl._internal.inquiry, likewise
 
 Watcher watcher;
 
@@ -94,7 +95,7 @@ double seconds_of_limit(const Deadlines& deadlines) {
   return limit == FlightRecord::kNoLimit ? HUGE_VAL : static_cast<double>(limit) / 1e9;
 }
 
-// A rank of a communicator and its store, as pynccl.comparison.Rank.
+// A rank of a communicator and its store, as pynccl._internal.comparison.Rank.
 py::tuple rank_of(const Communicator& communicator) {
   const Deadlines& deadlines = communicator.deadlines();
   const FlightIdentity is = deadlines.recorder().identity();
@@ -146,7 +147,7 @@ std::shared_ptr<void> store_from_python(const py::object& store) {
     if (!py::hasattr(store, method))
       throw_type_error("store", "an object with the methods of torch.distributed.Store",
                        store.ptr());
-  if (!watcher.attach) throw std::runtime_error("store: pynccl.inquiry is not imported");
+  if (!watcher.attach) throw std::runtime_error("store: pynccl._internal.inquiry is not imported");
   return hold(py::object(py::handle(watcher.attach)(store)));
 }
 
@@ -158,7 +159,7 @@ void watch_store(const std::shared_ptr<Communicator>& communicator) {
 }
 
 void bind_inquiry(py::module_& m) {
-  py::class_<Question>(m, "Inquiry", "An operation that is late; pynccl.inquiry answers.")
+  py::class_<Question>(m, "Inquiry", "An operation that is late; pynccl._internal.inquiry answers.")
       .def_property_readonly(
           "store", [](const Question& q) { return held(q.communicator->store()); },
           "Of the communicator.")
@@ -193,16 +194,17 @@ Args:
       },
       "The NcclTimeoutError of a communicator that has expired, not raised; else None.");
   m.def("set_watcher", &set_watcher, py::arg("attach"), py::arg("start"),
-        R"(Set how stores are used; pynccl.inquiry calls it when it is imported.
+        R"(Set how stores are used; pynccl._internal.inquiry calls it when it is imported.
 
 Args:
     attach: a function of the store of a new communicator, which returns the one to use.
     start: a function that is called once there is a communicator with a store.)");
-  m.def("set_exchange", &set_exchange, py::arg("function"),
-        R"(Set how ranks compare what they call; pynccl.inquiry calls it when it is imported.
+  m.def(
+      "set_exchange", &set_exchange, py::arg("function"),
+      R"(Set how ranks compare what they call; pynccl._internal.inquiry calls it when it is imported.
 
 Args:
-    function: pynccl.comparison.exchange.)");
+    function: pynccl._internal.comparison.exchange.)");
   m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
         R"(Let the calling thread sleep where the interpreter ends during its call of a store.
 

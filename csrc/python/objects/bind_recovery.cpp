@@ -1,4 +1,4 @@
-// The steps of Communicator.recover(), which is in pynccl/recovery.py.
+// The steps of Communicator.recover(), which is in pynccl/_internal/recovery.py.
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
@@ -22,18 +22,18 @@ Args:
       "can_agree",
       [](const Communicator& c) { return c.library().symbol("hostCommAgree") != nullptr; },
       py::arg("communicator"),
-      R"(Whether the library of a communicator has an agreement of its own; for pynccl.recovery.
+      R"(Whether the library of a communicator has an agreement of its own; for pynccl._internal.recovery.
 
 Args:
     communicator: the communicator.)");
   m.def("begin_recovery", &Communicator::begin_recovery, py::arg("communicator"), Release(),
-        R"(Revoke a communicator where NCCL can and it is not; for pynccl.recovery.
+        R"(Revoke a communicator where NCCL can and it is not; for pynccl._internal.recovery.
 
 Args:
     communicator: the communicator.)");
   m.def("agree", &Communicator::agree, py::arg("communicator"), py::arg("seconds"), py::arg("lost"),
         Release(),
-        R"(The agreement of a library on which ranks are left; for pynccl.recovery.
+        R"(The agreement of a library on which ranks are left; for pynccl._internal.recovery.
 
 Args:
     communicator: the communicator, after begin_recovery().

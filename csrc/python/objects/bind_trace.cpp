@@ -1,4 +1,4 @@
-// Traces and recordings: what pynccl.trace is built on.
+// Traces and recordings: what pynccl.tools.trace is built on.
 #include <cerrno>
 #include <system_error>
 #include <utility>

@@ -1,5 +1,5 @@
 // The stores through which the ranks of communicators ask each other what they do:
-// Communicator(store=...). pynccl.inquiry has the exchange.
+// Communicator(store=...). pynccl._internal.inquiry has the exchange.
 #pragma once
 
 #include <pybind11/pybind11.h>

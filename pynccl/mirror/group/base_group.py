@@ -13,8 +13,8 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pynccl import _C, nccl
+from pynccl._internal.membership import connect_pair, group_config
 from pynccl.errors import NcclError
-from pynccl.membership import connect_pair, group_config
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig
 from pynccl.mirror.base.checks import real
 from pynccl.mirror.base.errors import (

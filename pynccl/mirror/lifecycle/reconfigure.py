@@ -6,12 +6,12 @@ import weakref
 from datetime import timedelta
 
 from pynccl import _C
+from pynccl._internal.recovery import Rounds
 from pynccl.errors import NcclError
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.lifecycle.shrink import end_other_groups, smaller_group
 from pynccl.mirror.world import group_or_default, is_registered, world
-from pynccl.recovery import Rounds
 
 __all__ = ["reconfigure"]
 

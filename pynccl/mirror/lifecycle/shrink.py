@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from pynccl._internal.membership import shrunk
 from pynccl.errors import NcclError
-from pynccl.membership import shrunk
 from pynccl.mirror.base.backend import limited
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.base_group import Options

@@ -1,0 +1,44 @@
+"""``pynccl doctor``: the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from pynccl.libraries import PROVIDERS
+from pynccl.tools.doctor.diagnosis import TIMEOUT, diagnose
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--provider",
+        choices=PROVIDERS,
+        help="examine this one alone, which must be usable; by default both",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"without progress of a rank, after which it is ended; {TIMEOUT:g}",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 without problems, 1 with problems, 2 for wrong arguments.
+    """
+    try:
+        found = diagnose(arguments.provider, arguments.timeout)
+    except ValueError as error:
+        print(f"pynccl doctor: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.json(), indent=2) if arguments.json else found.text())
+    return 1 if found.problems else 0

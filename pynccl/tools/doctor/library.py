@@ -1,0 +1,290 @@
+"""The library and the driver of a provider: what there is, and what to do where something lacks.
+
+describe() loads libraries; a broken one may crash or hang, so that the doctor calls it in a process
+with a time limit. advise() reads what describe() found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import itertools
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pynccl import _C, libraries
+from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
+from pynccl.parameters import params
+from pynccl.tools.doctor.finding import Finding, Level
+
+__all__ = ["Facts", "advise", "describe"]
+
+_EXTRAS = {13: "cuda13", 12: "cuda12"}
+_DRIVERS = {13: "580", 12: "525"}  # the first driver of each CUDA
+_NO_CUDA = "CPUs need no libnccl.so.2 and no driver: provider 'host' serves them"
+# What to do for a result of cuInit.
+_CUINIT = {
+    "CUDA_ERROR_NO_DEVICE": "look for the GPU with nvidia-smi, and at CUDA_VISIBLE_DEVICES",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the machine: the loaded kernel module and "
+    "libcuda.so.1 are of different drivers",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "remove the forward compatibility package "
+    "(cuda-compat) from LD_LIBRARY_PATH, or update the driver",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, which GPUs with NVSwitch need",
+    "CUDA_ERROR_UNKNOWN": "load the module nvidia_uvm (modprobe), or restart the machine",
+    "CUDA_ERROR_OPERATING_SYSTEM": "look at dmesg, and at the permissions of /dev/nvidia*",
+}
+
+
+@dataclass
+class Facts:
+    """What describe() found of a provider.
+
+    Attributes:
+        provider: "cuda" or "host".
+        path: the library; "" where none was found.
+        reason: why this one.
+        error: what kept it from being loaded, or "".
+        version: NCCL's version code.
+        functions: how many of nccl.h's functions it has, and of how many.
+        driver: the file of the stream calls; "" where there is none.
+        driver_version: 13000 for CUDA 13.0.
+        driver_error: what kept the driver from being used, or "".
+        devices: the names of the devices.
+        apart: pairs of GPUs that cannot read each other's memory; None where nobody knows.
+        parameters: those that the library describes, with their descriptions.
+        wrong: what the library says of parameters with a value that it refuses.
+    """
+
+    provider: str
+    path: str = ""
+    reason: str = ""
+    error: str = ""
+    version: int = 0
+    functions: tuple[int, int] = (0, 0)
+    driver: str = ""
+    driver_version: int = 0
+    driver_error: str = ""
+    devices: list[str] = field(default_factory=list)
+    apart: list[tuple[int, int]] | None = None
+    parameters: dict[str, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        """Whether ranks can be started over it."""
+        return not self.error and not self.driver_error and bool(self.devices)
+
+
+def describe(provider: str, *, with_parameters: bool = True) -> Facts:
+    """Load a provider's library and its driver, and ask them for what they have.
+
+    Args:
+        provider: "cuda" or "host".
+        with_parameters: also ask for the parameters that it describes, which writes to the standard
+            output of the process for a moment: not for processes with other threads.
+    """
+    facts = Facts(provider)
+    try:
+        facts.path, facts.reason = libraries.locate(provider)
+        library = libraries.load(provider)
+    except LibraryNotFoundError as error:
+        facts.error = str(error)
+        return facts
+    facts.version = library.version
+    functions = library.functions()
+    facts.functions = (sum(there for _, there in functions.values()), len(functions))
+    try:
+        facts.devices = library.device_names()
+        facts.driver = library.driver_path
+        facts.driver_version = library.driver_version()
+        if library.memory == "device":
+            facts.apart = _apart(library.driver_path, len(facts.devices))
+    except (LibraryNotFoundError, DriverError, NcclError) as error:
+        facts.driver_error = str(error)
+    if with_parameters and library.memory == "host":
+        facts.parameters, facts.wrong = _parameters(provider)
+    return facts
+
+
+def _apart(driver: str, count: int) -> list[tuple[int, int]] | None:
+    """The pairs of GPUs without peer access (cuDeviceCanAccessPeer)."""
+    try:
+        can_access = ctypes.CDLL(driver).cuDeviceCanAccessPeer
+    except AttributeError:
+        return None
+    apart = []
+    for one, other in itertools.combinations(range(count), 2):
+        answer = ctypes.c_int()
+        if can_access(ctypes.byref(answer), one, other):
+            return None
+        if not answer.value:
+            apart.append((one, other))
+    return apart
+
+
+def _parameters(provider: str) -> tuple[dict[str, str], list[str]]:
+    """The parameters of hostnccl with their descriptions, and what it says of wrong values."""
+    found, wrong = params(provider), []
+    for key in found:
+        try:
+            found[key]
+        except NcclError as error:
+            wrong.append(str(error))
+    with tempfile.TemporaryFile("w+") as file:
+        own = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            found.dump()  # as far as the first wrong value
+        finally:
+            os.dup2(own, 1)
+            os.close(own)
+        file.seek(0)
+        described = dict(re.findall(r"^(\w+) \([^)]*\) (.*)$", file.read(), re.MULTILINE))
+    return {key: described.get(key, "a parameter of hostnccl") for key in found}, wrong
+
+
+def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Finding]:
+    """What the facts mean.
+
+    Args:
+        facts: of a provider.
+        required: whether the program asks for this provider: what is missing is then a problem.
+        device_present: whether there is an NVIDIA GPU: likewise for provider "cuda".
+    """
+    area = f"provider {facts.provider}"
+    wanted = required or device_present or facts.provider == "host"
+    lacks: Level = "problem" if wanted else "note"
+    chosen = facts.reason.startswith("PYNCCL_")  # by a variable
+    if facts.error and not wanted and not chosen:
+        yield Finding(
+            area,
+            "note",
+            "there is no libnccl.so.2, and no NVIDIA GPU",
+            "nothing to do for CPUs: provider 'host' serves them",
+        )
+        return
+    if facts.error:
+        yield Finding(area, "problem", facts.error, _advice_for_library(facts, device_present))
+        return
+    name = "NCCL" if facts.provider == "cuda" else "hostnccl, with the functions of NCCL"
+    yield Finding(
+        area, "ok", f"{name} {_C.version_text(facts.version)}: {facts.path} ({facts.reason})"
+    )
+    present, known = facts.functions
+    if present < known:
+        yield Finding(
+            area,
+            "note",
+            f"it has {present} of the {known} functions that pynccl knows; the others raise "
+            "MissingFunctionError (`pynccl info` lists them)",
+        )
+    if facts.driver_error:
+        yield Finding(
+            area,
+            lacks,
+            f"no GPU can be used: {facts.driver_error}",
+            _advice_for_driver(facts.driver_error, device_present),
+        )
+        return
+    if facts.provider == "cuda":
+        yield from _of_cuda(area, lacks, facts)
+
+
+def _of_cuda(area: str, lacks: Level, facts: Facts) -> Iterator[Finding]:
+    cuda = f"{facts.driver_version // 1000}.{facts.driver_version % 1000 // 10}"
+    package, needed = _cuda_of(facts.path)
+    if facts.driver_version // 1000 < needed:
+        yield Finding(
+            area,
+            "problem",
+            f"the driver is for CUDA {cuda}, and {package} is built for CUDA {needed}",
+            f"update the driver to {_DRIVERS[needed]} or newer, or pip install "
+            f"nvidia-nccl-cu{facts.driver_version // 1000} (the extra "
+            f"{_EXTRAS.get(facts.driver_version // 1000, 'cuda12')})",
+        )
+    else:
+        yield Finding(area, "ok", f"driver for CUDA {cuda}: {facts.driver}")
+    if not facts.devices:
+        yield Finding(area, lacks, "the driver sees no GPU", _advice_for_driver("", True))
+        return
+    named = "; ".join(f"{i}: {name}" for i, name in enumerate(facts.devices))
+    yield Finding(area, "ok", f"GPUs: {named}")
+    if facts.apart:
+        pairs = ", ".join(f"{one} and {other}" for one, other in facts.apart)
+        yield Finding(
+            area,
+            "note",
+            f"GPUs without access to each other's memory (P2P): {pairs}; NCCL copies through host "
+            "memory between them",
+            "look at `nvidia-smi topo -p2p r`; ACS in the BIOS and virtual machines turn it off",
+        )
+    elif facts.apart is not None and len(facts.devices) > 1:
+        yield Finding(area, "ok", "every GPU has access to the memory of the others (P2P)")
+
+
+def _cuda_of(path: str) -> tuple[str, int]:
+    """The package that a libnccl.so.2 is of, and the CUDA that it is for; 0 where nobody knows."""
+    for cuda in sorted(_EXTRAS, reverse=True):
+        name = f"nvidia-nccl-cu{cuda}"
+        try:
+            files = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == Path(path).name and os.path.realpath(str(file.locate())) == (
+                os.path.realpath(path)
+            ):
+                return name, cuda
+    return path, 0
+
+
+def _advice_for_library(facts: Facts, device_present: bool) -> str:
+    if facts.reason.startswith("PYNCCL_"):
+        name = "libhostnccl.so" if facts.provider == "host" else "libnccl.so.2"
+        advice = f"unset {facts.reason}, or set it to the path of a {name}"
+    elif facts.provider == "host":
+        advice = "install pynccl again: its library is missing or damaged"
+    elif "cuda-pathfinder" in facts.error:
+        advice = "pip install cuda-pathfinder"
+    elif "pynccl needs" in facts.error:
+        advice = "pip install --upgrade nvidia-nccl-cu13 (nvidia-nccl-cu12 for an older driver)"
+    elif (major := _driver_major()) in _EXTRAS:
+        advice = f"pip install nvidia-nccl-cu{major} (the extra {_EXTRAS[major]})"
+    elif device_present:
+        advice = "pip install nvidia-nccl-cu13 (the extra cuda13), or -cu12 for a driver before 580"
+    else:
+        advice = f"nothing on a machine without a GPU: {_NO_CUDA}"
+    return advice
+
+
+def _driver_major() -> int:
+    """The CUDA of the driver, 13; 0 where nobody knows."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else version.value // 1000
+
+
+def _advice_for_driver(error: str, device_present: bool) -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides all GPUs: unset it"
+    for name, advice in _CUINIT.items():
+        if name in error:
+            return advice
+    if " has no cu" in error or "has no host" in error:
+        return "update the NVIDIA driver: it is older than CUDA 12"
+    if not device_present:
+        return f"nothing on a machine without a GPU: {_NO_CUDA}"
+    if "libcuda.so.1" in error and "cannot open" in error:
+        return (
+            "install the NVIDIA driver; in a container: docker run --gpus all, with the NVIDIA "
+            "Container Toolkit and the capability compute"
+        )
+    return "look at nvidia-smi"

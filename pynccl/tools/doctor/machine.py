@@ -1,0 +1,158 @@
+"""What of the machine limits ranks: shared memory, limits of the process, CPUs, ptrace."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pynccl.tools.doctor.finding import Finding
+
+__all__ = ["SharedMemory", "examine", "has_nvidia_device", "ptrace_scope", "shared_memory"]
+
+_AREA = "machine"
+_MIB = 2**20
+_ENOUGH_SHARED = 512 * _MIB  # NCCL takes up to some ten MiB for each pair of ranks, torch more
+_LEAST_SHARED = 32 * _MIB
+_ENOUGH_FILES = 1024
+_ENOUGH_LOCKED = 64 * _MIB
+_SCOPES = {
+    0: "processes of one user may read each other's memory",
+    1: "a process may read only the memory of its descendants",
+    2: "only processes with CAP_SYS_PTRACE may read another's memory",
+    3: "no process may read another's memory",
+}
+
+
+class SharedMemory(NamedTuple):
+    """The size of /dev/shm and what is free of it, in bytes."""
+
+    total: int
+    free: int
+
+
+def shared_memory() -> SharedMemory | None:
+    """The size of /dev/shm; None where there is none."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def ptrace_scope() -> int | None:
+    """kernel.yama.ptrace_scope; None where the kernel does not have it."""
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def has_nvidia_device() -> bool:
+    """Whether there is an NVIDIA GPU, whether or not its driver's libraries are there."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()
+
+
+def examine(
+    memory: Callable[[], SharedMemory | None] = shared_memory,
+    scope: Callable[[], int | None] = ptrace_scope,
+) -> Iterator[Finding]:
+    """Look at the machine.
+
+    Args:
+        memory: gives the size of /dev/shm.
+        scope: gives kernel.yama.ptrace_scope.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    if cpus < 2:
+        yield Finding(
+            _AREA,
+            "note",
+            "this process may use one CPU: ranks take turns on it",
+            "start the container or the job with a CPU for each rank",
+        )
+    else:
+        yield Finding(_AREA, "ok", f"{cpus} CPUs")
+    yield _of_shared_memory(memory())
+    yield _of_files()
+    yield _of_locked_memory()
+    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        yield Finding(
+            _AREA,
+            "note",
+            f"the address space is limited to {_size(limit)} (ulimit -v); CUDA reserves more than "
+            "the memory of the machine",
+            "ulimit -v unlimited",
+        )
+    yield _of_ptrace(scope())
+
+
+def _of_shared_memory(found: SharedMemory | None) -> Finding:
+    use = "NCCL's ranks on one machine and torch's DataLoader use it; hostnccl does not"
+    advice = "in a container: docker run --shm-size=1g, or --ipc=host"
+    if found is None:
+        return Finding(_AREA, "note", f"there is no /dev/shm; {use}", advice)
+    text = f"/dev/shm has {_size(found.total)}, of which {_size(found.free)} are free"
+    if found.free < _LEAST_SHARED:
+        full = found.total >= _ENOUGH_SHARED
+        if full:
+            advice = "remove what other programs left in /dev/shm (ls -l /dev/shm)"
+        return Finding(_AREA, "problem", f"{text}: too little for NCCL; {use}", advice)
+    if found.total < _ENOUGH_SHARED:
+        return Finding(_AREA, "note", f"{text}: little for many ranks; {use}", advice)
+    return Finding(_AREA, "ok", text)
+
+
+def _of_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"a process may open {_count(soft)} files (ulimit -n)"
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH_FILES:
+        return Finding(
+            _AREA,
+            "note",
+            f"{text}; a rank needs some for each other rank",
+            f"ulimit -n {_count(hard)}",
+        )
+    return Finding(_AREA, "ok", text)
+
+
+def _of_locked_memory() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = soft == resource.RLIM_INFINITY
+    text = f"a process may lock {'unlimited' if unlimited else _size(soft)} memory (ulimit -l)"
+    if not unlimited and any(Path("/sys/class/infiniband").glob("*")):
+        return Finding(
+            _AREA,
+            "note",
+            f"{text}; there is InfiniBand or RoCE, which NCCL registers its buffers with",
+            "ulimit -l unlimited; in a container: docker run --ulimit memlock=-1",
+        )
+    if not unlimited and soft < _ENOUGH_LOCKED:
+        text += ", which only networks with RDMA and pinned host memory need"
+    return Finding(_AREA, "ok", text)
+
+
+def _of_ptrace(scope: int | None) -> Finding:
+    if scope is None:
+        return Finding(_AREA, "ok", "the kernel does not restrict ptrace (no yama)")
+    text = f"kernel.yama.ptrace_scope is {scope}: {_SCOPES.get(scope, 'an unknown value')}"
+    if scope == 0:
+        return Finding(_AREA, "ok", text)
+    return Finding(
+        _AREA,
+        "note",
+        f"{text}, so that hostnccl copies large messages twice",
+        "sysctl kernel.yama.ptrace_scope=0, where the machine is yours",
+    )
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _size(nbytes: int) -> str:
+    if nbytes >= 2**30:
+        return f"{nbytes / 2**30:.3g} GiB"
+    return f"{nbytes / _MIB:.3g} MiB" if nbytes >= _MIB else f"{nbytes / 2**10:.3g} KiB"

@@ -1,0 +1,327 @@
+"""The check by two ranks: processes that make a communicator over a provider and exchange data."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pynccl import _C, nccl
+from pynccl.testing import Launcher, LaunchError, Outcome, Rank
+from pynccl.tools.doctor.finding import Finding
+from pynccl.tools.doctor.library import Facts, describe
+
+__all__ = ["Program", "check", "exchange", "find"]
+
+_RANKS = 2
+_SECRET = 4711
+_TO_START = 4  # times the limit: in which Python and torch, which is large, are loaded
+_COUNT = 2**18  # float32 numbers: 1 MiB
+_MOST_CTAS = "4"  # of each rank where ranks share a GPU, so that all kernels fit
+_NEVER = " before starting"
+# What to do for a part of an error's text.
+_ADVICE = {
+    "SIGBUS": "its shared memory is full: look at /dev/shm and the memory limit of the container",
+    "SIGKILL": "the memory limit of the container, or the kernel, ended it: look at dmesg",
+    "No space left": "make /dev/shm larger (docker run --shm-size=1g), or set NCCL_SHM_DISABLE=1",
+    "driver version is insufficient": "update the NVIDIA driver, or install the NCCL of an older "
+    "CUDA (the extra cuda12)",
+    "HOSTNCCL_": "unset the variable or correct its value",
+}
+
+Program = Callable[[Rank, bytes], dict[str, Any]]
+
+
+@dataclass
+class _Result:
+    """How the ranks ended.
+
+    Attributes:
+        outcomes: of each rank; empty where none was started.
+        steps: what each rank has reported, in order.
+        reports: what the ranks returned.
+    """
+
+    outcomes: list[Outcome]
+    steps: dict[int, list[str]]
+    reports: list[dict[str, Any]]
+
+
+def find(provider: str, timeout: float) -> Facts:
+    """describe() in a process of its own, which is ended where it takes too long.
+
+    Args:
+        provider: "cuda" or "host".
+        timeout: seconds, in which Python starts and the libraries are loaded.
+    """
+    try:
+        with Launcher() as launcher:
+            facts: Facts = launcher.launch(
+                1, _describe, (provider,), unique_ids=0, timeout=timeout, fresh=True
+            )[0]
+            return facts
+    except LaunchError as error:
+        outcome = error.outcomes[0]
+        how = outcome.died or f"{type(outcome.error).__name__}: {outcome.error}"
+        return Facts(provider, error=f"a process that loads the libraries failed: {how}")
+
+
+def _describe(_: Rank, provider: str) -> Facts:
+    # NCCL writes to the standard output.
+    with contextlib.redirect_stdout(None):
+        return describe(provider)
+
+
+def check(facts: Facts, timeout: float, program: Program | None = None) -> Iterator[Finding]:
+    """Run two ranks over a provider that can be used, and say how they ended.
+
+    Args:
+        facts: of the provider.
+        timeout: seconds without progress, after which the ranks are ended.
+        program: what the ranks do; None is exchange().
+    """
+    area = f"{_RANKS} ranks over {facts.provider}"
+    shared = facts.provider == "cuda" and len(facts.devices) < _RANKS
+    began = time.monotonic()
+    result = _run(facts, timeout, program or exchange, _environments(facts) if shared else None)
+    if not all(outcome.ok for outcome in result.outcomes):
+        yield from _failures(area, facts, result, timeout)
+        return
+    first = result.reports[0]
+    seconds = time.monotonic() - began
+    on = " that share the GPU" if shared else ""
+    yield Finding(
+        area,
+        "ok",
+        f"all_reduce, send and recv of 1 MiB are right between {_RANKS} processes{on} "
+        f"({seconds:.1f} s in all; one all_reduce {first['seconds'] * 1e3:.2g} ms)",
+    )
+    if not all(report["reads"] for report in result.reports) and facts.provider == "host":
+        yield Finding(
+            area,
+            "note",
+            "ranks cannot read each other's memory (process_vm_readv is refused): large messages "
+            "are copied twice, through shared memory",
+            "sysctl kernel.yama.ptrace_scope=0; in a container: docker run --cap-add SYS_PTRACE",
+        )
+
+
+def _environments(facts: Facts) -> list[Mapping[str, str]]:
+    """What lets ranks share one GPU."""
+    common = {} if "NCCL_MAX_CTAS" in os.environ else {"NCCL_MAX_CTAS": _MOST_CTAS}
+    if facts.version >= 23000:
+        return [{**common, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}] * _RANKS
+    # An older NCCL refuses two ranks on one GPU of one machine.
+    apart = {**common, "NCCL_SOCKET_IFNAME": "lo"}
+    return [{**apart, "NCCL_HOSTID": f"pynccl-doctor-{rank}"} for rank in range(_RANKS)]
+
+
+def _run(
+    facts: Facts, timeout: float, program: Program, env: Sequence[Mapping[str, str]] | None
+) -> _Result:
+    steps: dict[int, list[str]] = {rank: [] for rank in range(_RANKS)}
+    with Launcher() as launcher:
+        # The process that made the unique id must live while ranks connect: it becomes rank 0.
+        own = None if env is None else env[:1]
+        options: dict[str, Any] = {"provider": facts.provider, "unique_ids": 0}
+        try:
+            unique_id = launcher.launch(
+                1, _unique_id, **options, timeout=_TO_START * timeout, env=own
+            )[0]
+        except LaunchError as error:
+            return _Result(error.outcomes, steps, [])
+        with launcher.start(
+            _RANKS,
+            program,
+            (unique_id,),
+            **options,
+            timeout=_TO_START * timeout,
+            grace=1.0,
+            env=env,
+        ) as run:
+            with contextlib.suppress(LaunchError):
+                for rank, step in enumerate(run.gather_reports()):
+                    steps[rank].append(step)
+                for rank, step in run.reports(silence=timeout):
+                    steps[rank].append(step)
+            outcomes = run.outcomes()
+            with contextlib.suppress(LaunchError):
+                for rank, step in run.reports():  # what came after the first failure
+                    steps[rank].append(step)
+    return _Result(outcomes, steps, [outcome.value for outcome in outcomes])
+
+
+def _unique_id(rank: Rank) -> bytes:
+    _silence()
+    return bytes(nccl.get_unique_id(rank.provider))
+
+
+def _silence() -> None:
+    """Send what libraries print to the error output: the standard output is the report's."""
+    os.dup2(2, 1)
+
+
+def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
+    """What each of the ranks does; reports each step.
+
+    Returns:
+        The seconds of one all_reduce, and whether the rank can read the memory of the next one.
+
+    Raises:
+        RuntimeError: a result is wrong.
+    """
+    _silence()
+    rank.report("starting")
+    size, own = rank.world_size, rank.rank
+    with nccl.Communicator(
+        size, unique_id, own, provider=rank.provider, device=rank.device
+    ) as comm:
+        rank.report("making a communicator")
+        stream = nccl.Stream(rank.provider, device=rank.device)
+        sent, got = comm.mem_alloc(_COUNT, "float32"), comm.mem_alloc(_COUNT, "float32")
+        transfer = _Transfer(comm.library, stream)
+        seconds = 0.0
+        for _ in range(2):  # the first makes connections
+            transfer.write(sent, own + 1.0)
+            began = time.monotonic()
+            comm.all_reduce(sent, out=got, stream=stream)
+            stream.synchronize()
+            seconds = time.monotonic() - began
+            transfer.compare("all_reduce", got, size * (size + 1) / 2)
+        rank.report("a right all_reduce")
+        transfer.write(sent, own + 10.0)
+        with nccl.group():
+            comm.send(sent, (own + 1) % size, stream=stream)
+            comm.recv(got, (own - 1) % size, stream=stream)
+        transfer.compare("recv", got, (own - 1) % size + 10.0)
+        rank.report("right messages")
+        reads = _reads_the_next(comm, transfer, stream)
+        for one in (sent, got):
+            one.close()
+    return {"seconds": seconds, "reads": reads}
+
+
+class _Transfer:
+    """Copies between memory of a library and Python, by the library's own driver."""
+
+    def __init__(self, library: _C.Library, stream: nccl.Stream) -> None:
+        prefix = "host" if library.memory == "host" else "cu"  # hostnccl is its own driver
+        self._copy = ctypes.CDLL(library.driver_path)[f"{prefix}MemcpyAsync"]
+        self._copy.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+        self._stream = stream
+
+    def _run(self, to: int, source: int, nbytes: int) -> None:
+        if result := self._copy(to, source, nbytes, self._stream.handle):
+            raise RuntimeError(f"a copy of {nbytes} bytes failed: CUresult {result}")
+        self._stream.synchronize()
+
+    def put(self, buffer: nccl.Buffer, content: array.array[Any]) -> None:
+        address, count = content.buffer_info()
+        self._run(buffer.ptr, address, count * content.itemsize)
+
+    def get(self, buffer: nccl.Buffer, code: str, count: int) -> array.array[Any]:
+        """The contents, after what is enqueued."""
+        content = array.array(code, bytes(array.array(code).itemsize * count))
+        self._run(content.buffer_info()[0], buffer.ptr, content.itemsize * count)
+        return content
+
+    def write(self, buffer: nccl.Buffer, value: float) -> None:
+        self.put(buffer, array.array("f", [value]) * _COUNT)
+
+    def compare(self, what: str, buffer: nccl.Buffer, value: float) -> None:
+        found = self.get(buffer, "f", _COUNT)
+        if found != array.array("f", [value]) * _COUNT:
+            wrong = sum(one != value for one in found)
+            raise RuntimeError(
+                f"{what} gave wrong data: {wrong} of {_COUNT} elements are not {value:g}"
+            )
+
+
+def _reads_the_next(comm: nccl.Communicator, transfer: _Transfer, stream: nccl.Stream) -> bool:
+    """Whether this process may read the memory of the next rank's (process_vm_readv)."""
+    secret = array.array("q", [_SECRET + comm.rank])
+    own, all_ = comm.mem_alloc(2, "int64"), comm.mem_alloc(2 * comm.nranks, "int64")
+    transfer.put(own, array.array("q", [os.getpid(), secret.buffer_info()[0]]))
+    comm.all_gather(own, out=all_, stream=stream)
+    places = transfer.get(all_, "q", 2 * comm.nranks)
+    peer = (comm.rank + 1) % comm.nranks
+    read = array.array("q", [0])
+    local = (ctypes.c_uint64 * 2)(read.buffer_info()[0], read.itemsize)
+    remote = (ctypes.c_uint64 * 2)(places[2 * peer + 1], read.itemsize)
+    libc = ctypes.CDLL(None)
+    one = ctypes.c_ulong(1)
+    libc.process_vm_readv(
+        ctypes.c_int(places[2 * peer]), local, one, remote, one, ctypes.c_ulong(0)
+    )
+    comm.all_gather(own, out=all_, stream=stream)  # secret lives until every rank has read
+    transfer.get(all_, "q", 2 * comm.nranks)
+    own.close()
+    all_.close()
+    return bool(read[0] == _SECRET + peer)
+
+
+def _failures(area: str, facts: Facts, result: _Result, timeout: float) -> Iterator[Finding]:
+    """The ranks that failed, those first that did not fail for another's sake."""
+    failed = [outcome for outcome in result.outcomes if not outcome.ok]
+    alike: dict[str, list[Outcome]] = {}
+    for outcome in [one for one in failed if not _is_of_another(one)] or failed:
+        steps = result.steps.get(outcome.rank, [])
+        after = f" after {steps[-1]}" if steps else _NEVER
+        text = _text(outcome, after, timeout)
+        alike.setdefault(re.sub(r"rank \d+", "a rank", text), []).append(outcome)
+    for text, outcomes in alike.items():
+        who = " and ".join(str(one.rank) for one in outcomes)
+        ranks = f"rank{'s' if len(outcomes) > 1 else ''} {who}"
+        steps = result.steps.get(outcomes[0].rank, [])
+        yield Finding(area, "problem", f"{ranks} {text}", _advice(facts, outcomes[0], steps))
+
+
+def _is_of_another(outcome: Outcome) -> bool:
+    return isinstance(outcome.error, nccl.NcclRemoteError) or "of a failure" in outcome.died
+
+
+def _text(outcome: Outcome, after: str, timeout: float) -> str:
+    if outcome.error is not None:
+        return f"failed{after}: {type(outcome.error).__name__}: {outcome.error}"
+    if not outcome.died.startswith(("killed", "exited")):
+        where = _place(outcome.trace)
+        limit = timeout if after != _NEVER else _TO_START * timeout
+        return f"made no progress for {limit:g} s{after} and was ended{where}"
+    return f"died{after}: its process was {outcome.died}"
+
+
+def _place(trace: str) -> str:
+    """The line of Python that a rank was in: the innermost of its main thread."""
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\w+)', trace.rpartition("most recent")[2])
+    if not frames:
+        return ""
+    path, line, function = frames[0]
+    return f", in {function} ({os.path.basename(path)}:{line})"
+
+
+def _advice(facts: Facts, outcome: Outcome, steps: list[str]) -> str:
+    text = f"{outcome.error} {outcome.died}"
+    for fault, advice in _ADVICE.items():
+        if fault in text:
+            return advice
+    if facts.provider == "host":
+        return "a fault of hostnccl, unless a HOSTNCCL variable is wrong: please report it"
+    if not outcome.died:
+        return "NCCL_DEBUG=INFO pynccl doctor prints what NCCL did"
+    if not steps:
+        return "the process did not start in time: --timeout 60 tells whether it does at all"
+    if not steps[1:]:  # no communicator yet
+        return (
+            "the ranks did not find each other, or the GPU is busy: try NCCL_SOCKET_IFNAME=lo; "
+            "NCCL_DEBUG=INFO says what NCCL waits for"
+        )
+    return (
+        "try NCCL_P2P_DISABLE=1, which tells whether P2P is at fault (ACS, a virtual machine); "
+        "NCCL_DEBUG=INFO says what NCCL waits for"
+    )

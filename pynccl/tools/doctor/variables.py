@@ -1,0 +1,129 @@
+"""The variables that NCCL, hostnccl and pynccl read, and those that none of them reads."""
+
+from __future__ import annotations
+
+import difflib
+import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pynccl.libraries import PROVIDERS
+from pynccl.tools.doctor.finding import Finding, Level
+from pynccl.tools.doctor.library import Facts
+from pynccl.tools.doctor.variable_table import NCCL, OF_TORCH, PYNCCL
+
+__all__ = ["examine"]
+
+_AREA = "environment"
+_OURS = ("NCCL_", "HOSTNCCL_", "PYNCCL_")
+# Variables of the tests and of the build of the test double.
+_OF_TESTS = re.compile(r"PYNCCL_(TEST_.*|DOUBLE|BENCH_.*)")
+_SECRET = "_KEY"  # values are not shown
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+
+
+def examine(
+    environment: Mapping[str, str], facts: Sequence[Facts], files: Sequence[str] = _FILES
+) -> Iterator[Finding]:
+    """Say what the variables that are set do, and which of them nobody reads.
+
+    Args:
+        environment: the variables.
+        facts: of the providers: what hostnccl says of its parameters, and where libnccl.so.2 is.
+        files: NCCL's configuration files.
+    """
+    described = {name: text for one in facts for name, text in one.parameters.items()}
+    library = next((one.path for one in facts if one.provider == "cuda" and not one.error), "")
+    known = {**NCCL, **described, **PYNCCL}
+    ours = sorted(name for name in environment if name.startswith(_OURS))
+    for name in ours:
+        yield _of_variable(name, environment[name], known, bool(described), library)
+    if not ours:
+        yield Finding(_AREA, "ok", "no variable of NCCL, hostnccl or pynccl is set")
+    yield from _of_values(environment, facts)
+    yield from _of_rendezvous(environment)
+    for name in files:
+        path = Path(name).expanduser()
+        if path.is_file():
+            yield Finding(_AREA, "note", f"NCCL also reads {path}")
+
+
+def _of_variable(
+    name: str, value: str, known: Mapping[str, str], hostnccl: bool, library: str
+) -> Finding:
+    shown = name if name.endswith(_SECRET) else f"{name}={value}"
+    text, advice = "", ""
+    level: Level = "ok"
+    if name in NCCL and library and not _names(library, name):
+        text, level = f"{NCCL[name]}; the NCCL that was found does not read it", "note"
+    elif name in known:
+        text = known[name]
+    elif _OF_TESTS.fullmatch(name):
+        text = "of pynccl's own tests"
+    elif name in OF_TORCH:
+        text = f"torch's old name of TORCH_{name}; NCCL and pynccl do not read it"
+        level, advice = "note", f"unset {name}"
+    elif name.startswith("HOSTNCCL_") and not hostnccl:
+        text, level = "a variable of hostnccl, which was not loaded", "note"
+    elif name.startswith("NCCL_") and _names(library, name):
+        text = f"undocumented, and known to {library}"
+    else:
+        reader = "NCCL" if name.startswith("NCCL_") else name.partition("_")[0].lower()
+        text = f"unknown: {reader} does not read it"
+        level, advice = "note", f"unset {name}"
+        if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+            level, advice = "problem", f"did you mean {close[0]} ({known[close[0]]})?"
+    return Finding(_AREA, level, f"{shown} - {text}", advice)
+
+
+def _names(library: str, name: str) -> bool:
+    """Whether a library has a text in it."""
+    try:
+        with (
+            Path(library).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return content.find(name.encode() + b"\0") >= 0
+    except (OSError, ValueError):  # there is no file, or nothing is in it
+        return False
+
+
+def _of_values(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterator[Finding]:
+    """The values that nothing can be done with."""
+    provider = environment.get("PYNCCL_PROVIDER")
+    if provider and provider not in PROVIDERS:
+        yield Finding(
+            _AREA,
+            "problem",
+            f"PYNCCL_PROVIDER={provider} is not one of {', '.join(PROVIDERS)}",
+            "unset it, or set it to one of them",
+        )
+    for one in facts:
+        for text in one.wrong:
+            yield Finding(_AREA, "problem", text, "unset the variable or correct its value")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        hides = "which hides all GPUs" if visible.strip() in ("", "-1") else "the others are hidden"
+        yield Finding(_AREA, "note", f"CUDA_VISIBLE_DEVICES={visible}: {hides}")
+    preload = environment.get("LD_PRELOAD", "")
+    if "libnccl" in os.path.basename(preload) or "/libnccl" in preload:
+        yield Finding(
+            _AREA, "note", f"LD_PRELOAD={preload}: every program of this shell uses this libnccl"
+        )
+
+
+def _of_rendezvous(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """The variables by which ranks find each other, where only some of them are set."""
+    present = [name for name in _RENDEZVOUS if environment.get(name)]
+    missing = [name for name in _RENDEZVOUS if not environment.get(name)]
+    if present and missing:
+        yield Finding(
+            _AREA,
+            "note",
+            f"{', '.join(present)} set, but not {', '.join(missing)}: init_process_group without "
+            "arguments needs all four",
+            "start the script by torchrun, or unset them",
+        )

@@ -1,0 +1,52 @@
+"""The overlap lab: how much of a communication hides behind compute, and why not all of it.
+
+    from pynccl import nccl
+    from pynccl.tools import lab
+
+    row = lab.overlap(compute, communicate, comm=comm)
+    print(f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed; {row.verdict}")
+
+``compute`` and ``communicate`` are called with a stream and enqueue their work there. ``pynccl lab
+overlap`` sweeps sizes, settings and loads; ``pynccl lab sweep`` compares the algorithms of a
+collective. See docs/lab.md.
+
+Times are those of events on the streams, except on the default stream of a CPU. The number of
+repetitions and the next step of a probe are maxima over the ranks (``agreement``), so that all
+ranks measure the same step. ``verdict.classify`` takes ``Evidence``, numbers alone, and no
+communicator. A gate is a host function that blocks a stream for a known time and occupies nothing
+else: an operation that starts before the gate of another stream opens does not wait for that
+stream.
+"""
+
+from pynccl.tools.lab.arrays import Arrays, arrays_of
+from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, Spin, fit, make_load
+from pynccl.tools.lab.measure import overlap
+from pynccl.tools.lab.operations import Communication
+from pynccl.tools.lab.row import Row, Span, Timing
+from pynccl.tools.lab.script import script
+from pynccl.tools.lab.settings import Setting, combinations, sweep_overlaps
+from pynccl.tools.lab.verdict import Evidence, Verdict, classify
+
+__all__ = [
+    "Arrays",
+    "Communication",
+    "Evidence",
+    "Gemm",
+    "Load",
+    "MemoryBound",
+    "Row",
+    "Setting",
+    "Sleep",
+    "Span",
+    "Spin",
+    "Timing",
+    "Verdict",
+    "arrays_of",
+    "classify",
+    "combinations",
+    "fit",
+    "make_load",
+    "overlap",
+    "script",
+    "sweep_overlaps",
+]

@@ -1,0 +1,55 @@
+"""Numbers that all ranks agree on: the maximum over the ranks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from pynccl import nccl
+
+__all__ = ["align", "maximum", "new_event", "new_stream"]
+
+
+def new_stream(comm: nccl.Communicator, priority: int = 0) -> nccl.Stream:
+    """A stream on the device of a communicator."""
+    device = comm.device if comm.provider == "cuda" else None
+    return nccl.Stream(comm.provider, device=device, priority=priority)
+
+
+def new_event(comm: nccl.Communicator, *, timing: bool = True) -> nccl.Event:
+    """An event on the device of a communicator."""
+    device = comm.device if comm.provider == "cuda" else None
+    return nccl.Event(comm.provider, device=device, timing=timing)
+
+
+def align(comm: nccl.Communicator, stream: nccl.Stream) -> None:
+    """Return on all ranks at about the same time."""
+    comm.barrier(stream=stream)
+    stream.synchronize()
+
+
+def maximum(comm: nccl.Communicator, stream: nccl.Stream, values: Sequence[float]) -> list[float]:
+    """The maximum of each value over the ranks; every rank calls it with as many values.
+
+    Args:
+        comm: the communicator of the ranks.
+        stream: the stream to run on; it is synchronised.
+        values: at least one.
+
+    Raises:
+        NcclError: NCCL failed.
+    """
+    if comm.provider == "host":
+        memory = (ctypes.c_double * len(values))(*values)
+        comm.all_reduce(
+            ctypes.addressof(memory), nccl.MAX, count=len(values), dtype="float64", stream=stream
+        )
+        stream.synchronize()
+        return list(memory)
+    from pynccl.tools.lab.arrays import arrays_of  # a library of arrays is needed on GPUs only
+
+    arrays = arrays_of(comm)
+    there = arrays.of_values(values)
+    comm.all_reduce(there, nccl.MAX, stream=stream)
+    stream.synchronize()
+    return arrays.values_of(there)

@@ -1,0 +1,428 @@
+"""Which algorithm is the fastest, at which size, with how many ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pynccl import nccl
+from pynccl.errors import NcclError
+from pynccl.testing import LaunchError
+from pynccl.tools.lab import world
+from pynccl.tools.lab.agreement import align, maximum, new_stream
+from pynccl.tools.lab.arrays import installed
+from pynccl.tools.lab.operations import BufferKind, Communication
+from pynccl.tools.lab.output import table
+from pynccl.tools.lab.row import Timing
+from pynccl.tools.lab.sizes import size_text
+from pynccl.tools.lab.variants import Variant, chosen_in_log, chosen_on_host, environment
+from pynccl.tools.trace.bandwidth import bandwidth
+
+__all__ = [
+    "Measured",
+    "compare",
+    "draw",
+    "measure",
+    "winner",
+    "write_csv",
+    "write_json",
+    "write_table",
+]
+
+_LEAST_SAMPLE = 1e-3  # seconds; shorter operations are repeated in a sample
+_MOST_REPEATED = 200
+_WARMUP = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The time of a collective of one size, run in one way.
+
+    Attributes:
+        collective: the collective.
+        nranks: the number of ranks.
+        nbytes: its size in bytes, that of the larger buffer.
+        variant: how it was run.
+        timing: seconds of one call; each sample is the maximum over the ranks. None where it could
+            not run.
+        chosen: of the default, what NCCL chose, where that is known.
+        error: why it could not run.
+    """
+
+    collective: str
+    nranks: int
+    nbytes: int
+    variant: Variant
+    timing: Timing | None
+    chosen: str | None = None
+    error: str = ""
+
+    @property
+    def busbw(self) -> float:
+        """nccl-tests' bus bandwidth in GB/s (1e9 bytes); 0.0 where it could not run."""
+        if self.timing is None:
+            return 0.0
+        return bandwidth(self.collective, self.nbytes, self.timing.median, self.nranks).busbw
+
+
+def measure(
+    comm: nccl.Communicator,
+    collective: str,
+    sizes: Sequence[int],
+    ways: Sequence[Variant],
+    repeats: int = 15,
+) -> list[Measured]:
+    """Time variants of a collective in this world; all ranks call it.
+
+    The variants take turns, round by round, so that all of them see the same machine. The algorithm
+    of hostnccl and the CTAs are those of the variants; what else libnccl runs is decided by the
+    environment of the process.
+
+    Args:
+        comm: of the ranks.
+        collective: the collective.
+        sizes: in bytes.
+        ways: the variants.
+        repeats: samples of each, after 3 that do not count.
+
+    Returns:
+        A Measured for each size and variant.
+
+    Raises:
+        ValueError: a wrong argument.
+    """
+    measured = []
+    stream = new_stream(comm)
+    for nbytes in sizes:
+        timers: dict[Variant, _Timer] = {}
+        errors: dict[Variant, str] = {}
+        for way in ways:
+            try:
+                timers[way] = _Timer(comm, stream, collective, nbytes, way)
+                timers[way].prepare()
+            except (NcclError, nccl.MissingFunctionError) as error:
+                errors[way] = str(error)
+                if way in timers:
+                    timers.pop(way).close()
+        samples: dict[Variant, list[float]] = {way: [] for way in timers}
+        for _ in range(repeats):
+            for way, timer in timers.items():
+                samples[way].append(timer.sample())
+        for timer in timers.values():
+            timer.close()
+        for way in ways:
+            timing = Timing(tuple(samples[way])) if way in samples else None
+            entry = Measured(collective, comm.nranks, nbytes, way, timing)
+            if comm.provider == "host" and way == Variant():
+                chosen = chosen_on_host(collective, nbytes, comm.nranks, nccl.params("host"))
+                entry = replace(entry, chosen=chosen)
+            measured.append(replace(entry, error=errors.get(way, "")))
+    return measured
+
+
+class _Timer:
+    """Times one variant at one size."""
+
+    def __init__(
+        self,
+        comm: nccl.Communicator,
+        stream: nccl.Stream,
+        collective: str,
+        nbytes: int,
+        way: Variant,
+    ) -> None:
+        self._comm = comm
+        self._own: nccl.Communicator | None = None
+        buffer: BufferKind = "window" if way.algorithm == "window" else "plain"
+        config = None
+        if comm.provider == "host":
+            if way.algorithm != "default":
+                path = "direct" if way.algorithm == "window" else way.algorithm
+                config = nccl.CollConfig(algorithm=path)
+        elif way.ctas != "default":
+            ctas = int(way.ctas)
+            self._own = comm.split(0, comm.rank, config=nccl.Config(min_ctas=ctas, max_ctas=ctas))
+        self._stream = stream
+        used = self._own or comm
+        self._call = Communication(
+            used, collective, nbytes, buffer=buffer, arrays=installed(comm), config=config
+        )
+        self._times = 1
+
+    def prepare(self) -> None:
+        """Warm up, and find how often a sample repeats the call."""
+        for _ in range(_WARMUP):
+            self.sample()
+        once = statistics.median(self.sample() for _ in range(3))
+        self._times = max(1, min(_MOST_REPEATED, round(_LEAST_SAMPLE / max(once, 1e-7))))
+
+    def sample(self) -> float:
+        """Seconds of one call, the maximum over the ranks."""
+        align(self._comm, self._stream)
+        began = time.perf_counter()
+        for _ in range(self._times):
+            self._call(self._stream)
+        self._stream.synchronize()
+        seconds = (time.perf_counter() - began) / self._times
+        return maximum(self._comm, self._stream, [seconds])[0]
+
+    def close(self) -> None:
+        self._call.close()
+        if self._own is not None:
+            self._own.close()
+
+
+def compare(
+    provider: str,
+    collective: str,
+    sizes: Sequence[int],
+    ways: Sequence[Variant],
+    ranks: Sequence[int],
+    *,
+    repeats: int = 15,
+    progress: Callable[[int, int, str], object] | None = None,
+) -> list[Measured]:
+    """Launch worlds and time variants of a collective in them.
+
+    With hostnccl all variants run in one world per number of ranks, and take turns. With libnccl
+    each algorithm and protocol has processes of its own, because NCCL reads its variables once.
+
+    Args:
+        provider: "host" or "cuda".
+        collective: the collective.
+        sizes: in bytes.
+        ways: the variants.
+        ranks: the numbers of ranks.
+        repeats: samples of each.
+        progress: called before the ranks are launched with the number of completed launches, the
+            number of all launches, and what is measured; and after the last.
+
+    Returns:
+        A Measured for each number of ranks, variant and size. Of a variant whose world failed, the
+        reason.
+
+    Raises:
+        LaunchError: the world of the defaults failed.
+        ValueError: a wrong argument.
+    """
+    worlds = _worlds(provider, collective, ways)
+    done, count = 0, len(ranks) * len(worlds)
+    measured: list[Measured] = []
+    for nranks in ranks:
+        for env, of_world in worlds:
+            if progress is not None:
+                progress(done, count, f"{nranks} ranks, {', '.join(map(str, of_world))}")
+            args = (collective, list(sizes), of_world, repeats)
+            try:
+                found = world.run(nranks, measure, args, provider, env) or []
+            except LaunchError as error:
+                if Variant() in of_world:
+                    raise
+                reason = str(error).strip().splitlines()[-1]
+                found = [
+                    Measured(collective, nranks, nbytes, way, None, error=reason)
+                    for way in of_world
+                    for nbytes in sizes
+                ]
+            measured += found
+            done += 1
+        if provider == "cuda":
+            measured = _with_choices(measured, collective, sizes, nranks)
+    if progress is not None:
+        progress(count, count, "")
+    return measured
+
+
+def _worlds(
+    provider: str, collective: str, ways: Sequence[Variant]
+) -> list[tuple[dict[str, str], list[Variant]]]:
+    """The environments to run in, and the variants of each."""
+    if provider == "host":
+        return [({}, list(ways))]
+    version = nccl.get_version("cuda")
+    grouped: dict[tuple[str, str], list[Variant]] = {}
+    for way in ways:
+        grouped.setdefault((way.algorithm, way.protocol), []).append(way)
+    return [
+        (environment(of_world[0], collective, version), of_world) for of_world in grouped.values()
+    ]
+
+
+def _with_choices(
+    measured: list[Measured], collective: str, sizes: Sequence[int], nranks: int
+) -> list[Measured]:
+    """Run the defaults once more, with NCCL's log of what it chooses."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "TUNING",
+            "NCCL_DEBUG_FILE": os.path.join(folder, "log.%p"),
+        }
+        world.run(nranks, measure, (collective, list(sizes), [Variant()], 1), "cuda", env)
+        log = "".join(path.read_text() for path in Path(folder).iterdir())
+    return [
+        replace(entry, chosen=chosen_in_log(log, collective, entry.nbytes, nranks))
+        if entry.nranks == nranks and entry.variant == Variant()
+        else entry
+        for entry in measured
+    ]
+
+
+def winner(measured: Sequence[Measured], nranks: int, nbytes: int) -> Measured | None:
+    """The fastest variant, the default aside, at a size; None where only the default ran."""
+    entries = [
+        entry
+        for entry in measured
+        if (entry.nranks, entry.nbytes) == (nranks, nbytes)
+        and entry.timing is not None
+        and entry.variant != Variant()
+    ]
+    return min(entries, key=_median, default=None)
+
+
+def _median(entry: Measured) -> float:
+    return entry.timing.median if entry.timing is not None else float("inf")
+
+
+def write_table(measured: Sequence[Measured]) -> str:
+    """Microseconds of one call for each size and variant, the winner and NCCL's own choice."""
+    ways = list(dict.fromkeys(entry.variant for entry in measured))
+    cells = {(entry.nranks, entry.nbytes, entry.variant): entry for entry in measured}
+    header = ["ranks", "size", *map(str, ways), "NCCL chose", "busbw GB/s", "winner"]
+    lines = []
+    for nranks, nbytes in dict.fromkeys((entry.nranks, entry.nbytes) for entry in measured):
+        best = winner(measured, nranks, nbytes)
+        of_line = [cells.get((nranks, nbytes, way)) for way in ways]
+        default = cells.get((nranks, nbytes, Variant()))
+        fastest = best or default
+        lines.append(
+            [
+                str(nranks),
+                size_text(nbytes),
+                *(
+                    f"{entry.timing.median * 1e6:.1f}" if entry and entry.timing else "-"
+                    for entry in of_line
+                ),
+                (default.chosen if default else None) or "?",
+                f"{fastest.busbw:.2f}" if fastest else "-",
+                _winner_text(best, default),
+            ]
+        )
+    text = table(header, lines)
+    failed = {str(entry.variant): entry.error for entry in measured if entry.error}
+    return "\n".join([text, *(f"{way} did not run: {error}" for way, error in failed.items())])
+
+
+def _winner_text(best: Measured | None, default: Measured | None) -> str:
+    if best is None:
+        return "-"
+    text = str(best.variant)
+    if default is not None and default.timing is not None:
+        text += f" ({_median(default) / _median(best):.2f} times as fast as the default)"
+    return text
+
+
+def write_csv(path: Path, measured: Sequence[Measured]) -> None:
+    """Write a line per entry; times are in seconds, bandwidths in GB/s."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            [
+                "collective",
+                "ranks",
+                "bytes",
+                "algorithm",
+                "protocol",
+                "ctas",
+                "median_s",
+                "iqr_s",
+                "busbw_GBs",
+                "chosen",
+                "error",
+            ]
+        )
+        for entry in measured:
+            timing = entry.timing
+            way = entry.variant
+            writer.writerow(
+                [
+                    entry.collective,
+                    entry.nranks,
+                    entry.nbytes,
+                    way.algorithm,
+                    way.protocol,
+                    way.ctas,
+                ]
+                + ([timing.median, timing.iqr] if timing else ["", ""])
+                + [entry.busbw, entry.chosen or "", entry.error]
+            )
+
+
+def write_json(path: Path, measured: Sequence[Measured]) -> None:
+    """Write all entries with their samples in seconds."""
+    path.write_text(json.dumps([asdict(entry) for entry in measured], indent=1) + "\n")
+
+
+def draw(path: Path, measured: Sequence[Measured], title: str = "") -> None:
+    """Draw time against size, a line for each variant, a panel's winners marked, into a PNG file.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+        ValueError: nothing was measured.
+    """
+    from pynccl.tools.lab.plots import panels, save
+
+    ranks = list(dict.fromkeys(entry.nranks for entry in measured))
+    if not ranks:
+        raise ValueError("measured: there is nothing to draw")
+    ways = list(dict.fromkeys(entry.variant for entry in measured))
+    drawn, axes = panels(len(ranks))
+    for panel, nranks in zip(axes, ranks, strict=True):
+        _draw_panel(panel, [entry for entry in measured if entry.nranks == nranks], ways)
+        panel.set_title(f"{nranks} ranks", fontsize=10)
+    axes[0].legend(fontsize=8)
+    axes[0].set_ylabel("microseconds; a star is the winner")
+    drawn.suptitle(title, fontsize=10)
+    save(drawn, path)
+
+
+def _draw_panel(panel: Any, measured: list[Measured], ways: list[Variant]) -> None:  # noqa: ANN401
+    for index, way in enumerate(ways):
+        entries = [entry for entry in measured if entry.variant == way and entry.timing]
+        sizes = [entry.nbytes for entry in entries]
+        medians = [_median(entry) * 1e6 for entry in entries]
+        color = "black" if way == Variant() else f"C{index}"
+        style = "--" if way == Variant() else "-"
+        panel.plot(sizes, medians, style, marker=".", color=color, label=str(way))
+        quartiles = [entry.timing.quartiles for entry in entries if entry.timing]
+        panel.fill_between(
+            sizes,
+            [low * 1e6 for low, _ in quartiles],
+            [high * 1e6 for _, high in quartiles],
+            color=color,
+            alpha=0.15,
+            linewidth=0,
+        )
+        won = [entry for entry in entries if winner(measured, entry.nranks, entry.nbytes) is entry]
+        panel.plot(
+            [entry.nbytes for entry in won],
+            [_median(entry) * 1e6 for entry in won],
+            "*",
+            color=color,
+            markersize=12,
+        )
+    sizes = sorted({entry.nbytes for entry in measured})
+    shown = sizes[:: max(1, len(sizes) // 6)]
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks(shown, [size_text(size) for size in shown], fontsize=8)
+    panel.set_xlabel("size")
+    panel.grid(alpha=0.3)

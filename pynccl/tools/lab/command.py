@@ -1,0 +1,216 @@
+"""The command ``pynccl lab``: sweeps of the overlap lab, and of algorithms."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pynccl import nccl
+from pynccl._internal.progress import Progress
+from pynccl.libraries import PROVIDERS, default_provider
+from pynccl.tools.lab import algorithms, output, settings, variants, world
+from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
+from pynccl.tools.lab.row import Row
+from pynccl.tools.lab.sizes import parse_size
+
+__all__ = ["add_arguments", "run"]
+
+T = TypeVar("T")
+
+
+def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def parse(text: str) -> list[T]:
+        try:
+            return [kind(part) for part in text.split(",") if part]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands."""
+    commands = parser.add_subparsers(dest="lab_command", required=True)
+    overlap = commands.add_parser(
+        "overlap",
+        help="how much of a communication a compute hides, and why not all of it",
+        description="Every option with a plural or a list takes values separated by commas; the "
+        "rows are all combinations. Under torchrun its processes are the ranks.",
+    )
+    strings = _list_of(str)
+    overlap.add_argument("--sizes", type=_list_of(parse_size), default=[2**16, 2**20, 2**24])
+    overlap.add_argument(
+        "--collective", type=_list_of(_one_of(COLLECTIVES)), default=["all_reduce"]
+    )
+    overlap.add_argument("--ctas", type=strings, default=["default"], help="4 or 1:16")
+    overlap.add_argument(
+        "--policy", type=_list_of(_one_of(list(settings.POLICIES))), default=["default"]
+    )
+    overlap.add_argument("--priority", type=_list_of(int), default=[0])
+    overlap.add_argument("--buffer", type=_list_of(_one_of(BUFFERS)), default=["plain"])
+    overlap.add_argument("--chunks", type=_list_of(int), default=[1])
+    overlap.add_argument(
+        "--load",
+        type=strings,
+        default=["gemm:256"],
+        help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function",
+    )
+    overlap.add_argument(
+        "--load-seconds", type=float, help="how long a load takes; default: as T_comm"
+    )
+    overlap.add_argument("--form", type=_list_of(_one_of(["eager", "graph"])), default=["eager"])
+    overlap.add_argument("--library", choices=["torch", "numpy", "cupy"])
+    overlap.add_argument("--first", choices=["compute", "communication"], default="compute")
+    overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
+    compared = commands.add_parser(
+        "sweep", help="which algorithm is the fastest, at which size, with how many ranks"
+    )
+    compared.add_argument(
+        "--sizes", type=_list_of(parse_size), default=[4**exponent for exponent in range(5, 13)]
+    )
+    compared.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
+    compared.add_argument(
+        "--algorithms", type=strings, help="default: ring,tree; on CPUs staged,direct,window"
+    )
+    compared.add_argument("--protocols", type=strings, help="default: ll,ll128,simple on GPUs")
+    compared.add_argument("--ctas", type=strings, default=["default"], help="as default,1,4,16")
+    for command in (overlap, compared):
+        command.add_argument("--ranks", type=_list_of(int), default=[2])
+        command.add_argument("--provider", choices=PROVIDERS, default=default_provider())
+        command.add_argument("--repeats", type=int, default=20)
+        command.add_argument("--csv", type=Path)
+        command.add_argument("--json", type=Path)
+        command.add_argument("--plot", type=Path, help="a PNG file; needs matplotlib")
+        command.add_argument("--title", default="")
+    overlap.add_argument(
+        "--threads",
+        type=int,
+        help="of torch's or NumPy's operations on CPUs (OMP_NUM_THREADS); default: that "
+        "variable, else the CPUs divided by the ranks",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 2 for wrong arguments.
+    """
+    try:
+        if not arguments.ranks or min(arguments.ranks) < 1:
+            raise ValueError(f"--ranks: {arguments.ranks} are no numbers of ranks")
+        if arguments.lab_command == "overlap":
+            _overlap(arguments)
+        else:
+            _sweep(arguments)
+    except ValueError as error:
+        print(f"pynccl lab {arguments.lab_command}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _warn(collectives: list[str], provider: str) -> None:
+    if provider != "cuda":
+        return
+    text = variants.warning(os.environ, collectives, nccl.get_version(provider))
+    if text is not None:
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def _overlap(arguments: argparse.Namespace) -> None:
+    # all_reduce is also what the lab itself calls, to agree on times.
+    _warn([*arguments.collective, "all_reduce"], arguments.provider)
+    chosen = settings.combinations(
+        {
+            "nranks": arguments.ranks,
+            "collective": arguments.collective,
+            "load": arguments.load,
+            "ctas": arguments.ctas,
+            "policy": arguments.policy,
+            "priority": arguments.priority,
+            "buffer": arguments.buffer,
+            "chunks": arguments.chunks,
+            "form": arguments.form,
+            "nbytes": arguments.sizes,
+        }
+    )
+    for setting in chosen:
+        setting.config()  # its errors are better here than in a rank
+    options = {
+        "load_seconds": arguments.load_seconds,
+        "library": arguments.library,
+        "repeats": arguments.repeats,
+        "first": arguments.first,
+    }
+    args = (chosen, options)
+    env = {"OMP_NUM_THREADS": str(arguments.threads)} if arguments.threads else None
+    rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider, env)
+    if not rows:
+        return  # a rank of torchrun other than the first
+    print(output.write_table(rows))
+    if arguments.csv:
+        output.write_csv(arguments.csv, rows)
+    if arguments.json:
+        output.write_json(arguments.json, rows)
+    if arguments.plot or arguments.lanes:
+        from pynccl.tools.lab import plots
+
+        if arguments.plot:
+            plots.draw_exposed(arguments.plot, rows, arguments.title)
+        if arguments.lanes:
+            plots.draw_lanes(arguments.lanes, rows[-1:], arguments.title)
+
+
+def _sweep_in_world(
+    comm: nccl.Communicator, chosen: list[settings.Setting], options: dict[str, Any]
+) -> list[Row]:
+    progress = Progress() if comm.rank == 0 else None
+    return settings.sweep_overlaps(comm, chosen, progress=progress, **options)
+
+
+def _sweep(arguments: argparse.Namespace) -> None:
+    if world.is_under_torchrun():
+        raise ValueError("sweep launches its ranks itself; run it without torchrun")
+    _warn([arguments.collective, "all_reduce"], arguments.provider)
+    on_gpus = arguments.provider == "cuda"
+    has_algorithms = arguments.collective not in ("all_to_all", "gather", "scatter", "send_recv")
+    of_gpus = ["ring", "tree"] if arguments.collective == "all_reduce" else ["ring"]
+    paths = ["staged", "direct", "window"] if arguments.collective != "send_recv" else []
+    of_provider = (of_gpus if has_algorithms else []) if on_gpus else paths
+    protocols = ["ll", "ll128", "simple"] if on_gpus and has_algorithms else ["default"]
+    ways = variants.variants(
+        arguments.provider,
+        arguments.collective,
+        arguments.algorithms or of_provider or ["default"],
+        arguments.protocols or protocols,
+        arguments.ctas,
+    )
+    measured = algorithms.compare(
+        arguments.provider,
+        arguments.collective,
+        arguments.sizes,
+        ways,
+        arguments.ranks,
+        repeats=arguments.repeats,
+        progress=Progress(),
+    )
+    print(algorithms.write_table(measured))
+    if arguments.csv:
+        algorithms.write_csv(arguments.csv, measured)
+    if arguments.json:
+        algorithms.write_json(arguments.json, measured)
+    if arguments.plot:
+        algorithms.draw(arguments.plot, measured, arguments.title or arguments.collective)

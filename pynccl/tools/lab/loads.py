@@ -1,0 +1,242 @@
+"""Work to hide communication behind: of known length, compute-bound, memory-bound, or the user's.
+
+A load is called with a stream and enqueues its work there. Its length can be fitted to a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from pynccl import nccl
+from pynccl.tools.lab.agreement import align, maximum
+from pynccl.tools.lab.arrays import Arrays, arrays_of
+from pynccl.tools.lab.sizes import parse_size
+
+__all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "make_load"]
+
+_PROBES = 3  # of which the fastest counts
+_MOST_TIMES = 10**6
+_MEASURABLE = 5e-3  # seconds
+
+
+class Load(Protocol):
+    """Work on a stream; :func:`make_load` makes those of the lab.
+
+    Attributes:
+        times: how often the work is repeated in one call; it scales the length.
+    """
+
+    times: int
+
+    def __call__(self, stream: nccl.Stream) -> None:
+        """Enqueue the work.
+
+        Args:
+            stream: where it runs.
+        """
+
+
+class Sleep:
+    """Keeps a stream waiting for a known time, and occupies nothing else.
+
+    A host function on the stream, on GPUs too: no SM, no bandwidth, no GIL.
+
+    Args:
+        seconds: how long; whole microseconds count, and the system may add about 0.1 ms.
+
+    Raises:
+        ValueError: it is not above 0, or longer than 1000 s.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not 0 < seconds <= 1000:
+            raise ValueError(f"seconds: {seconds} is not above 0 and at most 1000")
+        self.seconds = seconds
+        self.times = 1
+
+    def __call__(self, stream: nccl.Stream) -> None:
+        """Enqueue the work."""
+        for _ in range(self.times):
+            stream.launch_native(_usleep(), max(1, round(self.seconds * 1e6)))
+
+
+class Spin:
+    """Occupies one CPU core, and the GIL for most of the time, for a known time.
+
+    Args:
+        seconds: how long.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"seconds: {seconds} is not above 0")
+        self.seconds = seconds
+        self.times = 1
+
+    def __call__(self, stream: nccl.Stream) -> None:
+        """Enqueue the work."""
+        stream.launch(self._spin)
+
+    def _spin(self) -> None:
+        end = time.perf_counter() + self.seconds * self.times
+        while time.perf_counter() < end:
+            pass
+
+
+class Gemm:
+    """Products of square float32 matrices: compute-bound.
+
+    Args:
+        arrays: the library that multiplies.
+        side: rows and columns of the matrices.
+
+    Raises:
+        ValueError: side is below 1.
+    """
+
+    def __init__(self, arrays: Arrays, side: int) -> None:
+        if side < 1:
+            raise ValueError(f"side: {side} is below 1")
+        self.times = 1
+        self._arrays = arrays
+        # Products of zeros need less power on GPUs, whose clock then is higher.
+        self._a, self._b = arrays.random(side, side), arrays.random(side, side)
+        self._out = arrays.zeros(side, side)
+
+    def __call__(self, stream: nccl.Stream) -> None:
+        """Enqueue the work."""
+        self._arrays.enqueue(stream, self._multiply)
+
+    def _multiply(self) -> None:
+        for _ in range(self.times):
+            self._arrays.multiply(self._a, self._b, self._out)
+
+
+class MemoryBound:
+    """Copies of a large array: memory-bound.
+
+    Args:
+        arrays: the library that copies.
+        nbytes: of the array; more than the caches hold.
+
+    Raises:
+        ValueError: it is below 4.
+    """
+
+    def __init__(self, arrays: Arrays, nbytes: int) -> None:
+        if nbytes < 4:
+            raise ValueError(f"nbytes: {nbytes} is below 4")
+        self.times = 1
+        self._arrays = arrays
+        self._to, self._source = (arrays.zeros(nbytes // 4) for _ in range(2))
+
+    def __call__(self, stream: nccl.Stream) -> None:
+        """Enqueue the work."""
+        self._arrays.enqueue(stream, self._copy)
+
+    def _copy(self) -> None:
+        for _ in range(self.times):
+            self._arrays.copy(self._to, self._source)
+
+
+@functools.cache
+def _usleep() -> int:
+    address = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream) -> float:
+    """Repeat a load so often that it takes about a given time; all ranks call it.
+
+    Args:
+        load: its ``times`` is set, to the same number on all ranks.
+        seconds: how long one call of it shall take.
+        comm: of the ranks.
+        stream: to try the load on.
+
+    Returns:
+        The seconds of one call then, as far as a shorter run tells.
+    """
+    load.times = 1
+    if isinstance(load, (Sleep, Spin)):
+        load.seconds = seconds
+        return seconds
+    # What is shorter than the start of a thread is measured again, repeated.
+    for target in (min(seconds, _MEASURABLE), seconds):
+        once = _shortest(load, comm, stream) / load.times
+        load.times = max(1, min(_MOST_TIMES, round(target / once)))
+    return once * load.times
+
+
+def _shortest(load: Load, comm: nccl.Communicator, stream: nccl.Stream) -> float:
+    """The seconds of the shortest of some calls, the maximum over the ranks."""
+    shortest = float("inf")
+    for _ in range(_PROBES):
+        align(comm, stream)
+        began = time.perf_counter()
+        load(stream)
+        stream.synchronize()
+        shortest = min(shortest, time.perf_counter() - began)
+    return max(maximum(comm, stream, [shortest])[0], 1e-7)
+
+
+def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) -> Load:
+    """A load from its name.
+
+    Args:
+        text: ``"sleep:SECONDS"``, ``"spin:SECONDS"``, ``"gemm:SIDE"``, ``"memory:64M"``, or
+            ``"module:function"``: a function that is called with the communicator and returns a
+            function of a stream.
+        comm: whose memory the load uses.
+        arrays: the library for it; None is the first that is installed.
+
+    Returns:
+        A load.
+
+    Raises:
+        ValueError: there is no such load.
+    """
+    name, _, value = text.partition(":")
+    try:
+        if name in ("sleep", "spin"):
+            kind: Callable[[float], Load] = Sleep if name == "sleep" else Spin
+            return kind(float(value or 0.01))
+        if name == "gemm":
+            return Gemm(arrays or arrays_of(comm), int(value or 512))
+        if name == "memory":
+            return MemoryBound(arrays or arrays_of(comm), parse_size(value or "64M"))
+    except ValueError as error:
+        raise ValueError(f"load: {text!r}: {error}") from error
+    if not value:
+        raise ValueError(
+            f"load: {text!r} is not sleep:SECONDS, spin:SECONDS, gemm:SIDE, memory:BYTES or "
+            "module:function"
+        )
+    try:
+        factory = getattr(importlib.import_module(name), value)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"load: {text!r}: {error}") from error
+    made = factory(comm)
+    load: Load = made if hasattr(made, "times") else _Users(made)
+    return load
+
+
+class _Users:
+    """A function of the user, repeated."""
+
+    def __init__(self, function: Callable[[nccl.Stream], None]) -> None:
+        self.times = 1
+        self._function = function
+
+    def __call__(self, stream: nccl.Stream) -> None:
+        for _ in range(self.times):
+            self._function(stream)

@@ -1,0 +1,242 @@
+"""The measurement of one row: compute alone, communication alone, both."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pynccl import nccl
+from pynccl.tools.lab.agreement import align, maximum, new_event, new_stream
+from pynccl.tools.lab.probes import Probes
+from pynccl.tools.lab.row import Row, Span, Timing
+from pynccl.tools.lab.steps import Enqueue, Step, Steps
+from pynccl.tools.lab.verdict import Evidence, needs_evidence
+
+__all__ = ["overlap"]
+
+_LEAST_ROUNDS = 3
+_SLOWED = 1.05  # a slowdown whose reason is looked for
+
+
+def overlap(
+    compute: Enqueue,
+    communicate: Enqueue,
+    *,
+    comm: nccl.Communicator,
+    together: Callable[[nccl.Stream, nccl.Stream], object] | None = None,
+    first: Literal["compute", "communication"] = "compute",
+    compute_stream: nccl.Stream | None = None,
+    communication_stream: nccl.Stream | None = None,
+    priority: int = 0,
+    form: Literal["eager", "graph"] = "eager",
+    repeats: int = 20,
+    warmup: int = 3,
+    limit: float = 60.0,
+    evidence: bool = True,
+    loads: tuple[Enqueue, Enqueue] | None = None,
+    setting: Mapping[str, Any] | None = None,
+) -> Row:
+    """Measure how much of a communication a compute hides, and why not all of it.
+
+    Every rank of the communicator calls it with functions that do the same. In each round the
+    compute runs alone, the communication alone, then both; between them the ranks meet. A time is
+    that from the call of the first function until all is done, the maximum over the ranks. All
+    ranks return the same row.
+
+    The functions enqueue their work on the stream that they are called with. What they enqueue
+    elsewhere they join back to it; a function that does not is found out where it runs on the other
+    function's stream or on a default stream. On CPUs the work is functions, too
+    (``stream.launch``); torch and NumPy release the GIL in large operations, so that they run
+    beside a communication.
+
+    Where the communication is not hidden, further runs look for the reason: each function behind a
+    stream that a host function keeps waiting, and the communication beside a memory-bound and a
+    compute-bound load.
+
+    Args:
+        compute: enqueues the compute on its stream.
+        communicate: enqueues the communication on its stream.
+        comm: the communicator of the ranks, by which they also meet and agree on the times.
+        together: enqueues a step of both in its own order, on the stream of the compute and that of
+            the communication. None calls the two functions one after the other.
+        first: which of the two is called first in a step without ``together``.
+        compute_stream: None is a new stream.
+        communication_stream: None is a new stream with the priority.
+        priority: of the new stream of the communication, lower numbers first.
+        form: ``"graph"`` captures the two functions, each as a graph, and ``together`` as one, and
+            measures their launches. Of ``together`` as a graph there are no separate lanes.
+        repeats: the number of rounds.
+        warmup: the number of rounds before, which do not count.
+        limit: seconds after which no further round begins; 3 rounds at least are measured.
+        evidence: whether to look for the reason where the communication is not hidden.
+        loads: a memory-bound and a compute-bound load to run the communication beside; None makes
+            them, where torch, NumPy or CuPy is installed.
+        setting: goes to the row.
+
+    Returns:
+        A Row, with all times in seconds.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+        DriverError: in the form of graphs, a function cannot be captured, as one that synchronises.
+        NcclError: NCCL failed.
+    """
+    _check(compute, communicate, together, first, form)
+    for name, number, least in (("repeats", repeats, _LEAST_ROUNDS), ("warmup", warmup, 0)):
+        if number < least:
+            raise ValueError(f"{name}: {number} is below {least}")
+    if not limit > 0:
+        raise ValueError(f"limit: {limit} is not above 0")
+    steps = Steps(
+        comm,
+        compute_stream or new_stream(comm),
+        communication_stream or new_stream(comm, priority),
+    )
+    with contextlib.ExitStack() as stack:
+        if form == "graph":
+            compute, communicate, together = _captured(stack, steps, compute, communicate, together)
+        rounds = _Rounds(
+            steps, Step(compute, None), Step(None, communicate),
+            Step(compute, communicate, together, first),
+        )  # fmt: skip
+        for _ in range(warmup):
+            rounds.run()
+        began = time.perf_counter()
+        samples: list[_Sample] = []
+        while len(samples) < repeats:
+            sample, longest = rounds.run(time.perf_counter() - began)
+            samples.append(sample)
+            if longest > limit and len(samples) >= _LEAST_ROUNDS:
+                break
+        row = _row(samples, comm, Evidence(first=first), setting)
+        times = row.compute.median, row.communication.median, row.both.median
+        if not evidence or not needs_evidence(*times):
+            return row
+        probes = Probes(steps, max(times[:2]), first=first)
+        found = probes.structure(compute, communicate, *times[:2], together=together)
+        slowed = max(row.communication_slowdown, row.compute_slowdown) > _SLOWED
+        if slowed and not found.is_ordered:
+            seconds = row.communication_lane.median
+            found = probes.contention(found, (compute, communicate), seconds, loads)
+        return _row(samples, comm, found, setting)
+
+
+def _check(
+    compute: object, communicate: object, together: object, first: object, form: object
+) -> None:
+    for name, value in (("compute", compute), ("communicate", communicate)):
+        if not callable(value):
+            raise TypeError(f"{name}: expected a function of a stream, got {value!r}")
+    if together is not None and not callable(together):
+        raise TypeError(f"together: expected a function of two streams or None, got {together!r}")
+    if first not in ("compute", "communication"):
+        raise ValueError(f"first: {first!r} is neither 'compute' nor 'communication'")
+    if form not in ("eager", "graph"):
+        raise ValueError(f"form: {form!r} is neither 'eager' nor 'graph'")
+
+
+class _Sample(NamedTuple):
+    """The seconds of one round, in the order of what ranks agree on."""
+
+    compute: float
+    communication: float
+    both: float
+    compute_lane: float
+    communication_lane: float
+    compute_beside: float
+    communication_beside: float
+    compute_began: float
+    compute_ended: float
+    communication_began: float
+    communication_ended: float
+
+
+class _Rounds:
+    """Rounds of the three steps."""
+
+    def __init__(self, steps: Steps, compute: Step, communication: Step, both: Step) -> None:
+        self._steps = steps
+        self._each = compute, communication, both
+
+    def run(self, elapsed: float = 0.0) -> tuple[_Sample, float]:
+        """One round; the maxima of its times and of a number over the ranks."""
+        runs = []
+        for step in self._each:
+            align(self._steps.comm, self._steps.own)
+            runs.append(self._steps.run(step))
+        compute, communication, both = runs
+        own = [
+            compute.seconds,
+            communication.seconds,
+            both.seconds,
+            compute.compute.ended - compute.compute.began,
+            communication.communication.ended - communication.communication.began,
+            both.compute.ended - both.compute.began,
+            both.communication.ended - both.communication.began,
+            both.compute.began,
+            both.compute.ended,
+            both.communication.began,
+            both.communication.ended,
+        ]
+        *agreed, longest = maximum(self._steps.comm, self._steps.own, [*own, elapsed])
+        return _Sample(*agreed), longest
+
+
+def _captured(
+    stack: contextlib.ExitStack,
+    steps: Steps,
+    compute: Enqueue,
+    communicate: Enqueue,
+    together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+) -> tuple[Enqueue, Enqueue, Callable[[nccl.Stream, nccl.Stream], object] | None]:
+    """Launches of graphs in place of the functions, which run once before."""
+    for step in (Step(compute, None), Step(None, communicate)):
+        steps.run(step)
+
+    def capture(stream: nccl.Stream, enqueue: Callable[[], object]) -> nccl.Graph:
+        with nccl.capture(stream) as graph:
+            enqueue()
+        stack.callback(graph.close)
+        return graph
+
+    on_compute, on_communication = steps.compute, steps.communication
+    first = capture(on_compute, lambda: compute(on_compute))
+    second = capture(on_communication, lambda: communicate(on_communication))
+    whole = None
+    if together is not None:
+        fork, join = (new_event(steps.comm, timing=False) for _ in range(2))
+
+        def both() -> None:
+            fork.record(on_compute)
+            on_communication.wait(fork)
+            together(on_compute, on_communication)
+            join.record(on_communication)
+            on_compute.wait(join)
+
+        graph = capture(on_compute, both)
+        whole = lambda stream, _: graph.launch(stream)  # noqa: E731
+    return first.launch, second.launch, whole
+
+
+def _row(
+    samples: list[_Sample],
+    comm: nccl.Communicator,
+    evidence: Evidence,
+    setting: Mapping[str, Any] | None,
+) -> Row:
+    columns = dict(zip(_Sample._fields, zip(*samples, strict=True), strict=True))
+    timings = {name: Timing(column) for name, column in columns.items()}
+    ends = {name: timing.median for name, timing in timings.items()}
+    return Row(
+        **{name: timings[name] for name in _Sample._fields[:7]},
+        evidence=evidence,
+        spans={
+            name: Span(ends[f"{name}_began"], ends[f"{name}_ended"])
+            for name in ("compute", "communication")
+        },
+        nranks=comm.nranks,
+        provider=comm.provider,
+        setting=dict(setting or {}),
+    )

@@ -1,0 +1,233 @@
+"""Further runs that find out why a communication is not hidden.
+
+A gate is a host function that keeps a stream waiting for a known time and occupies nothing else.
+What begins before the gate of a stream opens does not wait for that stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pynccl import nccl
+from pynccl.tools.lab.agreement import align, maximum, new_event
+from pynccl.tools.lab.arrays import installed
+from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
+from pynccl.tools.lab.steps import Enqueue, Step, Steps
+from pynccl.tools.lab.verdict import Evidence
+
+__all__ = ["Probes"]
+
+_GATE = 3.0  # times the longer of the two functions
+_SHORTEST_GATE = 5e-3
+_LONG = 0.2  # seconds; runs of that length are repeated less
+_RESOLVED = 2e-4  # work must take that many seconds to be found on a stream
+_COVER = 3.0  # a load is that many times as long as the communication beside it
+_CACHED_SIDE = 256
+_BEYOND_CACHES = 2**26
+
+
+class _Gated(NamedTuple):
+    """The seconds of runs behind a gate, agreed by the ranks.
+
+    The least of the runs counts: what waits for the gate is never done before it; what does not, is
+    so in some run, on a busy machine too.
+
+    Attributes:
+        compute: the least time from when the gate opened until the stream of the compute was done.
+        communication: the same for the stream of the communication.
+        called: the least time that all the calls took.
+        most: of "compute" and "communication", the most time instead of the least.
+    """
+
+    compute: float
+    communication: float
+    called: float
+    most: Mapping[str, float]
+
+
+class Probes:
+    """Looks for reasons; all ranks call each method.
+
+    Args:
+        steps: runs steps.
+        longest: the seconds of the longer function.
+        first: which function is called first in a step.
+    """
+
+    def __init__(self, steps: Steps, longest: float, *, first: str) -> None:
+        self._steps = steps
+        self._first = first
+        self._gate = max(_GATE * longest, _SHORTEST_GATE)
+        self._events = [new_event(steps.comm) for _ in range(4)]
+
+    def structure(
+        self,
+        compute: Enqueue,
+        communicate: Enqueue,
+        compute_seconds: float,
+        communication_seconds: float,
+        *,
+        together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+    ) -> Evidence:
+        """Whether streams, the host or events make one function wait for the other.
+
+        Args:
+            compute: the function.
+            communicate: the function.
+            compute_seconds: T_compute.
+            communication_seconds: T_comm.
+            together: the function that enqueues both, if there is one.
+        """
+        streams = self._steps.compute, self._steps.communication
+        if streams[0].handle == streams[1].handle:
+            return Evidence(first=self._first, same_stream=True)
+        names = ("compute", "communication")
+        on_host = self._steps.comm.provider == "host"
+        functions = dict(zip(names, (compute, communicate), strict=True))
+        seconds = dict(zip(names, (compute_seconds, communication_seconds), strict=True))
+        same, waiting = False, set[str]()
+        synchronising, on_default = set[str](), set[str]()
+        for name, function in functions.items():
+            own = streams[names.index(name)]
+            other_name = names[1 - names.index(name)]
+            other = streams[1 - names.index(name)]
+            behind_own = self._behind(own, functools.partial(function, own))
+            behind_other = self._behind(other, functools.partial(function, own))
+            if max(behind_own.called, behind_other.called) >= 0.9 * self._gate:
+                synchronising.add(name)
+                continue
+            resolved = seconds[name] >= _RESOLVED
+            runs_on_own = behind_own.most[name] >= 0.1 * seconds[name]
+            # CPUs' default stream is the thread: the call takes as long as the work.
+            in_call = behind_own.called >= 0.25 * seconds[name]
+            runs_on_other = getattr(behind_other, other_name) >= 0.25 * seconds[name]
+            if resolved and runs_on_other:
+                same = True
+            elif resolved and not runs_on_own and (in_call or not on_host):
+                on_default.add(name)
+            elif getattr(behind_other, name) >= 0:
+                waiting.add(name)
+        if not (same or synchronising or on_default):
+            waiting |= self._waits_for_events(functions, together)
+        return Evidence(
+            same_stream=same,
+            default_stream=_who(on_default),
+            synchronises=_who(synchronising),
+            waits=_who(waiting),
+            first=self._first,
+        )
+
+    def _waits_for_events(
+        self,
+        functions: dict[str, Enqueue],
+        together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+    ) -> set[str]:
+        """Which function's work waits for the other's while that one is behind a gate."""
+        streams = {"compute": self._steps.compute, "communication": self._steps.communication}
+        found = set()
+        for gated, waits in (("compute", "communication"), ("communication", "compute")):
+            if together is not None:
+                calls = [functools.partial(together, *streams.values())]
+            elif gated == self._first:
+                calls = [
+                    functools.partial(functions[name], streams[name]) for name in (gated, waits)
+                ]
+            else:
+                continue
+            ran = self._behind(streams[gated], *calls)
+            if getattr(ran, waits) >= 0:
+                found.add(waits)
+        return found
+
+    def _behind(self, stream: nccl.Stream, *calls: Callable[[], object]) -> _Gated:
+        """Run something while a stream is kept waiting."""
+        runs = []
+        for _ in range(3 if self._gate < _LONG else 2):
+            align(self._steps.comm, self._steps.own)
+            origin, opened, *ends = self._events
+            origin.record(self._steps.own)
+            began = time.perf_counter()
+            Sleep(self._gate)(stream)
+            opened.record(stream)
+            for call in calls:
+                call()
+            called = time.perf_counter() - began
+            streams = self._steps.compute, self._steps.communication
+            for end, of in zip(ends, streams, strict=True):
+                end.record(of)
+            for of in (*streams, self._steps.own):
+                of.synchronize()
+            gate, *done = (origin.elapsed_time(event) for event in (opened, *ends))
+            runs.append((*(end - gate for end in done), called))
+        columns = list(zip(*runs, strict=True))
+        extremes = [*map(min, columns), *map(max, columns[:2])]
+        agreed = maximum(self._steps.comm, self._steps.own, extremes)
+        compute, communication, least_called, *most = agreed
+        return _Gated(
+            compute,
+            communication,
+            least_called,
+            most=dict(zip(("compute", "communication"), most, strict=True)),
+        )
+
+    def contention(
+        self,
+        evidence: Evidence,
+        functions: tuple[Enqueue, Enqueue],
+        seconds: float,
+        loads: tuple[Enqueue, Enqueue] | None,
+    ) -> Evidence:
+        """Measure the communication beside the compute and a memory- and a compute-bound load.
+
+        Beside the compute it is called first, so that it does not wait for the compute's events.
+
+        Args:
+            evidence: what was found so far.
+            functions: the two that enqueue the compute and the communication.
+            seconds: of the communication alone, between its events.
+            loads: the two; None makes them.
+
+        Returns:
+            The evidence with the slowdowns; without them where no library of arrays is installed.
+        """
+        if loads is None:
+            arrays = installed(self._steps.comm)
+            if arrays is None:
+                return evidence
+            made: list[Load] = [MemoryBound(arrays, _BEYOND_CACHES), Gemm(arrays, _CACHED_SIDE)]
+            for load in made:
+                load(self._steps.compute)  # the first one is slower
+                fit(load, _COVER * seconds, self._steps.comm, self._steps.compute)
+            loads = made[0], made[1]
+        compute, communicate = functions
+        each = (
+            Step(None, communicate),
+            Step(compute, communicate, first="communication"),
+            *(Step(load, communicate) for load in loads),
+        )
+        rounds = [self._lengths(each) for _ in range(5 if seconds < _LONG else 3)]
+        alone, *beside = (statistics.median(column) for column in zip(*rounds, strict=True))
+        slowdowns = [length / max(alone, 1e-9) for length in beside]
+        return dataclasses.replace(
+            evidence,
+            beside_compute=slowdowns[0],
+            beside_memory=slowdowns[1],
+            beside_arithmetic=slowdowns[2],
+        )
+
+    def _lengths(self, steps: Sequence[Step]) -> list[float]:
+        lengths = []
+        for step in steps:
+            align(self._steps.comm, self._steps.own)
+            span = self._steps.run(step).communication
+            lengths.append(span.ended - span.began)
+        return maximum(self._steps.comm, self._steps.own, lengths)
+
+
+def _who(names: set[str]) -> str | None:
+    return "both" if len(names) == 2 else next(iter(names), None)

@@ -1,0 +1,196 @@
+"""What the overlap lab measures: durations, evidence, and one row of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pynccl.tools.lab.verdict import Evidence, Verdict, classify
+
+__all__ = ["Row", "Span", "Timing"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The samples of one duration.
+
+    Attributes:
+        samples: seconds, in the order of measurement. Each is the maximum over the ranks.
+    """
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The lower and the upper quartile in seconds."""
+        if len(self.samples) < 2:
+            return self.samples[0], self.samples[0]
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def iqr(self) -> float:
+        """The distance of the quartiles in seconds."""
+        low, high = self.quartiles
+        return high - low
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where work is on its stream, in seconds since the step began.
+
+    Attributes:
+        began: when the stream reached the first event; the work may wait after it.
+        ended: when the stream reached the last one.
+    """
+
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of the overlap lab. All times are in seconds.
+
+    Attributes:
+        compute: the compute alone, T_compute.
+        communication: the communication alone, T_comm.
+        both: both in one step, T_both.
+        compute_lane: the compute alone, between two events on its stream.
+        communication_lane: the communication alone, between two events on its stream.
+        compute_beside: the compute between its events, while the communication is in the same step.
+        communication_beside: the communication between its events, beside the compute.
+        evidence: what further runs say about the reason.
+        spans: of "compute" and "communication" in both, by medians, on the slowest rank.
+        nranks: how many ranks took part.
+        provider: "host" or "cuda".
+        setting: what the caller varies, by name.
+    """
+
+    compute: Timing
+    communication: Timing
+    both: Timing
+    compute_lane: Timing
+    communication_lane: Timing
+    compute_beside: Timing
+    communication_beside: Timing
+    evidence: Evidence
+    spans: Mapping[str, Span]
+    nranks: int
+    provider: str
+    setting: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exposed(self) -> float:
+        """T_both - T_compute in seconds: what the communication adds to the compute."""
+        return self.both.median - self.compute.median
+
+    @property
+    def exposed_spread(self) -> float:
+        """The interquartile range, in seconds, of T_both - T_compute of one round each."""
+        pairs = zip(self.both.samples, self.compute.samples, strict=True)
+        return Timing(tuple(both - compute for both, compute in pairs)).iqr
+
+    @property
+    def hidden(self) -> float:
+        """The hidden share of the communication, 1 - exposed / T_comm; 1.0 is all of it.
+
+        Below 0 where the step is longer than compute and communication one after the other. Noise
+        can make it a little more than 1.
+        """
+        return 1.0 - self.exposed / max(self.communication.median, 1e-9)
+
+    @property
+    def bound(self) -> float:
+        """max(T_compute, T_comm) in seconds: no overlap can make the step shorter."""
+        return max(self.compute.median, self.communication.median)
+
+    @property
+    def compute_slowdown(self) -> float:
+        """How many times longer the compute takes beside the communication."""
+        return self.compute_beside.median / max(self.compute_lane.median, 1e-9)
+
+    @property
+    def communication_slowdown(self) -> float:
+        """How many times longer the communication takes beside the compute."""
+        return self.communication_beside.median / max(self.communication_lane.median, 1e-9)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the numbers say: see :func:`pynccl.tools.lab.classify`."""
+        return classify(
+            compute=self.compute.median,
+            communication=self.communication.median,
+            both=self.both.median,
+            compute_slowdown=self.compute_slowdown,
+            communication_slowdown=self.communication_slowdown,
+            evidence=self.evidence,
+            provider=self.provider,
+            spread=self.exposed_spread,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row for JSON: the setting, medians, spreads and samples in seconds, the verdict.
+
+        Returns:
+            A dictionary that json can write and :meth:`from_dict` reads.
+        """
+        return {
+            "setting": dict(self.setting),
+            "nranks": self.nranks,
+            "provider": self.provider,
+            "compute": self.compute.median,
+            "communication": self.communication.median,
+            "both": self.both.median,
+            "exposed": self.exposed,
+            "exposed_spread": self.exposed_spread,
+            "hidden": self.hidden,
+            "bound": self.bound,
+            "compute_slowdown": self.compute_slowdown,
+            "communication_slowdown": self.communication_slowdown,
+            "verdict": self.verdict.kind,
+            "reason": self.verdict.reason,
+            "text": str(self.verdict),
+            "samples": {
+                "compute": list(self.compute.samples),
+                "communication": list(self.communication.samples),
+                "both": list(self.both.samples),
+                "compute_lane": list(self.compute_lane.samples),
+                "communication_lane": list(self.communication_lane.samples),
+                "compute_beside": list(self.compute_beside.samples),
+                "communication_beside": list(self.communication_beside.samples),
+            },
+            "evidence": dataclasses.asdict(self.evidence),
+            "spans": {name: [span.began, span.ended] for name, span in self.spans.items()},
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Row:
+        """A row from :meth:`as_dict`.
+
+        Args:
+            data: what it returned.
+
+        Returns:
+            The row.
+
+        Raises:
+            KeyError, TypeError: it is none.
+        """
+        samples: Mapping[str, Sequence[float]] = data["samples"]
+        return Row(
+            **{name: Timing(tuple(values)) for name, values in samples.items()},
+            evidence=Evidence(**data["evidence"]),
+            spans={name: Span(*ends) for name, ends in data["spans"].items()},
+            nranks=data["nranks"],
+            provider=data["provider"],
+            setting=data["setting"],
+        )

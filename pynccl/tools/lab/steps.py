@@ -1,0 +1,143 @@
+"""One timed step on two streams, by events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pynccl import nccl
+from pynccl.tools.lab.agreement import new_event, new_stream
+from pynccl.tools.lab.row import Span
+
+__all__ = ["Enqueue", "Ran", "Step", "Steps"]
+
+# A function that enqueues work on a stream.
+Enqueue: TypeAlias = Callable[[nccl.Stream], object]
+
+_DEFAULT_STREAM = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step enqueues; None: nothing.
+
+    Attributes:
+        compute: enqueues the compute.
+        communicate: enqueues the communication.
+        together: enqueues both, in their place.
+        first: which of the two is called first.
+    """
+
+    compute: Enqueue | None
+    communicate: Enqueue | None
+    together: Callable[[nccl.Stream, nccl.Stream], object] | None = None
+    first: str = "compute"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The seconds of a step on this rank, from its beginning on.
+
+    Attributes:
+        seconds: until all of it was done.
+        compute: between the events around the compute; two times 0.0 where there was none.
+        communication: between the events around the communication.
+        compute_call: how long the call of the function for the compute took.
+        communication_call: how long that for the communication took.
+    """
+
+    seconds: float
+    compute: Span
+    communication: Span
+    compute_call: float
+    communication_call: float
+
+
+class Steps:
+    """Runs steps of a rank on two streams.
+
+    Args:
+        comm: the communicator.
+        compute: the stream for the compute.
+        communication: the stream for the communication.
+
+    Attributes:
+        own: a stream for what the lab itself communicates.
+    """
+
+    def __init__(
+        self, comm: nccl.Communicator, compute: nccl.Stream, communication: nccl.Stream
+    ) -> None:
+        self.comm = comm
+        self.compute = compute
+        self.communication = communication
+        self.own = new_stream(comm)
+        self._origin, self._default_end = new_event(comm), new_event(comm)
+        self._ends = [new_event(comm) for _ in range(2)]
+        self._of_compute = [new_event(comm) for _ in range(2)]
+        self._of_communication = [new_event(comm) for _ in range(2)]
+        # The origin is recorded where there is nothing to do: on CPUs in this thread.
+        self._idle = _DEFAULT_STREAM if comm.provider == "host" else self.own
+
+    def run(self, step: Step) -> Ran:
+        """Run a step and wait until it is done."""
+        calls = [0.0, 0.0]
+
+        def compute() -> None:
+            if step.compute is not None:
+                calls[0] = self._around(step.compute, self.compute, self._of_compute)
+
+        def communicate() -> None:
+            if step.communicate is not None:
+                calls[1] = self._around(
+                    step.communicate, self.communication, self._of_communication
+                )
+
+        self._origin.record(self._idle)
+        if step.together is not None:
+            self._together(step.together)
+        elif step.first == "compute":
+            compute()
+            communicate()
+        else:
+            communicate()
+            compute()
+        streams = self.compute, self.communication
+        for end, stream in zip(self._ends, streams, strict=True):
+            end.record(stream)
+        self._default_end.record(_DEFAULT_STREAM)
+        for stream in streams:
+            stream.synchronize()
+        for event in (self._origin, self._default_end):
+            event.synchronize()
+        ends = [*self._ends, self._default_end]
+        has_compute = step.compute is not None or step.together is not None
+        has_communication = step.communicate is not None or step.together is not None
+        return Ran(
+            max(self._origin.elapsed_time(end) for end in ends),
+            self._span(self._of_compute) if has_compute else Span(0.0, 0.0),
+            self._span(self._of_communication) if has_communication else Span(0.0, 0.0),
+            *calls,
+        )
+
+    def _around(self, enqueue: Enqueue, stream: nccl.Stream, events: list[nccl.Event]) -> float:
+        """Enqueue between two events; the seconds of the call."""
+        events[0].record(stream)
+        began = time.perf_counter()
+        enqueue(stream)
+        called = time.perf_counter() - began
+        events[1].record(stream)
+        return called
+
+    def _together(self, together: Callable[[nccl.Stream, nccl.Stream], object]) -> None:
+        self._of_compute[0].record(self.compute)
+        self._of_communication[0].record(self.communication)
+        together(self.compute, self.communication)
+        self._of_compute[1].record(self.compute)
+        self._of_communication[1].record(self.communication)
+
+    def _span(self, events: list[nccl.Event]) -> Span:
+        began, ended = (self._origin.elapsed_time(event) for event in events)
+        return Span(began, ended)

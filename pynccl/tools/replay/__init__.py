@@ -1,0 +1,21 @@
+"""Issues recorded communication again, on other machines and at other sizes.
+
+:func:`replay` and the command ``pynccl replay`` take recordings of PYNCCL_RECORD and traces of
+nccl.trace(). See docs/replay.md.
+
+Files are read by ``load`` and combined by ``recorded``; ``check`` compares the ranks before
+anything runs. ``compiler`` builds one program for each process: communicators, streams, steps and
+buffers, as plain data that can be pickled. Each recorded process then becomes a rank of
+pynccl.testing (``rank``), which fills the inputs, issues the steps and compares the outputs.
+
+An input counts up modulo a small prime, from a phase that depends on communicator, rank and
+operation (``values``). Each result is therefore exact in its dtype and unique to its operation, so
+data of a wrong operation is detected.
+"""
+
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.load import load
+from pynccl.tools.replay.report import Row
+from pynccl.tools.replay.run import Result, replay
+
+__all__ = ["ReplayError", "Result", "Row", "load", "replay"]

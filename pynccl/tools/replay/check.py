@@ -1,0 +1,174 @@
+"""What is wrong between the ranks of a recording, before anything is replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from pynccl.flight import dump as flight
+from pynccl.flight.analysis import Finding, analyse
+from pynccl.tools.replay.recorded import Process, Recorded, counterpart
+from pynccl.tools.replay.signals import excess
+from pynccl.tools.trace.model import Operation
+
+__all__ = ["check", "described", "located", "missing_signals"]
+
+
+def described(operation: Operation) -> str:
+    """Such as "all_reduce #5 (float32, count=4, sum)"."""
+    record = _record(operation, operation.number)
+    number = f"sequence {operation.sequence}" if record.number is None else f"#{record.number}"
+    return f"{operation.kind} {number} {record.arguments}"
+
+
+def check(recorded: Recorded) -> list[Finding]:
+    """Compare the operations of all ranks by communicator and number, then by position."""
+    holes = [hole for process in recorded.processes for hole in _holes(recorded, process)]
+    dumps = [_dump(recorded, place) for place in range(len(recorded.processes))]
+    signals = missing_signals(recorded)
+    return [*located(recorded, holes or analyse(dumps).findings), *located(recorded, signals)]
+
+
+def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
+    """The same, with the communicator and its processes in the text; the causes first."""
+    found = []
+    for finding in findings:
+        comm = recorded.comms.get(finding.communicator)
+        if comm is not None:
+            text = f"communicator {comm.label}{recorded.places(comm)}: {finding.text}"
+            found.append(dataclasses.replace(finding, text=text))
+    return sorted(found, key=lambda finding: finding.kind in ("stuck", "call"))
+
+
+def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
+    """Operations that the recording itself misses: its numbers have a hole."""
+    numbers: dict[tuple[object, ...], list[Operation]] = defaultdict(list)
+    for operation in process.operations:
+        kind = counterpart(operation)
+        if kind is not None and operation.number is not None and operation.graph is None:
+            numbers[(operation.communicator, *kind)].append(operation)
+    for operations in numbers.values():
+        for before, after in itertools.pairwise(operations):
+            number = before.number or 0
+            if after.number == number + 1:
+                continue
+            comm = recorded.comms[after.communicator]
+            rank = comm.ranks.index(recorded.processes.index(process))
+            other = _elsewhere(recorded, process, before, number + 1)
+            what = f": {described(other)} on other ranks" if other is not None else ""
+            missing = f"#{number + 1}"
+            if before.kind in ("send", "recv"):
+                direction = "to" if before.kind == "send" else "from"
+                missing = f"{before.kind} #{number + 1} {direction} rank {before.peer}"
+            text = (
+                f"rank {rank}: the recording has no {missing} between {described(before)} and "
+                f"{described(after)}{what}"
+            )
+            yield Finding("skipped", comm.id, [rank], [], number + 1, None, text)
+            break
+
+
+def missing_signals(recorded: Recorded) -> list[Finding]:
+    """Waits for more signals than their senders have sent."""
+    findings = []
+    for one in excess(recorded):
+        comm = recorded.comms[one.communicator]
+        which = f"signal {one.signal}, context {one.context}"
+        text = (
+            f"rank {one.receiver} waits for {one.waited} signals of rank {one.sender} ({which}), "
+            f"which has sent {one.sent}: the first wait_signal for more is that with sequence "
+            f"{one.operation.sequence}"
+        )
+        hole = _hole(recorded.processes[comm.place_of(one.sender)], comm.id)
+        if hole is not None:
+            text += f"; the recording of rank {one.sender} has no operation with sequence {hole}"
+        ranks, sequence = ([one.sender], [one.receiver]), one.operation.sequence
+        findings.append(Finding("signals", comm.id, *ranks, sequence, None, text))
+    return findings
+
+
+def _hole(process: Process, id: str) -> int | None:
+    """The first sequence number that a recording does not have."""
+    numbers = process.sequences[id]
+    some = range(min(numbers, default=0), max(numbers, default=0))
+    return next((one for one in some if one not in numbers), None)
+
+
+def _elsewhere(
+    recorded: Recorded, process: Process, before: Operation, number: int
+) -> Operation | None:
+    if counterpart(before) != ("", None):
+        return None
+    for other in recorded.processes:
+        if other is not process:
+            for operation in other.operations:
+                if (
+                    operation.communicator == before.communicator
+                    and operation.number == number
+                    and counterpart(operation) == ("", None)
+                ):
+                    return operation
+    return None
+
+
+def _record(operation: Operation, number: int | None) -> flight.Record:
+    return flight.Record(
+        sequence=operation.sequence,
+        operation=operation.kind,
+        number=number,
+        dtype=operation.dtype,
+        count=operation.count,
+        op=operation.op,
+        root=operation.root,
+        peer=operation.peer,
+        state="done",
+        time_created_ns=operation.called,
+        stream="",
+        fingerprint="",
+    )
+
+
+def _dump(recorded: Recorded, place: int) -> flight.Dump:
+    """The operations of a process as the flight record would have them, numbered by position."""
+    process = recorded.processes[place]
+    communicators = []
+    for comm in recorded.comms.values():
+        if place not in comm.ranks:
+            continue
+        nranks = len(comm.ranks) + len(comm.missing)
+        records = []
+        counts: dict[object, int] = {}
+        for operation in process.operations:
+            if operation.communicator != comm.id:
+                continue
+            kind = counterpart(operation)
+            if kind is None:
+                continue
+            first = (operation.number or 1) if operation.graph is None else 1
+            counts[kind] = counts.get(kind, first - 1) + 1
+            records.append(_record(operation, counts[kind]))
+        communicators.append(
+            flight.Communicator(
+                id=comm.id,
+                joined=None,
+                parent=None,
+                name=comm.name,
+                creator=comm.creator,
+                rank=comm.rank_of(place),
+                nranks=nranks,
+                device=None,
+                timeout=None,
+                failure=None,
+                calls=[],
+                collectives=counts.get(("", None), 0),
+                records=[
+                    dataclasses.replace(record, sequence=n) for n, record in enumerate(records, 1)
+                ],
+            )
+        )
+    trace = process.trace
+    return flight.Dump(
+        f"recording {place}", "", trace.host, trace.pid, process.rank, trace.ended, communicators
+    )

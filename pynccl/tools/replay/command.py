@@ -1,0 +1,135 @@
+"""``pynccl replay``: issues recorded communication again, and prints what it took."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from pynccl.errors import LibraryNotFoundError
+from pynccl.testing import LaunchError
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.load import load
+from pynccl.tools.replay.report import table
+from pynccl.tools.replay.run import Result, replay
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a recording (PYNCCL_RECORD) or trace of each process",
+    )
+    parser.add_argument("--provider", choices=("host", "cuda"), default="host")
+    parser.add_argument(
+        "--ranks",
+        default="all",
+        metavar="all|N",
+        help="replay the first N processes; communicators are cut to these",
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiply counts, which stay at least 1"
+    )
+    parser.add_argument(
+        "--speed",
+        choices=("max", "recorded"),
+        default="max",
+        help="recorded keeps the time between calls",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=20.0, help="of every operation, in seconds; 20"
+    )
+    parser.add_argument(
+        "--no-check",
+        action="store_true",
+        help="do not compare the ranks before: a hang in the recording hangs until the time limit",
+    )
+    parser.add_argument(
+        "--no-data", action="store_true", help="do not fill inputs and compare results"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 1 where ranks differ, wait or fail, or data is wrong; 2 where there is
+        nothing to replay.
+    """
+    try:
+        traces = [trace for path in arguments.files for trace in load(path)]
+        result = replay(
+            traces,
+            provider=arguments.provider,
+            ranks=_ranks(arguments.ranks),
+            scale=arguments.scale,
+            speed=arguments.speed,
+            check=not arguments.no_check,
+            data=not arguments.no_data,
+            timeout=arguments.timeout,
+        )
+    except (ReplayError, LibraryNotFoundError, OSError) as error:
+        print(f"pynccl replay: {error}", file=sys.stderr)
+        return 2
+    except LaunchError as error:
+        print(f"pynccl replay: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(_json(result), indent=2))
+    else:
+        print("\n".join(_text(result)))
+    return 0 if result.ok else 1
+
+
+def _ranks(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdigit():
+        raise ReplayError(f"--ranks: {text!r} is neither 'all' nor a number")
+    return int(text)
+
+
+def _json(result: Result) -> dict[str, object]:
+    return {
+        "ok": result.ok,
+        "operations": result.operations,
+        "seconds": result.seconds,
+        "outputs": result.outputs,
+        "checked": result.checked,
+        "shared": result.shared,
+        "rows": [asdict(row) for row in result.rows],
+        "notes": result.notes,
+        "findings": [asdict(finding) for finding in result.findings],
+        "failures": {str(rank): text for rank, text in result.failures.items()},
+        "differences": {
+            str(rank): [one._asdict() for one in ones] for rank, ones in result.differences.items()
+        },
+    }
+
+
+def _text(result: Result) -> Iterator[str]:
+    yield from (f"note: {note}" for note in result.notes)
+    if result.rows:
+        yield table(result.rows)
+        yield (
+            f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
+            f"{result.outputs} results compared"
+        )
+        if result.shared:
+            yield f"{result.shared} regions of windows are written by several ranks: not compared"
+        if result.checked and any(row.recorded is not None for row in result.rows):
+            yield "operations wait for ranks that fill and compare; --no-data is for timings"
+    if result.findings:
+        yield "the ranks differ:" if not result.failures else "the ranks:"
+        yield from (f"  {finding.text}" for finding in result.findings)
+    for rank, text in result.failures.items():
+        yield f"process {rank} has failed: {text}"
+    for rank, ones in result.differences.items():
+        yield from (f"process {rank}: {one.text}" for one in ones)

@@ -1,0 +1,275 @@
+"""Makes the program of each rank from what the ranks have recorded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pynccl.tools.replay.contents import choose_sources, match, order
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.layout import Layout
+from pynccl.tools.replay.program import Member, Op, Program, Step
+from pynccl.tools.replay.recorded import Process, Recorded, Sync, counterpart
+from pynccl.tools.replay.shape import ITEMSIZES, blocks
+from pynccl.tools.replay.signals import ONE_SIDED
+from pynccl.tools.replay.windows import Windows, add_signals, expect_puts
+from pynccl.tools.trace.model import Operation
+
+__all__ = ["compile_programs"]
+
+_OPERATORS = ("sum", "prod", "max", "min", "avg")
+
+
+def compile_programs(
+    recorded: Recorded, *, provider: str = "host", scale: float = 1.0, data: bool = True
+) -> list[Program]:
+    """Make the program of each process.
+
+    Args:
+        recorded: the recordings.
+        provider: on "host" the default stream is the thread; those of several threads become
+            streams.
+        scale: what counts are multiplied by.
+        data: inputs are filled, and results checked.
+
+    Raises:
+        ReplayError: a rank has no file, or an operation is not known.
+    """
+    for comm in recorded.comms.values():
+        if comm.missing:
+            raise ReplayError(
+                f"communicator {comm.label}: there is no recording of its ranks "
+                f"{list(comm.missing)}; give a number of ranks to replay without them"
+            )
+    windows = Windows(recorded, scale)
+    compilers = [
+        _Compiler(recorded, place, windows, provider=provider, scale=scale, data=data)
+        for place in range(len(recorded.processes))
+    ]
+    programs = [compiler.compile() for compiler in compilers]
+    comms = [comm.ranks for comm in recorded.comms.values()]
+    add_signals(programs, comms)
+    if data:
+        match(programs, comms)
+        expect_puts(programs, comms)
+    return programs
+
+
+class _Issued:
+    """The steps so far.
+
+    Attributes:
+        operations: the step and the stream, by communicator and sequence number.
+    """
+
+    def __init__(self) -> None:
+        self.operations: dict[tuple[str, int], tuple[int, int]] = {}
+        self._streams: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def add(self, op: Op, step: int) -> None:
+        recorded = op.recorded
+        self.operations[recorded.communicator, recorded.sequence] = step, op.stream
+        self.add_call(op.stream, recorded.called, step)
+
+    def add_call(self, stream: int, called: int, step: int) -> None:
+        self._streams[stream].append((called, step))
+
+    def before(self, stream: int, time: int) -> tuple[int, int] | None:
+        """The last call on a stream until then."""
+        calls = reversed(self._streams[stream])
+        return next(((step, stream) for called, step in calls if called <= time), None)
+
+
+class _Compiler:
+    """Makes the program of one process."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        place: int,
+        windows: Windows,
+        *,
+        provider: str,
+        scale: float,
+        data: bool,
+    ) -> None:
+        self._process: Process = recorded.processes[place]
+        self._place = place
+        self._windows = windows
+        self._scale = scale
+        self._data = data
+        self._indexes = {id: index for index, id in enumerate(recorded.comms)}
+        self._members = {
+            id: Member(
+                index, comm.label, len(comm.ranks), comm.ranks.index(place), *windows.indexes(id)
+            )
+            for index, (id, comm) in enumerate(recorded.comms.items())
+            if place in comm.ranks
+        }
+        # The default streams of several threads would block the one thread of the replay.
+        self._by_thread = provider == "host" and self._process.several_threads
+        self._streams: dict[tuple[int, int], int] = {}
+        self._positions: dict[tuple[object, ...], int] = defaultdict(int)
+
+    def compile(self) -> Program:
+        program = Program(self._process.rank, list(self._members.values()))
+        program.windows = self._windows.sizes(self._place)
+        program.steps = self._steps()
+        self._place_buffers(program)
+        program.streams = len(self._streams)
+        if self._data:
+            for step in program.steps:
+                choose_sources(step, self._members_by_number)
+        if len({op.stream for op in program.operations}) > 1:
+            order(program.steps, data=self._data)
+        return program
+
+    @property
+    def _members_by_number(self) -> dict[int, Member]:
+        return {member.number: member for member in self._members.values()}
+
+    def _stream(self, handle: int, thread: int) -> int:
+        if handle == 0 and not self._by_thread:
+            return 0
+        key = (handle, thread if handle == 0 else 0)
+        return self._streams.setdefault(key, len(self._streams) + 1)
+
+    def _steps(self) -> list[Step]:
+        items = self._process.items
+        last: dict[tuple[int, int], int] = {}
+        for index, item in enumerate(items):
+            if isinstance(item, Operation) and item.group is not None:
+                last[_group_key(item)] = index
+        epoch = self._process.trace.epoch
+        steps: list[Step] = []
+        groups: dict[tuple[int, int], Step] = {}
+        issued = _Issued()
+        for index, item in enumerate(items):
+            if isinstance(item, Sync):
+                self._add_wait(steps, item, epoch, issued)
+                continue
+            op = self._op(item)
+            if item.group is None:
+                issued.add(op, len(steps))
+                steps.append(Step(item.called + epoch, [op]))
+                continue
+            key = _group_key(item)
+            step = groups.setdefault(key, Step(item.called + epoch, grouped=True))
+            step.ops.append(op)
+            if last[key] == index:
+                for one in step.ops:
+                    issued.add(one, len(steps))
+                steps.append(groups.pop(key))
+        return steps
+
+    def _add_wait(self, steps: list[Step], wait: Sync, epoch: int, issued: _Issued) -> None:
+        """Add a wait of the recording, where the replay has what it waits for."""
+        place = None
+        if not isinstance(wait.target, int):
+            place = issued.operations.get(wait.target)
+        else:
+            stream = self._known_stream(wait.target)
+            if wait.recorded is None and stream is not None:
+                steps.append(Step(wait.called + epoch, sync=stream))
+            elif wait.recorded is not None and stream is not None:
+                place = issued.before(stream, wait.recorded)
+        if place is None:
+            return
+        waiting = None if wait.stream is None else self._stream(wait.stream, 0)
+        earlier, other = place
+        if other == waiting:
+            return
+        steps[earlier].marks.add(other)
+        if waiting is not None:  # others may wait for what this stream waits for
+            issued.add_call(waiting, wait.called, len(steps))
+        steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
+
+    def _known_stream(self, handle: int) -> int | None:
+        """A stream that was used; None: nothing to wait for."""
+        return 0 if handle == 0 else self._streams.get((handle, 0))
+
+    def _op(self, operation: Operation) -> Op:
+        member = self._members[operation.communicator]
+        if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
+            raise ReplayError(
+                f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "
+                f"of communicator {member.label} has the dtype {operation.dtype!r}, which is not "
+                "known"
+            )
+        shape = blocks(operation.kind, member.nranks, member.rank, operation.root)
+        count = max(1, int(operation.count * self._scale)) if operation.count else 0
+        position = 0
+        kind = counterpart(operation)
+        if kind is not None:
+            key = (operation.communicator, *kind)
+            self._positions[key] += 1
+            position = self._positions[key]
+        operator = operation.op
+        if operator is not None and operator not in _OPERATORS:
+            operator = "user-defined"
+        return Op(
+            operation.kind,
+            member.number,
+            position,
+            operation,
+            operation.dtype,
+            count,
+            operator,
+            operation.root,
+            operation.peer,
+            self._stream(operation.stream, operation.thread),
+            sent=shape.sent * count,
+            received=shape.received * count,
+        )
+
+    def _place_buffers(self, program: Program) -> None:
+        """Choose where every buffer is in the arena."""
+        members = self._members_by_number
+        buffers: list[tuple[int, int, int, int]] = []
+        for op in program.operations:
+            if op.kind in ONE_SIDED:
+                continue
+            item, recorded = op.itemsize, op.recorded
+            shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
+            inside = _in_place(op, shape.own_sent, shape.own_received)
+            if op.sent and inside != "send":
+                size = shape.sent * recorded.count * item
+                buffers.append((recorded.sendbuff, size, op.sent * item, item))
+            if op.received and inside != "recv":
+                size = shape.received * recorded.count * item
+                buffers.append((recorded.recvbuff, size, op.received * item, item))
+        layout = Layout(buffers, self._scale)
+        program.nbytes = layout.nbytes
+        for op in program.operations:
+            if op.kind == "put_signal":
+                self._windows.place(self._place, op)
+            if op.kind in ONE_SIDED:
+                continue
+            shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
+            inside = _in_place(op, shape.own_sent, shape.own_received)
+            block = op.count * op.itemsize
+            if op.received and inside != "recv":
+                op.recv = layout[op.recorded.recvbuff]
+            if op.sent and inside != "send":
+                op.send = layout[op.recorded.sendbuff]
+            if inside == "send":
+                op.send = op.recv + shape.own_received * block
+            elif inside == "recv":
+                op.recv = op.send + shape.own_sent * block
+
+
+def _group_key(operation: Operation) -> tuple[int, int]:
+    """Of a captured group each launch is one."""
+    return operation.group or 0, operation.called if operation.graph is not None else -1
+
+
+def _in_place(op: Op, own_sent: int, own_received: int) -> str | None:
+    """Which buffer is part of the other: "send", "recv", or None."""
+    if not (op.sent and op.received) or op.kind == "all_to_all":
+        return None
+    recorded = op.recorded
+    block = recorded.count * op.itemsize
+    if op.sent > op.received and recorded.recvbuff == recorded.sendbuff + own_sent * block:
+        return "recv"
+    if op.sent <= op.received and recorded.sendbuff == recorded.recvbuff + own_received * block:
+        return "send"
+    return None

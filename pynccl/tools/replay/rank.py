@@ -1,0 +1,442 @@
+"""One rank of a replay: makes the communicators and streams, and issues the steps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pynccl.testing import Rank
+from pynccl.tools.replay.check import described
+from pynccl.tools.replay.data import STORAGE, Data, HostData, Memory
+from pynccl.tools.replay.program import Op, Program, Step
+from pynccl.tools.replay.values import SCALAR
+from pynccl.tools.trace.model import Signal
+
+__all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
+
+_STRIDE = 128  # steps between two marks, of which at most three are not reached
+_MOST = 8  # differences that a rank keeps
+_POLL = 0.005  # seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """How ranks replay; see :func:`pynccl.tools.replay.replay`."""
+
+    folder: str
+    recorded_speed: bool
+    data: bool
+    timeout: float
+
+
+class Timing(NamedTuple):
+    """An operation: its kind, ranks, dtype and counts, and its nanoseconds."""
+
+    kind: str
+    nranks: int
+    dtype: str
+    recorded_count: int
+    replayed_count: int
+    recorded: int | None
+    replayed: int
+
+
+class Difference(NamedTuple):
+    """An output that is not what it must be."""
+
+    communicator: str
+    sequence: int
+    text: str
+
+
+class Dump(NamedTuple):
+    """The flight record of a rank that has not failed, where another one has."""
+
+    text: str
+
+
+@dataclass
+class Outcome:
+    """What a rank reports at its end.
+
+    Attributes:
+        failure: what stopped it; None: nothing.
+        dump: its flight record then.
+        checked: how many outputs were compared.
+        outputs: how many there were.
+        shared: how many regions of windows several ranks write.
+    """
+
+    failure: str | None = None
+    dump: str = ""
+    differences: list[Difference] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+    operations: int = 0
+    checked: int = 0
+    outputs: int = 0
+    shared: int = 0
+    seconds: float = 0.0
+
+
+class _HostView:
+    """A buffer as collectives take it: memory, a shape and the name of a dtype."""
+
+    def __init__(self, address: int, count: int, itemsize: int, dtype: str) -> None:
+        self.dtype = dtype
+        self.__array_interface__ = _interface(address, count, itemsize)
+
+
+class _CudaView:
+    """The same on a GPU."""
+
+    def __init__(self, address: int, count: int, itemsize: int, dtype: str) -> None:
+        self.dtype = dtype
+        self.__cuda_array_interface__ = _interface(address, count, itemsize)
+
+
+def _interface(address: int, count: int, itemsize: int) -> dict[str, object]:
+    # V: the type is the attribute dtype, which has names that type strings do not have.
+    typestr = f"|V{itemsize}"
+    return {"version": 3, "typestr": typestr, "shape": (count,), "data": (address, False)}
+
+
+class _FailedError(Exception):
+    """A function on a stream has raised, or communicators have not become ready."""
+
+
+def run_rank(rank: Rank, options: Options) -> None:
+    """Replay the program of a rank, and report an :class:`Outcome`."""
+    from pynccl import _C
+
+    program: Program = pickle.loads(Path(options.folder, f"program-{rank.rank}").read_bytes())
+    outcome = Outcome()
+    player = _Player(rank, options, program, outcome)
+    try:
+        player.prepare()
+        rank.report("ready")
+        _wait_for(options, "start", rank)
+        player.play()
+    except Exception as error:
+        name = type(error).__name__
+        outcome.failure = str(error) if isinstance(error, _FailedError) else f"{name}: {error}"
+    if outcome.failure is not None:
+        outcome.dump = _C.flight_dump_json("replay")
+        outcome.differences.clear()  # of operations that have not ended
+    rank.report(outcome)
+    # Communicators stay open until all have ended: others wait for this rank, or ask what it did.
+    if _wait_for(options, "end", rank) == "failed" and not outcome.dump:
+        rank.report(Dump(_C.flight_dump_json("replay")))
+    player.close(abort=outcome.failure is not None)
+
+
+def _wait_for(options: Options, name: str, rank: Rank) -> str:
+    """Wait until the launching process has made a file; returns its text."""
+    path = Path(options.folder, name)
+    reported = time.monotonic()
+    while not path.exists():
+        time.sleep(_POLL)
+        if time.monotonic() - reported > 1:
+            rank.report("waits")
+            reported = time.monotonic()
+    return path.read_text()
+
+
+class _Player:
+    def __init__(self, rank: Rank, options: Options, program: Program, outcome: Outcome) -> None:
+        from pynccl import nccl
+
+        self._nccl = nccl
+        self._rank = rank
+        self._options = options
+        self._program = program
+        self._outcome = outcome
+        self._host = rank.provider != "cuda"
+        self._comms: dict[int, nccl.Communicator] = {}
+        self._ranks = {member.number: member for member in program.members}
+        self._streams: list[nccl.Stream | None] = [None]
+        self._events: dict[tuple[int, int], nccl.Event] = {}
+        self._marks: deque[list[nccl.Event]] = deque()
+        self._operators: dict[tuple[int, str], nccl.RedOp] = {}
+        self._windows: dict[tuple[int, int], tuple[nccl.Buffer, nccl.Window]] = {}
+        self._failures: list[BaseException] = []
+        self._view: Any = _HostView if self._host else _CudaView
+        self._reported = time.monotonic()
+        self._arena: Memory
+        self._data: Data
+
+    # --- before and after
+
+    def prepare(self) -> None:
+        nccl = self._nccl
+        device = self._rank.device
+        for member in self._program.members:
+            config = nccl.Config(
+                timeout=self._options.timeout,
+                init_timeout=30 + self._options.timeout,
+                num_rma_sig=member.signals if member.signals > 1 else None,  # not in older versions
+                num_rma_ctx=member.contexts if member.contexts > 1 else None,
+            )
+            comm = nccl.Communicator(
+                member.nranks,
+                self._rank.unique_ids[member.number],
+                member.rank,
+                provider=self._rank.provider,
+                device=device,
+                config=config,
+            )
+            comm._set_name(member.label)
+            self._comms[member.number] = comm
+        for _ in range(self._program.streams):
+            self._streams.append(nccl.Stream(self._rank.provider, device=device))
+        for (index, number), nbytes in self._program.windows.items():
+            buffer = self._comms[index].mem_alloc(nbytes)
+            window = self._comms[index].register_window(buffer)
+            self._windows[index, number] = buffer, window
+        self._open_memory()
+
+    def _open_memory(self) -> None:
+        check, differ = self._options.data, self._differ
+        nbytes = max(self._program.nbytes, 1)
+        if self._host or not self._comms:
+            self._arena = _HostMemory(nbytes)
+            fail = self._failures.append
+            self._data = HostData(self._memory, check=check, differ=differ, fail=fail)
+            return
+        from pynccl.tools.replay.cuda_data import CudaData
+
+        buffers: Any = self._memory
+        self._arena = next(iter(self._comms.values())).mem_alloc(nbytes)
+        device = self._rank.device or 0
+        self._data = CudaData(buffers, check=check, differ=differ, device=device)
+
+    def close(self, *, abort: bool) -> None:
+        with contextlib.suppress(Exception):
+            for comm in self._comms.values():
+                comm.abort() if abort else comm.close()
+
+    # --- steps
+
+    def play(self) -> None:
+        began = time.monotonic_ns()
+        first = int(Path(self._options.folder, "start").read_text())
+        for number, step in enumerate(self._program.steps):
+            if self._options.recorded_speed:
+                self._sleep_until(began + step.at - first)
+            try:
+                self._step(number, step)
+            except Exception as error:
+                if step.ops and not _names_it(error, step.ops[0]):
+                    what = ", ".join(self._named(op) for op in step.ops[:3])
+                    raise _FailedError(f"{type(error).__name__} in {what}: {error}") from error
+                raise
+            if number % _STRIDE == _STRIDE - 1:
+                self._throttle()
+            if self._failures:
+                break
+        self._synchronize()
+        self._finish_windows()
+        if self._failures:
+            raise _FailedError(f"{type(self._failures[0]).__name__}: {self._failures[0]}")
+        self._outcome.seconds = (time.monotonic_ns() - began) / 1e9
+        self._summarize()
+
+    def _sleep_until(self, moment: int) -> None:
+        while (left := moment - time.monotonic_ns()) > 0:
+            time.sleep(min(left / 1e9, 0.5))
+            self._live()
+
+    def _live(self) -> None:
+        """Tell the launching process, which ends what is silent."""
+        if time.monotonic() - self._reported > 1:
+            self._rank.report("runs")
+            self._reported = time.monotonic()
+
+    def _step(self, number: int, step: Step) -> None:
+        if step.sync is not None:
+            self._synchronize(step.sync)
+            return
+        for stream, earlier, other in step.waits:
+            self._wait(stream, self._events.get((earlier, other)))
+        if step.ops:
+            self._issue_step(step)
+        for stream in step.marks:
+            if (event := self._record(stream)) is not None:
+                self._events[number, stream] = event
+
+    def _issue_step(self, step: Step) -> None:
+        by_stream: dict[int, list[Op]] = {}
+        for op in step.ops:
+            by_stream.setdefault(op.stream, []).append(op)
+        for stream, ops in by_stream.items():
+            self._data.before(self._streams[stream], ops)
+        if step.grouped:
+            with self._nccl.group():
+                for op in step.ops:
+                    self._issue(op)
+        else:
+            self._issue(step.ops[0])
+        for stream, ops in by_stream.items():
+            self._data.after(self._streams[stream], ops)
+
+    def _record(self, stream: int) -> Any:  # noqa: ANN401 - an event, or None
+        """An event on a stream; None where the thread is the stream."""
+        target = self._streams[stream]
+        if target is None and self._host:
+            return None
+        event = self._nccl.Event(self._rank.provider, device=self._rank.device)
+        event.record(target if target is not None else 0)
+        return event
+
+    def _wait(self, stream: int | None, event: Any) -> None:  # noqa: ANN401
+        if event is None:
+            return
+        target = None if stream is None else self._streams[stream]
+        if target is None:
+            event.synchronize()  # the default stream is the thread, or has no Stream
+        else:
+            target.wait(event)
+
+    def _throttle(self) -> None:
+        """Bound what is enqueued: time limits count from the call."""
+        self._live()
+        used = range(0 if not self._host else 1, len(self._streams))
+        self._marks.append([event for stream in used if (event := self._record(stream))])
+        if len(self._marks) > 3:
+            for event in self._marks.popleft():
+                event.synchronize()
+
+    def _synchronize(self, stream: int | None = None) -> None:
+        for index in range(len(self._streams)) if stream is None else (stream,):
+            if (target := self._streams[index]) is not None:
+                target.synchronize()
+            elif (event := self._record(index)) is not None:
+                event.synchronize()
+
+    # --- operations
+
+    def _memory(self, op: Op) -> Memory:
+        return self._arena if op.home is None else self._windows[op.comm, op.home][0]
+
+    def _buffer(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a view
+        dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
+        return self._view(self._memory(op).ptr + offset, count, op.itemsize, dtype)
+
+    def _operator(self, op: Op) -> Any:  # noqa: ANN401 - a RedOp or its name
+        if op.op != "user-defined":
+            return op.op or "sum"
+        key = (op.comm, op.dtype)
+        if key not in self._operators:
+            dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
+            self._operators[key] = self._comms[op.comm].pre_mul_sum(SCALAR, dtype)
+        return self._operators[key]
+
+    def _issue(self, op: Op) -> None:
+        comm, stream = self._comms[op.comm], self._streams[op.stream]
+        where: Any = stream if stream is not None or self._host else 0
+        send = self._buffer(op, op.send, op.sent) if op.sent or op.count == 0 else None
+        out = self._buffer(op, op.recv, op.received) if op.received else None
+        if op.kind in ("all_reduce", "reduce_scatter"):
+            getattr(comm, op.kind)(send, self._operator(op), out=out, stream=where)
+        elif op.kind in ("all_gather", "all_to_all"):
+            getattr(comm, op.kind)(send, out=out, stream=where)
+        elif op.kind == "broadcast":  # on the other ranks the tensor is what is written
+            tensor, result = (send, out) if op.sent else (out, None)
+            comm.broadcast(tensor, op.root or 0, out=result, stream=where)
+        elif op.kind == "reduce":
+            comm.reduce(send, op.root or 0, self._operator(op), out=out, stream=where)
+        elif op.kind in ("gather", "scatter"):
+            getattr(comm, op.kind)(send, op.root or 0, out=out, stream=where)
+        elif op.kind in ("send", "recv"):
+            getattr(comm, op.kind)(send if op.sent else out, op.peer or 0, stream=where)
+        elif op.kind == "put_signal":
+            window = self._windows[op.comm, op.window or 0][1]
+            indexes = {"signal": op.recorded.signal or 0, "context": op.recorded.context or 0}
+            comm.put_signal(send, op.peer or 0, window, op.recv, **indexes, stream=where)
+        elif op.kind == "signal":
+            indexes = {"signal": op.recorded.signal or 0, "context": op.recorded.context or 0}
+            comm.signal(op.peer or 0, **indexes, stream=where)
+        elif op.kind == "wait_signal":
+            comm.wait_signal(_descriptors(op.recorded.signals), stream=where)
+
+    def _finish_windows(self) -> None:
+        """Wait for the signals that nothing has waited for, so that all puts have arrived."""
+        for index, signals in self._program.signals.items():
+            stream = self._nccl.Stream(self._rank.provider, device=self._rank.device)
+            self._comms[index].wait_signal(_descriptors(signals), stream=stream)
+            stream.synchronize()
+        for put in self._program.landed:
+            self._data.compare(put)
+
+    # --- results
+
+    def _named(self, op: Op) -> str:
+        member = self._ranks[op.comm]
+        return f"{described(op.recorded)} of communicator {member.label} on rank {member.rank}"
+
+    def _differ(self, op: Op, element: int, got: float, expected: float) -> None:
+        if len(self._outcome.differences) >= _MOST:
+            return
+        member = self._ranks[op.comm]
+        what = f"{described(op.recorded)} with sequence {op.recorded.sequence}"
+        if op.kind == "put_signal":  # the recorded operation is of the peer
+            what = f"window {op.home} at {op.recv}, after {what} of rank {op.peer}"
+        text = (
+            f"rank {member.rank} of communicator {member.label}: {what}: element {element} of the "
+            "result is wrong"
+        )
+        if not math.isnan(got):  # which stands for a value that was not read
+            bits = " as bits" if op.dtype in STORAGE else ""
+            text += f": it is {got}, must be {expected}{bits}"
+        self._outcome.differences.append(Difference(member.label, op.recorded.sequence, text))
+
+    def _summarize(self) -> None:
+        outcome = self._outcome
+        for op, duration in self._data.durations():
+            recorded = op.recorded
+            time_then = None
+            if recorded.began is not None and recorded.ended is not None:
+                time_then = recorded.ended - recorded.began
+            nranks = self._ranks[op.comm].nranks
+            outcome.timings.append(
+                Timing(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration)
+            )
+        operations = self._program.operations
+        outcome.operations = len(operations)
+        program = self._program
+        outcome.outputs = sum(op.received > 0 for op in operations) + program.regions
+        if self._options.data:
+            compared = sum(op.expected is not None for op in operations)
+            outcome.checked = compared + len(program.landed)
+            outcome.shared = program.shared
+
+
+def _descriptors(signals: Iterable[Signal]) -> list[Any]:
+    """Signals as wait_signal() takes them."""
+    from pynccl import raw
+
+    return [
+        raw.ncclWaitSignalDesc_t(opCnt=one.times, peer=one.peer, sigIdx=one.signal, ctx=one.context)
+        for one in signals
+    ]
+
+
+class _HostMemory:
+    """Memory of the process, on an address that is a multiple of 64."""
+
+    def __init__(self, nbytes: int) -> None:
+        import numpy as np
+
+        self._array = np.zeros(nbytes + 64, np.uint8)
+        self.ptr = -(-self._array.ctypes.data // 64) * 64
+
+
+def _names_it(error: Exception, op: Op) -> bool:
+    """Whether the text of an error says which operation it is about."""
+    return op.kind in str(error)

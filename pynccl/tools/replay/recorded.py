@@ -1,0 +1,443 @@
+"""Recordings, put together: processes, the communicators that they share, what is left of both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pynccl.flight.merged import ranks_text
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.several import split
+from pynccl.tools.replay.signals import is_known, trim
+from pynccl.tools.trace.model import Operation, ProcessTrace, Wait, Window
+
+__all__ = ["COLLECTIVES", "Comm", "Process", "Recorded", "Sync", "gather"]
+
+COLLECTIVES = frozenset(
+    [
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "gather",
+        "scatter",
+    ]
+)
+ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+
+
+@dataclass(frozen=True)
+class Comm:
+    """A communicator of the replay.
+
+    Attributes:
+        id: the recorded one.
+        name: given by the user.
+        creator: the function of nccl.h that made it.
+        ranks: the process of each rank, by its place in Recorded.processes.
+        missing: the recorded ranks without a file.
+    """
+
+    id: str
+    name: str | None
+    creator: str
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.id if self.name is None else f"{self.id} ({self.name})"
+
+    def rank_of(self, place: int) -> int:
+        """The rank of a process, by its place in Recorded.processes."""
+        return self._known[self.ranks.index(place)]
+
+    def place_of(self, rank: int) -> int:
+        """The process of a rank that is not missing."""
+        return self.ranks[self._known.index(rank)]
+
+    @cached_property
+    def _known(self) -> list[int]:
+        missing = set(self.missing)
+        nranks = len(self.ranks) + len(missing)
+        return [rank for rank in range(nranks) if rank not in missing]
+
+
+@dataclass(frozen=True)
+class Sync:
+    """A wait of the recording.
+
+    Attributes:
+        stream: that waits; None: the thread does.
+        target: the stream that is waited for, or the id of the communicator and the sequence number
+            of an operation.
+        called: when.
+        recorded: when an event was recorded on the stream: what was called there later is not
+            waited for. None: there is no event.
+    """
+
+    stream: int | None
+    target: int | tuple[str, int]
+    called: int
+    recorded: int | None = None
+
+
+@dataclass
+class Process:
+    """What one process does in a replay.
+
+    Attributes:
+        rank: of the process in the recording.
+        trace: the recording.
+        items: operations with the ranks of the replay's communicators, and waits of the thread, in
+            the order of issue.
+        several_threads: more than one thread issued operations.
+        windows: of the replay's communicators.
+        sequences: the recorded sequence numbers of each communicator.
+    """
+
+    rank: int
+    trace: ProcessTrace
+    items: list[Operation | Sync] = field(default_factory=list)
+    several_threads: bool = False
+    windows: list[Window] = field(default_factory=list)
+    sequences: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def operations(self) -> list[Operation]:
+        return [item for item in self.items if isinstance(item, Operation)]
+
+
+@dataclass
+class Recorded:
+    """The recordings of all processes.
+
+    Attributes:
+        comms: in the order in which they are made, by id.
+        notes: what is not replayed, or replayed differently.
+    """
+
+    processes: list[Process]
+    comms: dict[str, Comm]
+    notes: list[str]
+
+    def places(self, comm: Comm) -> str:
+        """Which processes the ranks of a communicator are, where they have other numbers."""
+        ranks = [self.processes[place].rank for place in comm.ranks]
+        if ranks == list(range(len(ranks))):
+            return ""
+        return f", whose ranks are the processes {', '.join(map(str, ranks))}"
+
+
+def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded:
+    """Put the recordings of all processes together.
+
+    Args:
+        traces: one of each process.
+        ranks: how many processes to keep; communicators are cut to these. None is all.
+
+    Raises:
+        ReplayError: the recordings do not belong together, or there are not so many.
+    """
+    if not traces:
+        raise ReplayError("there are no recordings")
+    traces = [part for trace in traces for part in split(trace)]
+    if ranks is not None and not 1 <= ranks <= len(traces):
+        raise ReplayError(f"ranks: {ranks}, there are {len(traces)} recordings")
+    numbers = _process_ranks(traces)
+    order = sorted(range(len(traces)), key=numbers.__getitem__)
+    processes = [Process(numbers[index], traces[index]) for index in order]
+    joined = {
+        comm.joined: comm.id
+        for process in processes
+        for comm in process.trace.communicators.values()
+        if comm.joined is not None
+    }
+    recorded = Recorded(processes, {}, [])
+    members = _members(processes, joined)
+    if ranks is not None and ranks < len(processes):
+        gone = [process.rank for process in processes[ranks:]]
+        recorded.notes.append(f"{ranks_text(gone)} left out, as asked")
+        recorded.processes = processes[:ranks]
+    places = _cut(recorded, members, cut=ranks is not None)
+    for process in recorded.processes:
+        _fill(recorded, process, joined, places)
+    _trim(recorded)
+    trim(recorded)
+    _note_unknown(recorded)
+    used = {item.communicator for process in recorded.processes for item in process.operations}
+    recorded.comms = {id: comm for id, comm in recorded.comms.items() if id in used}
+    return recorded
+
+
+def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
+    """The rank of each process: the recorded one, which is that in a communicator where the process
+    had no RANK. Where these are not all different: that in one that all have, else the place.
+    """
+    ranks = [trace.rank for trace in traces if trace.rank is not None]
+    if len(set(ranks)) == len(traces):
+        return ranks
+    owns = [{one.id: one.rank for one in trace.communicators.values()} for trace in traces]
+    for id in sorted(set.intersection(*map(set, owns))):
+        ranks = [own[id] for own in owns]
+        if len(set(ranks)) == len(traces):
+            return ranks
+    return list(range(len(traces)))
+
+
+@dataclass
+class _Members:
+    """A recorded communicator: its size, and the place of the process of each known rank."""
+
+    name: str | None
+    creator: str
+    nranks: int
+    processes: dict[int, int] = field(default_factory=dict)
+
+
+def _members(processes: Sequence[Process], joined: dict[str, str]) -> dict[str, _Members]:
+    members: dict[str, _Members] = {}
+    for place, process in enumerate(processes):
+        for comm in process.trace.communicators.values():
+            id = joined.get(comm.id, comm.id)
+            one = members.setdefault(id, _Members(comm.name, comm.creator, comm.nranks))
+            one.name = one.name or comm.name
+            if comm.nranks != one.nranks or not 0 <= comm.rank < comm.nranks:
+                raise ReplayError(
+                    f"rank {process.rank}: it is rank {comm.rank} of {comm.nranks} in communicator "
+                    f"{id}, which has {one.nranks} ranks in other recordings; they do not belong "
+                    "together"
+                )
+            if comm.rank in one.processes:
+                raise ReplayError(
+                    f"two recordings are of rank {comm.rank} of communicator {id}; give one of "
+                    "each process"
+                )
+            one.processes[comm.rank] = place
+    return members
+
+
+def _cut(
+    recorded: Recorded, members: dict[str, _Members], *, cut: bool
+) -> dict[str, dict[int, int]]:
+    """Make the communicators of the replay; returns the new rank of each recorded one by id."""
+    places: dict[str, dict[int, int]] = {}
+    for id, one in members.items():
+        kept = [
+            rank for rank, place in sorted(one.processes.items()) if place < len(recorded.processes)
+        ]
+        present = set(kept)
+        missing = tuple(rank for rank in range(one.nranks) if rank not in present)
+        if cut:
+            places[id] = {rank: place for place, rank in enumerate(kept)}
+            if missing and kept:
+                recorded.notes.append(
+                    f"communicator {id} has {len(kept)} of its {one.nranks} ranks"
+                )
+            missing = ()
+        else:
+            places[id] = {rank: rank for rank in range(one.nranks)}
+        ranks = tuple(one.processes[rank] for rank in kept)
+        recorded.comms[id] = Comm(id, one.name, one.creator, ranks, missing)
+    return places
+
+
+def _fill(
+    recorded: Recorded,
+    process: Process,
+    joined: dict[str, str],
+    places: dict[str, dict[int, int]],
+) -> None:
+    """The items of a process, with the communicators and ranks of the replay."""
+    trace = process.trace
+    left_out = failed = 0
+    captured: dict[int, list[Operation]] = defaultdict(list)
+    timed: list[tuple[int, Operation | Sync]] = []
+    for operation in trace.operations:
+        failed += operation.failed
+        id = joined.get(operation.communicator, operation.communicator)
+        if id not in recorded.comms:
+            raise ReplayError(
+                f"rank {process.rank}: operation {operation.sequence} is on communicator {id}, "
+                "which the recording does not describe"
+            )
+        process.sequences[id].add(operation.sequence)
+        kept = _placed(dataclasses.replace(operation, communicator=id), places[id])
+        if kept is None:
+            left_out += 1
+        elif operation.graph is not None:
+            captured[operation.graph].append(kept)
+        else:
+            timed.append((kept.called, kept))
+    timed += _launched(trace, captured)
+    threads = {item.thread for _, item in timed if isinstance(item, Operation)}
+    process.several_threads = len(threads) > 1
+    if not process.several_threads:
+        waits = [sync for wait in trace.waits if (sync := _sync(wait, joined)) is not None]
+        timed += [(sync.called, sync) for sync in waits]
+        timed.sort(key=lambda one: one[0])  # stable: operations of one time keep their order
+    elif trace.waits:
+        recorded.notes.append(
+            f"rank {process.rank}: waits of its {len(threads)} threads are not replayed"
+        )
+    process.items = [item for _, item in timed]
+    for window in trace.windows:
+        id = joined.get(window.communicator, window.communicator)
+        process.windows.append(dataclasses.replace(window, communicator=id))
+    if left_out:
+        recorded.notes.append(
+            f"rank {process.rank}: {left_out} operations to or from ranks that are left out are "
+            "dropped"
+        )
+    if failed:
+        recorded.notes.append(
+            f"rank {process.rank}: {failed} operations that had failed are replayed as well"
+        )
+
+
+def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
+    """A wait that can be replayed: its stream or operation is known."""
+    called = wait.began if wait.called is None else wait.called
+    if wait.event_stream is not None and wait.event_recorded is not None:
+        if wait.what == "stream_event" and wait.stream is None:
+            return None
+        waiting = wait.stream if wait.what == "stream_event" else None
+        return Sync(waiting, wait.event_stream, called, wait.event_recorded)
+    operation = None
+    if wait.communicator is not None and wait.sequence is not None:
+        operation = joined.get(wait.communicator, wait.communicator), wait.sequence
+    if wait.what == "stream_event":
+        known = operation is not None and wait.stream is not None
+        return Sync(wait.stream, operation, called) if operation and known else None
+    if wait.what == "stream" and wait.stream is not None:
+        return Sync(None, wait.stream, called)
+    return Sync(None, operation, called) if operation else None
+
+
+def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
+    """An operation with the ranks of the replay; None where its peer is left out."""
+    if operation.peer is not None and operation.peer not in places:
+        return None
+    signals = tuple(
+        one._replace(peer=places[one.peer]) for one in operation.signals if one.peer in places
+    )
+    if operation.signals and not signals:
+        return None
+    peer = None if operation.peer is None else places[operation.peer]
+    root = operation.root
+    if operation.kind in ROOTED and root is not None:
+        root = places.get(root, 0)  # of the ranks that are left the first one
+    return dataclasses.replace(operation, peer=peer, root=root, signals=signals)
+
+
+def _note_unknown(recorded: Recorded) -> None:
+    """Say which waits for signals do not say what they wait for."""
+    for process in recorded.processes:
+        waits = [one for one in process.operations if one.kind == "wait_signal"]
+        unknown = sum(not is_known(one) for one in waits)
+        if unknown:
+            recorded.notes.append(
+                f"rank {process.rank}: {unknown} wait_signal without the signals that they wait "
+                "for, which are waited for at the end"
+            )
+
+
+def _launched(
+    trace: ProcessTrace, captured: dict[int, list[Operation]]
+) -> list[tuple[int, Operation]]:
+    """Launches of graphs as the operations in them, each launch as one group per recorded group."""
+    found = []
+    for launch in trace.launches:
+        for operation in captured.get(launch.graph, ()):
+            found.append(
+                (
+                    launch.called,
+                    dataclasses.replace(
+                        operation,
+                        called=launch.called,
+                        stream=launch.stream,
+                        thread=launch.thread,
+                        began=None,
+                        ended=None,
+                    ),
+                )
+            )
+    return found
+
+
+# --- recordings that do not begin or end together
+
+
+def counterpart(operation: Operation) -> tuple[str, int | None] | None:
+    """What an operation is counted among: collectives, or messages of its direction and peer."""
+    if operation.kind in COLLECTIVES:
+        return "", None
+    if operation.kind in ("send", "recv"):
+        return operation.kind, operation.peer
+    return None
+
+
+def _trim(recorded: Recorded) -> None:
+    """Drop what some ranks have not recorded: before its begin, and after a limit of memory."""
+    firsts: dict[tuple[object, ...], int] = {}
+    lasts: dict[tuple[object, ...], int] = {}
+    lossy = any(process.trace.dropped for process in recorded.processes)
+    known = []
+    for place, process in enumerate(recorded.processes):
+        first: dict[tuple[object, ...], int] = {}
+        last: dict[tuple[object, ...], int] = {}
+        for operation in process.operations:
+            key = _key(recorded, place, operation)
+            if key is not None and operation.number is not None and operation.graph is None:
+                first.setdefault(key, operation.number)
+                last[key] = operation.number
+        known.append(set(first))
+        for key, number in first.items():
+            firsts[key] = max(firsts.get(key, 1), number)
+        for key, number in last.items():
+            lasts[key] = min(lasts.get(key, number), number)
+    for place, process in enumerate(recorded.processes):
+        kept: list[Operation | Sync] = []
+        early = late = 0
+        for item in process.items:
+            key = _key(recorded, place, item) if isinstance(item, Operation) else None
+            if isinstance(item, Operation) and key and item.number and item.graph is None:
+                absent = any(key not in known[other] for other in _sharers(recorded, key))
+                if item.number < firsts[key]:
+                    early += 1
+                    continue
+                if lossy and (item.number > lasts[key] or absent):
+                    late += 1
+                    continue
+            kept.append(item)
+        process.items = kept
+        for count, when in (
+            (early, "before others began to record"),
+            (late, "after the recordings of others were full"),
+        ):
+            if count:
+                recorded.notes.append(f"rank {process.rank}: {count} operations {when} are dropped")
+
+
+def _key(recorded: Recorded, place: int, operation: Operation) -> tuple[object, ...] | None:
+    """Equal for the operations of all ranks that are counted together."""
+    found = counterpart(operation)
+    if found is None:
+        return None
+    kind, peer = found
+    if peer is None:
+        return (operation.communicator,)
+    ranks = recorded.comms[operation.communicator].ranks
+    other = ranks[peer] if peer < len(ranks) else -1 - peer
+    return (operation.communicator, *((place, other) if kind == "send" else (other, place)))
+
+
+def _sharers(recorded: Recorded, key: tuple[object, ...]) -> list[int]:
+    if len(key) == 1:
+        return list(recorded.comms[str(key[0])].ranks)
+    return [place for place in key[1:] if isinstance(place, int) and place >= 0]

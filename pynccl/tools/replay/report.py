@@ -1,0 +1,119 @@
+"""The table of a replay: what it took, beside what the recording took."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pynccl.tools.replay.rank import Timing
+from pynccl.tools.replay.shape import ITEMSIZES, total
+from pynccl.tools.trace.bandwidth import bandwidth
+
+__all__ = ["Row", "rows_of", "table"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The operations of one kind and size.
+
+    Attributes:
+        kind: of the operations.
+        nranks: of their communicators.
+        nbytes: as recorded, of the larger of input and output.
+        replayed_nbytes: as replayed.
+        calls: on all ranks.
+        recorded: the median on the recorded device, in seconds; None: it was not timed.
+        replayed: the median of the replay, in seconds.
+        ratio: of the two.
+        busbw: the bus bandwidth of the replay in GB/s; None where the kind has none.
+    """
+
+    kind: str
+    nranks: int
+    nbytes: int
+    replayed_nbytes: int
+    calls: int
+    recorded: float | None
+    replayed: float
+    ratio: float | None
+    busbw: float | None
+
+
+def rows_of(timings: Iterable[Timing]) -> list[Row]:
+    """The rows, ordered by kind and size."""
+    groups: dict[tuple[str, int, int, int], list[Timing]] = defaultdict(list)
+    for one in timings:
+        item = ITEMSIZES.get(one.dtype, 0)
+        sizes = [
+            total(one.kind, one.nranks, n, item) for n in (one.recorded_count, one.replayed_count)
+        ]
+        if one.kind in ("signal", "wait_signal"):
+            sizes = [0, 0]
+        groups[one.kind, sizes[0], sizes[1], one.nranks].append(one)
+    rows = []
+    for (kind, nbytes, replayed_nbytes, nranks), members in sorted(groups.items()):
+        times = [one.recorded for one in members if one.recorded is not None]
+        recorded = statistics.median(times) / 1e9 if times else None
+        replayed = statistics.median(one.replayed for one in members) / 1e9
+        rows.append(
+            Row(
+                kind,
+                nranks,
+                nbytes,
+                replayed_nbytes,
+                len(members),
+                recorded,
+                replayed,
+                replayed / recorded if recorded else None,
+                _bus_bandwidth(kind, replayed_nbytes, replayed, nranks),
+            )
+        )
+    return rows
+
+
+def _bus_bandwidth(kind: str, nbytes: int, seconds: float, nranks: int) -> float | None:
+    if not nbytes or not seconds:
+        return None
+    return bandwidth(kind, nbytes, seconds, nranks).busbw
+
+
+_HEADER = (
+    "kind",
+    "ranks",
+    "bytes",
+    "replayed",
+    "calls",
+    "recorded us",
+    "replayed us",
+    "ratio",
+    "busbw GB/s",
+)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as text, in columns."""
+    lines = [_HEADER]
+    for row in rows:
+        lines.append(
+            (
+                row.kind,
+                str(row.nranks),
+                str(row.nbytes),
+                str(row.replayed_nbytes),
+                str(row.calls),
+                "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
+                f"{row.replayed * 1e6:.1f}",
+                "-" if row.ratio is None else f"{row.ratio:.2f}",
+                "-" if row.busbw is None else f"{row.busbw:.3f}",
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )

@@ -1,0 +1,226 @@
+"""Starts the ranks of a replay and puts together what they report."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pynccl.flight import dump as flight
+from pynccl.flight.analysis import Finding, analyse
+from pynccl.testing import Launcher, LaunchError
+from pynccl.tools.replay.check import check as compare
+from pynccl.tools.replay.check import located, missing_signals
+from pynccl.tools.replay.compiler import compile_programs
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.program import Program
+from pynccl.tools.replay.rank import Difference, Dump, Options, Outcome, run_rank
+from pynccl.tools.replay.recorded import Recorded, gather
+from pynccl.tools.replay.report import Row, rows_of
+from pynccl.tools.trace.model import ProcessTrace
+
+__all__ = ["Result", "replay", "run_programs"]
+
+_SILENCE = 60.0  # seconds without a sign of any rank, besides the time limit
+
+
+@dataclass
+class Result:
+    """What a replay has found.
+
+    Attributes:
+        rows: one for each kind and size.
+        notes: what was dropped, or replayed differently.
+        findings: where the recordings of ranks differ, or what kept ranks waiting.
+        failures: what stopped each rank, by rank of the process.
+        differences: results that are wrong, by rank of the process.
+        operations: how many there were on all ranks.
+        checked: how many results were compared.
+        outputs: how many there were: outputs of operations, and regions of windows.
+        shared: of these the regions that several ranks write, which are not compared.
+        seconds: that the slowest rank took.
+    """
+
+    rows: list[Row]
+    notes: list[str]
+    findings: list[Finding]
+    failures: dict[int, str]
+    differences: dict[int, list[Difference]]
+    operations: int = 0
+    checked: int = 0
+    outputs: int = 0
+    shared: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found, no rank failed and no result is wrong."""
+        return not (self.findings or self.failures or self.differences)
+
+
+def replay(
+    traces: Sequence[ProcessTrace],
+    *,
+    provider: str = "host",
+    ranks: int | None = None,
+    scale: float = 1.0,
+    speed: Literal["max", "recorded"] = "max",
+    check: bool = True,
+    data: bool = True,
+    timeout: float = 20.0,
+) -> Result:
+    """Issue recorded operations again: the same ones, in the same order, on as many streams.
+
+    Every process of the recording is a process of this machine. Communicators are made with
+    ncclCommInitRank, with the recorded ranks. What is compared, and what is different from the
+    recorded program, is in docs/replay.md.
+
+    Args:
+        traces: the recordings or traces, one of each process.
+        provider: "host" or "cuda".
+        ranks: replay the first ones only, and cut communicators to these; None is all.
+        scale: what counts are multiplied by; at least one element is left.
+        speed: "recorded" keeps the time between calls, "max" does not.
+        check: compare the operations of all ranks first, and do not replay what does not fit.
+        data: fill inputs, and compare results with what the operations must give.
+        timeout: of every operation, in seconds.
+
+    Returns:
+        What was found, and the times of the operations by kind and size.
+
+    Raises:
+        ReplayError: the recordings do not belong together, or an argument is out of range.
+        LaunchError: a rank has died.
+    """
+    if speed not in ("max", "recorded"):
+        raise ReplayError(f"speed: {speed!r} is neither 'max' nor 'recorded'")
+    if not 0 < scale < float("inf"):
+        raise ReplayError(f"scale: {scale}, must be greater than 0")
+    if not 0 < timeout < float("inf"):
+        raise ReplayError(f"timeout: {timeout} seconds, must be greater than 0")
+    recorded = gather(traces, ranks)
+    if check:
+        findings = compare(recorded)
+        if findings:
+            return Result([], recorded.notes, findings, {}, {})
+    programs = compile_programs(recorded, provider=provider, scale=scale, data=data)
+    return run_programs(
+        recorded,
+        programs,
+        provider=provider,
+        recorded_speed=speed == "recorded",
+        data=data,
+        timeout=timeout,
+    )
+
+
+def run_programs(
+    recorded: Recorded,
+    programs: Sequence[Program],
+    *,
+    provider: str,
+    recorded_speed: bool,
+    data: bool,
+    timeout: float,
+) -> Result:
+    """Run the programs of a recording, one process each."""
+    folder = tempfile.mkdtemp(prefix="pynccl-replay-")
+    try:
+        for number, program in enumerate(programs):
+            Path(folder, f"program-{number}").write_bytes(pickle.dumps(program))
+        first = min((step.at for program in programs for step in program.steps), default=0)
+        options = Options(folder, recorded_speed, data, timeout)
+        outcomes = _run(len(programs), len(recorded.comms), options, provider, first)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    ranks = [program.rank for program in programs]
+    return _result(recorded, dict(zip(ranks, outcomes, strict=True)))
+
+
+def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -> list[Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    ready = 0
+    with (
+        Launcher() as launcher,
+        launcher.start(
+            nranks,
+            run_rank,
+            (options,),
+            provider=provider,
+            timeout=None,
+            unique_ids=comms,
+            fresh=True,
+        ) as run,
+    ):
+        for rank, value in run.reports(silence=options.timeout + _SILENCE):
+            if value == "ready":
+                ready += 1
+            elif isinstance(value, Outcome):
+                outcomes[rank] = value
+                ready += 1
+            elif isinstance(value, Dump):
+                outcomes[rank].dump = value.text
+            if ready >= nranks and not Path(options.folder, "start").exists():
+                _publish(options.folder, "start", str(first))
+            if len(outcomes) == nranks and not Path(options.folder, "end").exists():
+                failed = any(outcome.failure is not None for outcome in outcomes.values())
+                _publish(options.folder, "end", "failed" if failed else "")
+    if len(outcomes) < nranks:
+        raise LaunchError("a rank has ended without a report")
+    return [outcomes[rank] for rank in range(nranks)]
+
+
+def _publish(folder: str, name: str, text: str) -> None:
+    part = Path(folder, f"{name}.part")
+    part.write_text(text)
+    part.rename(Path(folder, name))
+
+
+def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
+    failures = {
+        rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None
+    }
+    findings = []
+    if failures:
+        signals = located(recorded, missing_signals(recorded))
+        findings = [*_findings(recorded, outcomes), *signals]
+    return Result(
+        rows_of([timing for outcome in outcomes.values() for timing in outcome.timings]),
+        recorded.notes,
+        findings,
+        failures,
+        {rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences},
+        sum(outcome.operations for outcome in outcomes.values()),
+        sum(outcome.checked for outcome in outcomes.values()),
+        sum(outcome.outputs for outcome in outcomes.values()),
+        sum(outcome.shared for outcome in outcomes.values()),
+        max((outcome.seconds for outcome in outcomes.values()), default=0.0),
+    )
+
+
+def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]:
+    """What the flight records of the ranks say together, about the recorded communicators."""
+    dumps = [
+        flight.parse(outcome.dump, f"rank {rank}")
+        for rank, outcome in outcomes.items()
+        if outcome.dump
+    ]
+    if len(dumps) < len(outcomes):
+        return []
+    # The communicators of the replay are named by the recorded ones.
+    ids = {comm.label: id for id, comm in recorded.comms.items()}
+    recorded_ids = {
+        comm.id: ids.get(comm.name or "", comm.id) for dump in dumps for comm in dump.communicators
+    }
+    return located(
+        recorded,
+        [
+            dataclasses.replace(one, communicator=recorded_ids.get(one.communicator, ""))
+            for one in analyse(dumps).findings
+        ],
+    )

@@ -1,0 +1,89 @@
+"""Recordings of processes that have several ranks of a communicator: init_all(), or threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pynccl.tools.trace.model import Operation, ProcessTrace, Wait
+
+__all__ = ["split"]
+
+
+def split(trace: ProcessTrace) -> list[ProcessTrace]:
+    """One recording for each rank; those of different communicators belong together by the thread
+    that used them, else by their order.
+    """
+    ranks: dict[str, list[int]] = {}
+    for operation in trace.operations:
+        known = ranks.setdefault(operation.communicator, [])
+        rank = _rank(trace, operation)
+        if rank is not None and rank not in known:
+            known.append(rank)
+    if all(len(known) < 2 for known in ranks.values()):
+        return [_part(trace, {id: known[0] for id, known in ranks.items() if known})]
+    by_thread = _by_thread(trace)
+    if by_thread is None:
+        width = max(map(len, ranks.values()))
+        by_order = {id: sorted(known) for id, known in ranks.items()}
+        by_thread = [
+            {id: known[place] for id, known in by_order.items() if place < len(known)}
+            for place in range(width)
+        ]
+    return [_part(trace, members, alone=False) for members in by_thread]
+
+
+def _rank(trace: ProcessTrace, one: Operation | Wait) -> int | None:
+    comm = None if one.rank is not None else trace.communicator_of(one)
+    return one.rank if comm is None else comm.rank
+
+
+def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
+    """The rank of each thread in its communicators; None where threads share or have several."""
+    threads: dict[int, dict[str, int]] = {}
+    users: dict[tuple[str, int], int] = {}
+    for operation in trace.operations:
+        rank = _rank(trace, operation)
+        if rank is None:
+            continue
+        own = threads.setdefault(operation.thread, {})
+        user = users.setdefault((operation.communicator, rank), operation.thread)
+        if own.setdefault(operation.communicator, rank) != rank or user != operation.thread:
+            return None
+    return list(threads.values())
+
+
+def _part(trace: ProcessTrace, members: dict[str, int], *, alone: bool = True) -> ProcessTrace:
+    """What a process has of these ranks of communicators; alone: the process has no others."""
+    part = dataclasses.replace(trace, rank=trace.rank if alone else None)
+    if alone:
+        members = {one.id: one.rank for one in trace.communicators.values()} | members
+    part.communicators = {
+        (id, rank): comm
+        for id, rank in members.items()
+        if (comm := trace.communicator(id, rank)) is not None
+    }
+    if alone:
+        return part
+    part.windows = [one for one in trace.windows if members.get(one.communicator) == one.rank]
+    part.operations = _of(trace, trace.operations, members)
+    part.runs = _of(trace, trace.runs, members)
+    threads = {operation.thread for operation in part.operations}
+    part.waits = [
+        wait
+        for wait in trace.waits
+        if (members.get(wait.communicator) == _rank(trace, wait) if wait.communicator else False)
+        or (wait.communicator is None and wait.thread in threads and not _shared(trace, threads))
+    ]
+    return part
+
+
+def _of(
+    trace: ProcessTrace, operations: Sequence[Operation], members: dict[str, int]
+) -> list[Operation]:
+    return [one for one in operations if members.get(one.communicator) == _rank(trace, one)]
+
+
+def _shared(trace: ProcessTrace, threads: set[int]) -> bool:
+    """Whether these threads act for several ranks."""
+    return _by_thread(trace) is None or len(threads) > 1

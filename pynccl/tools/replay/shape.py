@@ -1,0 +1,83 @@
+"""How many blocks each operation reads and writes, and where its own block is in place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pynccl.tools.replay.errors import ReplayError
+
+__all__ = ["ITEMSIZES", "Blocks", "blocks", "total"]
+
+ITEMSIZES = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+    "float8_e4m3": 1,
+    "float8_e5m2": 1,
+}
+
+
+class Blocks(NamedTuple):
+    """Of an operation on one rank, in blocks of its count.
+
+    Attributes:
+        sent: that it reads.
+        received: that it writes.
+        own_sent: which block of sendbuff recvbuff is, in place.
+        own_received: which block of recvbuff sendbuff is, in place.
+    """
+
+    sent: int
+    received: int
+    own_sent: int = 0
+    own_received: int = 0
+
+
+# Of each operation what it reads and writes: blocks, as many as there are ranks ("n"), and at the
+# root only ("root").
+_SHAPES = {
+    "all_reduce": ("1", "1"),
+    "broadcast": ("1 root", "1"),
+    "reduce": ("1", "1 root"),
+    "all_gather": ("1", "n"),
+    "reduce_scatter": ("n", "1"),
+    "all_to_all": ("n", "n"),
+    "gather": ("1", "n root"),
+    "scatter": ("n root", "1"),
+    "send": ("1", "0"),
+    "recv": ("0", "1"),
+    "put_signal": ("1", "0"),
+    "signal": ("0", "0"),
+    "wait_signal": ("0", "0"),
+}
+
+
+def blocks(kind: str, nranks: int, rank: int, root: int | None) -> Blocks:
+    """The blocks of an operation.
+
+    Raises:
+        ReplayError: there is no such operation.
+    """
+    if kind not in _SHAPES:
+        raise ReplayError(f"there is no operation {kind!r} in this pynccl")
+    sizes = []
+    for text in _SHAPES[kind]:
+        many, _, at = text.partition(" ")
+        size = nranks if many == "n" else int(many)
+        sizes.append(size if not at or rank == root else 0)
+    gathers = kind in ("all_gather", "gather")
+    scatters = kind in ("reduce_scatter", "scatter")
+    return Blocks(sizes[0], sizes[1], rank if scatters else 0, rank if gathers else 0)
+
+
+def total(kind: str, nranks: int, count: int, itemsize: int) -> int:
+    """The bytes of an operation as bandwidths count them: the larger of input and output."""
+    spread = kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+    return count * itemsize * (nranks if spread else 1)

@@ -1,0 +1,173 @@
+"""The signals of one-sided operations: who has sent how many, and who waits for more."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from pynccl.tools.trace.model import Operation, Signal
+
+if TYPE_CHECKING:
+    from pynccl.tools.replay.recorded import Recorded, Sync
+
+__all__ = ["ONE_SIDED", "Excess", "excess", "is_known", "trim"]
+
+ONE_SIDED = frozenset(("put_signal", "signal", "wait_signal"))
+
+
+class _Key(NamedTuple):
+    """What is counted together: the ranks are those of the communicator."""
+
+    communicator: str
+    sender: int
+    receiver: int
+    signal: int
+    context: int
+
+
+class Excess(NamedTuple):
+    """More signals than were sent.
+
+    Attributes:
+        communicator: its id.
+        receiver: the rank that waits.
+        sender: the rank that they would come from.
+        signal: their index.
+        context: the index of the context.
+        waited: for how many the receiver waits.
+        sent: how many there are.
+        operation: the first one that waits for more than there are.
+    """
+
+    communicator: str
+    receiver: int
+    sender: int
+    signal: int
+    context: int
+    waited: int
+    sent: int
+    operation: Operation
+
+
+def is_known(operation: Operation) -> bool:
+    """Whether a wait_signal says what it waits for; the first recordings do not."""
+    return bool(operation.signals) or operation.count == 0
+
+
+def _counts(recorded: Recorded) -> tuple[Counter[_Key], Counter[_Key]]:
+    """The signals that were sent, and those that are waited for, where the sender has a file."""
+    sent: Counter[_Key] = Counter()
+    waited: Counter[_Key] = Counter()
+    for place, process in enumerate(recorded.processes):
+        for operation in process.operations:
+            if operation.kind not in ONE_SIDED:
+                continue
+            rank = recorded.comms[operation.communicator].rank_of(place)
+            if operation.kind == "wait_signal":
+                for key, signal in _waits(recorded, operation, rank):
+                    waited[key] += signal.times
+            elif operation.peer is not None:
+                indexes = operation.signal or 0, operation.context or 0
+                sent[_Key(operation.communicator, rank, operation.peer, *indexes)] += 1
+    return sent, waited
+
+
+def _waits(recorded: Recorded, operation: Operation, rank: int) -> Iterator[tuple[_Key, Signal]]:
+    missing = recorded.comms[operation.communicator].missing
+    for one in operation.signals:
+        if one.peer not in missing:
+            yield _Key(operation.communicator, one.peer, rank, one.signal, one.context), one
+
+
+def excess(recorded: Recorded) -> Iterator[Excess]:
+    """Signals that are waited for and that nobody has sent."""
+    sent, waited = _counts(recorded)
+    found = {key for key, number in waited.items() if number > sent[key]}
+    if not found:
+        return
+    for place, process in enumerate(recorded.processes):
+        so_far: Counter[_Key] = Counter()
+        for operation in process.operations:
+            if operation.kind != "wait_signal":
+                continue
+            rank = recorded.comms[operation.communicator].rank_of(place)
+            for key, signal in _waits(recorded, operation, rank):
+                so_far[key] += signal.times
+                if key in found and so_far[key] > sent[key]:
+                    found.remove(key)
+                    yield Excess(
+                        communicator=key.communicator,
+                        receiver=key.receiver,
+                        sender=key.sender,
+                        signal=key.signal,
+                        context=key.context,
+                        waited=waited[key],
+                        sent=sent[key],
+                        operation=operation,
+                    )
+
+
+def trim(recorded: Recorded) -> None:
+    """Drop waits for signals that their sender has sent before it recorded, or after it was full.
+
+    A recording that began late has a first operation whose sequence is not 1.
+    """
+    sent, waited = _counts(recorded)
+    surplus = _Surplus(Counter(), {})
+    for key, number in waited.items():
+        if number <= sent[key]:
+            continue
+        sender = recorded.processes[recorded.comms[key.communicator].place_of(key.sender)]
+        if min(sender.sequences[key.communicator], default=1) > 1:
+            surplus.early[key] = number - sent[key]
+        elif sender.trace.dropped:
+            surplus.left[key] = sent[key]
+    if not surplus.early and not surplus.left:
+        return
+    for place, process in enumerate(recorded.processes):
+        items: list[Operation | Sync] = []
+        before = Counter(surplus.dropped)
+        for item in process.items:
+            if not isinstance(item, Operation) or not item.signals:
+                items.append(item)
+                continue
+            rank = recorded.comms[item.communicator].rank_of(place)
+            kept = [surplus.take(key, one) for key, one in _waits(recorded, item, rank)]
+            signals = tuple(one for one in kept if one.times)
+            if signals:
+                items.append(dataclasses.replace(item, signals=signals))
+        process.items = items
+        for when, number in (surplus.dropped - before).items():
+            recorded.notes.append(
+                f"rank {process.rank}: waits for {number} signals {when} are dropped"
+            )
+
+
+@dataclass
+class _Surplus:
+    """Waits to drop.
+
+    Attributes:
+        early: how many of the first ones.
+        left: how many are kept until the recording of the sender was full.
+        dropped: how many were, and why.
+    """
+
+    early: Counter[_Key]
+    left: dict[_Key, int]
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def take(self, key: _Key, one: Signal) -> Signal:
+        """What is kept of the next wait."""
+        early = min(one.times, self.early[key])
+        self.early[key] -= early
+        times = one.times - early
+        kept = min(times, self.left.get(key, times))
+        if key in self.left:
+            self.left[key] -= kept
+        self.dropped["before others began to record"] += early
+        self.dropped["after the recordings of others were full"] += times - kept
+        return one._replace(times=kept)

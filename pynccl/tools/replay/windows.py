@@ -1,0 +1,304 @@
+"""The windows of a replay: where puts read and write, and what windows contain at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pynccl.tools.replay.layout import ALIGNMENT, Layout
+from pynccl.tools.replay.program import Op, Program
+from pynccl.tools.replay.recorded import Recorded
+from pynccl.tools.replay.shape import ITEMSIZES
+from pynccl.tools.replay.signals import ONE_SIDED
+from pynccl.tools.trace.model import Operation, Signal, Window
+
+__all__ = ["Windows", "add_signals", "expect_puts"]
+
+_UNKNOWN = 0  # the number of the window for puts whose windows are not known
+
+
+class Windows:
+    """The windows of all ranks, with one layout for the memory of all of them.
+
+    Args:
+        recorded: the recordings; gets notes.
+        scale: what sizes are multiplied by.
+    """
+
+    def __init__(self, recorded: Recorded, scale: float) -> None:
+        self._recorded = recorded
+        self._scale = scale
+        self._numbers = {id: index for index, id in enumerate(recorded.comms)}
+        self._opened: dict[tuple[str, int], dict[int, Window]] = defaultdict(dict)
+        self._own: dict[tuple[str, int], list[Window]] = defaultdict(list)
+        self._indexes: dict[str, tuple[int, int]] = {}
+        self._layouts: dict[tuple[str, int], Layout] = {}
+        self._slots: dict[str, int] = {}  # of puts whose windows are not known
+        self._staging: dict[tuple[str, int], Layout] = {}
+        for place, process in enumerate(recorded.processes):
+            for window in process.windows:
+                if window.communicator in recorded.comms:
+                    self._opened[window.communicator, window.number][place] = window
+                    self._own[window.communicator, place].append(window)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        parts: dict[tuple[str, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+        unknown: dict[tuple[str, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+        for place, process in enumerate(self._recorded.processes):
+            missing = 0
+            for operation in process.operations:
+                if operation.kind not in ONE_SIDED:
+                    continue
+                id = operation.communicator
+                self._note_indexes(operation)
+                if operation.kind != "put_signal":
+                    continue
+                size, scaled, item = self._size(operation)
+                source = self._source(place, operation)
+                if source is None:
+                    missing += 1
+                    unknown[id, place].append((operation.sendbuff, size, scaled, item))
+                    slot = -(-scaled // ALIGNMENT) * ALIGNMENT
+                    self._slots[id] = max(self._slots.get(id, ALIGNMENT), slot)
+                    continue
+                offset = operation.sendbuff - source.address
+                parts[id, source.number].append((offset, size, scaled, item))
+                target = id, operation.window or 0
+                parts[target].append((operation.offset or 0, size, scaled, item))
+            if missing:
+                self._recorded.notes.append(
+                    f"rank {process.rank}: {missing} puts whose windows are not recorded have "
+                    "places of their own"
+                )
+        for key, opened in self._opened.items():
+            nbytes = max(window.nbytes for window in opened.values())
+            parts[key].append((0, nbytes, max(1, int(nbytes * self._scale)), 1))
+            self._layouts[key] = Layout(parts[key], self._scale)
+        self._staging = {key: Layout(buffers, self._scale) for key, buffers in unknown.items()}
+        with_windows = {id for id, _ in self._opened}
+        for id in self._indexes:  # NCCL has signals where a window is registered
+            if id not in with_windows:
+                self._slots.setdefault(id, ALIGNMENT)
+
+    def _size(self, operation: Operation) -> tuple[int, int, int]:
+        """The bytes of a put as recorded and as replayed, and those of an element."""
+        item = ITEMSIZES.get(operation.dtype, 1)
+        count = max(1, int(operation.count * self._scale)) if operation.count else 0
+        return operation.count * item, count * item, item
+
+    def _note_indexes(self, operation: Operation) -> None:
+        signals, contexts = self._indexes.get(operation.communicator, (1, 1))
+        used = [(operation.signal or 0, operation.context or 0)]
+        used += [(one.signal, one.context) for one in operation.signals]
+        for signal, context in used:
+            signals, contexts = max(signals, signal + 1), max(contexts, context + 1)
+        self._indexes[operation.communicator] = signals, contexts
+
+    def _source(self, place: int, operation: Operation) -> Window | None:
+        """The own window that a put reads; None where it or the target is not known.
+
+        Memory may be registered again: of several windows it is one that was open together with the
+        target, and when the put was called. The time of a recorded call is not exact.
+        """
+        id = operation.communicator
+        target = self._opened.get((id, operation.window or 0), {}).get(place)
+        if target is None or operation.offset is None:
+            return None
+        end = operation.sendbuff + self._size(operation)[0]
+        found = [
+            window
+            for window in self._own[id, place]
+            if window.address <= operation.sendbuff
+            and end <= window.address + window.nbytes
+            and _overlap(window, target)
+        ]
+        return min(found, key=lambda one: (_distance(one, operation), -one.number), default=None)
+
+    def indexes(self, id: str) -> tuple[int, int]:
+        """How many signals and contexts a communicator has."""
+        return self._indexes.get(id, (1, 1))
+
+    def sizes(self, place: int) -> dict[tuple[int, int], int]:
+        """The bytes of a rank's windows, in the order in which they are registered."""
+        sizes: dict[tuple[int, int], int] = {}
+        for (id, number), opened in self._opened.items():
+            if id not in self._indexes or place not in self._recorded.comms[id].ranks:
+                continue  # without one-sided operations windows are not used
+            own = opened.get(place)
+            exact = self._scale == 1 and own is not None
+            nbytes = own.nbytes if exact and own else self._layouts[id, number].nbytes
+            sizes[self._numbers[id], number] = nbytes
+        for id, slot in self._slots.items():
+            ranks = self._recorded.comms[id].ranks
+            if place in ranks:
+                staging = self._staging.get((id, place))
+                nbytes = slot * len(ranks) + (staging.nbytes if staging else 0)
+                sizes[self._numbers[id], _UNKNOWN] = nbytes
+        return dict(sorted(sizes.items()))
+
+    def place(self, place: int, op: Op) -> None:
+        """Say where a put reads and writes."""
+        operation = op.recorded
+        id = operation.communicator
+        source = self._source(place, operation)
+        if source is None:
+            ranks = self._recorded.comms[id].ranks
+            op.home = op.window = _UNKNOWN
+            op.send = self._slots[id] * len(ranks)
+            op.send += self._staging[id, place][operation.sendbuff]
+            op.recv = self._slots[id] * ranks.index(place)
+            return
+        op.home, op.window = source.number, operation.window
+        op.send = self._layouts[id, source.number][operation.sendbuff - source.address]
+        op.recv = self._layouts[id, operation.window or 0][operation.offset or 0]
+
+
+def _overlap(one: Window, other: Window) -> bool:
+    """Whether two windows were open at the same time."""
+    return (one.closed is None or other.opened <= one.closed) and (
+        other.closed is None or one.opened <= other.closed
+    )
+
+
+def _distance(window: Window, operation: Operation) -> int:
+    """Between a call and the time in which a window was open, in nanoseconds."""
+    late = 0 if window.closed is None else operation.called - window.closed
+    return max(0, window.opened - operation.called, late)
+
+
+# --- signals
+
+
+def add_signals(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
+    """Say which signals no operation waits for."""
+    left: Counter[tuple[int, int, int, int, int]] = Counter()  # comm, rank, peer, signal, context
+    for program in programs:
+        ranks = {member.number: member.rank for member in program.members}
+        for op in program.operations:
+            recorded = op.recorded
+            if op.kind in ("put_signal", "signal") and op.peer is not None:
+                signal, context = recorded.signal or 0, recorded.context or 0
+                left[op.comm, op.peer, ranks[op.comm], signal, context] += 1
+            for one in recorded.signals:
+                left[op.comm, ranks[op.comm], one.peer, one.signal, one.context] -= one.times
+    for (comm, rank, peer, signal, context), times in sorted(left.items()):
+        if times > 0:
+            program = programs[comms[comm][rank]]
+            program.signals.setdefault(comm, []).append(Signal(peer, times, signal, context))
+
+
+# --- what windows contain
+
+
+@dataclass
+class _Write:
+    """The puts of a rank to one place, or the sources of the own puts at one place.
+
+    Attributes:
+        writer: the rank; None: this rank fills sources.
+        last: the number of the last put.
+        queues: the streams and contexts, between which puts have no order.
+        ops: all of the sources, the last of the puts.
+    """
+
+    begin: int
+    end: int
+    writer: int | None
+    last: int = -1
+    queues: set[tuple[int, int]] = field(default_factory=set)
+    ops: list[Op] = field(default_factory=list)
+
+
+_Window = tuple[int, int, int]  # the communicator, the rank, the number
+
+
+def expect_puts(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
+    """Say what the windows must contain where only one rank has written."""
+    writes: dict[_Window, dict[tuple[int, int, int | None], _Write]] = defaultdict(dict)
+    count = 0
+    for program in programs:
+        ranks = {member.number: member.rank for member in program.members}
+        for op in program.operations:
+            if op.kind != "put_signal" or op.peer is None or not op.sent:
+                continue
+            rank, nbytes, count = ranks[op.comm], op.sent * op.itemsize, count + 1
+            own, target = (op.comm, rank, op.home or 0), (op.comm, op.peer, op.window or 0)
+            filled = _at(writes[own], op.send, op.send + nbytes, None)
+            filled.ops.append(op)
+            put = _at(writes[target], op.recv, op.recv + nbytes, rank)
+            put.last, put.ops = count, [op]
+            put.queues.add((op.stream, op.recorded.context or 0))
+    segments = {key: list(_segments(list(table.values()))) for key, table in writes.items()}
+    for one in segments.values():
+        for _, _, active in one:
+            if any(write.writer is not None for write in active):
+                for write in active:
+                    if write.writer is None:  # what it reads depends on when the peer has put
+                        for op in write.ops:
+                            op.tainted = True
+    for (comm, rank, number), one in segments.items():
+        _expect(programs[comms[comm][rank]], number, one)
+
+
+def _at(
+    table: dict[tuple[int, int, int | None], _Write], begin: int, end: int, writer: int | None
+) -> _Write:
+    return table.setdefault((begin, end, writer), _Write(begin, end, writer))
+
+
+def _segments(writes: list[_Write]) -> Iterator[tuple[int, int, list[_Write]]]:
+    """The parts between all begins and ends, with what is written to each."""
+    bounds = sorted({bound for one in writes for bound in (one.begin, one.end)})
+    waiting = sorted(writes, key=lambda one: one.begin, reverse=True)
+    active: list[_Write] = []
+    for begin, end in itertools.pairwise(bounds):
+        active = [one for one in active if one.end > begin]
+        while waiting and waiting[-1].begin <= begin:
+            active.append(waiting.pop())
+        if active:
+            yield begin, end, active
+
+
+def _expect(
+    program: Program, number: int, segments: Sequence[tuple[int, int, list[_Write]]]
+) -> None:
+    """Note the regions of a window: parts next to each other with the same last put are one."""
+    regions: list[tuple[int, int, object, _Write | None]] = []
+    for begin, end, active in segments:
+        writers = {one.writer for one in active}
+        if writers == {None}:
+            continue
+        queues = {queue for one in active for queue in one.queues}
+        ordered = len(writers) == len(queues) == 1
+        last = max(active, key=lambda one: one.last) if ordered else None
+        what: object = frozenset(writers) if last is None else last.last
+        joins = bool(regions) and regions[-1][1:3] == (begin, what)
+        first = regions.pop()[0] if joins else begin
+        regions.append((first, end, what, last))
+    program.regions += len(regions)
+    for begin, end, what, last in regions:
+        if last is None:
+            program.shared += isinstance(what, frozenset) and len(what) > 1
+            continue
+        op = last.ops[-1]
+        item = op.itemsize
+        first, after = -(-(begin - op.recv) // item), (end - op.recv) // item
+        if op.source is None or op.tainted or after <= first or op.recv % item:
+            continue  # torch has no tensors that are not aligned
+        program.landed.append(
+            dataclasses.replace(
+                op,
+                peer=last.writer,
+                home=number,
+                recv=op.recv + first * item,
+                count=after - first,
+                sent=0,
+                received=after - first,
+                source=None,
+                expected=[op.source.at(first)],
+            )
+        )

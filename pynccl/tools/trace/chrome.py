@@ -1,0 +1,367 @@
+"""Trace files: Chrome's trace JSON, which Perfetto and chrome://tracing open.
+
+The file is an object with the events for these viewers under "traceEvents", and the traces
+themselves, from which load() reads them, under "pynccl".
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pynccl import _C
+from pynccl.tools.trace import rows
+from pynccl.tools.trace.bandwidth import operation_bandwidths, operation_bytes
+from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.lanes import Lane, Lanes
+from pynccl.tools.trace.merge import Match, Merged, merge
+from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Range, Wait
+
+__all__ = ["document", "load", "parse", "save"]
+
+_FORMAT = "pynccl trace"
+_VERSION = 1
+_HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
+# Fields that most operations and waits do not have.
+_RARE = ("window", "offset", "signal", "context", "signals", "event_stream", "event_recorded")
+
+Event = dict[str, Any]
+_Path: TypeAlias = "str | os.PathLike[str]"
+
+
+def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
+    """Write one file.
+
+    Args:
+        traces: of one process, or of several ones of a program, which are put on one clock.
+        path: where to; one that ends in ".gz" is compressed.
+
+    Raises:
+        TraceError: there is none, or they do not belong together.
+        OSError: it cannot be written.
+    """
+    text = json.dumps(document(traces), separators=(",", ":"), allow_nan=False)
+    data = text.encode()
+    compressed = os.fspath(path).endswith(".gz")
+    _C.write_new_file(os.fspath(path), gzip.compress(data, 6) if compressed else data)
+
+
+def load(path: _Path) -> list[ProcessTrace]:
+    """Read a file that :func:`save` has written, or nccl.trace().
+
+    Args:
+        path: the file; with the suffix ".gz" or without.
+
+    Returns:
+        The traces in it: several where they were merged.
+
+    Raises:
+        TraceError: it is not such a file.
+        OSError: it cannot be read.
+    """
+    data = Path(path).read_bytes()
+    try:
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
+        text = data.decode()
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: this is not a trace of pynccl: {error}") from None
+    try:
+        return parse(text)
+    except TraceError as error:
+        raise TraceError(f"{path}: this is not a trace of pynccl: {error}") from None
+
+
+def parse(text: str) -> list[ProcessTrace]:
+    """Read the text of a file that :func:`save` has written.
+
+    Args:
+        text: the JSON text.
+
+    Returns:
+        The traces in it.
+
+    Raises:
+        TraceError: it is not such a text.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "it is empty" if not text.strip() else f"it is truncated, or not JSON: {error}"
+        raise TraceError(what) from None
+    own = value.get("pynccl") if isinstance(value, dict) else None
+    if not isinstance(own, dict) or own.get("format") != _FORMAT:
+        raise TraceError(f"it has no {_FORMAT!r}")
+    if own.get("version") != _VERSION:
+        raise TraceError(f"its version is {own.get('version')!r}; this pynccl reads {_VERSION}")
+    processes = own.get("processes")
+    if not isinstance(processes, list) or not processes:
+        raise TraceError("it has no process")
+    traces = []
+    for number, process in enumerate(processes):
+        try:
+            traces.append(rows.from_json(process))
+        except TraceError as error:
+            raise TraceError(f"process {number}: {error}") from None
+    return traces
+
+
+def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
+    """The contents of a file.
+
+    Args:
+        traces: one or several traces; several are merged.
+
+    Returns:
+        The JSON object: the events for Perfetto, and what :func:`parse` reads.
+
+    Raises:
+        TraceError: two traces are of the same rank of a communicator.
+    """
+    merged = merge([traces] if isinstance(traces, ProcessTrace) else traces)
+    base = min(merged.time(i, _first(one)) for i, one in enumerate(merged.traces))
+    writer = _Writer(merged, base)
+    return {
+        "pynccl": {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "base_ns": base,
+            "clocks": [asdict(clock) for clock in merged.clocks],
+            "processes": [rows.to_json(trace) for trace in merged.traces],
+        },
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "format": _FORMAT,
+            "base_ns": str(base),
+            "base_time_ns": str(base + merged.traces[0].epoch),
+        },
+        "traceEvents": writer.events(),
+    }
+
+
+def _first(trace: ProcessTrace) -> int:
+    """The first time in a trace, which may be before the trace's own begin."""
+    times: list[int] = [trace.began]
+    times += [one.called for one in trace.operations]
+    times += [one.called for one in trace.launches]
+    times += [one.began for one in trace.operations if one.began is not None]
+    times += [one.began for one in trace.launches if one.began is not None]
+    times += [one.began for one in trace.waits]
+    times += [one.began for one in trace.ranges]
+    return min(times)
+
+
+@dataclass
+class _Span:
+    """What becomes an event of a lane.
+
+    Attributes:
+        ended: None: it has not ended.
+        flow: members of the event that bind it to the matching ones of other processes.
+    """
+
+    name: str
+    category: str
+    began: int
+    ended: int | None
+    args: Event
+    instant: bool = False
+    flow: Event | None = None
+
+
+class _Writer:
+    """Makes the events of merged traces."""
+
+    def __init__(self, merged: Merged, base: int) -> None:
+        self._merged = merged
+        self._base = base
+        self._tids = 0
+        self._bandwidths = [operation_bandwidths(trace) for trace in merged.traces]
+        ranks = [trace.rank for trace in merged.traces]
+        if len(ranks) == 1:
+            self._pids = [merged.traces[0].pid]
+        elif None not in ranks and len(set(ranks)) == len(ranks):
+            self._pids = [rank for rank in ranks if rank is not None]
+        else:
+            self._pids = list(range(len(ranks)))
+        self._flows: dict[tuple[int, int], tuple[int, str]] = {}
+        for identifier, match in enumerate(merged.matches, 1):
+            self._add_flow(identifier, match)
+
+    def _add_flow(self, identifier: int, match: Match) -> None:
+        """An arrow from each operation to the one that began next; it ends at the last one.
+
+        By bind_id, because the events of phase "s" and "f" belong to a time of a row only, at which
+        there is more than one operation where they are in a group.
+        """
+        begun = [
+            (began, one) for one in match.members if (began := self._merged.began(one)) is not None
+        ]
+        # In the order of the events in the file, which tells apart those of one time.
+        begun.sort(key=lambda pair: (pair[0], pair[1].trace, pair[1].index))
+        for i, (_, one) in enumerate(begun):
+            phase = "s" if i == 0 else "f" if i + 1 == len(begun) else "t"
+            if len(begun) > 1:
+                self._flows[one.trace, one.index] = identifier, phase
+
+    def _micro(self, nanoseconds: int) -> float:
+        return (nanoseconds - self._base) / 1000
+
+    def events(self) -> list[Event]:
+        described: list[Event] = []
+        timed: list[Event] = []
+        for position in range(len(self._merged.traces)):
+            self._process(position, described, timed)
+        # Stable: what contains another one stays before it, and a flow behind its slice.
+        timed.sort(key=lambda event: event["ts"])
+        return described + timed
+
+    def _process(self, position: int, described: list[Event], timed: list[Event]) -> None:
+        trace, pid = self._merged.traces[position], self._pids[position]
+        label = f"rank {trace.rank} " if trace.rank is not None else ""
+        name = f"{label}(pid {trace.pid} on {trace.host})"
+        described.append(_metadata("process_name", pid, 0, name=name))
+        described.append(_metadata("process_sort_index", pid, 0, sort_index=position))
+        lanes = Lanes(trace)
+        spans: dict[Lane, list[_Span]] = {}
+        for lane, span in self._spans(position, lanes):
+            spans.setdefault(lane, []).append(span)
+        for lane in sorted(spans, key=lambda one: one.is_thread):  # streams first
+            for row, events in enumerate(self._rows(position, spans[lane])):
+                self._tids += 1
+                title = lanes.name(lane) + (f" ({row + 1})" if row else "")
+                described.append(_metadata("thread_name", pid, self._tids, name=title))
+                order = self._tids
+                described.append(_metadata("thread_sort_index", pid, self._tids, sort_index=order))
+                timed += [event | {"pid": pid, "tid": self._tids} for event in events]
+
+    def _rows(self, position: int, spans: list[_Span]) -> list[list[Event]]:
+        """The events of a lane. Slices that overlap without one containing the other, which no
+        viewer can show in one row, are in several ones.
+        """
+        infinity = float("inf")
+        rows: list[tuple[list[float], list[Event]]] = [([], [])]
+        ends = [infinity if span.ended is None else span.ended for span in spans]
+        order = sorted(range(len(spans)), key=lambda i: (spans[i].began, -ends[i]))
+        for i in order:
+            span, end = spans[i], spans[i].began if spans[i].instant else ends[i]
+            for open_, _ in rows:
+                while open_ and open_[-1] <= span.began and open_[-1] != infinity:
+                    open_.pop()
+            fitting = next((row for row in rows if not row[0] or end <= row[0][-1]), None)
+            if fitting is None:
+                rows.append(fitting := ([], []))
+            if not span.instant:
+                fitting[0].append(end)
+            fitting[1].extend(self._events(position, span))
+        return [events for _, events in rows]
+
+    def _events(self, position: int, span: _Span) -> Iterator[Event]:
+        began = self._micro(self._merged.time(position, span.began))
+        event: Event = {"name": span.name, "cat": span.category, "ts": began, "args": span.args}
+        event |= span.flow or {}
+        if span.instant:
+            yield event | {"ph": "i", "s": "t"}
+        elif span.ended is None:
+            yield event | {"ph": "B"}
+        else:
+            yield event | {"ph": "X", "dur": max(span.ended - span.began, 0) / 1000}
+
+    def _spans(self, position: int, lanes: Lanes) -> Iterator[tuple[Lane, _Span]]:
+        trace = self._merged.traces[position]
+        for index, operation in enumerate(trace.operations):
+            args = self._operation_args(position, index, operation)
+            thread = Lane(None, operation.thread)
+            name = f"call {operation.kind}" + (" (captured)" if operation.graph is not None else "")
+            name += " (failed)" if operation.failed else ""
+            ran = operation.graph is None and not operation.failed and trace.timed
+            # All fields once: the call of an operation that has run says which one it is.
+            brief = {key: args[key] for key in ("communicator", "sequence", "number")}
+            yield (
+                thread,
+                _Span(name, "call", operation.called, operation.returned, brief if ran else args),
+            )
+            if ran:
+                lane = lanes.of_operation(operation)
+                span = self._ran(operation, operation.kind, args)
+                span.flow = self._flow(position, index)
+                yield lane, span
+        for launch in trace.launches:
+            args = {"record": "launch", **_fields(launch)}
+            name = f"graph {launch.graph}"
+            yield (
+                Lane(None, launch.thread),
+                _Span(f"launch {name}", "call", launch.called, launch.returned, args),
+            )
+            if trace.timed:
+                yield lanes.of_launch(launch), self._ran(launch, name, args)
+        for run in trace.runs:
+            args = {"record": "run", **_fields(run)}
+            yield lanes.of_operation(run), self._ran(run, run.kind, args)
+        for wait in trace.waits:
+            args = {"record": "wait", **_fields(wait)}
+            name = f"wait for {wait.what.replace('_', ' ')}"
+            yield lanes.of_wait(wait), _Span(name, "wait", wait.began, wait.ended, args)
+        for one in trace.ranges:
+            yield lanes.of_range(one), _range_span(one)
+
+    def _ran(self, one: Operation | GraphLaunch, name: str, args: Event) -> _Span:
+        category = args["record"]
+        if one.began is None:
+            return _Span(f"{name} (not begun)", category, one.called, None, args, instant=True)
+        return _Span(name, category, one.began, one.ended, args)
+
+    def _flow(self, position: int, index: int) -> Event | None:
+        """What binds the event of an operation to those that match."""
+        if (position, index) not in self._flows:
+            return None
+        identifier, phase = self._flows[position, index]
+        flow: Event = {"bind_id": f"0x{identifier:x}"}
+        flow |= {"flow_in": True} if phase != "s" else {}
+        return flow | ({"flow_out": True} if phase != "f" else {})
+
+    def _operation_args(self, position: int, index: int, operation: Operation) -> Event:
+        args: Event = {"record": "operation", **_fields(operation)}
+        communicator = self._merged.traces[position].communicator_of(operation)
+        if communicator is not None:
+            args["name"] = communicator.name
+            args["rank"] = communicator.rank
+            args["nranks"] = communicator.nranks
+            args["bytes"] = operation_bytes(operation, communicator.nranks)
+            if (found := self._bandwidths[position][index]) is not None:
+                args |= {k: v for k, v in found._asdict().items() if v is not None}
+        waited = self._merged.waited.get((position, index))
+        if waited is not None:
+            args["waited_for"] = waited.rank
+            args["waited_us"] = waited.nanoseconds / 1000
+        return args
+
+
+def _range_span(one: Range) -> _Span:
+    category = "compute" if one.compute else "range"
+    return _Span(one.name, category, one.began, one.ended, {"record": "range", **_fields(one)})
+
+
+def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
+    """All fields for a viewer: addresses in hexadecimal, as text, because viewers read numbers as
+    doubles.
+    """
+    args = {
+        name: value
+        for name, value in vars(one).items()
+        if name not in _RARE or value not in (None, ())
+    }
+    for name in _HEX:
+        if isinstance(args.get(name), int):
+            args[name] = f"0x{args[name]:x}"
+    return args
+
+
+def _metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}

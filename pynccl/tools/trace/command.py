@@ -1,0 +1,108 @@
+"""``pynccl trace``: summaries, merged files, pictures and order checks of trace files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+from pynccl.tools.trace import chrome, recording
+from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.merge import merge
+from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.order import check
+from pynccl.tools.trace.plot import plot
+from pynccl.tools.trace.summary import clock_notes, summarise
+
+__all__ = ["add_arguments", "run"]
+
+_Run = Callable[[argparse.Namespace], int]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands."""
+    commands = parser.add_subparsers(dest="trace_command", required=True)
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=text, description=text)
+        one.add_argument("files", nargs="+", metavar="FILE", help="a trace, of one process or more")
+        one.set_defaults(run_trace=run)
+        return one
+
+    show = add("show", _show, "print a table of the operations, and one of the ranks")
+    show.add_argument("--json", action="store_true", help="print them as JSON, times in ns")
+    joined = add("merge", _merge, "write the traces of several ranks to one file, on one clock")
+    joined.add_argument("-o", "--output", required=True, metavar="OUT.json")
+    picture = add("plot", _plot, "draw the streams of the ranks as lanes (needs matplotlib)")
+    picture.add_argument("-o", "--output", required=True, metavar="OUT.png")
+    picture.add_argument(
+        "--from", dest="begin", type=float, metavar="S", help="seconds from the trace's begin"
+    )
+    picture.add_argument("--to", dest="end", type=float, metavar="S", help="the same for the end")
+    checked = add("check", _check, "find operations that use a buffer at the same time")
+    checked.add_argument("--json", action="store_true", help="print them as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 1 where a check has found something, 2 where it was not possible.
+    """
+    try:
+        result: int = arguments.run_trace(arguments)
+    except (TraceError, recording.RecordingError, OSError, ImportError) as error:
+        print(f"pynccl trace {arguments.trace_command}: {error}", file=sys.stderr)
+        return 2
+    return result
+
+
+def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessTrace]:
+    """The traces of all files; timed: recordings, which have no times, are of no use."""
+    traces = []
+    for path in arguments.files:
+        recorded = recording.is_recording(path)
+        for trace in [recording.load(path)] if recorded else chrome.load(path):
+            if timed and not trace.timed:
+                raise TraceError(f"{path}: it is a recording, without the times of a trace")
+            traces.append(trace)
+    return traces
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    summary = summarise(merge(_load(arguments, timed=False)))
+    print(json.dumps(summary.json(), indent=2) if arguments.json else summary.text())
+    return 0
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    traces = _load(arguments)
+    chrome.save(traces, arguments.output)
+    for note in clock_notes(merge(traces)):
+        print(note)
+    print(arguments.output)
+    return 0
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    begin, end = arguments.begin, arguments.end
+    if begin is not None and end is not None and begin >= end:
+        raise TraceError(f"--from {begin} is not before --to {end}")
+    plot(merge(_load(arguments)), arguments.output, begin=begin, end=end)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    merged = merge(_load(arguments))
+    found = [(merged.label(i), check(trace)) for i, trace in enumerate(merged.traces)]
+    if arguments.json:
+        value = {label: [asdict(one) for one in conflicts] for label, conflicts in found}
+        print(json.dumps(value, indent=2))
+    else:
+        lines = [f"{label}: {one.text()}" for label, conflicts in found for one in conflicts]
+        print("\n".join(lines) if lines else "every use of a buffer is in order")
+    return 1 if any(conflicts for _, conflicts in found) else 0

@@ -1,0 +1,203 @@
+"""How much of the communication of a process is exposed: not hidden behind compute."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pynccl.tools.trace.lanes import Interval, Lane, Lanes, length, union, without
+from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
+
+__all__ = ["RANGES", "WAITS", "Exposed", "exposed"]
+
+#: :attr:`Exposed.definition`: of ranges of compute.
+RANGES = "compute ranges"
+#: :attr:`Exposed.definition`: of waits, where there are no such ranges.
+WAITS = "waits"
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """The exposed time of a trace, in nanoseconds.
+
+    Attributes:
+        definition: RANGES or WAITS; see exposed().
+        operations: of each operation of the trace, in their order. It is None where a call was
+            captured, failed, or was not timed.
+        launches: of each launch of a graph, in their order. It is None where the trace has what
+            ran in it.
+        runs: of each operation in launches, in their order.
+        total: in which any communication was exposed. It is less than the sum of the operations
+            where several run at once, and more where waits are for no known one.
+        communication: in which any operation or graph ran.
+        compute: in which any compute range was open.
+    """
+
+    definition: str
+    operations: list[int | None]
+    launches: list[int | None]
+    runs: list[int | None]
+    total: int
+    communication: int
+    compute: int
+
+
+def exposed(trace: ProcessTrace) -> Exposed:
+    """The exposed communication of one process.
+
+    With ranges of compute (``nccl.range(name, compute=True)``) the exposed time of an operation is
+    the part of its time on its stream in which no range of compute was open, on any stream or
+    thread of the process.
+
+    Without, it is the time in which threads or streams of compute waited: operations on the default
+    stream of a thread on CPUs, which the thread itself runs, and waits. A wait for a known
+    operation is its exposed time; of a wait for a stream, the time in it in which operations ran
+    there. Not counted: operations on a thread that runs them for others, which wait for them; waits
+    for streams without operations; and the waits of streams that have operations for unknown ones.
+
+    Args:
+        trace: of one process, with times.
+
+    Returns:
+        The exposed time of each operation and of the process, in nanoseconds.
+    """
+    lanes = Lanes(trace)
+    computing = union(
+        interval
+        for one in trace.ranges
+        if one.compute and (interval := lanes.interval(one)) is not None
+    )
+    running = [
+        None if one.graph is not None or one.failed else lanes.interval(one)
+        for one in trace.operations
+    ]
+    runs = [lanes.interval(one) for one in trace.runs]
+    known = {_launch(one) for one in trace.runs if one.began is not None}
+    launched = [None if _launch(one) in known else lanes.interval(one) for one in trace.launches]
+    communicating = union(one for one in (*running, *launched, *runs) if one is not None)
+    if any(one.compute for one in trace.ranges):
+        open_ = [part for one in communicating for part in without(one, computing)]
+        return Exposed(
+            RANGES,
+            [_outside(one, computing) for one in running],
+            [_outside(one, computing) for one in launched],
+            [_outside(one, computing) for one in runs],
+            length(open_),
+            length(communicating),
+            length(computing),
+        )
+    parts, graphs, in_graphs, others = _waited(trace, lanes, running, launched, runs)
+    every = union([*(one for own in (*parts, *graphs, *in_graphs) for one in own), *others])
+    return Exposed(
+        WAITS,
+        _lengths(running, parts),
+        _lengths(launched, graphs),
+        _lengths(runs, in_graphs),
+        length(every),
+        length(communicating),
+        0,
+    )
+
+
+def _outside(one: Interval | None, computing: list[Interval]) -> int | None:
+    return None if one is None else length(without(one, computing))
+
+
+_Parts = list[list[Interval]]
+_Name = tuple[str, int | None, int]  # communicator, rank and sequence of an operation
+
+
+def _lengths(running: list[Interval | None], parts: _Parts) -> list[int | None]:
+    return [
+        None if ran is None else length(union(own)) for ran, own in zip(running, parts, strict=True)
+    ]
+
+
+class _OnLane(NamedTuple):
+    """An operation or launch that has run, and the times of waits for it."""
+
+    ended: int
+    began: int
+    waited: list[Interval]
+
+
+def _waited(
+    trace: ProcessTrace,
+    lanes: Lanes,
+    running: list[Interval | None],
+    launched: list[Interval | None],
+    runs: list[Interval | None],
+) -> tuple[_Parts, _Parts, _Parts, list[Interval]]:
+    """The times that were waited for each operation, launch, and operation in a launch, and for
+    none of them.
+    """
+    parts: _Parts = [[] for _ in running]
+    graphs: _Parts = [[] for _ in launched]
+    in_graphs: _Parts = [[] for _ in runs]
+    others: list[Interval] = []
+    by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
+    by_sequence: dict[_Name, int] = {
+        (one.communicator, one.rank, one.sequence): index
+        for index, one in enumerate(trace.operations)
+    }
+    workers = _workers(trace, by_sequence)
+    for index, (operation, ran) in enumerate(zip(trace.operations, running, strict=True)):
+        if ran is not None:
+            lane = lanes.of_operation(operation)
+            waits = lane.blocks_thread and operation.thread not in workers
+            parts[index] += [ran] if waits else []
+            by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
+    # Who waits for what ran in a graph waits for the stream of the launch.
+    of_launch = {_launch(one): lanes.of_launch(one) for one in trace.launches}
+    launches: list[GraphLaunch | Operation] = [*trace.launches, *trace.runs]
+    times = zip([*launched, *runs], [*graphs, *in_graphs], strict=True)
+    for one, (ran, own) in zip(launches, times, strict=True):
+        if ran is not None and _launch(one) in of_launch:
+            by_lane[of_launch[_launch(one)]].append(_OnLane(ran[1], ran[0], own))
+    for ordered in by_lane.values():
+        ordered.sort(key=lambda one: one.ended)
+    for wait in trace.waits:
+        span = lanes.interval(wait)
+        index_ = _operation(wait, by_sequence)
+        if span is None:
+            continue
+        if index_ is not None:
+            parts[index_].append(span)
+        elif wait.on_device and lanes.of_wait(wait) in by_lane:
+            continue  # communication waits for compute, or for other communication
+        elif (awaited := lanes.awaited(wait)) is None:
+            others.append(span)
+        else:
+            _share(span, by_lane.get(awaited, []))
+    return parts, graphs, in_graphs, others
+
+
+def _launch(one: Operation | GraphLaunch) -> tuple[int | None, int]:
+    """Equal for a launch and for what ran in it."""
+    return one.graph, one.called
+
+
+def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:
+    """The threads that run operations for others, such as those of the backend of torch."""
+    workers = set()
+    for wait in trace.waits:
+        index = _operation(wait, by_sequence)
+        if index is not None and trace.operations[index].thread != wait.thread:
+            workers.add(trace.operations[index].thread)
+    return workers
+
+
+def _share(span: Interval, ordered: list[_OnLane]) -> None:
+    """Give a wait for a stream to what ran there at the time."""
+    for one in ordered[bisect(ordered, span[0], key=lambda one: one.ended) :]:
+        if one.began >= span[1]:
+            break
+        one.waited.append((max(one.began, span[0]), min(one.ended, span[1])))
+
+
+def _operation(wait: Wait, by_sequence: dict[_Name, int]) -> int | None:
+    if wait.communicator is None or wait.sequence is None:
+        return None
+    return by_sequence.get((wait.communicator, wait.rank, wait.sequence))

@@ -1,0 +1,184 @@
+"""The lanes of a trace: streams, the default streams of threads, and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Range, Wait
+
+__all__ = ["Interval", "Lane", "Lanes", "length", "union", "without"]
+
+_LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+
+Interval = tuple[int, int]
+
+
+class Lane(NamedTuple):
+    """Where things happen one after the other.
+
+    Attributes:
+        stream: its handle; None: a thread of the host.
+        thread: of which it is, or whose default stream it is.
+        device: of a default stream of CUDA, which has the same handle on all devices.
+    """
+
+    stream: int | None
+    thread: int | None = None
+    device: int | None = None
+
+    @property
+    def is_thread(self) -> bool:
+        return self.stream is None
+
+    @property
+    def blocks_thread(self) -> bool:
+        """A thread's default stream on CPUs, on which the thread itself runs the operations."""
+        return self.stream == 0 and self.thread is not None
+
+
+class Lanes:
+    """The lanes of one process."""
+
+    def __init__(self, trace: ProcessTrace) -> None:
+        self._trace = trace
+        self._devices = {
+            one.device for one in trace.communicators.values() if one.provider == "cuda"
+        }
+        # Only operations know their provider. Without any the streams are those of hosts.
+        self._only_cuda = bool(trace.communicators) and all(
+            one.provider == "cuda" for one in trace.communicators.values()
+        )
+        self._numbers: dict[Lane, int] = {}
+        for operation in trace.operations:
+            self._number(self.of_operation(operation))
+        for launch in trace.launches:
+            self._number(self.of_launch(launch))
+
+    def of_operation(self, operation: Operation) -> Lane:
+        communicator = self._trace.communicator_of(operation)
+        if communicator is None:
+            return self._lane(operation.stream, operation.thread, None, cuda=self._only_cuda)
+        cuda = communicator.provider == "cuda"
+        return self._lane(operation.stream, operation.thread, communicator.device, cuda=cuda)
+
+    def of_launch(self, launch: GraphLaunch) -> Lane:
+        return self._lane(launch.stream, launch.thread, None, cuda=self._only_cuda)
+
+    def of_range(self, range_: Range) -> Lane:
+        if range_.stream is None:
+            return Lane(None, range_.thread)
+        return self._lane(range_.stream, range_.thread, None, cuda=self._only_cuda)
+
+    def of_stream(self, stream: int) -> Lane:
+        """Of a handle. The default stream of a thread on CPUs is that of no thread."""
+        if stream == 0 and not self._only_cuda:
+            return Lane(0)
+        return self._lane(stream, None, None, cuda=self._only_cuda)
+
+    def of_wait(self, wait: Wait) -> Lane:
+        """The lane that waits."""
+        if not wait.on_device or wait.stream is None:
+            return Lane(None, wait.thread)
+        return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
+
+    def awaited(self, wait: Wait) -> Lane | None:
+        """The stream that a thread waits for, where it is one."""
+        if wait.on_device or wait.stream is None:
+            return None
+        if wait.stream == 0 and wait.what != "stream":  # an event, whose stream is not known
+            return None
+        return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
+
+    def _lane(self, stream: int, thread: int | None, device: int | None, *, cuda: bool) -> Lane:
+        if not cuda:
+            return Lane(0, thread) if stream == 0 else Lane(stream)
+        if stream == _PER_THREAD:
+            return Lane(_PER_THREAD, thread)
+        if stream not in (0, _LEGACY):
+            return Lane(stream)
+        if device is None and len(self._devices) == 1:
+            device = next(iter(self._devices))
+        return Lane(0, None, device)
+
+    def _number(self, lane: Lane) -> None:
+        if lane.thread is None and lane.device is None:
+            self._numbers.setdefault(lane, len(self._numbers) + 1)
+
+    def order(self, lane: Lane) -> tuple[bool, int]:
+        """By which lanes are sorted: threads, their default streams, streams by their numbers."""
+        return not lane.is_thread, self._numbers.get(lane, 0)
+
+    def name(self, lane: Lane) -> str:
+        """For people: "stream 1 (0x7f...)", "default stream of thread 7", "thread 7"."""
+        if lane.thread is not None:
+            thread = "main thread" if lane.thread == self._trace.pid else f"thread {lane.thread}"
+            return thread if lane.is_thread else f"default stream of {thread}"
+        if lane.device is not None or lane.stream == 0:
+            return "default stream" + (
+                f" of device {lane.device}" if len(self._devices) > 1 else ""
+            )
+        number = self._numbers.setdefault(lane, len(self._numbers) + 1)
+        return f"stream {number} (0x{lane.stream:x})"
+
+    def interval(self, one: Operation | GraphLaunch | Range | Wait) -> Interval | None:
+        """When it ran on its lane, until the end of the trace where it has not ended.
+
+        None: it has not run.
+        """
+        if one.began is None:
+            return None
+        ended = self._trace.ended if one.ended is None else one.ended
+        return one.began, max(one.began, ended)
+
+
+# --- sets of times, as sorted lists of intervals that do not touch each other
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The times that are in any of them."""
+    result: list[Interval] = []
+    for began, ended in sorted(intervals):
+        if ended <= began:
+            continue
+        if result and began <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], ended))
+        else:
+            result.append((began, ended))
+    return result
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    return sum(ended - began for began, ended in intervals)
+
+
+def _common(one: Interval, others: list[Interval]) -> Iterator[Interval]:
+    for began, ended in others[_first(one[0], others) :]:
+        if began >= one[1]:
+            return
+        yield max(began, one[0]), min(ended, one[1])
+
+
+def without(one: Interval, others: list[Interval]) -> list[Interval]:
+    """The times of an interval that are not in a set."""
+    result = []
+    at = one[0]
+    for began, ended in _common(one, others):
+        if began > at:
+            result.append((at, began))
+        at = ended
+    if at < one[1]:
+        result.append((at, one[1]))
+    return result
+
+
+def _first(time: int, intervals: list[Interval]) -> int:
+    """The index of the first one that ends after a time."""
+    low, high = 0, len(intervals)
+    while low < high:
+        middle = (low + high) // 2
+        if intervals[middle][1] <= time:
+            low = middle + 1
+        else:
+            high = middle
+    return low

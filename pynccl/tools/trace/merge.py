@@ -1,0 +1,347 @@
+"""Several traces on one clock, with the operations that belong together."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.model import Operation, ProcessTrace
+
+__all__ = ["Clock", "Match", "Member", "Merged", "Waited", "merge"]
+
+# Those after which every rank has data of every other one: none ends before the last has begun.
+_SYNCHRONISING = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+_FROM_ROOT = {"broadcast", "scatter"}
+_TO_ROOT = {"reduce", "gather"}
+_MESSAGES = {"send", "recv"}
+_COLLECTIVES = _SYNCHRONISING | _FROM_ROOT | _TO_ROOT
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How the times of a trace become those of the first one: by adding an offset.
+
+    Attributes:
+        offset: in nanoseconds.
+        method: "same" (one machine), "operations" (matched with those of other machines), "epoch"
+            (the machines' clocks of the day).
+        operations: how many matched operations the offset is from.
+        bounds: in which the offset must be for no operation to end before its data was sent.
+        consistent: the offset is within them. It is not where the clocks run at different speeds.
+    """
+
+    offset: int
+    method: str
+    operations: int = 0
+    bounds: tuple[int | None, int | None] = (None, None)
+    consistent: bool = True
+
+
+@dataclass(frozen=True)
+class Member:
+    """An operation of one of the traces.
+
+    Attributes:
+        trace: the index of the trace.
+        index: that of the operation in it.
+        rank: in the communicator.
+        operation: with the times of its own trace.
+    """
+
+    trace: int
+    index: int
+    rank: int
+    operation: Operation
+
+
+@dataclass(frozen=True)
+class Match:
+    """Operations that belong together: one collective on its ranks, or a message.
+
+    Attributes:
+        communicator: the id.
+        number: of the collective or the message.
+        members: by rank; of a message the sender first.
+    """
+
+    communicator: str
+    number: int
+    members: list[Member]
+
+    @property
+    def kind(self) -> str:
+        """What the operations are, as "all_reduce"; of a message that of the sender."""
+        return self.members[0].operation.kind
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send with its receive."""
+        return self.kind in _MESSAGES
+
+
+@dataclass(frozen=True)
+class Waited:
+    """That an operation waited for another rank.
+
+    Attributes:
+        trace: the index of the trace of the operation that was waited for.
+        rank: of that operation in the communicator.
+        nanoseconds: from the begin of the operation that waits to the begin of the other one.
+    """
+
+    trace: int
+    rank: int
+    nanoseconds: int
+
+
+@dataclass
+class Merged:
+    """Traces with what is known of them together.
+
+    Attributes:
+        traces: in the order of their ranks, with their own times.
+        clocks: one of each trace.
+        matches: the operations that belong together, of two traces or more.
+        waited: by the index of the trace and of the operation, for whom it waited.
+        different: texts on collectives of one number that are not of one kind on all ranks.
+    """
+
+    traces: list[ProcessTrace]
+    clocks: list[Clock]
+    matches: list[Match]
+    waited: dict[tuple[int, int], Waited] = field(default_factory=dict)
+    different: list[str] = field(default_factory=list)
+
+    def time(self, trace: int, time: int) -> int:
+        """A time of a trace on the clock of the first one.
+
+        Args:
+            trace: the index of the trace.
+            time: in nanoseconds.
+
+        Returns:
+            Nanoseconds.
+        """
+        return time + self.clocks[trace].offset
+
+    def began(self, member: Member) -> int | None:
+        """When it began, on the clock of the first trace.
+
+        Args:
+            member: an operation of a match.
+
+        Returns:
+            Nanoseconds; None where it is not known.
+        """
+        began = member.operation.began
+        return None if began is None else self.time(member.trace, began)
+
+    def ended(self, member: Member) -> int | None:
+        """When it ended, on the clock of the first trace.
+
+        Args:
+            member: an operation of a match.
+
+        Returns:
+            Nanoseconds; None where it is not known.
+        """
+        ended = member.operation.ended
+        return None if ended is None else self.time(member.trace, ended)
+
+    def label(self, trace: int) -> str:
+        """How texts name the process of a trace.
+
+        Args:
+            trace: the index of the trace.
+
+        Returns:
+            A text as "rank 2", or "pid 71 on node1" for a process without a rank.
+        """
+        one = self.traces[trace]
+        return f"pid {one.pid} on {one.host}" if one.rank is None else f"rank {one.rank}"
+
+
+def merge(traces: Sequence[ProcessTrace]) -> Merged:
+    """Put traces together.
+
+    Args:
+        traces: of the processes of one program, in any order.
+
+    Returns:
+        The traces in the order of their ranks, with their clocks and what matches.
+
+    Raises:
+        TraceError: there is none, or two are of the same rank of a communicator.
+    """
+    if not traces:
+        raise TraceError("there is no trace")
+    order = sorted(range(len(traces)), key=lambda i: _sort_key(traces[i], i))
+    ordered = [traces[i] for i in order]
+    different: list[str] = []
+    matches = list(_matches(ordered, different))
+    merged = Merged(ordered, _clocks(ordered, matches), matches, different=different)
+    for match in matches:
+        merged.waited.update(_waited(merged, match))
+    return merged
+
+
+def _sort_key(trace: ProcessTrace, position: int) -> tuple[bool, int, int]:
+    return trace.rank is None, trace.rank or 0, position
+
+
+# --- which operations belong together
+
+
+def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[Match]:
+    joined = {
+        one.joined: one.id
+        for trace in traces
+        for one in trace.communicators.values()
+        if one.joined is not None
+    }
+    _check_ranks(traces, joined)
+    found: dict[tuple[str, object, int], list[Member]] = defaultdict(list)
+    for position, trace in enumerate(traces):
+        for index, operation in enumerate(trace.operations):
+            communicator = trace.communicator_of(operation)
+            if operation.number is None or operation.graph is not None or communicator is None:
+                continue
+            rank = communicator.rank
+            if operation.kind in _COLLECTIVES:
+                route: object = None
+            elif operation.kind in _MESSAGES:
+                ends = (rank, operation.peer)
+                route = ends if operation.kind == "send" else ends[::-1]
+            else:
+                continue
+            member = Member(position, index, rank, operation)
+            name = joined.get(communicator.id, communicator.id)
+            found[name, route, operation.number].append(member)
+    for (name, route, number), members in found.items():
+        kinds = {member.operation.kind for member in members}
+        if route is None and len(kinds) > 1:
+            calls = ", ".join(f"{one.operation.kind} on rank {one.rank}" for one in members)
+            different.append(f"communicator {name}: #{number} is {calls}")
+        elif len(members) > 1:
+            first = "recv" if route is not None else ""  # the send comes before it
+            members.sort(key=lambda one: (one.operation.kind == first, one.rank))
+            yield Match(name, number, members)
+
+
+def _check_ranks(traces: Sequence[ProcessTrace], joined: Mapping[str, str]) -> None:
+    seen: dict[tuple[str, int], ProcessTrace] = {}
+    for trace in traces:
+        ranks = {(one.id, one.rank) for one in trace.communicators.values()}
+        ranks |= {(one.communicator, one.rank) for one in trace.operations if one.rank is not None}
+        for own, rank in sorted(ranks):
+            name = joined.get(own, own)
+            other = seen.setdefault((name, rank), trace)
+            if other is not trace:
+                raise TraceError(
+                    f"rank {rank} of communicator {name} is in two traces, of pid {other.pid} "
+                    f"on {other.host} and of pid {trace.pid} on {trace.host}"
+                )
+
+
+# --- who waited for whom
+
+
+def _waited(merged: Merged, match: Match) -> Iterator[tuple[tuple[int, int], Waited]]:
+    begun = [(began, one) for one in match.members if (began := merged.began(one)) is not None]
+    if len(begun) < 2:
+        return
+    for own, one in begun:
+        others = [pair for pair in begun if pair[1] is not one and _needs(match, one, pair[1])]
+        if not others:
+            continue
+        last, other = max(others, key=lambda pair: pair[0])
+        ended = merged.ended(one)
+        nanoseconds = (last if ended is None else min(last, ended)) - own
+        if nanoseconds > 0:
+            yield (one.trace, one.index), Waited(other.trace, other.rank, nanoseconds)
+
+
+def _needs(match: Match, one: Member, other: Member) -> bool:
+    """Whether an operation cannot end before another one of its match has begun."""
+    if match.is_message:
+        return one.operation.kind == "recv" and other.operation.kind == "send"
+    if match.kind in _FROM_ROOT:
+        return other.rank == one.operation.root
+    if match.kind in _TO_ROOT:
+        return one.rank == one.operation.root
+    return True
+
+
+# --- clocks
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What one matched operation says of the offset of a second clock to a first one."""
+
+    difference: int | None
+    lower: int | None
+    upper: int | None
+
+
+def _clocks(traces: Sequence[ProcessTrace], matches: Iterable[Match]) -> list[Clock]:
+    samples: dict[tuple[str, str], list[_Sample]] = defaultdict(list)
+    for match in matches:
+        for one, other in itertools.permutations(match.members, 2):
+            boots = traces[one.trace].boot, traces[other.trace].boot
+            sample = _sample(match, one, other) if boots[0] != boots[1] else None
+            if sample is not None:
+                samples[boots].append(sample)
+    clocks = {traces[0].boot: Clock(0, "same")}
+    epochs: dict[str, int] = {}
+    for trace in traces:
+        epochs.setdefault(trace.boot, trace.epoch)
+    while len(clocks) < len(epochs):
+        # The pair of a known and an unknown clock with the most operations is the next one.
+        pairs = [pair for pair in samples if pair[0] in clocks and pair[1] not in clocks]
+        if pairs:
+            known, boot = max(pairs, key=lambda pair: len(samples[pair]))
+            clocks[boot] = _estimate(clocks[known].offset, samples[known, boot])
+        else:
+            boot = next(boot for boot in epochs if boot not in clocks)
+            clocks[boot] = Clock(epochs[boot] - epochs[traces[0].boot], "epoch")
+    return [clocks[trace.boot] for trace in traces]
+
+
+def _sample(match: Match, one: Member, other: Member) -> _Sample | None:
+    """What to add to the times of the other one for those of the first one."""
+    a, b = one.operation, other.operation
+    if a.began is None or a.ended is None or b.began is None or b.ended is None:
+        return None
+    lower = a.began - b.ended if _needs(match, other, one) else None  # b ends after a has begun
+    upper = a.ended - b.began if _needs(match, one, other) else None
+    if lower is None and upper is None:
+        return None
+    both = lower is not None and upper is not None
+    return _Sample(a.ended - b.ended if both else None, lower, upper)
+
+
+def _estimate(offset: int, samples: Sequence[_Sample]) -> Clock:
+    lower = max((s.lower for s in samples if s.lower is not None), default=None)
+    upper = min((s.upper for s in samples if s.upper is not None), default=None)
+    differences = [s.difference for s in samples if s.difference is not None]
+    consistent = lower is None or upper is None or lower <= upper
+    if differences:
+        # Ranks leave a synchronising operation at about the same time.
+        best = round(statistics.median(differences))
+    elif lower is not None and upper is not None:
+        best = (lower + upper) // 2
+    else:
+        best = lower if lower is not None else upper or 0
+    if consistent:
+        best = best if lower is None else max(best, lower)
+        best = best if upper is None else min(best, upper)
+    bounds = (
+        None if lower is None else lower + offset,
+        None if upper is None else upper + offset,
+    )
+    return Clock(best + offset, "operations", len(samples), bounds, consistent)

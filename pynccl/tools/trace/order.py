@@ -1,0 +1,402 @@
+"""The order check: operations of a process that use a buffer at the same time.
+
+Two operations conflict where their buffers overlap and one of them writes. They are in order where
+a chain of these leads from one to the other:
+
+* the order of a stream, of which the operations of one group and communicator join theirs;
+* a thread that has waited for a stream, an event or a Work: what it calls later comes after;
+* a stream that waits for an event: what follows on the stream comes after;
+* on CPUs, an operation on the default stream of a thread, which ends before its call returns.
+
+An event comes after what was on its stream when it was recorded. A wait for one that was recorded
+before the trace is taken to be for all that had ended when it was over. So there are no false
+alarms from such waits, but races may be missed. What orders the program outside of pynccl, such as
+locks between threads, is not in a trace.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from pynccl.tools.trace.lanes import Interval, Lane, Lanes
+from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
+
+__all__ = ["Conflict", "Use", "check"]
+
+_Clock = dict[Lane, int]  # of each lane how many of its operations come before
+
+
+@dataclass(frozen=True)
+class Use:
+    """How an operation, or a graph, uses the bytes of a conflict.
+
+    Attributes:
+        name: of the operation, with its communicator and sequence number.
+        stream: the name of its lane.
+        writes: it writes the bytes; otherwise it reads them.
+    """
+
+    name: str
+    stream: str
+    writes: bool
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two operations that use the same bytes, in no order that the trace knows.
+
+    Attributes:
+        error: they ran at the same time; otherwise they may do so in another run.
+        first: the one that was called first.
+        second: the other one.
+        address: the first byte that both use.
+        nbytes: how many bytes from there on.
+        overlap: for how many nanoseconds both ran; 0 where not.
+        times: how many such pairs there are, of the same kinds, streams and buffers.
+    """
+
+    error: bool
+    first: Use
+    second: Use
+    address: int
+    nbytes: int
+    overlap: int
+    times: int
+
+    def text(self) -> str:
+        """The conflict in words.
+
+        Returns:
+            One line.
+        """
+        verbs = ["writes" if use.writes else "reads" for use in (self.first, self.second)]
+        what = "race" if self.error else "possible race"
+        end = (
+            f"while both ran for {self.overlap / 1e6:.3f} ms"
+            if self.error
+            else "with nothing that orders them; they did not run at the same time here"
+        )
+        again = f" ({self.times} times)" if self.times > 1 else ""
+        return (
+            f"{what}: {self.second.name} on {self.second.stream} {verbs[1]} "
+            f"{self.nbytes} bytes at 0x{self.address:x} that {self.first.name} on "
+            f"{self.first.stream} {verbs[0]}, {end}{again}"
+        )
+
+
+@dataclass(frozen=True)
+class _Access:
+    began: int
+    ended: int
+    writes: bool
+
+
+@dataclass
+class _Node:
+    """An operation, or the launch of a graph.
+
+    Attributes:
+        place: among those of its lane, from 1.
+        before: what comes before it.
+        after: what is done once it is done.
+    """
+
+    one: Operation | GraphLaunch
+    lane: Lane
+    accesses: list[_Access]
+    place: int = 0
+    before: _Clock = field(default_factory=dict)
+    after: _Clock = field(default_factory=dict)
+
+    def comes_after(self, other: _Node) -> bool:
+        return self.before.get(other.lane, 0) >= other.place
+
+    def overlap(self, other: _Node) -> int:
+        """For how long both ran."""
+        if self.one.began is None or other.one.began is None:
+            return 0
+        ends = [one.ended for one in (self.one, other.one) if one.ended is not None]
+        began = max(self.one.began, other.one.began)
+        # Without an end both still ran when the trace ended: a nanosecond at least.
+        return max(min(ends) - began, 0) if ends else 1
+
+
+def check(trace: ProcessTrace) -> list[Conflict]:
+    """The conflicts of one process.
+
+    Args:
+        trace: of one process, with times.
+
+    Returns:
+        The conflicts, first those whose operations ran at the same time.
+    """
+    nodes = _Order(trace).run()
+    lanes = Lanes(trace)
+    found: dict[tuple[object, ...], Conflict] = {}
+    for first, second, own, other in _conflicts(nodes):
+        overlap = first.overlap(second)
+        first_use = Use(_name(first.one), lanes.name(first.lane), own.writes)
+        second_use = Use(_name(second.one), lanes.name(second.lane), other.writes)
+        began, ended = max(own.began, other.began), min(own.ended, other.ended)
+        kinds = [_kind(node.one) for node in (first, second)]
+        key = (overlap > 0, *kinds, first.lane, second.lane, began, ended)
+        one = Conflict(overlap > 0, first_use, second_use, began, ended - began, overlap, times=1)
+        known = found.get(key)
+        if known is not None:
+            most = max(known, one, key=lambda conflict: conflict.overlap)
+            one = replace(most, times=known.times + 1)
+        found[key] = one
+    return sorted(found.values(), key=lambda conflict: not conflict.error)
+
+
+def _kind(one: Operation | GraphLaunch) -> str:
+    return one.kind if isinstance(one, Operation) else f"graph {one.graph}"
+
+
+def _name(one: Operation | GraphLaunch) -> str:
+    if isinstance(one, GraphLaunch):
+        return f"the launch of graph {one.graph}"
+    return f"{one.kind} (operation {one.sequence} of {one.communicator})"
+
+
+# --- what comes before what
+
+
+class _Order:
+    """Goes through the calls of a process, and keeps what comes before each stream and thread."""
+
+    def __init__(self, trace: ProcessTrace) -> None:
+        self._trace = trace
+        self._lanes = Lanes(trace)
+        self._streams: dict[Lane, _Clock] = defaultdict(dict)
+        self._threads: dict[int, _Clock] = defaultdict(dict)
+        self._on_lane: dict[Lane, list[_Node]] = defaultdict(list)
+        self._by_sequence: dict[tuple[str, int | None, int], _Node] = {}
+        # What threads know from a time on: a wait stands for all that had ended when it was over.
+        self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
+        # Those that were over. Others order nothing that was issued later, or were captured.
+        over = [(wait.ended, wait) for wait in trace.waits if wait.ended is not None]
+        waits = [wait for _, wait in over if not wait.on_device]
+        self._thread_waits = deque(sorted(waits, key=lambda one: one.began))
+        self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
+        for ended, wait in sorted(over, key=lambda pair: pair[0]):
+            if wait.on_device and not _is_known(wait):
+                self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
+        # Waits of streams whose target is known, by their calls, and the records of their events.
+        known = [wait for wait in trace.waits if wait.on_device and _is_known(wait)]
+        self._known_waits = deque(sorted(known, key=_called))
+        records = {record for wait in trace.waits if (record := _record(wait)) is not None}
+        self._records = deque(sorted(records))
+        self._recorded: dict[_Record | None, _Clock] = {}
+
+    def run(self) -> list[_Node]:
+        """All operations that ran, in the order of their calls, with what comes before each."""
+        waits = self._thread_waits
+        nodes = []
+        for batch in self._batches():
+            called = batch[0].one.called
+            self._pass_known_waits(called)
+            while waits and waits[0].began <= called:
+                self._begin_wait(waits.popleft())
+            self._issue(batch)
+            nodes += batch
+        return nodes
+
+    def _batches(self) -> list[list[_Node]]:
+        """The operations that are issued together: those of a group and communicator."""
+        captured: dict[int, list[_Access]] = defaultdict(list)
+        batches: dict[object, list[_Node]] = {}
+        for index, one in enumerate(self._trace.operations):
+            if one.graph is not None:
+                captured[one.graph] += _accesses(one)
+            elif not one.failed:
+                key = index if one.group is None else (one.group, one.communicator, one.rank)
+                node = _Node(one, self._lanes.of_operation(one), _accesses(one))
+                batches.setdefault(key, []).append(node)
+        for index, launch in enumerate(self._trace.launches):
+            node = _Node(launch, self._lanes.of_launch(launch), captured[launch.graph])
+            batches["launch", index] = [node]
+        return sorted(batches.values(), key=lambda batch: batch[-1].one.called)
+
+    def _begin_wait(self, wait: Wait) -> None:
+        """A thread begins to wait. What it waits for was called before."""
+        if wait.ended is None:
+            return
+        lane = self._lanes.awaited(wait)
+        known: _Clock | Wait | None = self._awaited(wait)
+        if known is None and wait.what == "stream" and lane is not None:
+            self._pass_waits(lane, wait.ended)
+            known = dict(self._streams[lane])
+        self._learned[wait.thread].append((wait.ended, wait if known is None else known))
+
+    def _issue(self, batch: list[_Node]) -> None:
+        thread = self._learn(batch[0].one.thread, batch[0].one.called)
+        before = dict(thread)
+        firsts: dict[Lane, _Node] = {}
+        for node in batch:
+            firsts.setdefault(node.lane, node)
+        for lane, node in firsts.items():
+            began = node.one.began
+            self._pass_waits(lane, self._trace.ended if began is None else began)
+            _join(before, self._streams[lane])
+        # NCCL lets the streams of a group wait for each other, before it and after it.
+        after = dict(before)
+        for node in batch:
+            self._on_lane[node.lane].append(node)
+            node.place = after[node.lane] = len(self._on_lane[node.lane])
+            node.before, node.after = before, after
+            if isinstance(node.one, Operation):
+                key = node.one.communicator, node.one.rank, node.one.sequence
+                self._by_sequence[key] = node
+            if node.lane.blocks_thread and node.one.returned is not None:
+                self._learned[node.one.thread].append((node.one.returned, after))
+        for lane in firsts:
+            self._streams[lane] = dict(after)
+
+    def _pass_known_waits(self, time: int) -> None:
+        """The records of events, and the waits whose target is known, that were called before."""
+        while True:
+            wait = self._known_waits[0] if self._known_waits else None
+            until = time if wait is None else min(time, _called(wait))
+            if self._records and self._records[0].time <= until:
+                record = self._records.popleft()
+                lane = self._lanes.of_stream(record.stream)
+                clock = self._recorded[record] = dict(self._streams[lane])
+                _join(clock, self._ended(record.time))
+            elif wait is not None and _called(wait) <= time:
+                self._known_waits.popleft()
+                known = self._awaited(wait)
+                if known is None:
+                    known = self._ended_before(wait)
+                _join(self._streams[self._lanes.of_wait(wait)], known)
+            else:
+                return
+
+    def _learn(self, thread: int, time: int) -> _Clock:
+        """What a thread knows at a time to have been done."""
+        clock, later = self._threads[thread], []
+        for since, known in self._learned[thread]:
+            if since > time:
+                later.append((since, known))
+            else:
+                _join(clock, self._ended_before(known) if isinstance(known, Wait) else known)
+        self._learned[thread] = later
+        return clock
+
+    def _pass_waits(self, lane: Lane, time: int) -> None:
+        """The waits of a stream that were over at a time come before what follows on it."""
+        waits = self._stream_waits[lane]
+        while waits and waits[0][0] <= time:
+            _, wait = waits.popleft()
+            known = self._awaited(wait)
+            _join(self._streams[lane], self._ended_before(wait) if known is None else known)
+
+    def _awaited(self, wait: Wait) -> _Clock | None:
+        """What is done once the operation or event of a wait is; None where it is not known."""
+        if wait.communicator is None or wait.sequence is None:
+            return self._recorded.get(_record(wait))
+        node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))
+        return None if node is None else node.after
+
+    def _ended_before(self, wait: Wait) -> _Clock:
+        """All that had ended when a wait was over, on the stream of the event where it is known."""
+        return self._ended(wait.ended or 0, self._lanes.awaited(wait))
+
+    def _ended(self, time: int, lane: Lane | None = None) -> _Clock:
+        """All that had ended at a time, on one lane or on all."""
+        clock: _Clock = {}
+        for nodes in [self._on_lane[lane]] if lane is not None else self._on_lane.values():
+            for node in reversed(nodes):
+                if node.one.ended is not None and node.one.ended <= time:
+                    _join(clock, node.after)
+                    break
+        return clock
+
+
+class _Record(NamedTuple):
+    """The record of an event: when, on which stream."""
+
+    time: int
+    stream: int
+
+
+def _record(wait: Wait) -> _Record | None:
+    if wait.event_recorded is None or wait.event_stream is None:
+        return None
+    return _Record(wait.event_recorded, wait.event_stream)
+
+
+def _is_known(wait: Wait) -> bool:
+    return wait.sequence is not None or _record(wait) is not None
+
+
+def _called(wait: Wait) -> int:
+    return wait.began if wait.called is None else wait.called
+
+
+def _join(clock: _Clock, other: _Clock) -> None:
+    for lane, place in other.items():
+        if place > clock.get(lane, 0):
+            clock[lane] = place
+
+
+# --- what uses the same bytes
+
+
+def _accesses(operation: Operation) -> list[_Access]:
+    parts = [
+        (operation.sendbuff, operation.sendbytes, False),
+        (operation.recvbuff, operation.recvbytes, True),
+    ]
+    return [_Access(at, at + nbytes, writes) for at, nbytes, writes in parts if at and nbytes]
+
+
+def _conflicts(nodes: list[_Node]) -> Iterator[tuple[_Node, _Node, _Access, _Access]]:
+    """Pairs of operations in the order of their calls, and how they use the same bytes."""
+    touching = _touching({(a.began, a.ended) for node in nodes for a in node.accesses})
+    history: dict[Interval, dict[tuple[Lane, bool], list[tuple[_Node, _Access]]]] = {
+        interval: defaultdict(list) for interval in touching
+    }
+    for node in nodes:
+        for access in node.accesses:
+            for interval in touching[access.began, access.ended]:
+                for (lane, writes), earlier in history[interval].items():
+                    if lane != node.lane and (writes or access.writes):
+                        for other, own in _unordered(node, earlier):
+                            yield other, node, own, access
+        for access in node.accesses:
+            kept = history[access.began, access.ended]
+            kept[node.lane, access.writes].append((node, access))
+
+
+def _unordered(
+    node: _Node, earlier: list[tuple[_Node, _Access]]
+) -> Iterator[tuple[_Node, _Access]]:
+    """Those of a stream that may run at the same time: all that do, or else the last one."""
+    last = True
+    for other, access in reversed(earlier):
+        if node.comes_after(other):
+            return  # and so it does after all before it
+        overlaps = node.overlap(other) > 0
+        if overlaps or last:
+            yield other, access
+        last = False
+        done = other.one.ended is not None and node.one.began is not None
+        if done and (other.one.ended or 0) <= (node.one.began or 0):
+            return  # so did all before it
+
+
+def _touching(intervals: set[Interval]) -> dict[Interval, list[Interval]]:
+    """Of each interval those that overlap with it, and itself."""
+    result: dict[Interval, list[Interval]] = {one: [one] for one in intervals}
+    open_: list[Interval] = []
+    for one in sorted(intervals):
+        open_ = [other for other in open_ if other[1] > one[0]]
+        for other in open_:
+            result[one].append(other)
+            result[other].append(one)
+        open_.append(one)
+    return result

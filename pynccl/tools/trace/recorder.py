@@ -1,0 +1,270 @@
+"""Traces and recordings of this process: nccl.trace(), nccl.range(), and the environment's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pynccl import _C
+from pynccl.libraries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from pynccl.tools.trace.model import ProcessTrace
+
+__all__ = ["Trace", "range", "start_from_environment", "trace"]
+
+_Path: TypeAlias = "str | os.PathLike[str]"
+
+_TRACE_OPERATIONS = 1_000_000
+_RECORD_BYTES = 1 << 30
+_ends: list[
+    tuple[int, Callable[[], object]]
+] = []  # of what the environment has started, by process
+_STOP_SECONDS = 10.0
+
+
+class Trace:
+    """A trace of this process; :func:`trace` makes one. See docs/trace.md.
+
+    Args:
+        path: a file for the trace, or None; the rank of the process is inserted before the suffix.
+        limit: how many operations at most; those that follow are counted.
+        annotate: whether operations are ranges of NVTX and of torch's profiler.
+        graphs: whether captured operations have times in each launch of their Graph.
+
+    Attributes:
+        process: what was traced, a :class:`pynccl.tools.trace.model.ProcessTrace`; None until the
+            end.
+        path: the file that was written, or None.
+
+    Raises:
+        ValueError: limit is below 1.
+    """
+
+    def __init__(self, path: _Path | None, *, limit: int, annotate: bool, graphs: bool) -> None:
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise ValueError(f"limit: {limit!r} is not a number of operations from 1 on")
+        self._pattern = None if path is None else os.fspath(path)
+        self._limit = limit
+        self._annotate = annotate
+        self._graphs = graphs
+        self._began = False
+        self.process: ProcessTrace | None = None
+        self.path: str | None = None
+
+    def __enter__(self) -> Trace:
+        if self._began:
+            raise ValueError("trace: it was used before; make another one")
+        marks = _Marks() if self._annotate else None
+        _C.start_trace(self._limit, self._graphs)
+        _C.set_trace_mark(marks)
+        self._began = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        from pynccl.tools.trace import recording  # it makes the import of pynccl slower
+
+        _C.set_trace_mark(None)
+        self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
+        if self._pattern is not None:
+            self.path = _C.path_of_process(self._pattern)
+            self.save(self.path)
+
+    def save(self, path: _Path) -> None:
+        """Write the trace as Chrome trace JSON, for Perfetto and ``pynccl trace``.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            ValueError: the trace has not ended.
+            OSError: the file cannot be written.
+        """
+        if self.process is None:
+            raise ValueError("trace: it has not ended; leave its with block first")
+        from pynccl.tools.trace import chrome  # not needed by those who save nothing
+
+        chrome.save([self.process], path)
+
+    def __repr__(self) -> str:
+        if self.process is not None:
+            return f"<pynccl.nccl.Trace of {len(self.process.operations)} operations>"
+        return f"<pynccl.nccl.Trace {'in progress' if self._began else 'not begun'}>"
+
+
+class _Marks:
+    """Ranges of NVTX and of torch's profiler around the operations of a trace."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self._nvtx = _nvtx()
+        self._local = threading.local()
+
+    def __call__(self, operation: str, begins: bool) -> None:
+        name = f"pynccl.{operation}"
+        open_ranges = self._local.__dict__.setdefault("open", [])
+        if begins:
+            open_ranges.append(_enter_ranges(self._nvtx, name))
+        elif open_ranges:
+            _exit_ranges(self._nvtx, open_ranges.pop())
+
+
+def _nvtx() -> Any:  # noqa: ANN401 - a module, where it is there
+    try:
+        import nvtx  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return nvtx
+
+
+def _enter_ranges(nvtx: Any, name: str) -> Any:  # noqa: ANN401 - of libraries that may be missing
+    if nvtx is not None:
+        nvtx.push_range(name)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    function = torch.profiler.record_function(name)
+    function.__enter__()
+    return function
+
+
+def _exit_ranges(nvtx: Any, function: Any) -> None:  # noqa: ANN401 - the same
+    if function is not None:
+        function.__exit__(None, None, None)
+    if nvtx is not None:
+        nvtx.pop_range()
+
+
+def trace(
+    path: _Path | None = None,
+    *,
+    limit: int = _TRACE_OPERATIONS,
+    annotate: bool = False,
+    graphs: bool = False,
+) -> Trace:
+    """Trace the operations of this process in a with block.
+
+        with nccl.trace("step.json") as trace:
+            comm.all_reduce(x)
+
+    Each operation of nccl.Communicator, of the mirror and of the backend of torch.distributed is
+    recorded, with both providers: its arguments, the time of its call, and the times at which its
+    stream reached it and had done it, by a pair of events. The end of the block waits for the
+    operations, 10 seconds at most. A capture is recorded without times; the launches of a Graph
+    have theirs, and with ``graphs`` the operations in them. Waits, launches and the ranges of
+    range() are recorded too. Calls of pynccl.raw are not.
+
+    Args:
+        path: a file for the trace, as Chrome trace JSON: Perfetto opens it, and ``pynccl trace``
+            merges those of several ranks. The rank of the process is inserted before the suffix:
+            "step.json" becomes "step.0.json". None: no file.
+        limit: how many operations at most; those that follow are counted.
+        annotate: whether operations are ranges of NVTX, where the package nvtx is installed, and of
+            torch's profiler, where torch is imported.
+        graphs: whether operations that are captured from now on have times in each launch of their
+            Graph. Two nodes of the graph record events around each of them. A launch has these
+            times if it was done when the graph was launched again, or when the trace ended.
+
+    Returns:
+        A Trace, a context manager.
+
+    Raises:
+        ValueError: limit is below 1; at the beginning of the block, this process is being traced,
+            as with PYNCCL_TRACE.
+        OSError: at the end of the block, the file cannot be written.
+    """
+    return Trace(path, limit=limit, annotate=annotate, graphs=graphs)
+
+
+class range:  # noqa: N801 - used as nccl.range()
+    """A range of the user's in traces, NVTX and torch's profiler, for a with block.
+
+        with nccl.range("forward", compute=True):
+            y = model(x)
+
+    Args:
+        name: of the range.
+        compute: whether it is compute, which communication can hide behind: ``pynccl trace show``
+            then counts as exposed what no such range covers.
+        stream: a stream: the range begins and ends when the stream gets there. An object with
+            __cuda_stream__, a nccl.Stream of either provider, or a cudaStream_t. None: the range is
+            of the calling thread.
+
+    Raises:
+        TypeError: name is not a string.
+    """
+
+    def __init__(self, name: str, *, compute: bool = False, stream: object = None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name: expected a string, got {name!r}")
+        self._name = name
+        self._compute = compute
+        self._stream = stream
+        self._number = 0
+        self._library, self._handle = _stream_of(stream)
+        self._outer: Any = None
+
+    def __enter__(self) -> range:
+        self._nvtx = _nvtx()
+        self._outer = _enter_ranges(self._nvtx, self._name)
+        self._number = _C.begin_range(self._name, self._compute, self._library, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _C.end_range(self._number, self._library, self._handle)
+        _exit_ranges(self._nvtx, self._outer)
+
+
+def _stream_of(stream: object) -> tuple[_C.Library | None, int]:
+    """The library and the handle of a stream."""
+    if stream is None:
+        return None, 0
+    if isinstance(stream, _C.Stream):
+        return stream.library, stream.handle
+    if isinstance(stream, int):
+        return load("cuda"), stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is None:
+        raise TypeError(f"stream: expected a stream, got {stream!r}")
+    return load("cuda"), int(protocol()[1])
+
+
+def start_from_environment() -> None:
+    """Start what PYNCCL_TRACE and PYNCCL_RECORD ask for, until the end of the process."""
+    import atexit
+
+    if path := os.environ.get("PYNCCL_TRACE"):
+        whole = trace(path)
+        whole.__enter__()
+        _ends.append((os.getpid(), lambda: whole.__exit__(None, None, None)))
+    if path := os.environ.get("PYNCCL_RECORD"):
+        text = os.environ.get("PYNCCL_RECORD_LIMIT", "")
+        if text and not text.isdigit():
+            raise ValueError(f"PYNCCL_RECORD_LIMIT: {text!r} is not a number of bytes")
+        _C.start_recording(path, int(text) if text else _RECORD_BYTES)
+        _ends.append((os.getpid(), _C.stop_recording))
+    if _ends:
+        atexit.register(end_from_environment)
+
+
+def end_from_environment() -> None:
+    """Write what PYNCCL_TRACE and PYNCCL_RECORD have asked for: the process ends."""
+    while _ends:
+        pid, end = _ends.pop()
+        if pid == os.getpid():  # the child of a fork has neither
+            end()

@@ -1,0 +1,426 @@
+"""Reads recordings: the files of PYNCCL_RECORD, and what the library has of a trace.
+
+A recording is the line ``pynccl trace 1`` and blocks. A block is a letter in four bytes, its size
+in bytes as a 32-bit number, and its contents: ``H``: what the process is, as JSON; ``C``: a
+communicator, as JSON; ``N``: a name, numbered from 0; ``E``: entries of 128 bytes; ``Z``: the end,
+as JSON. Numbers are little-endian. The last block may be missing or incomplete where the process
+was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pynccl.tools.trace import rows
+from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.model import (
+    Communicator,
+    GraphLaunch,
+    Operation,
+    ProcessTrace,
+    Range,
+    Signal,
+    Wait,
+    Window,
+)
+
+__all__ = ["RecordingError", "is_recording", "load", "parse"]
+
+_MAGIC = b"pynccl trace 1\n"
+_BLOCK = struct.Struct("<c3xI")
+_ENTRY = struct.Struct("<4B I i I I I 4q 7Q Q 2i")
+_WAITS = ("work", "stream", "event", "stream_event")
+_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+class RecordingError(TraceError):
+    """A file is not a recording of pynccl."""
+
+
+class _Entry(NamedTuple):
+    """An entry as csrc/core/trace_entry.h declares it."""
+
+    type: int
+    kind: int
+    dtype: int
+    flags: int
+    communicator: int
+    root_or_peer: int
+    op: int
+    thread: int
+    group: int
+    called: int
+    returned: int
+    began: int
+    ended: int
+    sequence: int
+    number: int
+    elements: int
+    sendbuff: int
+    recvbuff: int
+    stream: int
+    graph: int
+    offset: int
+    signal: int
+    context: int
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.flags & 1)
+
+    @property
+    def captured(self) -> bool:
+        return self.graph != 0
+
+    @property
+    def on_device(self) -> bool:
+        return bool(self.flags & 4)
+
+    @property
+    def compute(self) -> bool:
+        return bool(self.flags & 8)
+
+
+_OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT = range(5)
+_RANGE_BEGIN, _RANGE_END, _FAILURE, _WINDOW_OPEN, _WINDOW_CLOSE, _RUN = range(5, 11)
+
+
+@dataclass
+class _Contents:
+    """The blocks of a recording."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    communicators: dict[int, Communicator] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    entries: list[_Entry] = field(default_factory=list)
+
+
+def is_recording(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a recording does.
+
+    Args:
+        path: the file.
+
+    Returns:
+        True for a file of PYNCCL_RECORD, complete or not.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def load(path: str | os.PathLike[str]) -> ProcessTrace:
+    """Read a recording.
+
+    Args:
+        path: a file of PYNCCL_RECORD.
+
+    Returns:
+        The recording, as a trace without times of devices.
+
+    Raises:
+        RecordingError: the file is no recording, or not one of this version.
+        OSError: it cannot be read.
+    """
+    try:
+        return parse(Path(path).read_bytes())
+    except RecordingError as error:
+        raise RecordingError(f"{os.fspath(path)}: {error}") from None
+
+
+def parse(data: bytes) -> ProcessTrace:
+    """The same for the bytes of a file.
+
+    Args:
+        data: all bytes of the file.
+
+    Returns:
+        The recording.
+
+    Raises:
+        RecordingError: they are no recording, or not one of this version.
+    """
+    if not data.startswith(_MAGIC):
+        raise RecordingError(
+            f"this is not a recording of pynccl: it has no {_MAGIC[:-1].decode()!r}"
+        )
+    try:
+        return _process_trace(_contents(data))
+    except RecordingError:
+        raise
+    except TraceError as error:
+        raise RecordingError(f"this is not a recording of pynccl: {error}") from None
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+        raise RecordingError(f"this is not a recording of pynccl: {error!r}") from None
+
+
+def _blocks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
+    """The complete blocks, and of the last one with entries those that are complete."""
+    view = memoryview(data)
+    offset = len(_MAGIC)
+    while offset + _BLOCK.size <= len(data):
+        kind, size = _BLOCK.unpack_from(data, offset)
+        offset += _BLOCK.size
+        contents = view[offset : offset + size]
+        offset += size
+        if len(contents) == size or kind == b"E":
+            yield kind, contents
+
+
+def _contents(data: bytes) -> _Contents:
+    contents = _Contents()
+    for kind, block in _blocks(data):
+        if kind == b"E":
+            complete = block[: len(block) // _ENTRY.size * _ENTRY.size]
+            contents.entries += map(_Entry._make, _ENTRY.iter_unpack(complete))
+        elif kind == b"C":
+            values = _object(block)
+            contents.communicators[values["number"]] = rows.checked_communicator(values)
+        elif kind == b"N":
+            contents.names.append(bytes(block).decode())
+        elif kind == b"H":
+            contents.header = _object(block)
+        elif kind == b"Z":
+            contents.end = _object(block)
+        else:
+            raise RecordingError(f"it has a block {kind!r}")
+    if contents.header.get("version") != 1:
+        raise RecordingError(f"its version is {contents.header.get('version')!r}; pynccl reads 1")
+    return contents
+
+
+def _object(block: memoryview) -> dict[str, Any]:
+    value = json.loads(bytes(block))
+    if not isinstance(value, dict):
+        raise RecordingError(f"{value!r:.60} is not an object")
+    return value
+
+
+def _process_trace(contents: _Contents) -> ProcessTrace:
+    header, end = contents.header, contents.end
+    operations = [entry for entry in contents.entries if entry.type == _OPERATION]
+    last = max((entry.called for entry in contents.entries), default=header["began"])
+    rank = end.get("rank", header["rank"])
+    own = {"rank": rank, "ended": end.get("ended", last), "dropped": end.get("dropped", 0)}
+    trace = rows.checked_process(header | own)
+    for names in ("kinds", "dtypes", "ops"):
+        if not all(isinstance(name, str) for name in header[names]):
+            raise RecordingError(f"{names}: {header[names]!r:.60} are not names")
+    used = {entry.communicator for entry in contents.entries if entry.communicator}
+    for number in sorted(used):
+        communicator = contents.communicators[number]
+        trace.communicators[communicator.id, communicator.rank] = communicator
+    if rank is None and trace.communicators:
+        trace.rank = max(trace.communicators.values(), key=lambda one: one.nranks).rank
+    trace.operations = _operations(operations, contents)
+    trace.waits = [_wait(entry, contents) for entry in contents.entries if entry.type == _WAIT]
+    trace.ranges = _ranges(contents)
+    trace.launches = [_launch(entry) for entry in contents.entries if entry.type == _LAUNCH]
+    trace.windows = _windows(contents)
+    trace.runs = [_run(entry, contents) for entry in contents.entries if entry.type == _RUN]
+    return trace
+
+
+def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
+    """All operations, those of groups with the times of their group."""
+    timed = contents.header["timed"]
+    ends = {(e.group, e.stream): e for e in contents.entries if e.type == _GROUP_END}
+    any_end = {e.group: e for e in contents.entries if e.type == _GROUP_END}
+    failures = {(e.communicator, e.sequence) for e in contents.entries if e.type == _FAILURE}
+    signals: dict[tuple[int, int], list[Signal]] = defaultdict(list)
+    for entry in contents.entries:
+        if entry.type == _SIGNAL:
+            signal = Signal(entry.root_or_peer, entry.elements, entry.signal, entry.context)
+            signals[entry.communicator, entry.sequence].append(signal)
+    operations = []
+    for entry in entries:
+        times = entry
+        if (entry.communicator, entry.sequence) in failures:
+            times = entry._replace(flags=entry.flags | 1)
+        if entry.group:
+            end = ends.get((entry.group, entry.stream)) or any_end.get(entry.group)
+            times = end or entry._replace(flags=entry.flags | 1)
+        operation = _operation(entry, times, contents, timed=timed)
+        if operation.kind == "wait_signal":
+            found = tuple(signals[entry.communicator, entry.sequence])
+            operation = replace(operation, sendbuff=0, signals=found)
+        operations.append(operation)
+    return _in_order(operations)
+
+
+def _in_order(operations: list[Operation]) -> list[Operation]:
+    """By the time of the call, with the order of each thread kept whatever its clocks say."""
+    latest: dict[int, int] = {}
+    keys = []
+    for operation in operations:
+        latest[operation.thread] = max(latest.get(operation.thread, 0), operation.called)
+        keys.append(latest[operation.thread])
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return [operations[index] for index in order]
+
+
+def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool) -> Operation:
+    header = contents.header
+    communicator = contents.communicators[entry.communicator]
+    kind: str = header["kinds"][entry.kind]
+    reduces = kind in ("all_reduce", "reduce", "reduce_scatter")
+    ops: list[str] = header["ops"]
+    dtype: str = header["dtypes"][entry.dtype]
+    began, ended = times.began or None, times.ended or None
+    if timed and not entry.on_device:  # the call returned when it was done
+        began, ended = times.called, times.returned or None
+    if entry.captured and entry.type != _RUN:
+        began = ended = None
+    operation = Operation(
+        kind=kind,
+        communicator=communicator.id,
+        sequence=entry.sequence,
+        number=entry.number or None,
+        dtype=dtype,
+        count=entry.elements,
+        op=(ops[entry.op] if entry.op < len(ops) else "user-defined") if reduces else None,
+        root=entry.root_or_peer if kind in ("broadcast", "reduce", "gather", "scatter") else None,
+        peer=entry.root_or_peer if kind in ("send", "recv", "put_signal", "signal") else None,
+        sendbuff=entry.sendbuff,
+        recvbuff=0 if kind == "put_signal" else entry.recvbuff,
+        stream=entry.stream,
+        thread=entry.thread,
+        group=entry.group or None,
+        graph=entry.graph or None,
+        called=entry.called,
+        returned=(times.returned or None) if timed else None,
+        began=began,
+        ended=ended,
+        failed=times.failed,
+        sendbytes=0,
+        recvbytes=0,
+        rank=communicator.rank,
+        window=entry.recvbuff if kind == "put_signal" else None,
+        offset=entry.offset if kind == "put_signal" else None,
+        signal=entry.signal if kind in ("put_signal", "signal") else None,
+        context=entry.context if kind in ("put_signal", "signal") else None,
+    )
+    sends, receives = _sizes(operation, communicator)
+    width = _width(dtype)
+    return replace(operation, sendbytes=sends * width, recvbytes=receives * width)
+
+
+def _run(entry: _Entry, contents: _Contents) -> Operation:
+    """A captured operation in a launch."""
+    operation = _operation(entry, entry, contents, timed=True)
+    return replace(operation, returned=None)
+
+
+def _width(dtype: str) -> int:
+    """Bytes of an element."""
+    digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
+    return _WIDTHS[digits]
+
+
+def _sizes(o: Operation, communicator: Communicator) -> tuple[int, int]:
+    """Elements that an operation reads from sendbuff, and that it writes to recvbuff."""
+    one, all_blocks = o.count, o.count * communicator.nranks
+    at_root = o.root == communicator.rank
+    sizes = {
+        "all_reduce": (one, one),
+        "broadcast": (one if at_root else 0, one),
+        "reduce": (one, one if at_root else 0),
+        "all_gather": (one, all_blocks),
+        "reduce_scatter": (all_blocks, one),
+        "all_to_all": (all_blocks, all_blocks),
+        "gather": (one, all_blocks if at_root else 0),
+        "scatter": (all_blocks if at_root else 0, one),
+        "send": (one, 0),
+        "recv": (0, one),
+        "put_signal": (one, 0),
+    }
+    return sizes.get(o.kind, (0, 0))
+
+
+def _wait(entry: _Entry, contents: _Contents) -> Wait:
+    communicator = contents.communicators.get(entry.communicator)
+    return Wait(
+        what=_WAITS[entry.kind],
+        communicator=communicator.id if communicator else None,
+        sequence=entry.sequence or None,
+        rank=communicator.rank if communicator else None,
+        stream=entry.stream,
+        thread=entry.thread,
+        on_device=entry.on_device,
+        began=(entry.began or entry.called) if entry.on_device else entry.called,
+        ended=(entry.ended or None) if entry.on_device else entry.returned,
+        called=entry.called,
+        event_stream=entry.recvbuff if entry.number else None,
+        event_recorded=entry.number or None,
+    )
+
+
+def _windows(contents: _Contents) -> list[Window]:
+    closed = {
+        (entry.communicator, entry.number): entry.called
+        for entry in contents.entries
+        if entry.type == _WINDOW_CLOSE
+    }
+    windows: dict[tuple[int, int], Window] = {}  # at the first use of a communicator there are two
+    for entry in contents.entries:
+        if entry.type == _WINDOW_OPEN:
+            key = entry.communicator, entry.number
+            communicator = contents.communicators[entry.communicator]
+            window = Window(
+                communicator=communicator.id,
+                rank=communicator.rank,
+                number=entry.number,
+                address=entry.recvbuff,
+                nbytes=entry.elements,
+                opened=entry.called,
+                closed=closed.get(key),
+            )
+            windows.setdefault(key, window)
+    return [windows[key] for key in sorted(windows)]
+
+
+def _ranges(contents: _Contents) -> list[Range]:
+    ends = {entry.sequence: entry for entry in contents.entries if entry.type == _RANGE_END}
+    ranges = []
+    for entry in contents.entries:
+        if entry.type != _RANGE_BEGIN:
+            continue
+        end = ends.get(entry.sequence)
+        ranges.append(
+            Range(
+                name=contents.names[entry.elements],
+                compute=entry.compute,
+                stream=entry.stream if entry.on_device else None,
+                thread=entry.thread,
+                began=(entry.began or entry.called) if entry.on_device else entry.called,
+                ended=None
+                if end is None
+                else ((end.began or None) if entry.on_device else end.called),
+            )
+        )
+    return ranges
+
+
+def _launch(entry: _Entry) -> GraphLaunch:
+    began, ended = entry.began or None, entry.ended or None
+    if not entry.on_device:
+        began, ended = entry.called, entry.returned
+    return GraphLaunch(
+        graph=entry.graph,
+        stream=entry.stream,
+        thread=entry.thread,
+        called=entry.called,
+        returned=entry.returned,
+        began=began,
+        ended=ended,
+    )

@@ -1,0 +1,393 @@
+"""What a trace says in numbers: a table of each kind and size, and one of the ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths, operation_bytes
+from pynccl.tools.trace.exposure import RANGES, WAITS, Exposed, exposed
+from pynccl.tools.trace.lanes import Lanes
+from pynccl.tools.trace.merge import Merged
+from pynccl.tools.trace.model import Operation, ProcessTrace
+
+__all__ = ["Rank", "Row", "Summary", "clock_notes", "summarise"]
+
+_DEFINITIONS = {
+    RANGES: "exposed: the time on its stream in which no range of compute was open",
+    WAITS: "exposed: the time in which threads and streams waited for it "
+    "(there are no ranges of compute)",
+}
+
+_ROW_HEADER = [
+    "operation",
+    "size",
+    "calls",
+    "total",
+    "median",
+    "min",
+    "max",
+    "busbw GB/s",
+    "exposed",
+    "exposed %",
+    "waits for",
+]
+_RANK_HEADER = [
+    "process",
+    "trace",
+    "calls",
+    "communication",
+    "exposed",
+    "exposed %",
+    "compute",
+    "waited",
+    "others waited",
+]
+
+
+@dataclass
+class Row:
+    """The operations of one kind and size on all ranks. Times are in nanoseconds.
+
+    Attributes:
+        kind: of the operation, or "graph 1".
+        bytes: as nccl-tests counts them; of a graph of all of its operations together.
+        calls: that have ended; in a recording, which has no times, all of them.
+        total: the sum of their times; that of a group counts once.
+        median: of their times, None where there is none.
+        minimum: of their times.
+        maximum: of their times.
+        busbw: the median bus bandwidth in GB/s; None where the kind has none.
+        exposed: the sum of their exposed times; that of a group counts once.
+        waited_for: how long they waited for each rank, by its label.
+    """
+
+    kind: str
+    bytes: int
+    calls: int = 0
+    total: int = 0
+    median: int | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    busbw: float | None = None
+    exposed: int = 0
+    waited_for: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Rank:
+    """The totals of a process, in nanoseconds.
+
+    Attributes:
+        label: such as "rank 2".
+        duration: of the trace.
+        calls: of operations, with those that were captured or failed.
+        communication: in which any operation ran.
+        exposed: in which any was exposed.
+        definition: which exposed time this is.
+        compute: in which a range of compute was open.
+        waited: the sum of its operations' waits for other ranks.
+        waited_for: the sum of the waits of other ranks for it.
+        captured: how many operations were captured.
+        failed: how many have failed.
+        unfinished: texts of those that have not ended.
+        dropped: how many operations the trace has no place for.
+    """
+
+    label: str
+    duration: int
+    calls: int
+    communication: int
+    exposed: int
+    definition: str
+    compute: int
+    waited: int = 0
+    waited_for: int = 0
+    captured: int = 0
+    failed: int = 0
+    unfinished: list[str] = field(default_factory=list)
+    dropped: int = 0
+
+
+@dataclass
+class Summary:
+    """The tables of merged traces.
+
+    Attributes:
+        merged: the traces.
+        rows: the operations by kind and size.
+        ranks: the totals of each process.
+    """
+
+    merged: Merged
+    rows: list[Row]
+    ranks: list[Rank]
+
+    def json(self) -> dict[str, Any]:
+        """The tables for JSON.
+
+        Returns:
+            A dictionary with "rows", "ranks", "clocks" and "different"; times are in nanoseconds.
+        """
+        return {
+            "rows": [
+                {**vars(row), "waited_for": dict(row.waited_for.most_common())} for row in self.rows
+            ],
+            "ranks": [dict(vars(rank)) for rank in self.ranks],
+            "clocks": [vars(clock) for clock in self.merged.clocks],
+            "different": self.merged.different,
+        }
+
+    def text(self) -> str:
+        """The tables as ``pynccl trace show`` prints them.
+
+        Returns:
+            Lines of text.
+        """
+        lines = _table(
+            _ROW_HEADER,
+            [_row_cells(row) for row in self.rows],
+            left=(0, 10),
+        )
+        if not self.rows:
+            lines = ["no operation has ended"]
+        lines.append("")
+        lines += _table(
+            _RANK_HEADER,
+            [_rank_cells(rank) for rank in self.ranks],
+            left=(0,),
+        )
+        lines.append("")
+        lines += [_DEFINITIONS[kind] for kind in sorted({r.definition for r in self.ranks})]
+        return "\n".join(lines + self._notes())
+
+    def _notes(self) -> list[str]:
+        notes = clock_notes(self.merged)
+        for rank in self.ranks:
+            more = len(rank.unfinished) - 3
+            named = ", ".join(rank.unfinished[:3]) + (f" and {more} more" if more > 0 else "")
+            notes += [f"{rank.label}: not ended: {named}"] if rank.unfinished else []
+            notes += [f"{rank.label}: {rank.failed} calls have failed"] if rank.failed else []
+            notes += [f"{rank.label}: {rank.captured} calls were captured"] if rank.captured else []
+            if rank.dropped:
+                notes.append(f"{rank.label}: {rank.dropped} operations after these are not there")
+        return notes + self.merged.different
+
+
+def summarise(merged: Merged) -> Summary:
+    """Compute the tables of merged traces.
+
+    Args:
+        merged: the traces.
+
+    Returns:
+        The tables.
+    """
+    found = [exposed(trace) for trace in merged.traces]
+    ranks = [
+        _rank(merged.label(i), trace, one)
+        for i, (trace, one) in enumerate(zip(merged.traces, found, strict=True))
+    ]
+    for (position, _), waited in merged.waited.items():
+        ranks[position].waited += waited.nanoseconds
+        ranks[waited.trace].waited_for += waited.nanoseconds
+    return Summary(merged, _rows(merged, found), ranks)
+
+
+def _rank(label: str, trace: ProcessTrace, one: Exposed) -> Rank:
+    rank = Rank(
+        label,
+        trace.ended - trace.began,
+        len(trace.operations),
+        one.communication,
+        one.total,
+        one.definition,
+        one.compute,
+        dropped=trace.dropped,
+    )
+    for operation in trace.operations:
+        if operation.failed:
+            rank.failed += 1
+        elif operation.graph is not None:
+            rank.captured += 1
+        elif operation.ended is None and trace.timed:
+            number = "" if operation.number is None else f" #{operation.number}"
+            rank.unfinished.append(f"{operation.kind}{number} of {operation.communicator}")
+    return rank
+
+
+@dataclass
+class _Collected:
+    """What a row is made of."""
+
+    row: Row
+    times: list[int] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    groups: set[object] = field(default_factory=set)
+
+    def add(self, time: int, open_: int, group: object, speed: Bandwidth | None) -> None:
+        self.times.append(time)
+        if speed is not None:
+            self.speeds.append(speed.busbw)
+        if group is None or group not in self.groups:
+            self.groups.add(group)
+            self.row.total += time
+            self.row.exposed += open_
+
+
+def _bytes(trace: ProcessTrace, operation: Operation) -> int:
+    communicator = trace.communicator_of(operation)
+    return operation_bytes(operation, 1 if communicator is None else communicator.nranks)
+
+
+def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
+    collected: dict[tuple[str, int], _Collected] = {}
+
+    def at(kind: str, nbytes: int) -> _Collected:
+        return collected.setdefault((kind, nbytes), _Collected(Row(kind, nbytes)))
+
+    for position, (trace, open_) in enumerate(zip(merged.traces, found, strict=True)):
+        lanes, speeds = Lanes(trace), operation_bandwidths(trace)
+        graphs: dict[int, int] = defaultdict(int)
+        for index, operation in enumerate(trace.operations):
+            nbytes = _bytes(trace, operation)
+            if operation.graph is not None:
+                graphs[operation.graph] += nbytes
+            if not trace.timed and operation.graph is None and not operation.failed:
+                at(operation.kind, nbytes).row.calls += 1
+            hidden = open_.operations[index]
+            if hidden is None or operation.began is None or operation.ended is None:
+                continue
+            one = at(operation.kind, nbytes)
+            lane = lanes.of_operation(operation)
+            group = None if operation.group is None else (position, operation.group, lane)
+            one.add(operation.ended - operation.began, hidden, group, speeds[index])
+            if (waited := merged.waited.get((position, index))) is not None:
+                one.row.waited_for[merged.label(waited.trace)] += waited.nanoseconds
+        for run, hidden, speed in zip(
+            trace.runs, open_.runs, operation_bandwidths(trace, trace.runs), strict=True
+        ):
+            if hidden is None or run.began is None or run.ended is None:
+                continue
+            at_once = position, run.group, run.stream, run.called
+            one = at(run.kind, _bytes(trace, run))
+            one.add(run.ended - run.began, hidden, None if run.group is None else at_once, speed)
+        for launch, hidden in zip(trace.launches, open_.launches, strict=True):
+            if hidden is not None and launch.began is not None and launch.ended is not None:
+                one = at(f"graph {launch.graph}", graphs[launch.graph])
+                one.add(launch.ended - launch.began, hidden, None, None)
+    return [_finish(one) for _, one in sorted(collected.items())]
+
+
+def _finish(one: _Collected) -> Row:
+    one.row.calls += len(one.times)
+    if not one.times:
+        return one.row
+    one.row.median = round(statistics.median(one.times))
+    one.row.minimum, one.row.maximum = min(one.times), max(one.times)
+    one.row.busbw = statistics.median(one.speeds) if one.speeds else None
+    return one.row
+
+
+# --- text
+
+
+def _row_cells(row: Row) -> list[str]:
+    busbw = (
+        "-" if row.busbw is None else f"{row.busbw:.3g}" if row.busbw < 100 else f"{row.busbw:.0f}"
+    )
+    others = [f"{label} {_time(waited)}" for label, waited in row.waited_for.most_common(2)]
+    more = len(row.waited_for) - len(others)
+    return [
+        row.kind,
+        _size(row.bytes),
+        str(row.calls),
+        _time(row.total),
+        _time(row.median),
+        _time(row.minimum),
+        _time(row.maximum),
+        busbw,
+        _time(row.exposed),
+        _percent(row.exposed, row.total),
+        ", ".join(others) + (f", {more} more" if more else "") or "-",
+    ]
+
+
+def _rank_cells(rank: Rank) -> list[str]:
+    return [
+        rank.label,
+        _time(rank.duration),
+        str(rank.calls),
+        _time(rank.communication),
+        _time(rank.exposed),
+        _percent(rank.exposed, rank.communication),
+        _time(rank.compute) if rank.definition == RANGES else "-",
+        _time(rank.waited),
+        _time(rank.waited_for),
+    ]
+
+
+def _table(header: list[str], rows: Sequence[list[str]], left: Sequence[int]) -> list[str]:
+    """Lines with aligned columns; those in left begin at the left."""
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in [header, *rows]
+    ]
+
+
+def _time(nanoseconds: int | None) -> str:
+    """With a unit that leaves one to four digits before the point: "1.23 ms"."""
+    if nanoseconds is None:
+        return "-"
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.2f} {unit}"
+    return f"{nanoseconds} ns"
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+def clock_notes(merged: Merged) -> list[str]:
+    """One line on every trace that has another clock than the first one.
+
+    Args:
+        merged: the traces.
+
+    Returns:
+        The lines; none where all have one clock.
+    """
+    texts = [_clock_text(merged, i) for i in range(1, len(merged.traces))]
+    return [text for text in texts if text]
+
+
+def _clock_text(merged: Merged, trace: int) -> str:
+    """How the clock of a trace was set, where it is not that of the first one."""
+    clock = merged.clocks[trace]
+    if clock.method == "same":
+        return ""
+    text = f"{merged.label(trace)}: its clock is {clock.offset / 1e6:+.6f} ms"
+    if clock.method == "epoch":
+        return f"{text}, from the clocks of the day: no operation of it matches"
+    text += f", from {clock.operations} matched operations"
+    lower, upper = clock.bounds
+    if lower is not None and upper is not None:
+        if not clock.consistent:
+            return f"{text}; they contradict each other by {_time(lower - upper)}"
+        text += f", exact to {_time(upper - lower)}"
+    return text
