@@ -145,7 +145,7 @@ def test_fast_functions_and_python_make_the_same_record(dist: Any, rank: int, si
                     each.wait()
 
 
-@on_ranks(2)
+@on_ranks(2, env={"HOSTNCCL_DEADLOCK_MS": "30000"})  # rank 1 waits for rank 0 in another group
 def test_failures(dist: Any, rank: int, size: int) -> None:
     from pynccl.mirror.group.hooks import add_operation_hooks
 
