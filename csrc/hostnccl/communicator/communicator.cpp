@@ -57,7 +57,14 @@ void Communicator::fail_sharing() const {
 
 void Communicator::note_failure() const noexcept {
   if (!state_.of_this_process() || state_.initializing() || state_.revoked()) return;
-  if (segment_->failed()) Deadlocks::note_failure(*this, segment_->failure());
+  if (segment_->failed()) note_failure(segment_->failure());
+}
+
+void Communicator::note_failure(const Error& error) const noexcept {
+  try {
+    Deadlocks::note_failure(*segment_, rank_, label(), error);
+  } catch (...) {  // the others get no reason
+  }
 }
 
 void Communicator::add_user(WaitingThread& thread) {
@@ -249,6 +256,13 @@ std::vector<int> Communicator::missing_in(const Wait& wait) const {
     if (!collective_.step_of(peer).reached(wait.condition.target)) missing.push_back(peer);
   if (missing.empty()) missing.push_back(wait.peer);  // it has come meanwhile
   return missing;
+}
+
+void Communicator::describe(const Wait& wait, PublishedWait& published) const {
+  published.owner = segment_->process(wait.peer);
+  published.identity = segment_->identity();
+  published.set_text(segment_->name_of(rank_) + " waits for " + ranks_text(missing_in(wait)) +
+                     " in " + to_text(wait.operation) + " of communicator " + label());
 }
 
 CommState::Reason Communicator::why_it_waits() const {

@@ -27,7 +27,7 @@
 
 namespace hostnccl {
 
-class Communicator {
+class Communicator final : public WaitingCommunicator {
  public:
   // shares_with: the parent whose resources it shares, or none.
   Communicator(CommSettings settings, std::shared_ptr<Creation> creation,
@@ -95,6 +95,9 @@ class Communicator {
 
   // The ranks that have not done what an operation waits for.
   std::vector<int> missing_in(const Wait& wait) const;
+  void describe(const Wait& wait, PublishedWait& published) const override;
+  // An operation of this rank has ended with the error: see Deadlocks.
+  void note_failure(const Error& error) const noexcept;
 
   // Brackets the operations of this rank that run together. begin throws the communicator's error
   // when none may run any more.

@@ -10,7 +10,6 @@
 
 #include "common/per_process.h"
 #include "hostnccl/base/params.h"
-#include "hostnccl/communicator/communicator.h"
 #include "hostnccl/communicator/thread_waits.h"
 
 namespace hostnccl {
@@ -22,10 +21,6 @@ constexpr int64_t kFailureIsTold = 60'000'000'000;  // for so long
 const std::string kPrefix = "deadlock: ";           // of the error's text
 
 int64_t now() { return Clock::now().time_since_epoch().count(); }
-
-void copy_text(const std::string& from, char (&to)[sizeof PublishedWait::text]) {
-  std::strncpy(to, from.c_str(), sizeof to - 1);
-}
 
 std::string joined(const std::vector<std::string>& texts) {
   std::string all;
@@ -95,20 +90,21 @@ class Detector {
     });
   }
 
-  void note_failure(const Communicator& comm, const Error& error) {
+  void note_failure(const Segment& segment, int own_rank, const std::string& label,
+                    const Error& error) {
     if (stable_ == 0) return;
     const std::lock_guard lock(mutex_);
     const bool is_deadlock = error.text().starts_with(kPrefix);
     if (is_deadlock) pass_on(error);
-    const std::string rank = comm.segment().name_of(comm.rank());
+    const std::string rank = segment.name_of(own_rank);
     failure_ = ProcessWaits{};
     failure_->process = self_;
     failure_->since = failure_->confirmed = now();
     failure_->count = 1;
-    copy_text(error.text().starts_with(rank)
-                  ? error.text()
-                  : rank + " has failed in communicator " + comm.label() + ": " + error.text(),
-              failure_->waits[0].text);
+    failure_->waits[0].set_text(error.text().starts_with(rank)
+                                    ? error.text()
+                                    : rank + " has failed in communicator " + label + ": " +
+                                          error.text());
     if (!is_deadlock) publish({*failure_});
   }
 
@@ -242,14 +238,7 @@ class Detector {
     PublishedWait published{};
     published.thread = thread;
     published.owner = self_;
-    if (wait.comm == nullptr) return published;
-    const Segment& segment = wait.comm->segment();
-    published.owner = segment.process(wait.peer);
-    published.identity = segment.identity();
-    copy_text(segment.name_of(wait.comm->rank()) + " waits for " +
-                  ranks_text(wait.comm->missing_in(wait)) + " in " + to_text(wait.operation) +
-                  " of communicator " + wait.comm->label(),
-              published.text);
+    if (wait.comm != nullptr) wait.comm->describe(wait, published);
     return published;
   }
 
@@ -329,11 +318,9 @@ void Deadlocks::add(std::shared_ptr<Segment> segment, int rank) {
 
 void Deadlocks::remove(const Segment& segment, int rank) { detector().remove(segment, rank); }
 
-void Deadlocks::note_failure(const Communicator& comm, const Error& error) noexcept {
-  try {
-    detector().note_failure(comm, error);
-  } catch (...) {  // the others get no reason
-  }
+void Deadlocks::note_failure(const Segment& segment, int rank, const std::string& label,
+                             const Error& error) {
+  detector().note_failure(segment, rank, label, error);
 }
 
 std::string Deadlocks::reasons(const std::vector<ProcessId>& processes) {

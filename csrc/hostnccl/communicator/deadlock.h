@@ -22,8 +22,6 @@
 
 namespace hostnccl {
 
-class Communicator;
-
 class Deadlocks {
  public:
   // The waits of this process are published in the segment, as those of this rank, until remove().
@@ -33,10 +31,11 @@ class Deadlocks {
   // Called now and then by a thread that sleeps. The deadlock that it is part of, as an error.
   static std::optional<Error> check();
 
-  // An operation of the rank has ended with the error. If it is that of a deadlock, the ranks that
-  // wait for this process in other communicators get it, too: once this one continues, they see no
-  // deadlock.
-  static void note_failure(const Communicator& comm, const Error& error) noexcept;
+  // An operation of the communicator with this segment and label has ended with the error. If it is
+  // that of a deadlock, the ranks that wait for this process in other communicators get it, too:
+  // once this one continues, they see no deadlock.
+  static void note_failure(const Segment& segment, int rank, const std::string& label,
+                           const Error& error);
 
   // What the processes wait for or have failed with, and those that they wait for, for an error of
   // a rank that waits for them. May be empty.

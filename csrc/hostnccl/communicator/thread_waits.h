@@ -15,16 +15,27 @@
 #include "hostnccl/base/process.h"
 #include "hostnccl/base/thread.h"
 #include "hostnccl/communicator/operation.h"
+#include "hostnccl/segment/wait_board.h"
 
 namespace hostnccl {
 
-class Communicator;
+struct Wait;
+
+// The communicator of a wait.
+class WaitingCommunicator {
+ public:
+  // Adds who can end the wait, and its text.
+  virtual void describe(const Wait& wait, PublishedWait& published) const = 0;
+
+ protected:
+  ~WaitingCommunicator() = default;
+};
 
 struct Wait {
   WaitCondition condition;
-  const Communicator* comm = nullptr;  // null: a stream, an event or a graph of this process
-  int peer = 0;                        // the rank of comm that signals the flag
-  Operation operation{};               // of comm
+  const WaitingCommunicator* comm = nullptr;  // null: a stream, an event or a graph of this process
+  int peer = 0;                               // the rank of comm that signals the flag
+  Operation operation{};                      // of comm
 };
 
 // A thread that uses the engine: one of the user, of a stream or of a job.

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "hostnccl/base/delay.h"
-#include "hostnccl/group/group.h"
+#include "hostnccl/group/pending_operation.h"
 #include "hostnccl/operations/progress_engine.h"
 #include "hostnccl/streams/capture.h"
 #include "hostnccl/streams/event.h"

@@ -7,22 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "hostnccl/communicator/communicator.h"
 #include "hostnccl/communicator/job.h"
+#include "hostnccl/group/pending_operation.h"
 #include "hostnccl/operations/progress_engine.h"
-#include "hostnccl/streams/event.h"
-#include "hostnccl/streams/stream.h"
 
 namespace hostnccl {
-
-// An operation with its arguments checked, to be started on its stream.
-struct PendingOperation {
-  Ref<Communicator> comm;
-  Operation operation;
-  Ref<Stream> stream;       // null: the calling thread
-  Ref<Event> launch_event;  // recorded when the operation begins (launchCompletionEvent), or null
-  Ref<Window> window;       // the destination of a put, else null
-};
 
 class Group {
  public:

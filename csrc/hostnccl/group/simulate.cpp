@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "hostnccl/group/group.h"
+#include "hostnccl/group/pending_operation.h"
 
 namespace hostnccl {
 namespace {

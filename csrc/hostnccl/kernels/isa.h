@@ -1,11 +1,13 @@
-// Declarations of reduce() for each instruction set; kernels.inc compiled with different flags.
+// reduce() for each instruction set: kernels.inc, compiled with different flags.
 #pragma once
 
-#include "hostnccl/kernels/reduce.h"
+#include "hostnccl/kernels/reduce_types.h"
 
 namespace hostnccl {
 
-using ReduceFunction = decltype(reduce);
+using ReduceFunction = void(void* dst, const void* const* sources, const Scalar* scalars,
+                            int nsources, size_t count, pynccl::abi::ncclDataType_t dtype,
+                            ReduceKind kind);
 
 namespace baseline {
 ReduceFunction reduce;

@@ -1,22 +1,9 @@
 // Element-wise reductions, and the sizes of NCCL's datatypes.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "abi/element_size.h"
+#include "hostnccl/kernels/reduce_types.h"
 
 namespace hostnccl {
-
-enum class ReduceKind : uint8_t { Sum, Prod, Max, Min, Avg };  // Avg: sum, divided by nsources once
-
-// f32 for float32 and all narrower floats, f64 for float64, i64 or u64 for integers.
-union Scalar {
-  double f64;
-  int64_t i64;
-  uint64_t u64;
-  float f32;
-};
 
 // dst[i] = sources[0][i] op sources[1][i] op ..., in that order. The bits depend only on the
 // arguments: not on the CPU, the alignment, or the caller's rounding and flush-to-zero modes.

@@ -7,7 +7,6 @@
 #include "hostnccl/operations/collective.h"
 #include "hostnccl/operations/one_sided.h"
 #include "hostnccl/operations/p2p.h"
-#include "hostnccl/operations/window_registration.h"
 
 namespace hostnccl {
 namespace {
@@ -46,7 +45,7 @@ Task start(Communicator& comm, const Operation& operation, bool alone) {
     case Kind::Recv:
       return run_recv(comm, operation);
     case Kind::WindowRegister:
-      return run_registration(comm, operation);
+      return static_cast<RegistrationTask*>(operation.recv)->run(comm);
     case Kind::PutSignal:
     case Kind::Signal:
       return run_put(comm, operation);
@@ -203,7 +202,7 @@ void ProgressEngine::fail_work(size_t index, const Error& error) {
   if (!work.failed) {
     work.failed = true;
     work.comm->state().fail(error);
-    Deadlocks::note_failure(*work.comm, work.comm->state().for_others(error));
+    work.comm->note_failure(work.comm->state().for_others(error));
     if (!error_) {
       error_ = work.comm->state().operation_error();
       error_->set_origin(work.comm.slot());

@@ -20,6 +20,15 @@
 
 namespace hostnccl {
 
+// The task of a WindowRegister operation, whose recv it is.
+class RegistrationTask {
+ public:
+  virtual Task run(Communicator& comm) = 0;
+
+ protected:
+  ~RegistrationTask() = default;
+};
+
 class ProgressEngine {
  public:
   // window: the target of a put. It stays open until the put is complete.

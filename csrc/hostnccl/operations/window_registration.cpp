@@ -42,7 +42,7 @@ struct Contribution {
 
 // The registration of one window on one rank. Its errors are recorded, not thrown, so that the rank
 // still takes part in the second all-gather and all ranks get the error.
-class Registration {
+class Registration final : public RegistrationTask {
  public:
   Registration(const Ref<Communicator>& comm, void* buffer, size_t bytes, WindowUse use)
       : handle_(handle_of(comm)),
@@ -61,6 +61,8 @@ class Registration {
     if (window_ && !finished_) windows().close(window_);
     if (resources_ != nullptr) free_memory(resources_);  // the window holds the allocation
   }
+
+  Task run(Communicator& comm) override;
 
   // Called in the order of operations, so all ranks take the same window number.
   Contribution contribution() {
@@ -275,6 +277,27 @@ Operation all_gather(const T& own, std::vector<T>& all) {
   return operation;
 }
 
+Task Registration::run(Communicator& comm) {
+  const size_t nranks = static_cast<size_t>(comm.nranks());
+
+  std::vector<Contribution> contributions(nranks);
+  const Contribution own = contribution();
+  const Operation gather_contributions = all_gather(own, contributions);
+  Task contributing = run_collective(comm, gather_contributions);
+  while (!contributing.resume()) co_await Until{contributing.blocked()};
+  map(contributions);
+
+  std::vector<Status> statuses(nranks);
+  const Status own_status = status();
+  const Operation gather_statuses = all_gather(own_status, statuses);
+  Task reporting = run_collective(comm, gather_statuses);
+  while (!reporting.resume()) co_await Until{reporting.blocked()};
+  for (int rank = 0; rank < comm.nranks(); ++rank) {
+    note_status(rank, statuses[static_cast<size_t>(rank)]);
+  }
+  finish();
+}
+
 // While it lives, ncclCommGetAsyncError of a non-blocking communicator reports ncclInProgress.
 class BackgroundGuard {
  public:
@@ -291,32 +314,10 @@ class BackgroundGuard {
 
 }  // namespace
 
-Task run_registration(Communicator& comm, const Operation& operation) {
-  Registration& registration = *static_cast<Registration*>(operation.recv);
-  const size_t nranks = static_cast<size_t>(comm.nranks());
-
-  std::vector<Contribution> contributions(nranks);
-  const Contribution contribution = registration.contribution();
-  const Operation gather_contributions = all_gather(contribution, contributions);
-  Task contributing = run_collective(comm, gather_contributions);
-  while (!contributing.resume()) co_await Until{contributing.blocked()};
-  registration.map(contributions);
-
-  std::vector<Status> statuses(nranks);
-  const Status status = registration.status();
-  const Operation gather_statuses = all_gather(status, statuses);
-  Task reporting = run_collective(comm, gather_statuses);
-  while (!reporting.resume()) co_await Until{reporting.blocked()};
-  for (int rank = 0; rank < comm.nranks(); ++rank) {
-    registration.note_status(rank, statuses[static_cast<size_t>(rank)]);
-  }
-  registration.finish();
-}
-
 Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUse use) {
   Registration registration(job.parent, buffer, bytes, use);
   Operation operation{Kind::WindowRegister, abi::ncclUint8};
-  operation.recv = &registration;
+  operation.recv = static_cast<RegistrationTask*>(&registration);
   run_operation(job.parent, operation, job.sequence);
   if (registration.error()) throw *registration.error();
   return registration.window();

@@ -7,18 +7,14 @@
 
 #include <functional>
 
-#include "hostnccl/base/task.h"
 #include "hostnccl/communicator/job.h"
-#include "hostnccl/communicator/operation.h"
+#include "hostnccl/segment/window.h"
 
 namespace hostnccl {
 
 // What a window is for: one-sided operations and collectives, or the memory of a device
 // communicator, which is allocated here and lives as long as the window.
 enum class WindowUse : uint32_t { Plain, Symmetric, Resources };
-
-// The operation of register_window().
-Task run_registration(Communicator& comm, const Operation& operation);
 
 // Within a job. buffer is null for resources. Throws on all ranks what is wrong on one.
 Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUse use);

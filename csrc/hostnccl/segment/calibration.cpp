@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
+#include "hostnccl/base/process_memory.h"
 #include "hostnccl/kernels/copy.h"
-#include "hostnccl/segment/peer_memory.h"
 
 namespace hostnccl {
 namespace {

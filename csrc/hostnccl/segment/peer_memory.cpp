@@ -1,40 +1,19 @@
 #include "hostnccl/segment/peer_memory.h"
 
 #include <sched.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include "hostnccl/base/params.h"
+#include "hostnccl/base/process_memory.h"
 
 namespace hostnccl {
 namespace {
 
 constexpr size_t kBlock = size_t{64} << 20;  // read between two checks for a failure
 
-// The number of bytes read; less than requested, with errno, if it failed.
-size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
-  size_t done = 0;
-  while (done < bytes) {
-    iovec local{static_cast<char*>(to) + done, bytes - done};
-    iovec remote{reinterpret_cast<void*>(address + done), bytes - done};
-    const ssize_t read = process_vm_readv(pid, &local, 1, &remote, 1, 0);
-    if (read < 0 && errno == EINTR) continue;
-    if (read <= 0) break;
-    done += static_cast<size_t>(read);
-  }
-  return done;
-}
-
 }  // namespace
-
-bool direct_reads_allowed() { return param_number(ParamId::Cma) != 0; }
-
-bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
-  return read_process(pid, address, to, bytes) == bytes;
-}
 
 AccessEpoch::AccessEpoch(Segment& segment, int rank, const WindowSet* windows)
     : segment_(segment), windows_(windows), accessing_(segment.rank_state(rank).accessing) {

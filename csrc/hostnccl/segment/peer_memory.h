@@ -7,8 +7,6 @@
 // so that readers stop soon.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -16,13 +14,6 @@
 #include "hostnccl/segment/window.h"
 
 namespace hostnccl {
-
-// HOSTNCCL_CMA: whether ranks may read each other's buffers directly, with process_vm_readv or by
-// pointer. Reads through windows are allowed in any case.
-bool direct_reads_allowed();
-
-// Reads memory of a process; false if that fails.
-bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes);
 
 // Access of this rank to peers' buffers, for its lifetime. check() throws if the segment has
 // failed: then the owner of a buffer may have overwritten what was read. Call finish() after the

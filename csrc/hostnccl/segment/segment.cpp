@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "hostnccl/base/memory_file.h"
+#include "hostnccl/base/process_memory.h"
 #include "hostnccl/base/tuning.h"
-#include "hostnccl/segment/peer_memory.h"
 
 namespace hostnccl {
 namespace {

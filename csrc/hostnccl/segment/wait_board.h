@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "hostnccl/base/process.h"
@@ -18,6 +20,8 @@ struct PublishedWait {
   ProcessId owner;    // that can end it
   uint64_t identity;  // of the segment; 0: none
   char text[224];
+
+  void set_text(const std::string& from) { std::strncpy(text, from.c_str(), sizeof text - 1); }
 };
 
 inline constexpr size_t kPublishedWaits = 16;  // of a process

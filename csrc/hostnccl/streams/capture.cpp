@@ -122,11 +122,11 @@ void Capture::add_node(const Streams& streams, Graph::Payload payload) {
   for (const Ref<Stream>& stream : streams) position_of(stream).dependencies = {node};
 }
 
-std::shared_ptr<Event::Record> Capture::record_event(const Ref<Stream>& stream) {
+std::shared_ptr<EventRecord> Capture::record_event(const Ref<Stream>& stream) {
   const std::lock_guard lock(captures_mutex);
   require(stream->capturing(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   position_of(stream).capture->check_valid();
-  return std::make_shared<Event::Record>(position_of(stream));
+  return std::make_shared<EventRecord>(position_of(stream));
 }
 
 void Capture::wait_for_position(const Ref<Stream>& stream, const CapturePosition& position) {
@@ -161,7 +161,7 @@ void Capture::check_not_capturing(const Ref<Stream>& stream, CUresult error) {
   throw DeviceError(error);
 }
 
-void Capture::check_not_captured(const Event::Record* record) {
+void Capture::check_not_captured(const EventRecord* record) {
   if (record == nullptr || !record->capture_position()) return;
   const std::lock_guard lock(captures_mutex);
   record->capture_position()->capture->invalidate();

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "abi/driver_types.h"
-#include "hostnccl/streams/event.h"
+#include "hostnccl/streams/event_record.h"
 #include "hostnccl/streams/graph.h"
 #include "hostnccl/streams/stream.h"
 
@@ -35,14 +35,14 @@ class Capture {
 
   // Adds a node that depends on everything captured on these streams, all of which are capturing.
   static void add_node(const Streams& streams, Graph::Payload payload);
-  static std::shared_ptr<Event::Record> record_event(const Ref<Stream>& stream);
+  static std::shared_ptr<EventRecord> record_event(const Ref<Stream>& stream);
   // Orders the stream after a position in a capture. A stream that is not capturing enters it.
   static void wait_for_position(const Ref<Stream>& stream, const CapturePosition& position);
 
   // Checks of calls that are not permitted during a capture. If a check fails, it invalidates the
   // capture and throws. A null stream or record passes.
   static void check_not_capturing(const Ref<Stream>& stream, abi::CUresult error);
-  static void check_not_captured(const Event::Record* record);
+  static void check_not_captured(const EventRecord* record);
   static void check_nothing_captured();  // by any stream
   // For calls that CUDA documents as potentially unsafe: by the modes of this thread and of each
   // capture.

@@ -2,11 +2,25 @@
 // ncclUnhandledCudaError.
 #pragma once
 
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "abi/driver_types.h"
 #include "hostnccl/base/error.h"
-#include "hostnccl/streams/stream.h"
 
 namespace hostnccl {
+
+// A failure of work on a stream. The stream and the events that are recorded on it share it.
+struct StreamFailure {
+  explicit StreamFailure(Error its_error) : error(std::move(its_error)) {}
+  const Error error;
+  // Whether a caller has been told the reason, by the stream or by one of the events. Work that is
+  // enqueued on the stream after that does not have the failure.
+  std::atomic<bool> reported = false;
+};
+using SharedFailure = std::shared_ptr<StreamFailure>;
 
 class DeviceError : public Error {
  public:

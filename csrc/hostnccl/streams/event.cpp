@@ -12,14 +12,6 @@ HandleTable<Event>& events() {
   return table;
 }
 
-void Event::Record::complete(SharedFailure failure) {
-  failure_ = std::move(failure);
-  time_ = Clock::now();
-  done_.signal(1);
-}
-
-void Event::Record::wait() { sleep_in_process({&done_, 1}); }
-
 void Event::record(const Ref<Stream>& stream, SharedFailure failure) {
   std::shared_ptr<Record> record;
   if (stream && stream->capturing()) {

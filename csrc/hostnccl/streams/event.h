@@ -4,39 +4,16 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 
-#include "hostnccl/base/flag.h"
 #include "hostnccl/base/handle.h"
+#include "hostnccl/streams/event_record.h"
 #include "hostnccl/streams/stream.h"
 
 namespace hostnccl {
 
 class Event {
  public:
-  // One recording of an event, done when its stream has reached it. It then has the failure of the
-  // work before it. A record made in a capture holds the position in the capture instead and is
-  // never done.
-  class Record {
-   public:
-    Record() = default;
-    explicit Record(CapturePosition position) : position_(std::move(position)) {}
-    const std::optional<CapturePosition>& capture_position() const { return position_; }
-    void complete(SharedFailure failure = nullptr);
-    bool done() const { return done_.reached(1); }
-    void wait();
-    const SharedFailure& failure() const { return failure_; }  // once it is done
-    void throw_failure() const {                               // as an Error, if there is one
-      if (failure_) throw Error(failure_->error);
-    }
-    Clock::time_point time() const { return time_; }
-
-   private:
-    const std::optional<CapturePosition> position_;
-    Flag done_;
-    SharedFailure failure_;
-    Clock::time_point time_;
-  };
+  using Record = EventRecord;
 
   explicit Event(bool timing) : timing_(timing) {}
 

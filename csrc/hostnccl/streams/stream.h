@@ -25,6 +25,7 @@
 #include "hostnccl/base/handle.h"
 #include "hostnccl/base/process.h"
 #include "hostnccl/communicator/thread_waits.h"
+#include "hostnccl/streams/device_error.h"
 
 namespace hostnccl {
 
@@ -36,16 +37,6 @@ struct CapturePosition {
   std::vector<size_t> dependencies;  // indices of nodes, ascending
   size_t branch = 0;
 };
-
-// A failure of work on a stream. The stream and the events that are recorded on it share it.
-struct StreamFailure {
-  explicit StreamFailure(Error its_error) : error(std::move(its_error)) {}
-  const Error error;
-  // Whether a caller has been told the reason, by the stream or by one of the events. Work that is
-  // enqueued on the stream after that does not have the failure.
-  std::atomic<bool> reported = false;
-};
-using SharedFailure = std::shared_ptr<StreamFailure>;
 
 class Stream {
  public:
