@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "core/error.h"
+
 namespace pynccl {
 namespace {
 

@@ -2,22 +2,7 @@
 
 #include <cstring>
 
-#include "core/library.h"
-
 namespace pynccl {
-namespace {
-
-// The last path component: a message names the source file, not the build folder.
-const char* basename(const char* path) {
-  const char* slash = std::strrchr(path, '/');
-  return slash ? slash + 1 : path;
-}
-
-}  // namespace
-
-std::string place_text(const char* file, int line) {
-  return std::string(" [") + basename(file) + ":" + std::to_string(line) + "]";
-}
 
 std::string failure_text(const Library& library, ncclResult_t result, const char* function,
                          ncclComm_t comm, int rank) {
@@ -43,19 +28,12 @@ void throw_driver(const Library& library, CUresult result, const char* function,
   if (const auto failed = result == CUDA_ERROR_UNKNOWN ? library.failed_work() : std::nullopt) {
     const bool launched = std::strcmp(function, "cuGraphLaunch") == 0;
     const char* what = launched ? "the launch of a graph" : "work queued on the stream";
-    throw WorkFailure(failed->result, function,
-                      std::string(what) + " failed: " + failed->text + " [" + function + ", " +
-                          basename(file) + ":" + std::to_string(line) + "]",
-                      failed->origin);
+    throw WorkFailure(
+        failed->result, function,
+        std::string(what) + " failed: " + failed->text + place_text(file, line, function),
+        failed->origin);
   }
-  std::string text = std::string(function) + " failed";
-  const char* name = nullptr;
-  const char* meaning = nullptr;
-  if (library.driver().GetErrorName(result, &name) == CUDA_SUCCESS && name)
-    text += std::string(": ") + name;
-  if (library.driver().GetErrorString(result, &meaning) == CUDA_SUCCESS && meaning)
-    text += std::string(" (") + meaning + ")";
-  throw DriverFailure(result, function, text + place_text(file, line));
+  throw driver_failure(library.driver(), result, function, file, line);
 }
 
 }  // namespace pynccl

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
+#include "core/failure.h"
 
 namespace pynccl {
 

@@ -3,14 +3,12 @@
 #include <unistd.h>
 
 #include "common/thread_id.h"
-#include "core/library.h"
 
 namespace pynccl {
 
-void Interrupt::install(const Library& library) {
+void Interrupt::install(void* set_check) {
   using SetCheck = void (*)(int (*)());
-  if (const auto set = reinterpret_cast<SetCheck>(library.symbol("hostSetInterruptCheck")))
-    set(&Interrupt::check);
+  if (set_check) reinterpret_cast<SetCheck>(set_check)(&Interrupt::check);
 }
 
 bool Interrupt::on_main_thread() { return check_ && common::thread_id() == getpid(); }

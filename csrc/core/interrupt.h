@@ -4,14 +4,12 @@
 
 namespace pynccl {
 
-class Library;
-
 class Interrupt {
  public:
   // The check of the bindings: runs the handlers of signals, if this thread does that; whether one
   // of them has raised.
   static void set_check(bool (*check)()) { check_ = check; }
-  static void install(const Library& library);  // once it is loaded
+  static void install(void* set_check);  // hostSetInterruptCheck of a loaded library, or null
 
   // Whether the wait of this thread was interrupted, until reset().
   static bool pending() { return pending_; }

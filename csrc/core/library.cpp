@@ -91,7 +91,7 @@ std::shared_ptr<Library> Library::open(const std::string& path) {
   auto& library = libraries[file];
   if (!library) {
     library.reset(new Library(file, handle));
-    Interrupt::install(*library);
+    Interrupt::install(library->symbol("hostSetInterruptCheck"));
   }
   return library;
 }
@@ -149,7 +149,8 @@ void Library::load_driver() const {
 int Library::driver_version() const {
   if (const int known = driver_version_.load(std::memory_order_relaxed)) return known;
   int version = 0;
-  DRIVER_CHECK(*this, DriverGetVersion, (&version));
+  if (const CUresult result = driver().DriverGetVersion(&version); result != CUDA_SUCCESS)
+    throw driver_failure(driver(), result, "cuDriverGetVersion", __FILE__, __LINE__);
   driver_version_.store(version, std::memory_order_relaxed);
   return version;
 }

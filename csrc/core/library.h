@@ -12,7 +12,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "core/error.h"
+#include "core/failure.h"
 #include "core/table.h"
 
 namespace pynccl {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "core/error.h"
+#include "core/failure.h"
 
 namespace pynccl {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
+#include "core/failure.h"
 
 namespace pynccl::python {
 

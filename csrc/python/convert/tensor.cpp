@@ -2,6 +2,8 @@
 
 #include <dlpack/dlpack.h>
 
+#include "core/error.h"
+
 namespace pynccl::python {
 
 LastDType last_dtype;
