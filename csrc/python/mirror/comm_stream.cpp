@@ -22,23 +22,11 @@ AsyncQueue& CommStream::queue() {
 
 // The end of the group issues the operation of the work, and is the end of that operation.
 void CommStream::end_with(Group& group, const Work& work) {
-  group.at_end([object = work.comm_stream_object, this, operation = work.operation](bool issued) {
+  group.at_end([object = work.comm_stream, this, operation = work.operation](bool issued) {
     if (!issued) return operation->drop();
     const std::unique_lock order = lock_order();
     queue().end(operation);
   });
-}
-
-void explain(const py::object& comm_stream, PyObject* kind) {
-  py::error_already_set raised;
-  try {
-    if (is_library_error(raised))
-      raise(comm_stream.attr("explain")(py::handle(kind), raised.value()));
-    else
-      raised.restore();
-  } catch (py::error_already_set& failed) {
-    failed.restore();
-  }
 }
 
 namespace {
@@ -70,7 +58,7 @@ py::object issue_record(const py::object& self, const py::object& record) {
     }
     const py::object tensor = record.attr("tensor");
     Owners owners;  // only its device is of interest
-    Work work(self, comm_stream, kind, view_tensor(owners, "tensor", tensor.ptr()));
+    Work work(self, comm_stream.communicator(), kind, view_tensor(owners, "tensor", tensor.ptr()));
     work.result = record.attr("result");
     work.source = py::cast<std::optional<int>>(record.attr("source")).value_or(-1);
     return comm_stream.start(

@@ -12,6 +12,7 @@
 #include "core/trace.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
+#include "python/mirror/explain.h"
 #include "python/mirror/hooks.h"
 #include "python/mirror/work.h"
 #include "python/objects/group.h"
@@ -93,19 +94,6 @@ struct CommStreamRef {
 
   explicit operator bool() const { return comm_stream != nullptr; }
 };
-
-// Replaces the exception that is raised now, if it is of NCCL or the driver.
-[[gnu::cold]] void explain(const py::object& comm_stream, PyObject* kind);
-
-// Runs body, which returns a new reference. Where NCCL or the driver fails, it raises what
-// explain(kind, error) of the CommStream (Python's) returns.
-template <class Body>
-PyObject* explained(const py::object& comm_stream, PyObject* kind, Body&& body) {
-  PyObject* result = guarded(std::forward<Body>(body));
-  if (!result) [[unlikely]]
-    explain(comm_stream, kind);
-  return result;
-}
 
 // Issues an operation: every operation of the mirror passes here, synchronous or asynchronous, from
 // Python or from a fast function, single or batched. body calls NCCL and returns a new reference:

@@ -73,12 +73,14 @@ PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t strea
   });
 }
 
+// The same on the stream of the CommStream of the work, which keeps it alive.
 template <class MakeRecord, class Send>
-PyObject* issue_async(Work&& work, py::object held, MakeRecord&& make_record, Send&& send) {
-  const py::object comm_stream = work.comm_stream_object;
+PyObject* issue_async(CommStream& part, Work&& work, py::object held, MakeRecord&& make_record,
+                      Send&& send) {
+  const py::object comm_stream = work.comm_stream;
   const py::object kind = work.name;
   return issued(comm_stream, kind.ptr(), make_record, [&] {
-    return work.comm_stream->start(std::move(work), std::move(held), [&](CUstream) {
+    return part.start(std::move(work), std::move(held), [&](CUstream) {
       const GilReleased released;
       send();
     });

@@ -111,14 +111,15 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
                      [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
-  Work work(ref->object, *ref->comm_stream, name, view);
+  Work work(ref->object, ref->comm_stream->communicator(), name, view);
   if constexpr (!T.out) {
     work.result = tensor;
-    return issue_async(std::move(work), tensor, record, [&] { send<K>(communicator, operation); });
+    return issue_async(*ref->comm_stream, std::move(work), tensor, record,
+                       [&] { send<K>(communicator, operation); });
   } else {
     work.result = py::reinterpret_borrow<py::object>(arguments.out);
-    return issue_async(std::move(work), py::make_tuple(tensor, work.result), record,
-                       [&] { send<K>(communicator, operation); });
+    return issue_async(*ref->comm_stream, std::move(work), py::make_tuple(tensor, work.result),
+                       record, [&] { send<K>(communicator, operation); });
   }
 }
 
@@ -172,10 +173,11 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   };
   if constexpr (Async) {
     const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
-    Work work(ref->object, *ref->comm_stream, py::reinterpret_borrow<py::object>(name), view);
+    Work work(ref->object, ref->comm_stream->communicator(),
+              py::reinterpret_borrow<py::object>(name), view);
     work.result = Sends ? py::object(py::list()) : tensor;
     if (!Sends) work.source = static_cast<int>(peer);
-    return issue_async(std::move(work), tensor, record,
+    return issue_async(*ref->comm_stream, std::move(work), tensor, record,
                        [&] { send<kKind>(communicator, operation); });
   } else {
     if (Graph::any_capture()) [[unlikely]]

@@ -281,11 +281,11 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
   // The work keeps it alive; ref is the group's, which another thread may destroy meanwhile.
   Communicator& communicator = ref->comm_stream->communicator();
   const py::object kind = kind_of(operations.size() > receives, receives > 0);
-  Work work(ref->object, *ref->comm_stream, kind, place);
+  Work work(ref->object, communicator, kind, place);
   work.result = std::move(received);
   py::object held = py::make_tuple(std::move(sent), work.result);
   const auto record = [&] { return record_of(list, kind, py::list(work.result)); };
-  PyObject* started = issue_async(std::move(work), std::move(held), record,
+  PyObject* started = issue_async(*ref->comm_stream, std::move(work), std::move(held), record,
                                   [&] { issue_together(communicator, exchange.operations); });
   if (!started) [[unlikely]]
     return nullptr;

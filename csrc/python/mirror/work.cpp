@@ -5,13 +5,13 @@
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
 #include "python/mirror/bind.h"
-#include "python/mirror/comm_stream.h"
+#include "python/mirror/explain.h"
 #include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {
 
 CUstream Work::current_stream() const {
-  const Library& library = comm_stream->communicator().library();
+  const Library& library = communicator->library();
   if (library.memory() == Memory::kDevice && !place.api) [[unlikely]]
     throw py::type_error(
         "tensor: asynchronous operations need a tensor with DLPack's C exchange API, as torch's "
@@ -37,7 +37,7 @@ Work& started(PyObject* self) {
 // Whether the communicator may have failed, as far as is known. NCCL reports an operation that a
 // revocation or an abort has ended as done.
 bool failed(const Work& work) {
-  Communicator& communicator = work.comm_stream->communicator();
+  Communicator& communicator = *work.communicator;
   return communicator.expired() || communicator.revoked() || communicator.closed() ||
          communicator.async_error() != ncclSuccess;
 }
@@ -48,7 +48,7 @@ void note_error(Work& work) {
   if (work.error || work.waited) return;
   if (!failed(work)) [[likely]]
     return;
-  const py::object error = work.comm_stream_object.attr("error")(work.name);
+  const py::object error = work.comm_stream.attr("error")(work.name);
   if (!error.is_none()) work.error = error;
 }
 
@@ -83,14 +83,14 @@ auto waiting(Work& work, Wait&& wait) {
 }
 
 PyObject* wait_without_limit(Work& work) {
-  const bool on_host = work.comm_stream->communicator().library().memory() == Memory::kHost;
+  const bool on_host = work.communicator->library().memory() == Memory::kHost;
   if (on_host && work.waited && !work.error) return Py_NewRef(Py_True);
   const CUstream current = work.current_stream();
   // Another thread may release the work meanwhile.
   const std::shared_ptr<AsyncOperation> operation = work.operation;
   waiting(work, [&] {
     const GilReleased released;
-    Communicator& communicator = work.comm_stream->communicator();
+    Communicator& communicator = *work.communicator;
     TraceWait trace(TraceWait::What::kWork, communicator.shared_library(), communicator.device(),
                     current);
     trace.of(communicator, operation->sequence());
@@ -109,8 +109,7 @@ PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject
     });
   return guarded([&] {
     Work& work = started(self);
-    return explained(work.comm_stream_object, work.name.ptr(),
-                     [&] { return wait_without_limit(work); });
+    return explained(work.comm_stream, work.name.ptr(), [&] { return wait_without_limit(work); });
   });
 }
 
@@ -119,12 +118,12 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
     Work& work = started(self);
     const double limit = PyFloat_AsDouble(seconds);
     if (limit == -1 && PyErr_Occurred()) throw py::error_already_set();
-    return explained(work.comm_stream_object, work.name.ptr(), [&] {
+    return explained(work.comm_stream, work.name.ptr(), [&] {
       const std::shared_ptr<AsyncOperation> operation = work.operation;
       const bool done = waiting(work, [&] {
         const GilReleased released;
         TraceWait trace(TraceWait::What::kWork);
-        trace.of(work.comm_stream->communicator(), operation->sequence());
+        trace.of(*work.communicator, operation->sequence());
         return operation->wait_for(limit);
       });
       return done ? finish_wait(work, true) : Py_NewRef(Py_False);
@@ -135,7 +134,7 @@ PyObject* wait_for(PyObject* self, PyObject* seconds) {
 PyObject* is_completed(PyObject* self, PyObject*) {
   return guarded([&] {
     Work& work = started(self);
-    return explained(work.comm_stream_object, work.name.ptr(), [&] {
+    return explained(work.comm_stream, work.name.ptr(), [&] {
       if (!work.operation->done()) return Py_NewRef(Py_False);
       note_error(work);
       return Py_NewRef(Py_True);
@@ -146,7 +145,7 @@ PyObject* is_completed(PyObject* self, PyObject*) {
 PyObject* exception(PyObject* self, PyObject*) {
   return guarded([&] {
     Work& work = started(self);
-    return explained(work.comm_stream_object, work.name.ptr(), [&] {
+    return explained(work.comm_stream, work.name.ptr(), [&] {
       if (work.operation->done()) note_error(work);
       return work.error ? py::object(work.error).release().ptr() : Py_NewRef(Py_None);
     });
@@ -164,7 +163,7 @@ PyObject* result(PyObject* self, PyObject*) {
 }
 
 PyObject* get_comm_stream(PyObject* self, void*) {
-  return guarded([&] { return py::object(started(self).comm_stream_object).release().ptr(); });
+  return guarded([&] { return py::object(started(self).comm_stream).release().ptr(); });
 }
 
 PyObject* get_name(PyObject* self, void*) {

@@ -6,21 +6,20 @@
 #include <memory>
 
 #include "core/async_operation.h"
+#include "core/communicator.h"
 #include "python/convert/tensor.h"
 #include "python/mirror/native.h"
 
 namespace pynccl::python::mirror {
 
-class CommStream;
-
 struct Work {
   Work() = default;  // one that was never started
-  // Of an operation on this CommStream (Python's object and its part in C++); place is one of its
-  // tensors: its framework and device determine the current stream.
-  Work(py::object object, CommStream& part, py::object operation_name,
+  // Of an operation on this CommStream (Python's object, which owns the communicator); place is one
+  // of its tensors: its framework and device determine the current stream.
+  Work(py::object object, Communicator& its_communicator, py::object operation_name,
        const TensorView& place_of_tensor)
-      : comm_stream_object(std::move(object)),
-        comm_stream(&part),
+      : comm_stream(std::move(object)),
+        communicator(&its_communicator),
         name(std::move(operation_name)),
         place(place_of_tensor) {
     place.owner = nullptr;
@@ -31,11 +30,11 @@ struct Work {
   // For Native<Work>.
   template <class F>
   void each(F&& f) {
-    f(comm_stream_object), f(name), f(result), f(error);
+    f(comm_stream), f(name), f(result), f(error);
   }
 
-  py::object comm_stream_object;
-  CommStream* comm_stream = nullptr;
+  py::object comm_stream;
+  Communicator* communicator = nullptr;
   py::object name;
   TensorView place;
   py::object result;  // the tensors that it writes: a list, or the only one
