@@ -183,7 +183,7 @@ class Launcher:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
                     process.send(job)
         except BaseException:
-            self._take_back(processes, reusable=False)
+            self.take_back(processes, reusable=False)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -208,7 +208,7 @@ class Launcher:
         ids: list[bytes] = run.results()[0]
         return ids
 
-    def _take_back(self, processes: list[Process], *, reusable: bool) -> None:
+    def take_back(self, processes: list[Process], *, reusable: bool) -> None:
         for process in reversed(processes):
             if reusable and not process.fresh:
                 self._idle.setdefault(process.environment, []).insert(0, process)

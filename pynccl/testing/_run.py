@@ -14,13 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, Protocol
 
 from pynccl.testing._rank import Outcome
 from pynccl.testing._worker import Ended, Job, Joins, Reported
-
-if TYPE_CHECKING:
-    from pynccl.testing._launcher import Launcher
 
 __all__ = ["Environment", "LaunchError", "Process", "Run"]
 
@@ -113,13 +110,23 @@ class Process:
         self._traces.close()
 
 
+class Keeper(Protocol):
+    """Who gets the processes of a run back."""
+
+    def is_reusable(self, outcome: Outcome) -> bool:
+        """Whether a process whose rank ended so is kept."""
+
+    def take_back(self, processes: list[Process], *, reusable: bool) -> None:
+        """Keep the processes, or end them."""
+
+
 class Run:
     """A launched world whose ranks run; returned by :meth:`Launcher.start`.
 
     A context manager: at its end, ranks that still run are killed.
 
     Args:
-        launcher: takes the processes back.
+        keeper: takes the processes back.
         processes: those of the ranks.
         hosted: the ranks of each process.
         timeout: seconds for everything; None for no limit.
@@ -132,7 +139,7 @@ class Run:
 
     def __init__(
         self,
-        launcher: Launcher,
+        keeper: Keeper,
         processes: list[Process],
         hosted: list[list[int]],
         *,
@@ -141,7 +148,7 @@ class Run:
         folder: str | None,
     ) -> None:
         self.world_size = sum(map(len, hosted))
-        self._launcher = launcher
+        self._keeper = keeper
         self._processes = processes
         self._hosted = hosted
         self._limit = f"not done within {timeout:g} s" if timeout is not None else ""
@@ -173,8 +180,8 @@ class Run:
         self._open = False
         outcomes = self._outcomes.values()
         reusable = len(outcomes) == self.world_size
-        reusable = reusable and all(map(self._launcher.is_reusable, outcomes))
-        self._launcher._take_back(self._processes, reusable=reusable)
+        reusable = reusable and all(map(self._keeper.is_reusable, outcomes))
+        self._keeper.take_back(self._processes, reusable=reusable)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -9,7 +9,8 @@ import pytest
 from pynccl.tools.replay import ReplayError, replay
 from pynccl.tools.replay.check import check
 from pynccl.tools.replay.compiler import compile_programs
-from pynccl.tools.replay.recorded import Sync, gather
+from pynccl.tools.replay.model import Sync
+from pynccl.tools.replay.recorded import gather
 from pynccl.tools.trace.model import ProcessTrace, Wait
 from tests.support.recordings import World
 

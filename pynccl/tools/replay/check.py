@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
-from pynccl.tools.replay.recorded import Process, Recorded, counterpart
+from pynccl.tools.replay.model import Process, Recorded
+from pynccl.tools.replay.recorded import counterpart
 from pynccl.tools.replay.signals import excess
 from pynccl.tools.trace.model import Operation
 

@@ -18,9 +18,10 @@ from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.check import located, missing_signals
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.model import Recorded
 from pynccl.tools.replay.program import Program
 from pynccl.tools.replay.rank import Difference, Dump, Options, Outcome, run_rank
-from pynccl.tools.replay.recorded import Recorded, gather
+from pynccl.tools.replay.recorded import gather
 from pynccl.tools.replay.report import Row, rows_of
 from pynccl.tools.trace.model import ProcessTrace
 

@@ -6,12 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from pynccl.tools.replay.model import Recorded, Sync
 from pynccl.tools.trace.model import Operation, Signal
-
-if TYPE_CHECKING:
-    from pynccl.tools.replay.recorded import Recorded, Sync
 
 __all__ = ["ONE_SIDED", "Excess", "excess", "is_known", "trim"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pynccl.tools.replay.layout import ALIGNMENT, Layout
+from pynccl.tools.replay.model import Recorded
 from pynccl.tools.replay.program import Op, Program
-from pynccl.tools.replay.recorded import Recorded
 from pynccl.tools.replay.shape import ITEMSIZES
 from pynccl.tools.replay.signals import ONE_SIDED
 from pynccl.tools.trace.model import Operation, Signal, Window
