@@ -23,6 +23,35 @@ def test_cycles_and_wrong_uses_are_found() -> None:
     assert "is in no order" in dependencies.wrong_uses(unknown)[0]
 
 
+def test_a_header_and_its_sources_are_one_unit() -> None:
+    graph = {
+        "csrc/a/one.h": set[str](),
+        "csrc/a/one.cpp": {"csrc/a/one.h", "csrc/a/two.h"},
+        "csrc/a/one_more.cpp": {"csrc/a/one.h", "csrc/a/list.inc"},
+        "csrc/a/two.h": {"csrc/a/one.h"},
+        "csrc/a/alone_here.cpp": {"csrc/a/two.h"},
+    }
+    merged = dependencies.units(graph)
+    assert merged == {
+        "csrc/a/one": {"csrc/a/two", "csrc/a/list.inc"},
+        "csrc/a/two": {"csrc/a/one"},
+        "csrc/a/alone_here": {"csrc/a/two"},
+    }
+    assert dependencies.cycles(merged) == [["csrc/a/one", "csrc/a/two"]]
+
+
+def test_imports_for_type_checkers_count_except_those_that_declare_lazy_attributes() -> None:
+    graph = dependencies.imports()
+    assert "pynccl.flight.dump" in graph["pynccl.inquiry"]
+    assert "pynccl.mirror.api.barriers" not in graph["pynccl"]
+
+
+def test_the_known_cycle_is_the_only_one() -> None:
+    found = dependencies.cycles(dependencies.units(dependencies.includes()))
+    assert [set(cycle) for cycle in found] == [dependencies.KNOWN_CYCLE]
+    assert not dependencies.cycles(dependencies.imports())
+
+
 def test_starred_literals_are_found() -> None:
     code = "a = (*x, 1)\nb = [1, *(2, 3)]\nprint(*[1], *x)\nfor i in (*(a, b), 2): pass\n"
     assert dependencies.starred_literals(code) == [2, 3, 4]
