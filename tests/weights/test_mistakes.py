@@ -8,6 +8,7 @@ import itertools
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -27,15 +28,20 @@ from pynccl.weights import (
     WeightReceiver,
     WeightSender,
     WeightsError,
+    entrance,
+    meeting,
 )
 from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.layout import Layout
 from pynccl.weights.memory import memory_of
+from pynccl.weights.messages import FROM_LEADER
 from pynccl.weights.options import Options
 from pynccl.weights.plan import make_plan
 from pynccl.weights.shared_ring import SharedRing
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
+from pynccl.weights.watch import Watcher
+from pynccl.weights.wire import Link
 from tests.support.tier import FULL
 from tests.weights.sessions import TRANSPORTS, MemoryStore, run, run_numpy
 
@@ -278,6 +284,40 @@ def test_sender_that_starts_again_at_the_same_store() -> None:
             return receiver.receive().version
 
     assert together(send, receive) == [None, 1]
+
+
+def test_store_with_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that has the old address of a sender looks again after a while."""
+    monkeypatch.setattr(meeting, "_TRY", 0.05)
+    old, store = MemoryStore(), MemoryStore()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        WeightSender(store, timeout=20, library="numpy"),
+    ):
+        values = iter([f"127.0.0.1:{silent.getsockname()[1]} key".encode()])
+        monkeypatch.setattr(old, "check", store.check)
+        monkeypatch.setattr(old, "get", lambda key: next(values, store.get(key)))
+        WeightReceiver(old, timeout=5, library="numpy").close()
+
+
+def test_join_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who accepts members waits for what they send, and not only for the next look at deadlines."""
+    monkeypatch.setattr(entrance, "_LOOK", 3600)
+    with WeightSender("127.0.0.1:0", timeout=20, library="numpy") as sender:
+        WeightReceiver(sender.address, timeout=5, library="numpy").close()
+
+
+def test_connection_that_ends_during_a_transfer() -> None:
+    """A library that does not see the death of a peer is interrupted."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        own = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    link, watcher, interrupted = Link(own, FROM_LEADER, 1), Watcher(), threading.Event()
+    with watcher.watch([link], interrupted.set):
+        other.close()
+        assert interrupted.wait(SOON)
+    watcher.close()
+    link.close()
 
 
 def test_descriptors_above_1024() -> None:

@@ -183,6 +183,15 @@ def test_files_that_others_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         WeightReceiver("127.0.0.1:1", timeout=1)
 
 
+def test_key_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = tmp_path / "pynccl-weights-1.key"
+    path.mkdir()
+    with pytest.raises(OSError, match=f"^key: {path} cannot be written .* pass key= on all"):
+        keys.LocalKey(1)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
