@@ -6,15 +6,19 @@ describe their memory wrongly. What owns memory is held until the operation is d
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +155,23 @@ def test_scalars_and_masked_arrays_are_refused(comm: nccl.Communicator) -> None:
     comm.all_reduce(masked.data)
 
 
+def test_arrays_of_numpy_are_read_without_calls(comm: nccl.Communicator) -> None:
+    """From their memory, whose layout in this NumPy is found out once: no protocol is asked."""
+
+    class Silent(np.ndarray):
+        def __dlpack__(self, **_: object) -> None:  # type: ignore[override]
+            raise AssertionError("a protocol was asked")
+
+        __dlpack_device__ = __dlpack__  # type: ignore[assignment]
+        __array_interface__ = __cuda_array_interface__ = property(__dlpack__)
+
+    out = np.zeros(4)
+    comm.all_reduce(np.arange(4.0).view(Silent), out=out)
+    assert out.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"^tensor: must be contiguous"):
+        comm.all_reduce(np.zeros((3, 4)).view(Silent)[:, 1])
+
+
 class _Interface:
     """An object with one array interface, of two float32 values that are changed as given."""
 
@@ -165,6 +186,42 @@ class _Interface:
         }
         given = {key: value for key, value in interface.items() if value is not ...}
         setattr(self, name, given)
+
+
+class _CupyArray:
+    """What is read of an array of CuPy: it has no protocol."""
+
+    _c_contiguous = True
+
+    def __init__(self) -> None:
+        self.dtype, self.size = np.dtype("float32"), 6
+        self.shape, self.strides = (2, 3), (4, 8)
+        self.data = SimpleNamespace(ptr=4096, device_id=5)
+
+
+@on_ranks(1, by="provider")
+def test_arrays_of_cupy(rank: Rank) -> None:
+    stream, own = rank.stream(), "cpu" if rank.device is None else f"cuda:{rank.device}"
+    module = ModuleType("cupy")
+    module.ndarray = _CupyArray  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", module)
+        array = _CupyArray()
+        with pytest.raises(
+            ValueError, match=f"^tensor: is on cuda:5, the communicator is on {own}"
+        ):
+            rank.comm.all_reduce(array, stream=stream)
+        array._c_contiguous = False
+        text = r"^tensor: must be contiguous, has shape \(2, 3\) and strides of \(4, 8\) bytes"
+        with pytest.raises(ValueError, match=text):
+            rank.comm.all_reduce(array, stream=stream)
+        # A class of another library has the same attribute.
+        other = type("Other", (_Interface,), {"_c_contiguous": False})
+        if rank.device is None:
+            rank.comm.all_reduce(other())
+        else:
+            with pytest.raises(ValueError, match=f"^tensor: is on cpu, .* is on {own}"):
+                rank.comm.all_reduce(other(), stream=stream)
 
 
 class _Index:

@@ -17,6 +17,7 @@ import pytest
 from tests.support import dtypes, gpu, reference
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _CASES = 3000 if FULL else 500
@@ -341,3 +342,37 @@ def test_random_arrays(launch: Launcher, seed: int) -> None:
     for results, errors in launch(2, _run, seed, _CASES, timeout=240):
         assert results > _CASES / 8
         assert errors > _CASES / 8
+
+
+@on_ranks(1, fresh=True)
+def test_lazy_tensors_before_the_layout_is_known(rank: Rank) -> None:
+    """The layout of tensors cannot be found out while a mode makes others, nor if torch disagrees
+    with it. Each tensor is checked by its methods until then.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Parameters(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            function: Callable[..., object],
+            _types: object,
+            args: tuple[object, ...] = (),
+            options: dict[str, object] | None = None,
+        ) -> object:
+            made = function(*args, **(options or {}))
+            return torch.nn.Parameter(made) if function is torch.zeros else made
+
+    tensor = torch.tensor([1 + 2j])
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match=r"^tensor: is lazily conjugated"):
+            rank.comm.all_reduce(tensor.conj())
+
+    with pytest.MonkeyPatch.context() as patch:
+        keys = torch._C._dispatch_keys(tensor)
+        patch.setattr(torch._C, "_dispatch_keys", lambda _: keys)
+        refused()
+    with Parameters():
+        rank.comm.all_reduce(tensor)
+    refused()

@@ -45,7 +45,12 @@ _OPTIONS = (
 )
 _USUAL_S = 1800  # the limit for the tests of an area without a change
 _BACKEND_FLAGS = ('"-O2"', '"-O0"')  # in pynccl/c10d/compile.py, for the copy
-_WITH_GPU_CODE = ("csrc/core", "csrc/python/objects", "csrc/c10d")  # tested on the double, too
+_WITH_GPU_CODE = (  # tested on the double, too
+    "csrc/core",
+    "csrc/python/convert",
+    "csrc/python/objects",
+    "csrc/c10d",
+)
 _NO_TESTS = 5  # pytest's status where nothing was selected
 
 
