@@ -82,9 +82,12 @@ def test_what_the_estimate_counts(comms: list[nccl.Communicator]) -> None:
         return _time((comms[0], name, 2 * count)) - _time((comms[0], name, count))
 
     # What is broadcast is read and written once; of an all-reduce each rank reads the slices of
-    # all, writes one and copies the others.
-    within_caches = {name: added(name, 100_000) for name in ("broadcast", "all_reduce")}
-    assert within_caches["all_reduce"] == pytest.approx(1.5 * within_caches["broadcast"])
+    # all, writes one and copies the others. To gather, each of the three ranks writes a third and
+    # reads all; to reduce, it writes a tensor and reads three, or three thirds of them.
+    names = ("broadcast", "all_reduce", "all_gather", "reduce", "reduce_scatter")
+    within_caches = {name: added(name, 30_000) for name in names}
+    ratios = [seconds / within_caches["broadcast"] for seconds in within_caches.values()]
+    assert ratios == pytest.approx([1, 1.5, 2 / 3, 2, 1])
     # Beyond the caches a byte takes longer.
     assert added("all_reduce", 50_000_000) > 1000 * within_caches["all_reduce"]
 

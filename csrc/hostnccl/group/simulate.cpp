@@ -26,7 +26,7 @@ int available_cpus() {
 // The bytes that the busiest rank reads and writes.
 double bytes_moved(const Operation& operation, int nranks) {
   const double block = static_cast<double>(operation.block_bytes());
-  if (!is_collective(operation.kind)) return operation.kind == Kind::Recv ? 2 * block : block;
+  if (!is_collective(operation.kind)) return 2 * block;
   const CollectiveTraits& traits = traits_of(operation.kind);
   const double out = traits.block_per_destination ? block * nranks : block;
   if (nranks == 1) return out;
