@@ -7,7 +7,6 @@ namespace {
 
 void barrier(const py::object& self, const py::object& stream) {
   auto& communicator = self.cast<Communicator&>();
-  communicator.handle();
   const auto address = reinterpret_cast<std::uintptr_t>(communicator.barrier_memory());
   self.attr("all_reduce")(address, py::arg("count") = 1, py::arg("dtype") = "uint8",
                           py::arg("stream") = stream);
