@@ -166,6 +166,7 @@ def test_shrink_after_an_error(rank: Rank) -> None:
         return
     with pytest.raises(nccl.NcclError, match="different calls"):
         comm.shrink([2])
+    time.sleep(0.3 * rank.rank)  # rank 0 looks at a rank that is late: the error is no obstacle
     with comm.shrink([2], abort=True) as child:
         check_works(rank, child, [0, 1])
     comm.close()
