@@ -5,12 +5,8 @@
 
 #include "abi/constants.h"
 #include "core/device.h"
-#include "core/flight_dump.h"
-#include "core/monitor.h"
-#include "core/observer.h"
+#include "core/open_communicators.h"
 #include "core/poll.h"
-#include "core/trace.h"
-#include "core/window.h"
 
 namespace pynccl {
 namespace {
@@ -99,7 +95,7 @@ std::uint64_t Communicator::open_memory(void* address, const Window* window) {
     memory.window = window;
     return std::pair(memory.number, memory.nbytes);
   }();
-  if (Trace::on()) Trace::open_window(*this, {number, address, nbytes});
+  Observers::window_opened(*this, {number, address, nbytes});
   return number;
 }
 
@@ -118,8 +114,8 @@ void Communicator::remove_memory(void* address) {
     const std::lock_guard lock(mutex_);
     return window_memory_.extract(static_cast<char*>(address));
   }();
-  if (removed && removed.mapped().number != 0 && Trace::on())
-    Trace::close_window(*this, removed.mapped().number);
+  if (removed && removed.mapped().number != 0)
+    Observers::window_closed(*this, removed.mapped().number);
 }
 
 void Communicator::keep_until_closed(std::shared_ptr<void> memory) {
@@ -259,6 +255,12 @@ bool Communicator::take_handle() {
   return true;
 }
 
+void* Communicator::barrier_memory(const std::function<std::shared_ptr<void>()>& allocate) {
+  const std::lock_guard lock(mutex_);
+  if (!barrier_memory_) barrier_memory_ = allocate();
+  return barrier_memory_.get();
+}
+
 void Communicator::begin_deadlines() {
   const bool blocking_null = library_->memory() == Memory::kHost;
   int device = options_.device;
@@ -267,9 +269,10 @@ void Communicator::begin_deadlines() {
   deadlines_->set_limit(seconds ? limit_from_seconds(seconds) : default_limit());
   deadlines_->begin(library_, device, blocking_null);
   publish_identity();
-  FlightDump::listen();
-  Monitor::get().add(deadlines_, weak_from_this());
-  if (check() != 0) CommunicatorObservers::watch_operations();
+  observe_work_failures();
+  OpenCommunicators::add(deadlines_, weak_from_this());
+  Observers::created(*this);
+  if (check() != 0) Observers::observe_operations();
 }
 
 void Communicator::read_identity() {

@@ -21,12 +21,14 @@
 #include "core/barrier.h"
 #include "core/deadlines.h"
 #include "core/error.h"
-#include "core/inquiry.h"
 #include "core/library.h"
+#include "core/observer.h"
 #include "core/operation.h"
 #include "core/timeout_policy.h"
 
 namespace pynccl {
+
+class Window;
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
@@ -96,7 +98,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
       const std::shared_ptr<Library>& library, const std::vector<int>& devices, Factory make);
 
   void issue(const Operation& operation);
-  // The same for a kind known at compile time, inlined to the call of its function: core/issue.h.
+  // The same for a kind known at compile time, inlined to the call of its function.
   void issue(OperationKind kind, const Operation& operation);
   // In an open group, between begin_group() and end_group() of the communicator.
   void issue_in_group(const Operation& operation);
@@ -171,20 +173,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Deadlines& deadlines() { return *deadlines_; }
   const Deadlines& deadlines() const { return *deadlines_; }
   // For the monitor: something has not come in time. The communicator is revoked, or aborted where
-  // NCCL cannot revoke it; all who wait, and later operations, throw ncclTimeout. False where an
-  // Inquiry has to end first: call it again soon.
-  bool expire(const Deadlines::Late& late) noexcept;
+  // NCCL cannot revoke it; all who wait, and later operations, throw ncclTimeout. answer: of an
+  // Inquiry, with the ranks that are missing where it knows them.
+  void expire(const Deadlines::Late& late, const std::string& answer,
+              const std::optional<std::vector<int>>& missing);
   // Before it expires, an Inquiry asks which ranks are missing.
   void inquire() { inquires_.store(true, std::memory_order_relaxed); }
+  bool inquires() const { return inquires_.load(std::memory_order_relaxed); }
   bool expired() const { return expired_.load(std::memory_order_acquire); }
   void check_state();  // throws what has failed or expired; from any thread
   // What it throws after it has expired. nccl: the text of NCCL's failure, or empty.
   NcclFailure expiry(const std::string& function, const std::string& nccl = "") const;
-  // Throws what the communicator, or the function, whose work has failed says of it; returns where
-  // it is not known.
-  static void check_failed_work(const Library& library, const WorkFailure& failure);
-  // Where a stream has failed: it may be the fault of a communicator.
-  static void note_async_failures() noexcept;
+  // Asks NCCL whether it has an asynchronous error, which is its failure then.
+  void note_async_failure() noexcept;
   void set_name(const std::string& name);  // in the flight record
   void set_policy(TimeoutPolicy policy);
   TimeoutPolicy policy() const;
@@ -255,7 +256,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t identity_of_windows() const;  // equal on ranks with the same open windows
   bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once
   void keep_until_closed(std::shared_ptr<void> memory);
-  void* barrier_memory();  // one byte on the device
+  // One byte on the device, for barriers: what allocate returns at the first call.
+  void* barrier_memory(const std::function<std::shared_ptr<void>()>& allocate);
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
   bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
@@ -398,7 +400,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void derive_id(const Communicator& parent, std::initializer_list<std::uint64_t> words,
                  std::vector<int> ranks = {});
   void publish_identity();
-  std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Inquiry::Answer text);
+  // What it throws once it has expired.
+  struct Expiry {
+    std::string text;
+    std::optional<std::vector<int>> missing;  // none: not known
+  };
+  class WorkFailures;
+  static void observe_work_failures();  // once
+  // Throws what the communicator whose work has failed says of it; returns where it is not known.
+  static void check_failed_work(const Library& library, const WorkFailure& failure);
+  std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Expiry expiry);
   void note_failure(ncclResult_t result, const std::string& text) noexcept;
   Deadlines::Unfinished unfinished_on_device(double seconds = 0.05);
   void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
@@ -413,8 +424,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void end_calls();
   void end_expired(const std::optional<Deadlines::Entry>& call);
   void end_interrupted() noexcept;
-  void before_operation(OperationKind kind, const Operation& operation);
-  [[gnu::noinline]] void issue_watched(OperationKind kind, const Operation& operation);
   [[gnu::noinline]] void issue_observed(OperationKind kind, const Operation& operation);
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
@@ -433,7 +442,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> expired_ = false;
   std::atomic<bool> expiry_ended_ = false;  // it is revoked, or was aborted
   std::atomic<bool> inquires_ = false;
-  std::shared_ptr<Inquiry> inquiry_;  // of the monitor
   // Where NCCL writes the handle. For a child of a non-blocking parent a thread of NCCL writes it
   // later, so the parent keeps this memory alive too.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
@@ -460,7 +468,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::weak_ptr<Communicator> made_from_;
   std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
   std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this one's handle
-  Inquiry::Answer expiry_;                              // once expired: the whole text
+  Expiry expiry_;                                       // once expired: the whole text
   FlightIdentity identity_;
   std::thread::id claimed_by_;
   int claims_ = 0;
@@ -512,5 +520,71 @@ class GroupScope {
   Library& library_;
   bool open_ = true;
 };
+
+[[gnu::always_inline]] inline void Communicator::issue(OperationKind kind, const Operation& o) {
+  if (Observers::operations()) [[unlikely]]
+    return issue_observed(kind, o);
+  const Issuing issuing(*this);
+  const ncclComm_t comm = handle();
+  Deadlines& deadlines = *deadlines_;
+  const std::int64_t now = coarse_time();
+  const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
+  call_nccl(kind, comm, o);
+  deadlines.enqueued(o.stream, now);
+}
+
+[[gnu::always_inline]] inline void Communicator::call_nccl(OperationKind kind, ncclComm_t comm,
+                                                           const Operation& o) {
+  const NcclTable& nccl = library_->nccl_table();
+#define CALL(entry, function, ...)                                  \
+  check_operation((entry)(__VA_ARGS__, comm, o.stream), #function); \
+  return
+#define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
+#define ONE_SIDED(function, ...)                                                                  \
+  check_operation(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function, \
+                  kOneSidedHint);                                                                 \
+  return
+  // PRESENT: every library from 2.18 on has the function, or sends and receives replace
+  // it. ONE_SIDED: a library without the function is an error.
+  switch (kind) {
+    case OperationKind::kAllReduce:
+      PRESENT(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
+    case OperationKind::kBroadcast:
+      PRESENT(ncclBroadcast, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+    case OperationKind::kReduce:
+      PRESENT(ncclReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op, o.root_or_peer);
+    case OperationKind::kAllGather:
+      PRESENT(ncclAllGather, o.sendbuff, o.recvbuff, o.count, o.dtype);
+    case OperationKind::kReduceScatter:
+      PRESENT(ncclReduceScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
+    case OperationKind::kAllToAll:
+      if (!nccl.ncclAlltoAll) return issue_as_messages(o, nranks());
+      PRESENT(ncclAlltoAll, o.sendbuff, o.recvbuff, o.count, o.dtype);
+    case OperationKind::kGather:
+      if (!nccl.ncclGather) return issue_as_messages(o, nranks());
+      PRESENT(ncclGather, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+    case OperationKind::kScatter:
+      if (!nccl.ncclScatter) return issue_as_messages(o, nranks());
+      PRESENT(ncclScatter, o.sendbuff, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+    case OperationKind::kSend:
+      PRESENT(ncclSend, o.sendbuff, o.count, o.dtype, o.root_or_peer);
+    case OperationKind::kRecv:
+      PRESENT(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
+    case OperationKind::kPutSignal:
+      o.window->note_put(o.stream);
+      ONE_SIDED(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(),
+                o.offset, o.signal, o.context, 0);
+    case OperationKind::kSignal:
+      ONE_SIDED(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
+    case OperationKind::kWaitSignal:
+      ONE_SIDED(ncclWaitSignal, static_cast<int>(o.count),
+                static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
+    default:
+      issue_configured(o);
+  }
+#undef ONE_SIDED
+#undef PRESENT
+#undef CALL
+}
 
 }  // namespace pynccl

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/communicator.h"
-#include "core/monitor.h"
 #include "core/observer.h"
+#include "core/open_communicators.h"
 
 namespace pynccl {
 
@@ -63,7 +63,7 @@ void Communicator::check_owned(const char* call) const {
 }
 
 std::shared_ptr<Communicator> Communicator::find(const Library& library, ncclComm_t comm) {
-  for (const auto& one : Monitor::get().communicators())
+  for (const auto& one : OpenCommunicators::communicators())
     if (!one->borrowed_ && one->library_.get() == &library && one->comm_.load() == comm) return one;
   return nullptr;
 }
@@ -102,7 +102,7 @@ void Communicator::forget() noexcept {
   do {
     if (before >= State::kClosed) return;
   } while (!state_.compare_exchange_weak(before, State::kClosed));
-  Monitor::get().remove(*deadlines_);
+  OpenCommunicators::remove(*deadlines_);
   comm_.store(nullptr);
   std::vector<std::shared_ptr<void>> kept;
   std::shared_ptr<Communicator> lender;
@@ -148,8 +148,8 @@ std::vector<std::shared_ptr<Communicator>> Communicator::borrowers() const {
 }
 
 void Communicator::tell_observers(bool aborted) const {
-  CommunicatorObservers::before_close(*this, aborted);
-  for (const auto& borrower : borrowers()) CommunicatorObservers::before_close(*borrower, aborted);
+  Observers::before_close(*this, aborted);
+  for (const auto& borrower : borrowers()) Observers::before_close(*borrower, aborted);
 }
 
 void Communicator::note_revoked(bool revoked) {

@@ -18,8 +18,8 @@
 #include "core/failed_streams.h"
 #include "core/fork_lock.h"
 #include "core/interrupt.h"
-#include "core/monitor.h"
 #include "core/observer.h"
+#include "core/open_communicators.h"
 #include "core/poll.h"
 #include "core/run_within.h"
 
@@ -235,8 +235,8 @@ ncclComm_t Communicator::take_to_free() {
     if (before >= State::kClosed) return nullptr;
   } while (!state_.compare_exchange_weak(before, State::kClosed));
   if (before < State::kOpen) return std::atomic_ref(*created_).exchange(nullptr);
-  Monitor::get().remove(*deadlines_);
-  if (check() != 0) CommunicatorObservers::stop_watching();
+  OpenCommunicators::remove(*deadlines_);
+  if (check() != 0) Observers::stop_operations();
   for (const auto& borrower : borrowers()) borrower->forget();
   end_calls();
   return comm_.exchange(nullptr);
@@ -267,59 +267,44 @@ void Communicator::wait_for_expiry() const {
   if (deadlines_->expired()) poll_until(kEndCallsSeconds, [this] { return expiry_ended_.load(); });
 }
 
-bool Communicator::expire(const Deadlines::Late& late) noexcept {
-  if (expired()) return true;
-  try {
-    Inquiry::Answer answer;
-    if (inquires_.load(std::memory_order_relaxed)) {
-      if (!inquiry_ || !inquiry_->is_about(late)) {
-        inquiry_ = std::make_shared<Inquiry>(weak_from_this(), late);
-        Inquiry::ask(inquiry_);
-      }
-      const auto result = inquiry_->result();
-      if (!result) return false;
-      answer = *result;
+void Communicator::expire(const Deadlines::Late& late, const std::string& answer,
+                          const std::optional<std::vector<int>>& missing) {
+  char limit[64];
+  std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
+  std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
+  if (!answer.empty()) text += ": " + answer;
+  const auto noted = note_expiry(late, {text, missing});
+  if (!noted) return;
+  const NcclFailure& failure = *noted;
+  const TimeoutPolicy policy = this->policy();
+  if (policy.abort)
+    abort_process(std::string("pynccl: ") + failure.what() +
+                  "; the process is aborted (on_timeout)");
+  // On a thread of its own: the revocation of this communicator may have to wait for that of
+  // another one, whose operation is before this one's on a stream.
+  std::thread([self = shared_from_this(), call = late.call, callback = policy.callback, failure] {
+    try {
+      // Where it is revoked already, its operations have ended, and a child may be in the making.
+      if (call || !self->revoked_) self->end_expired(call);
+    } catch (const std::exception&) {  // another thread may have closed it
     }
-    char limit[64];
-    std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
-    std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
-    if (!answer.text.empty()) text += ": " + answer.text;
-    const auto noted = note_expiry(late, {text, answer.missing});
-    if (!noted) return true;
-    const NcclFailure& failure = *noted;
-    const TimeoutPolicy policy = this->policy();
-    if (policy.abort)
-      abort_process(std::string("pynccl: ") + failure.what() +
-                    "; the process is aborted (on_timeout)");
-    // On a thread of its own: the revocation of this communicator may have to wait for that of
-    // another one, whose operation is before this one's on a stream.
-    std::thread([self = shared_from_this(), call = late.call, callback = policy.callback, failure] {
-      try {
-        // Where it is revoked already, its operations have ended, and a child may be in the making.
-        if (call || !self->revoked_) self->end_expired(call);
-      } catch (const std::exception&) {  // another thread may have closed it
-      }
-      self->expiry_ended_ = true;
-      if (callback) callback(self, failure);
-    }).detach();
-  } catch (const std::exception&) {  // the calls of NCCL that still return throw the expiry
-  }
-  return true;
+    self->expiry_ended_ = true;
+    if (callback) callback(self, failure);
+  }).detach();
 }
 
 // From now on those who wait find the reason; nothing is told to NCCL yet. None where the call that
 // was late has returned.
-std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late,
-                                                     Inquiry::Answer text) {
+std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late, Expiry expiry) {
   {
     const ForkLock fork_lock;
     {
       const std::lock_guard lock(mutex_);
-      expiry_ = std::move(text);
+      expiry_ = std::move(expiry);
     }
     if (!deadlines_->expire(late)) return std::nullopt;
   }
-  NcclFailure failure = expiry(late.what);
+  NcclFailure failure = this->expiry(late.what);
   note_failure(failure.code, failure.what());  // a process may end as soon as a wait raises
   const ForkLock fork_lock;
   expired_.store(true, std::memory_order_release);

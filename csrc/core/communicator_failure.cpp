@@ -4,17 +4,14 @@
 
 #include "core/communicator.h"
 #include "core/failed_streams.h"
-#include "core/flight_dump.h"
 #include "core/interrupt.h"
-#include "core/monitor.h"
+#include "core/observer.h"
 #include "core/poll.h"
-#include "core/run_within.h"
-#include "core/trace.h"
 
 namespace pynccl {
 namespace {
 
-constexpr double kDumpSeconds = 2;  // how long a failure waits for the dump
+constexpr double kDumpSeconds = 2;  // how long a later failure waits for the dump of the first
 
 // The others are refusals of a call.
 bool ends_communicator(ncclResult_t result) {
@@ -82,7 +79,7 @@ void Communicator::check_unfinished(ncclResult_t result, const char* function, c
     wait_issued(function);
   } catch (const std::exception&) {
     deadlines_->recorder().fail();
-    if (Trace::recorded()) Trace::record_failure(*this);
+    Observers::operation_failed(*this);
     throw;
   }
 }
@@ -90,7 +87,7 @@ void Communicator::check_unfinished(ncclResult_t result, const char* function, c
 void Communicator::throw_operation_failed(ncclResult_t result, const char* function,
                                           const char* hint, std::source_location where) {
   deadlines_->recorder().fail();
-  if (Trace::recorded()) Trace::record_failure(*this);
+  Observers::operation_failed(*this);
   throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
 }
 
@@ -104,25 +101,37 @@ void Communicator::note_failure(ncclResult_t result, const std::string& text) no
   }
   try {
     deadlines_->recorder().set_failure(text);
-    if (FlightDump::default_path())  // a file system may not answer
-      run_within(kDumpSeconds, [text] { FlightDump::write_default(text); });
+    Observers::failed(text);
   } catch (const std::exception&) {  // the failure is more important
   }
   failure_dumped_.store(true, std::memory_order_release);
 }
 
-void Communicator::note_async_failures() noexcept {
-  if (!FlightDump::default_path()) return;
-  for (const auto& communicator : Monitor::get().communicators()) {
-    try {
-      communicator->read_async_error();
-    } catch (const std::exception&) {  // the failure of the stream is thrown
-    }
+void Communicator::note_async_failure() noexcept {
+  try {
+    read_async_error();
+  } catch (const std::exception&) {  // the failure of the stream is thrown
   }
 }
 
+// Says of failed work what its communicator knows of it.
+class Communicator::WorkFailures final : public Observer {
+ public:
+  void work_failed(const Library& library, const WorkFailure& failure) override {
+    check_failed_work(library, failure);
+  }
+};
+
+void Communicator::observe_work_failures() {
+  static WorkFailures& observer = []() -> WorkFailures& {
+    WorkFailures& made = *new WorkFailures;
+    Observers::add(made);
+    return made;
+  }();
+  static_cast<void>(observer);
+}
+
 void Communicator::check_failed_work(const Library& library, const WorkFailure& failure) {
-  FailedFunctions::check(failure.origin);
   const auto communicator =
       find(library, reinterpret_cast<ncclComm_t>(const_cast<void*>(failure.origin)));
   if (!communicator) return;

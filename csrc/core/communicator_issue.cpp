@@ -1,46 +1,56 @@
-// How a communicator issues operations, besides the fast way of core/issue.h.
-#include "core/comparison.h"
+// How a communicator issues operations, besides the fast path of issue(), which communicator.h has.
+#include "core/communicator.h"
 #include "core/interrupt.h"
-#include "core/issue.h"
 #include "core/poll.h"
-#include "core/trace.h"
 
 namespace pynccl {
+namespace {
 
-void Communicator::before_operation(OperationKind kind, const Operation& operation) {
-  CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
-  if (check() == 0) return;
-  Operation compared = operation;
-  compared.kind = kind;
-  Comparison::run({{this, &compared}});
+// Calls visit.operator()<entry>(name, arguments between dtype and comm) for the function of an
+// operation's kind.
+template <class Visit>
+void visit_entry(const Operation& o, Visit&& visit) {
+#define ENTRY(name, ...) \
+  visit.template operator()<&NcclTable::name>(#name __VA_OPT__(, ) __VA_ARGS__)
+  switch (plain(o.kind)) {
+    case OperationKind::kAllReduce:
+      return ENTRY(ncclAllReduceConfig, o.op);
+    case OperationKind::kBroadcast:
+      return ENTRY(ncclBroadcastConfig, o.root_or_peer);
+    case OperationKind::kReduce:
+      return ENTRY(ncclReduceConfig, o.op, o.root_or_peer);
+    case OperationKind::kAllGather:
+      return ENTRY(ncclAllGatherConfig);
+    case OperationKind::kReduceScatter:
+      return ENTRY(ncclReduceScatterConfig, o.op);
+    case OperationKind::kAllToAll:
+      return ENTRY(ncclAlltoAllConfig);
+    case OperationKind::kGather:
+      return ENTRY(ncclGatherConfig, o.root_or_peer);
+    case OperationKind::kScatter:
+      return ENTRY(ncclScatterConfig, o.root_or_peer);
+    default:
+      throw std::invalid_argument("config: send and recv take none");
+  }
+#undef ENTRY
 }
 
-// issue() while operations are watched.
-void Communicator::issue_watched(OperationKind kind, const Operation& o) {
-  if (Trace::timed() || CommunicatorObservers::observed()) return issue_observed(kind, o);
-  const Issuing issuing(*this);
-  const ncclComm_t comm = handle();
-  Deadlines& deadlines = *deadlines_;
-  const std::int64_t now = coarse_time();
-  const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
-  Trace::record(*this, kind, o, now);
-  call_nccl(kind, comm, o);
-  deadlines.enqueued(o.stream, now);
-}
+}  // namespace
 
+// issue() while operations are observed.
 void Communicator::issue_observed(OperationKind kind, const Operation& o) {
   const Issuing issuing(*this);
   const ncclComm_t comm = handle();
-  if (CommunicatorObservers::observed()) before_operation(kind, o);
+  OperationEvent event{*this, kind, o, false};
+  Observers::before_operation(event);
   Deadlines& deadlines = *deadlines_;
-  const std::int64_t now = Trace::timed() ? precise_time() : coarse_time();
-  TraceCall trace(*this, kind, o, now);
-  const FlightRecorder::Call call(deadlines.recorder(), kind, o, now, deadlines.limit());
-  trace.called(deadlines.recorder());
-  if (Trace::recorded()) Trace::record(*this, kind, o, now);
+  event.time = Observers::times() ? precise_time() : coarse_time();
+  std::unique_ptr<Observation> observed;  // until the record says that the call has returned
+  const FlightRecorder::Call call(deadlines.recorder(), kind, o, event.time, deadlines.limit());
+  observed = Observers::called(event);
   call_nccl(kind, comm, o);
-  trace.succeeded();
-  deadlines.enqueued(o.stream, now);
+  Observers::succeeded(observed);
+  deadlines.enqueued(o.stream, event.time);
 }
 
 // Another thread may revoke or abort the communicator, and the monitor may expire it, meanwhile.
@@ -63,11 +73,12 @@ void Communicator::issue(const Operation& operation) { issue(operation.kind, ope
 
 void Communicator::issue_in_group(const Operation& operation) {
   const ncclComm_t comm = handle();
-  if (CommunicatorObservers::observed())
-    CommunicatorObservers::before_operation(shared_from_this(), operation.stream);
-  const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation,
-                                  deadlines_->group_began(), deadlines_->group_limit());
-  if (Trace::on()) TraceGroup::add(*this, operation);
+  const OperationEvent event{*this, operation.kind, operation, true, deadlines_->group_began()};
+  const bool observed = Observers::operations();
+  if (observed) Observers::before_operation(event);
+  const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation, event.time,
+                                  deadlines_->group_limit());
+  if (observed) static_cast<void>(Observers::called(event));  // the end of the group is another one
   call_nccl(operation.kind, comm, operation);
 }
 
@@ -113,6 +124,23 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
       break;
   }
   if (group.end()) wait_issued("ncclGroupEnd");
+}
+
+// A collective with a ncclCollConfig_t: the nccl...Config functions, NCCL 2.31 and newer.
+void Communicator::check_configured(const Operation& o) const {
+  visit_entry(o, [this]<auto Entry>(const char*, auto...) { library_->nccl<Entry>(); });
+  library_->fit(*o.config);
+}
+
+void Communicator::issue_configured(const Operation& o) {
+  const ncclComm_t comm = handle();
+  const ncclCollConfig_t config = library_->fit(*o.config);
+  visit_entry(o, [&]<auto Entry>(const char* name, auto... between) {
+    const auto function = library_->nccl<Entry>();
+    check_operation(
+        function(o.sendbuff, o.recvbuff, o.count, o.dtype, between..., comm, o.stream, &config),
+        name);
+  });
 }
 
 }  // namespace pynccl

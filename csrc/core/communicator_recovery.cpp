@@ -3,7 +3,7 @@
 
 #include "abi/constants.h"
 #include "core/communicator.h"
-#include "core/monitor.h"
+#include "core/observer.h"
 
 namespace pynccl {
 namespace {
@@ -15,7 +15,7 @@ constexpr double kRevokeSeconds = 2;  // how long recover() waits for the revoca
 void Communicator::set_timeout(std::optional<double> seconds) {
   options_.timeout = seconds.value_or(std::numeric_limits<double>::infinity());
   deadlines_->set_limit(limit_from_seconds(seconds));
-  Monitor::get().wake();
+  Observers::deadlines_changed();
 }
 
 void Communicator::begin_recovery() {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/communicator.h"
+#include "core/observer.h"
 
 namespace pynccl {
 namespace {
@@ -32,6 +33,23 @@ std::vector<std::pair<std::uint64_t, std::string>> since_last(Communicator& comm
 }
 
 }  // namespace
+
+// Those of a group are compared together, by the group.
+class Comparison::Sink final : public Observer {
+ public:
+  void before_operation(const OperationEvent& event) override {
+    if (event.in_group || event.communicator.check() == 0) return;
+    Operation compared = event.operation;
+    compared.kind = event.kind;
+    run({{&event.communicator, &compared}});
+  }
+};
+
+void Comparison::set_exchange(Exchange exchange) {
+  if (std::exchange(exchange_, exchange)) return;
+  static Sink& sink = *new Sink;
+  Observers::add(sink);
+}
 
 std::vector<Comparison::Item> Comparison::collectives(const Operations& operations) {
   struct Part {

@@ -33,13 +33,15 @@ class Comparison {
 
   // The exchange: throws where the ranks differ. One thread may have several ranks.
   using Exchange = void (*)(const std::vector<Item>& items, const std::vector<Message>& messages);
-  static void set_exchange(Exchange exchange) { exchange_ = exchange; }
+  static void set_exchange(Exchange exchange);
 
   // The operations that a thread is about to issue together.
   using Operations = std::vector<std::pair<Communicator*, const Operation*>>;
   static void run(const Operations& operations);
 
  private:
+  class Sink;
+
   static std::vector<Item> collectives(const Operations& operations);
   static std::vector<Message> messages(const Operations& operations);
   inline static Exchange exchange_ = nullptr;

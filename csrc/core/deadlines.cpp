@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/device.h"
-#include "core/monitor.h"
+#include "core/observer.h"
 
 namespace pynccl {
 namespace {
@@ -53,7 +53,7 @@ DeadlineScope::DeadlineScope(double seconds, Kind kind) : before_(of_this_thread
     scopes_.fetch_add(1);
     shortest_.store(std::min(shortest_.load(), limit));
   }
-  Monitor::get().wake();
+  Observers::deadlines_changed();
 }
 
 DeadlineScope::~DeadlineScope() {

@@ -79,6 +79,16 @@ void* allocate_memory(Library& library, std::size_t bytes) {
   return data;
 }
 
+std::shared_ptr<void> allocate_shared(const std::shared_ptr<Library>& library, int device,
+                                      std::size_t bytes) {
+  const RelaxedMode relaxed(*library);  // a stream may be captured
+  const DeviceScope scope(*library, device);
+  const auto release = [library, device](void* memory) {
+    free_memory_later(library, memory, device);
+  };
+  return {allocate_memory(*library, bytes), release};
+}
+
 bool wait_for_device(const Library& library, int device) {
   const Graph::DeviceWait wait;
   if (!wait.allowed()) return false;

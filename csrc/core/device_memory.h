@@ -12,6 +12,10 @@ namespace pynccl {
 // Allocates on the current device. Waits for free_memory_later() where there is not enough memory.
 void* allocate_memory(Library& library, std::size_t bytes);
 
+// The same on a device. It is freed after its work.
+std::shared_ptr<void> allocate_shared(const std::shared_ptr<Library>& library, int device,
+                                      std::size_t bytes);
+
 // Waits for the work on a device, of all ranks that use it. False where a capture is in progress,
 // which does not allow it.
 bool wait_for_device(const Library& library, int device);

@@ -11,15 +11,18 @@
 
 #include "common/new_file.h"
 #include "common/signals_blocked.h"
-#include "core/deadlines.h"
+#include "core/communicator.h"
 #include "core/json.h"
-#include "core/monitor.h"
+#include "core/observer.h"
+#include "core/open_communicators.h"
 #include "core/process_identity.h"
+#include "core/run_within.h"
 
 namespace pynccl {
 namespace {
 
 constexpr int kDumpFormat = 1;
+constexpr double kWriteSeconds = 2;  // how long a failure waits for the dump
 
 using json::array;
 using json::hexadecimal;
@@ -73,6 +76,21 @@ std::string communicator_json(Deadlines& deadlines, std::int64_t epoch) {
   });
 }
 
+class DumpSink final : public Observer {
+ public:
+  void created(Communicator&) override { FlightDump::listen(); }
+  void failed(const std::string& text) override {
+    if (FlightDump::default_path())  // a file system may not answer
+      run_within(kWriteSeconds, [text] { FlightDump::write_default(text); });
+  }
+  // It may be the fault of a communicator, whose failure is then dumped.
+  void driver_failed() override {
+    if (!FlightDump::default_path()) return;
+    for (const auto& communicator : OpenCommunicators::communicators())
+      communicator->note_async_failure();
+  }
+};
+
 sem_t requested;  // a dump, by the handler
 std::atomic<pid_t> listening = 0;
 
@@ -97,7 +115,7 @@ std::string FlightDump::json(const std::string& reason) {
              {"rank", json::or_null(rank >= 0, rank)},
              {"time_ns", json::of(coarse_time() + epoch)},
              {"communicators",
-              array(Monitor::get().deadlines(), ",\n  ",
+              array(OpenCommunicators::deadlines(), ",\n  ",
                     [&](const auto& deadlines) { return communicator_json(*deadlines, epoch); })},
          }) +
          "\n";
@@ -124,6 +142,11 @@ void FlightDump::write_default(const std::string& reason) noexcept {
   } catch (const std::exception& error) {
     std::fprintf(stderr, "pynccl: the flight record was not written: %s\n", error.what());
   }
+}
+
+void FlightDump::observe() {
+  static DumpSink& sink = *new DumpSink;
+  Observers::add(sink);
 }
 
 // A child of fork() has the handler, but not the thread.

@@ -20,6 +20,8 @@ class FlightDump {
 
   // Writes the file of this process where it has one; what fails is a line on stderr.
   static void write_default(const std::string& reason) noexcept;
+  // Writes the file of this process when a communicator fails.
+  static void observe();
   // From now on SIGUSR2 writes the file of this process, where it has one. Does nothing where the
   // signal has a handler or is ignored.
   static void listen();

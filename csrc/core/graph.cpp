@@ -9,7 +9,6 @@
 #include "core/device.h"
 #include "core/observer.h"
 #include "core/poll.h"
-#include "core/trace.h"
 
 namespace pynccl {
 namespace {
@@ -42,11 +41,10 @@ std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream) {
 }  // namespace
 
 // Connects the graphs to the communicators that they use.
-class Graph::Observer final : public CommunicatorObserver {
+class Graph::Uses final : public Observer {
  public:
-  void before_operation(const std::shared_ptr<Communicator>& communicator,
-                        CUstream stream) override {
-    add_use(communicator, stream);
+  void before_operation(const OperationEvent& event) override {
+    if (any_capture()) add_use(event.communicator, event.operation.stream);
   }
   void before_close(const Communicator& communicator, bool aborted) override {
     invalidate_for(communicator, aborted);
@@ -54,9 +52,9 @@ class Graph::Observer final : public CommunicatorObserver {
 };
 
 void Graph::observe_communicators() {
-  static Observer& observer = []() -> Observer& {
-    Observer& made = *new Observer;
-    CommunicatorObservers::add(made);
+  static Uses& observer = []() -> Uses& {
+    Uses& made = *new Uses;
+    Observers::add(made);
     return made;
   }();
   static_cast<void>(observer);
@@ -65,7 +63,7 @@ void Graph::observe_communicators() {
 // Operations are watched while there are captures.
 void Graph::count_capture(int change) {
   captures_.fetch_add(change);
-  change > 0 ? CommunicatorObservers::watch_operations() : CommunicatorObservers::stop_watching();
+  change > 0 ? Observers::observe_operations() : Observers::stop_operations();
 }
 
 class Graph::Exec {
@@ -247,19 +245,19 @@ void Graph::launch(CUstream stream) const {
     for (const Used& used : used_)
       calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
   if (!library_->tells_failed_work() && launches_.use_count() > 1) launches_->add(stream);
-  std::optional<TraceLaunch> trace;
-  if (Trace::timed() && !captured) trace.emplace(library_, device_, id_, stream);
+  std::unique_ptr<Observation> observed;
+  if (!captured) observed = Observers::launches({library_, device_, id_, stream});
   try {
     DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
   } catch (const WorkFailure& failure) {
-    Communicator::check_failed_work(*library_, failure);
+    check_failed_work(*library_, failure);
     throw NcclFailure(failure);
   } catch (const DriverFailure& failure) {
-    Communicator::note_async_failures();
+    Observers::driver_failed();
     check_expired(failure.what());
     throw;
   }
-  trace.reset();
+  observed.reset();
   if (!captured) watch_launch(stream);
 }
 
@@ -326,18 +324,20 @@ Graph* Graph::captured_into(const Library& library, cuuint64_t id) {
   return nullptr;
 }
 
-void Graph::add_use(const std::shared_ptr<Communicator>& communicator, CUstream stream) {
-  const Library& library = communicator->library();
+void Graph::add_use(Communicator& communicator, CUstream stream) {
+  const Library& library = communicator.library();
   const std::optional<cuuint64_t> id = capture_id(library, stream);
   if (!id) return;
   const std::lock_guard lock(graphs_mutex);
   Graph* graph = captured_into(library, *id);
   if (!graph) return;
-  auto used = std::find_if(graph->used_.begin(), graph->used_.end(),
-                           [&](const Used& one) { return one.communicator == communicator; });
-  if (used == graph->used_.end()) used = graph->used_.insert(used, {communicator, {}, nullptr});
-  communicator->deadlines().note_captured();
-  used->operations.push_back(communicator->deadlines().recorder().last() + 1);
+  auto used = std::find_if(graph->used_.begin(), graph->used_.end(), [&](const Used& one) {
+    return one.communicator.get() == &communicator;
+  });
+  if (used == graph->used_.end())
+    used = graph->used_.insert(used, {communicator.shared_from_this(), {}, nullptr});
+  communicator.deadlines().note_captured();
+  used->operations.push_back(communicator.deadlines().recorder().last() + 1);
 }
 
 bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> object) {

@@ -82,7 +82,7 @@ class Graph {
  private:
   enum class State { kNew, kCapturing, kReady, kFailed, kInvalidated, kClosed };
 
-  class Observer;
+  class Uses;
 
   // Owns the CUgraphExec; launches in progress share it.
   class Exec;
@@ -126,7 +126,7 @@ class Graph {
   static void count_capture(int change);
   static Graph* captured_into(const Library& library, cuuint64_t id);
   // The graph that the stream is captured into now uses the communicator.
-  static void add_use(const std::shared_ptr<Communicator>& communicator, CUstream stream);
+  static void add_use(Communicator& communicator, CUstream stream);
   // The communicator is about to be freed. Throws std::invalid_argument where a capture in progress
   // uses it, unless it is an abort.
   static void invalidate_for(const Communicator& communicator, bool aborted);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/per_process.h"
-#include "core/monitor.h"
+#include "core/observer.h"
 
 namespace pynccl {
 namespace {
@@ -31,7 +31,7 @@ void Inquiry::answer(Answer answer) {
     const std::lock_guard lock(mutex_);
     answer_ = std::move(answer);
   }
-  Monitor::get().wake();
+  Observers::deadlines_changed();
 }
 
 std::optional<Inquiry::Answer> Inquiry::result() const {

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "common/per_process.h"
 #include "common/signals_blocked.h"
 #include "core/communicator.h"
 #include "core/fork_lock.h"
+#include "core/observer.h"
+#include "core/open_communicators.h"
 
 namespace pynccl {
 namespace {
@@ -27,22 +30,25 @@ std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {
 
 }  // namespace
 
-Monitor& Monitor::get() { return common::per_process<Monitor>(); }
+// Its thread ends with a fork; the child has another one.
+class Monitor::Sink final : public Observer {
+ public:
+  void created(Communicator&) override { common::per_process<Monitor>().start(); }
+  void deadlines_changed() override { common::per_process<Monitor>().wake(); }
+};
 
-void Monitor::add(const std::shared_ptr<Deadlines>& deadlines,
-                  std::weak_ptr<Communicator> communicator) {
+void Monitor::observe() {
+  static Sink& sink = *new Sink;
+  Observers::add(sink);
+}
+
+void Monitor::start() {
   const std::lock_guard lock(mutex_);
-  watched_.push_back({deadlines, std::move(communicator)});
   woken_ = true;
   changed_.notify_one();
   if (std::exchange(running_, true)) return;
   const common::SignalsBlocked blocked;  // inherited by the thread
   std::thread([this] { run(); }).detach();
-}
-
-void Monitor::remove(const Deadlines& deadlines) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(watched_, [&](const Watched& one) { return one.deadlines.get() == &deadlines; });
 }
 
 void Monitor::wake() {
@@ -51,45 +57,57 @@ void Monitor::wake() {
   changed_.notify_one();
 }
 
-std::vector<std::shared_ptr<Deadlines>> Monitor::deadlines() {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Deadlines>> all;
-  all.reserve(watched_.size());
-  for (const Watched& one : watched_) all.push_back(one.deadlines);
-  return all;
-}
-
-std::vector<std::shared_ptr<Communicator>> Monitor::communicators() {
-  std::vector<std::shared_ptr<Communicator>> all;  // a last reference ends without the lock
-  const std::lock_guard lock(mutex_);
-  for (const Watched& one : watched_)
-    if (auto communicator = one.communicator.lock()) all.push_back(std::move(communicator));
-  return all;
+// False where an inquiry has to end first.
+bool Monitor::expire(Communicator& communicator, const Deadlines::Late& late,
+                     std::shared_ptr<Inquiry>& inquiry) noexcept {
+  if (communicator.expired()) return true;
+  try {
+    Inquiry::Answer answer;
+    if (communicator.inquires()) {
+      if (!inquiry || !inquiry->is_about(late)) {
+        inquiry = std::make_shared<Inquiry>(communicator.weak_from_this(), late);
+        Inquiry::ask(inquiry);
+      }
+      const auto result = inquiry->result();
+      if (!result) return false;
+      answer = *result;
+    }
+    communicator.expire(late, answer.text, answer.missing);
+  } catch (const std::exception&) {  // the calls of NCCL that still return throw the expiry
+  }
+  return true;
 }
 
 void Monitor::run() {
-  std::unique_lock lock(mutex_);
+  Inquiries open;
   for (bool inquires = false;;) {
     std::int64_t limit = inquires ? kInquiring : DeadlineScope::shortest();
-    for (const Watched& one : watched_) limit = std::min(limit, one.deadlines->own_limit());
+    const std::optional<std::int64_t> own = OpenCommunicators::shortest_limit();
+    limit = std::min(limit, own.value_or(FlightRecord::kNoLimit));
     const std::chrono::nanoseconds pause(
         std::clamp(limit / kChecks, kShortestPause, kLongestPause));
-    const auto woken = [&] { return woken_; };
-    if (watched_.empty() || limit == FlightRecord::kNoLimit)
-      changed_.wait(lock, woken);
-    else
-      changed_.wait_for(lock, pause, woken);
-    woken_ = false;
-    std::vector<Watched> watched = watched_;
-    lock.unlock();
+    {
+      std::unique_lock lock(mutex_);
+      const auto woken = [&] { return woken_; };
+      if (!own || limit == FlightRecord::kNoLimit)
+        changed_.wait(lock, woken);
+      else
+        changed_.wait_for(lock, pause, woken);
+      woken_ = false;
+    }
     inquires = false;
-    for (Watched& one : watched) {
+    Inquiries still_open;
+    for (OpenCommunicators::One& one : OpenCommunicators::all()) {
       const auto late = look(std::move(one.deadlines));
       if (!late) continue;
-      if (const auto communicator = one.communicator.lock())
-        inquires |= !communicator->expire(*late);
+      const auto communicator = one.communicator.lock();
+      if (!communicator) continue;
+      std::shared_ptr<Inquiry>& inquiry = open[communicator.get()];
+      if (expire(*communicator, *late, inquiry)) continue;
+      inquires = true;
+      still_open[communicator.get()] = inquiry;
     }
-    lock.lock();
+    open = std::move(still_open);
   }
 }
 

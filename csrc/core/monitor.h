@@ -3,38 +3,32 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "core/deadlines.h"
+#include "core/inquiry.h"
 
 namespace pynccl {
 
-class Communicator;
-
 class Monitor {
  public:
-  static Monitor& get();
-
-  void add(const std::shared_ptr<Deadlines>& deadlines, std::weak_ptr<Communicator> communicator);
-  void remove(const Deadlines& deadlines);
-  void wake();                                          // limits have changed
-  std::vector<std::shared_ptr<Deadlines>> deadlines();  // of all open communicators, oldest first
-  std::vector<std::shared_ptr<Communicator>> communicators();  // the same
+  static void observe();  // looks at the communicators that are made from now on
 
  private:
-  struct Watched {
-    std::shared_ptr<Deadlines> deadlines;
-    std::weak_ptr<Communicator> communicator;
-  };
+  class Sink;
+  // The inquiries about what is late.
+  using Inquiries = std::map<Communicator*, std::shared_ptr<Inquiry>>;
 
+  void start();
+  void wake();
   void run();
+  static bool expire(Communicator& communicator, const Deadlines::Late& late,
+                     std::shared_ptr<Inquiry>& inquiry) noexcept;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Watched> watched_;
   bool running_ = false;
   bool woken_ = false;
 };

@@ -2,6 +2,9 @@
 // ready to be issued. Direct calls, groups and plans use it.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "core/table.h"
 
 namespace pynccl {
@@ -35,7 +38,20 @@ constexpr OperationKind plain(OperationKind kind) {
 }
 
 class Communicator;
-class Window;
+
+// The destination of a put, which is a window.
+class PutTarget {
+ public:
+  // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot
+  // share the memory between these ranks.
+  virtual ncclWindow_t handle() const = 0;
+  virtual std::uint64_t number() const = 0;  // of the communicator's, equal on all ranks
+  virtual bool closed() const = 0;
+  virtual void note_put(cudaStream_t stream) const = 0;
+
+ protected:
+  ~PutTarget() = default;
+};
 
 constexpr int kOneSidedDriver = 12050;  // the first CUDA driver with what NCCL needs for them
 
@@ -55,7 +71,7 @@ struct Operation {
   cudaStream_t stream;
   const ncclCollConfig_t* config = nullptr;  // with kConfigured; the CollConfig owns it
   // One-sided operations only:
-  const Window* window = nullptr;
+  const PutTarget* window = nullptr;
   std::size_t offset = 0;  // bytes
   int signal = 0;
   int context = 0;

@@ -15,4 +15,7 @@ std::string host_name();
 // Of the machine since its start: processes with the same one have the same clocks.
 std::string boot_id();
 
+// The path with the rank of the process, or "pid" and its process id, before its suffix.
+std::string path_of_process(const std::string& path);
+
 }  // namespace pynccl

@@ -8,11 +8,11 @@
 #include <thread>
 
 #include "core/clock.h"
-#include "core/communicator.h"
 #include "core/device.h"
+#include "core/error.h"
 #include "core/failed_streams.h"
 #include "core/interrupt.h"
-#include "core/trace.h"
+#include "core/observer.h"
 
 namespace pynccl {
 namespace {
@@ -57,11 +57,11 @@ auto waiting(const Library& library, Wait&& wait, Check&& check) {
     if (!library.tells_failed_work()) check(std::string());
     return result;
   } catch (const WorkFailure& failure) {
-    Communicator::check_failed_work(library, failure);
+    check_failed_work(library, failure);
     check(std::string(failure.what()));
     throw NcclFailure(failure);
   } catch (const DriverFailure& failure) {
-    Communicator::note_async_failures();
+    Observers::driver_failed();
     check(std::string(failure.what()));
     throw;
   }
@@ -108,6 +108,11 @@ bool waits_with_handlers(const Library& library) {
       throw_driver(*library_, result_, "cu" #function, __FILE__, __LINE__);                   \
   } while (false)
 
+void check_failed_work(const Library& library, const WorkFailure& failure) {
+  FailedFunctions::check(failure.origin);
+  Observers::work_failed(library, failure);
+}
+
 bool is_capturing(const Library& library, CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   DRIVER_CHECK(library, StreamIsCapturing, (stream, &status));
@@ -150,7 +155,7 @@ CUstreamCaptureStatus Stream::capture_status() const {
 
 void Stream::synchronize() const {
   const CUstream stream = handle();
-  const TraceWait trace(TraceWait::What::kStream, stream);
+  const auto observed = Observers::waits({WaitEvent::What::kStream, stream});
   const std::int64_t began = precise_time();
   const auto check = [&](const std::string& cause) { FailedStreams::check(stream, began, cause); };
   const auto wait = [&] {
@@ -179,8 +184,8 @@ bool Stream::query() const {
 }
 
 void Stream::wait(const Event& event) const {
-  TraceWait trace(TraceWait::What::kStreamEvent, library_, device_, handle());
-  trace.of(event);
+  const auto observed =
+      Observers::waits({WaitEvent::What::kStreamEvent, handle(), &library_, device_, &event});
   event.make_wait(handle());
 }
 
@@ -241,7 +246,7 @@ CUevent Event::handle() const {
 
 void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
-  const bool timed = !library_->tells_failed_work() || Trace::timed();
+  const bool timed = !library_->tells_failed_work() || Observers::times();
   recorded_at_.store(timed ? precise_time() : 0, std::memory_order_relaxed);
   std::optional<DeviceScope> scope;  // a default stream is that of the event's device
   if (is_default(stream)) scope.emplace(*library_, device_);
@@ -254,8 +259,8 @@ void Event::record_in_graph(CUstream stream) const {
 
 void Event::synchronize() const {
   const CUevent event = handle();
-  TraceWait trace(TraceWait::What::kEvent, recorded_on());
-  trace.of(*this);
+  const auto observed =
+      Observers::waits({WaitEvent::What::kEvent, recorded_on(), nullptr, -1, this});
   const auto check = [&](const std::string& cause) { check_failed(cause); };
   const auto wait = [&] {
     if (waits_with_handlers(*library_)) {

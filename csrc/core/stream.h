@@ -34,6 +34,10 @@ class RelaxedMode {
 // is a default stream.
 bool is_capturing(const Library& library, CUstream stream);
 
+// Throws what the communicator, or the function, whose work has failed says of it; returns where it
+// is not known.
+void check_failed_work(const Library& library, const WorkFailure& failure);
+
 class Stream {
  public:
   // priority: CUDA's, lower numbers first; 0 is the default, and a number that the device does not

@@ -1,16 +1,12 @@
 #include "core/trace.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include "core/communicator.h"
-#include "core/observer.h"
-#include "core/process_identity.h"
+#include "core/stream.h"
 #include "core/trace_state.h"
-#include "core/window.h"
 
 namespace pynccl {
 namespace {
@@ -138,7 +134,7 @@ std::uint32_t Trace::add_communicator(Communicator& communicator) {
   return number;
 }
 
-void Trace::open_window(Communicator& communicator, const WindowMemory& window) {
+void Trace::open_window(Communicator& communicator, const WindowEvent& window) {
   if (window.nbytes == 0) return;  // that of a device communicator
   TraceEntry entry;
   entry.type = TraceEntry::Type::kWindowOpen;
@@ -159,25 +155,65 @@ void Trace::close_window(Communicator& communicator, std::uint64_t number) {
   append(entry);
 }
 
-void Trace::record(Communicator& communicator, OperationKind kind, const Operation& o,
-                   std::int64_t now) {
-  const FlightRecorder& recorder = communicator.deadlines().recorder();
-  const std::uint32_t number = number_of(communicator);
+class Trace::Sink final : public Observer {
+ public:
+  std::unique_ptr<Observation> called(const OperationEvent& event) override {
+    if (event.in_group) {
+      if (on()) TraceGroup::add(event.communicator, event.operation);
+      return nullptr;
+    }
+    if (recorded()) record(event);
+    if (!timed()) return nullptr;
+    return std::make_unique<TraceCall>(event);
+  }
+  void operation_failed(Communicator& communicator) override {
+    if (recorded()) record_failure(communicator);
+  }
+  void window_opened(Communicator& communicator, const WindowEvent& window) override {
+    if (on()) open_window(communicator, window);
+  }
+  void window_closed(Communicator& communicator, std::uint64_t number) override {
+    if (on()) close_window(communicator, number);
+  }
+  std::unique_ptr<Observation> waits(const WaitEvent& event) override {
+    auto wait = event.library ? std::make_unique<TraceWait>(event.what, *event.library,
+                                                            event.device, event.stream)
+                              : std::make_unique<TraceWait>(event.what, event.stream);
+    if (event.event) wait->of(*event.event);
+    return wait;
+  }
+  std::unique_ptr<Observation> launches(const LaunchEvent& event) override {
+    return std::make_unique<TraceLaunch>(event);
+  }
+};
+
+void Trace::observe() {
+  static Sink& sink = []() -> Sink& {
+    Sink& made = *new Sink;
+    Observers::add(made);
+    return made;
+  }();
+  static_cast<void>(sink);
+}
+
+void Trace::record(const OperationEvent& event) {
+  const FlightRecorder& recorder = event.communicator.deadlines().recorder();
+  const std::uint32_t number = number_of(event.communicator);
   const auto fill = [&](TraceEntry& entry) {
-    describe(entry, kind, o);
+    describe(entry, event.kind, event.operation);
     entry.flags = TraceEntry::kCalled;
     entry.communicator = number;
     entry.group = 0;
-    entry.called = now;
+    entry.called = event.time;
     entry.returned = entry.began = entry.ended = 0;
     entry.sequence = recorder.last();
     entry.number = recorder.number_of_last();
     entry.graph = 0;
   };
-  if (plain(kind) == OperationKind::kWaitSignal) [[unlikely]] {
+  if (plain(event.kind) == OperationKind::kWaitSignal) [[unlikely]] {
     TraceEntry entry;
     fill(entry);
-    append_signals(entry, o);
+    append_signals(entry, event.operation);
   }
   append_filled(fill);
 }
@@ -192,26 +228,18 @@ void Trace::record_failure(Communicator& communicator) {
 }
 
 void Trace::start(std::uint64_t operations, bool graphs) {
+  observe();
   TraceState::get().start(operations, graphs);
 }
 
 std::string Trace::stop(double seconds) { return TraceState::get().stop(seconds); }
 
 void Trace::start_recording(const std::string& path, std::uint64_t bytes) {
+  observe();
   TraceState::get().start_recording(path, bytes);
 }
 
 std::string Trace::stop_recording() { return TraceState::get().stop_recording(); }
-
-std::string Trace::path_of_process(const std::string& path) {
-  const int rank = process_rank();
-  const std::string own =
-      "." + (rank >= 0 ? std::to_string(rank) : "pid" + std::to_string(getpid()));
-  const std::size_t name = path.find_last_of('/') + 1;  // 0 where there is none
-  const std::size_t suffix = path.find_last_of('.');
-  if (suffix == std::string::npos || suffix <= name) return path + own;
-  return path.substr(0, suffix) + own + path.substr(suffix);
-}
 
 std::uint64_t Trace::begin_range(const std::string& name, bool compute,
                                  const std::shared_ptr<Library>& library, CUstream stream) {
@@ -256,16 +284,27 @@ void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
   }
 }
 
-TraceCall::TraceCall(Communicator& communicator, OperationKind kind, const Operation& o,
-                     std::int64_t now)
-    : communicator_(communicator), operation_(o), now_(now), timed_(Trace::timed()), kind_(kind) {
-  if (!timed_) return;
-  Trace::mark(kind_name(kind), true);
-  if (blocks(communicator.library(), o.stream)) return;
-  flags_ |= TraceEntry::kOnDevice;
-  graph_ = capture_of(communicator.library(), o.stream);
-  if (graph_ == 0 || Trace::times_graphs())
-    times_ = times_of(communicator.shared_library(), communicator.device(), o.stream, graph_ != 0);
+TraceCall::TraceCall(const OperationEvent& event)
+    : communicator_(event.communicator),
+      operation_(event.operation),
+      now_(event.time),
+      kind_(event.kind) {
+  const FlightRecorder& recorder = communicator_.deadlines().recorder();
+  sequence_ = recorder.last();
+  number_ = recorder.number_of_last();
+  Trace::mark(kind_name(kind_), true);
+  if (!blocks(communicator_.library(), operation_.stream)) {
+    flags_ |= TraceEntry::kOnDevice;
+    graph_ = capture_of(communicator_.library(), operation_.stream);
+    if (graph_ == 0 || Trace::times_graphs())
+      times_ = times_of(communicator_.shared_library(), communicator_.device(), operation_.stream,
+                        graph_ != 0);
+  }
+  if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
+    TraceEntry entry;
+    fill(entry);
+    Trace::append_signals(entry, operation_);
+  }
 }
 
 void TraceCall::fill(TraceEntry& entry) const {
@@ -280,21 +319,9 @@ void TraceCall::fill(TraceEntry& entry) const {
   entry.graph = graph_;
 }
 
-void TraceCall::called(const FlightRecorder& recorder) {
-  if (!timed_) return;
-  sequence_ = recorder.last();
-  number_ = recorder.number_of_last();
-  if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
-    TraceEntry entry;
-    fill(entry);
-    Trace::append_signals(entry, operation_);
-  }
-}
-
 void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
 
 TraceCall::~TraceCall() {
-  if (!timed_) return;
   TraceEntry entry;
   fill(entry);
   if ((flags_ & TraceEntry::kFailed) == 0) give_times(entry, times_, operation_.stream);
@@ -369,22 +396,18 @@ TraceGroup::~TraceGroup() {
   if (used_.empty()) Trace::append(entry);
 }
 
-TraceLaunch::TraceLaunch(const std::shared_ptr<Library>& library, int device, std::uint64_t graph,
-                         CUstream stream)
-    : stream_(stream) {
-  if (!Trace::timed()) return;
+TraceLaunch::TraceLaunch(const LaunchEvent& event) : stream_(event.stream) {
   entry_.type = TraceEntry::Type::kLaunch;
-  entry_.graph = graph;
-  entry_.stream = address(stream);
+  entry_.graph = event.graph;
+  entry_.stream = address(stream_);
   entry_.called = precise_time();
-  if (blocks(*library, stream)) return;
+  if (blocks(*event.library, stream_)) return;
   entry_.flags |= TraceEntry::kOnDevice;
-  if (Trace::times_graphs()) TraceState::get().before_launch(graph);
-  times_ = times_of(library, device, stream);
+  if (Trace::times_graphs()) TraceState::get().before_launch(event.graph);
+  times_ = times_of(event.library, event.device, stream_);
 }
 
 TraceLaunch::~TraceLaunch() {
-  if (entry_.called == 0) return;
   if (times_ && Trace::times_graphs())
     TraceState::get().after_launch(entry_, times_->clock, stream_);
   give_times(entry_, times_, stream_);

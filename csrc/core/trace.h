@@ -9,23 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "core/observer.h"
 #include "core/operation.h"
 #include "core/trace_entry.h"
+#include "core/trace_modes.h"
 
 namespace pynccl {
 
-class Library;
-class Event;
-class FlightRecorder;
 struct TraceTimes;  // the events of an entry
 
-class Trace {
+class Trace : public TraceModes {
  public:
-  // Whether there is a trace or a recording; a recording; a trace. Each is one load.
-  static bool on() { return modes_.load(std::memory_order_relaxed) != 0; }
-  static bool recorded() { return (modes_.load(std::memory_order_relaxed) & kRecorded) != 0; }
-  static bool timed() { return (modes_.load(std::memory_order_relaxed) & kTimed) != 0; }
-
   // A trace in memory with at most so many operations; what comes later is counted only. With
   // graphs, operations that are captured from now on have times in each launch. Throws
   // std::invalid_argument where there is one.
@@ -40,24 +34,6 @@ class Trace {
   // The name of the file; empty where nothing was recorded. Throws std::system_error where writing
   // has failed.
   static std::string stop_recording();
-  // The name that a file of this process gets.
-  static std::string path_of_process(const std::string& path);
-
-  // An operation of a recording, before its call: the flight recorder has it. In place of what a
-  // TraceCall does for a trace.
-  static void record(Communicator& communicator, OperationKind kind, const Operation& o,
-                     std::int64_t now);
-  static void record_failure(Communicator& communicator);  // of its last operation
-
-  // The memory of a window, once it is registered, and when it is not any more.
-  struct WindowMemory {
-    std::uint64_t number;
-    const void* address;
-    std::size_t nbytes;
-  };
-  static void open_window(Communicator& communicator, const WindowMemory& window);
-  static void close_window(Communicator& communicator, std::uint64_t number);
-
   // Called before and after each operation of a trace with marks.
   using Mark = void (*)(const char* operation, bool begins);
   static void set_mark(Mark mark) { mark_.store(mark); }
@@ -74,11 +50,15 @@ class Trace {
   friend class TraceGroup;
   friend class TraceLaunch;
   friend class TraceWait;
-  friend class TraceState;
 
-  enum Mode : unsigned { kTimed = 1, kRecorded = 2, kGraphs = 4 };
-  static bool times_graphs() { return (modes_.load(std::memory_order_relaxed) & kGraphs) != 0; }
+  class Sink;
+  static void observe();  // once
 
+  // An operation of a recording.
+  static void record(const OperationEvent& event);
+  static void record_failure(Communicator& communicator);  // of its last operation
+  static void open_window(Communicator& communicator, const WindowEvent& window);
+  static void close_window(Communicator& communicator, std::uint64_t number);
   template <class Fill>
   static void append_filled(Fill&& fill);
   static void append(const TraceEntry& entry);
@@ -89,20 +69,18 @@ class Trace {
     if (const Mark mark = mark_.load(std::memory_order_relaxed)) mark(operation, begins);
   }
 
-  inline static std::atomic<unsigned> modes_ = 0;
   inline static std::atomic<Mark> mark_ = nullptr;
 };
 
 // An operation outside of a group, from before its call to after it.
-class TraceCall {
+class TraceCall final : public Observation {
  public:
-  TraceCall(Communicator& communicator, OperationKind kind, const Operation& o, std::int64_t now);
-  ~TraceCall();  // it has failed, unless succeeded() was called
+  explicit TraceCall(const OperationEvent& event);
+  ~TraceCall() override;  // it has failed, unless succeeded() was called
   TraceCall(const TraceCall&) = delete;
   TraceCall& operator=(const TraceCall&) = delete;
 
-  void called(const FlightRecorder& recorder);  // now; the recorder has the operation
-  void succeeded();
+  void succeeded() override;
 
  private:
   void fill(TraceEntry& entry) const;
@@ -110,7 +88,6 @@ class TraceCall {
   Communicator& communicator_;
   const Operation& operation_;
   const std::int64_t now_;
-  const bool timed_;
   const OperationKind kind_;
   std::uint8_t flags_ = TraceEntry::kFailed;
   std::uint64_t sequence_ = 0, number_ = 0, graph_ = 0;
@@ -127,7 +104,7 @@ class TraceGroup {
   TraceGroup& operator=(const TraceGroup&) = delete;
 
   void use(Communicator& communicator, CUstream stream);  // that an operation will have
-  // In place of a TraceCall, after the recorder has the operation.
+  // In place of a TraceCall.
   static void add(Communicator& communicator, const Operation& o);
   void succeeded() { flags_ = 0; }
 
@@ -149,11 +126,10 @@ class TraceGroup {
 };
 
 // A launch of a graph that no capture records.
-class TraceLaunch {
+class TraceLaunch final : public Observation {
  public:
-  TraceLaunch(const std::shared_ptr<Library>& library, int device, std::uint64_t graph,
-              CUstream stream);
-  ~TraceLaunch();
+  explicit TraceLaunch(const LaunchEvent& event);
+  ~TraceLaunch() override;
   TraceLaunch(const TraceLaunch&) = delete;
   TraceLaunch& operator=(const TraceLaunch&) = delete;
 
@@ -164,15 +140,15 @@ class TraceLaunch {
 };
 
 // A wait, from before its call to after it.
-class TraceWait {
+class TraceWait final : public Observation {
  public:
-  enum class What : std::uint8_t { kWork, kStream, kEvent, kStreamEvent };
+  using What = WaitEvent::What;
 
   // Of the calling thread, for a stream or an event.
   explicit TraceWait(What what, CUstream waited_for = nullptr);
   // Of a stream; of the calling thread where that is the stream.
   TraceWait(What what, const std::shared_ptr<Library>& library, int device, CUstream stream);
-  ~TraceWait();
+  ~TraceWait() override;
   TraceWait(const TraceWait&) = delete;
   TraceWait& operator=(const TraceWait&) = delete;
 

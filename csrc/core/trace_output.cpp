@@ -12,7 +12,6 @@
 #include "core/deadlines.h"
 #include "core/json.h"
 #include "core/process_identity.h"
-#include "core/trace.h"
 
 namespace pynccl {
 namespace {
@@ -146,7 +145,7 @@ std::string TraceFile::finish(const TraceTables& tables) {
 // The file has its name from the beginning: it is readable while it grows, and if the process dies.
 void TraceFile::write_all(std::string_view bytes) {
   if (!file_) {
-    name_ = Trace::path_of_process(path_);
+    name_ = path_of_process(path_);
     file_ = std::make_unique<common::NewFile>(name_);
     file_->publish();
   }

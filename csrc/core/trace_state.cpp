@@ -162,14 +162,14 @@ void TraceState::start(std::uint64_t operations, bool graphs) {
   if (memory_) throw std::invalid_argument("trace: there is one already");
   collect_locked();  // discards what was left by calls that ended after the last trace
   memory_.emplace(operations);
-  switch_on(Trace::kTimed | (graphs ? Trace::kGraphs : 0u));
+  switch_on(TraceModes::kTimed | (graphs ? TraceModes::kGraphs : 0u));
 }
 
 std::string TraceState::stop(double seconds) {
   {
     const std::lock_guard lock(mutex_);
     if (!memory_) throw std::invalid_argument("trace: there is none");
-    switch_off(Trace::kTimed | Trace::kGraphs);
+    switch_off(TraceModes::kTimed | TraceModes::kGraphs);
   }
   poll_until(seconds, [this] {
     const std::lock_guard lock(mutex_);
@@ -191,13 +191,13 @@ void TraceState::start_recording(const std::string& path, std::uint64_t bytes) {
   if (file_) throw std::invalid_argument("recording: there is one already");
   collect_locked();
   file_.emplace(path, bytes);
-  switch_on(Trace::kRecorded);
+  switch_on(TraceModes::kRecorded);
 }
 
 std::string TraceState::stop_recording() {
   const std::lock_guard lock(mutex_);
   if (!file_) throw std::invalid_argument("recording: there is none");
-  switch_off(Trace::kRecorded);
+  switch_off(TraceModes::kRecorded);
   collect_locked();
   const std::lock_guard tables_lock(tables_mutex_);
   tables_.update();
@@ -260,28 +260,33 @@ void TraceState::resolve(bool last) {
 void TraceState::switch_on(unsigned mode) {
   static const int registered = pthread_atfork(nullptr, nullptr, &reset_child);
   static_cast<void>(registered);
-  CommunicatorObservers::trace_operations();
-  Trace::modes_.fetch_or(mode);
+  Observers::observe_operations();
+  if ((mode & TraceModes::kTimed) != 0) Observers::observe_times();
+  TraceModes::modes_.fetch_or(mode);
   if (std::exchange(running_, true)) return;
   const common::SignalsBlocked blocked;  // inherited by the thread
   std::thread([this] { run(); }).detach();
 }
 
 void TraceState::switch_off(unsigned mode) {
-  Trace::modes_.fetch_and(~mode);
-  CommunicatorObservers::stop_tracing();
+  TraceModes::modes_.fetch_and(~mode);
+  Observers::stop_operations();
+  if ((mode & TraceModes::kTimed) != 0) Observers::stop_times();
   changed_.notify_all();
 }
 
 void TraceState::reset_child() noexcept {
   generation_.fetch_add(1);
-  for (unsigned modes = Trace::modes_.exchange(0) & ~Trace::kGraphs; modes != 0; modes &= modes - 1)
-    CommunicatorObservers::stop_tracing();
+  const unsigned modes = TraceModes::modes_.exchange(0);
+  if ((modes & TraceModes::kRecorded) != 0) Observers::stop_operations();
+  if ((modes & TraceModes::kTimed) == 0) return;
+  Observers::stop_operations();
+  Observers::stop_times();
 }
 
 void TraceState::run() {
   std::unique_lock lock(mutex_);
-  while (Trace::on()) {
+  while (TraceModes::on()) {
     changed_.wait_for(lock, kInterval);
     lock.unlock();
     std::vector<TraceClock*> clocks;

@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "core/trace.h"
 #include "core/trace_clock.h"
 #include "core/trace_log.h"
+#include "core/trace_modes.h"
 #include "core/trace_output.h"
 
 namespace pynccl {
 
-class Deadlines;
+class Communicator;
 
 // The events of an entry, until their times are known. With in_graph they are recorded by each
 // launch of the graph that the stream is captured into, and never used again.

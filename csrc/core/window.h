@@ -14,12 +14,12 @@
 
 namespace pynccl {
 
-class Window {
+class Window : public PutTarget {
  public:
   // A pending window; make() registers it. memory owns the memory.
   Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes, int flags,
          std::shared_ptr<void> memory);
-  ~Window();
+  virtual ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
@@ -34,15 +34,13 @@ class Window {
   // Waits for what uses it. Closing twice is allowed.
   void close();
 
-  // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot
-  // share the memory between these ranks.
-  ncclWindow_t handle() const;
+  ncclWindow_t handle() const override;
   void* user_pointer() const;
   // The size of a rank's memory in bytes; of a non-blocking communicator's window the own size.
   std::size_t nbytes_of(int rank) const;
   // Throws std::invalid_argument where the range of a put or its source is wrong.
   void check_put(const Operation& put) const;
-  void note_put(cudaStream_t stream) const;
+  void note_put(cudaStream_t stream) const override;
 
   // The address at which this rank can load from and store to the memory of a rank of its LSA team,
   // or of any rank; null where it cannot. Throws std::invalid_argument for a rank or an offset
@@ -55,10 +53,10 @@ class Window {
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   void* address() const { return address_; }
   std::size_t nbytes() const { return nbytes_; }
-  std::uint64_t number() const { return number_; }  // of the communicator's, equal on all ranks
+  std::uint64_t number() const override { return number_; }
   int flags() const { return flags_; }
   bool is_open() const { return state_ == State::kOpen && !closed(); }
-  bool closed() const { return state_ == State::kClosed || communicator_->closed(); }
+  bool closed() const override { return state_ == State::kClosed || communicator_->closed(); }
 
  private:
   enum class State { kPending, kOpen, kClosed };

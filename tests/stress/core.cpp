@@ -16,7 +16,7 @@
 #include "core/communicator.h"
 #include "core/flight_dump.h"
 #include "core/graph.h"
-#include "core/issue.h"
+#include "core/monitor.h"
 #include "core/stream.h"
 
 namespace {
@@ -201,6 +201,7 @@ void scopes(const std::shared_ptr<Library>& library) {
 int main(int argc, char** argv) {
   CHECK(argc == 2);
   setenv("HOSTNCCL_DEADLOCK_MS", "0", 1);  // the limits shall end what does not come
+  Monitor::observe();
   const auto library = Library::open(argv[1]);
   for (int i = 0; i < 3; ++i) {
     records(library);

@@ -1,5 +1,6 @@
 // Communicator.barrier().
 #include "core/communicator.h"
+#include "core/device_memory.h"
 #include "python/collectives/bind.h"
 
 namespace pynccl::python {
@@ -7,7 +8,10 @@ namespace {
 
 void barrier(const py::object& self, const py::object& stream) {
   auto& communicator = self.cast<Communicator&>();
-  const auto address = reinterpret_cast<std::uintptr_t>(communicator.barrier_memory());
+  const auto allocate = [&communicator, device = communicator.device()] {
+    return allocate_shared(communicator.shared_library(), device, 1);
+  };
+  const auto address = reinterpret_cast<std::uintptr_t>(communicator.barrier_memory(allocate));
   self.attr("all_reduce")(address, py::arg("count") = 1, py::arg("dtype") = "uint8",
                           py::arg("stream") = stream);
 }

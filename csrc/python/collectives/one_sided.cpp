@@ -112,7 +112,8 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     Operation put{};
     put.kind = OperationKind::kPutSignal;
     put.root_or_peer = rank_from_python("peer", values[1], communicator.nranks());
-    put.window = &window_from_python(values[2], communicator);
+    const Window& window = window_from_python(values[2], communicator);
+    put.window = &window;
     if (values[3]) put.offset = integer_from_python<std::size_t>("offset", values[3]);
     put.signal = index_from_python("signal", values[4], library);
     put.context = index_from_python("context", values[5], library);
@@ -123,7 +124,7 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     put.sendbuff = tensor.data;
     put.count = tensor.count;
     put.dtype = tensor.dtype->nccl;
-    put.window->check_put(put);
+    window.check_put(put);
     PyObject* stream = if_given(values[6]);
     put.stream = resolve_stream(stream, tensor, library);
     issue_one_sided(self, communicator, put, stream, {values[0], values[2], owners.get()},

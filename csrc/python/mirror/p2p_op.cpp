@@ -2,7 +2,7 @@
 #include <array>
 #include <vector>
 
-#include "core/issue.h"
+#include "core/communicator.h"
 #include "core/overlap.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/bind.h"

@@ -56,7 +56,7 @@ Batch Batch::on_stream(PyObject* stream) const {
 
 void Batch::check_open() const {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const Window* window = entries_[i].operation.window;
+    const PutTarget* window = entries_[i].operation.window;
     const char* closed = entries_[i].communicator->closed() ? "communicator"
                          : window && window->closed()       ? "window"
                                                             : nullptr;
@@ -173,7 +173,8 @@ void Batch::issue_groups(Issue&& issue_one, End&& end) const {
 
 // Where their configuration says so, the ranks compare the collectives first.
 void Batch::compare() const {
-  if (!CommunicatorObservers::observed()) return;
+  const auto compares = [](const Entry& entry) { return entry.communicator->check() != 0; };
+  if (!Observers::operations() || std::ranges::none_of(entries_, compares)) return;
   check_open();  // no rank waits for one that cannot issue
   std::vector<std::pair<Communicator*, const Operation*>> operations;
   operations.reserve(entries_.size());

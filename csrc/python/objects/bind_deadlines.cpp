@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "common/signals_blocked.h"
-#include "core/monitor.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"

@@ -198,9 +198,10 @@ struct Exported final : PyncclCommunicator {
     switch (o.kind) {
       case OperationKind::kPutSignal: {
         const auto* target = static_cast<const PyncclTarget*>(std::exchange(o.recvbuff, nullptr));
-        o.window = &communicator.window_at(target->window);
+        const Window& window = communicator.window_at(target->window);
+        o.window = &window;
         o.offset = target->offset;
-        return o.window->check_put(o);
+        return window.check_put(o);
       }
       case OperationKind::kSignal:
         return;

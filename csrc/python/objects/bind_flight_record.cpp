@@ -7,6 +7,7 @@
 #include "core/deadlines.h"
 #include "core/flight_dump.h"
 #include "core/monitor.h"
+#include "core/open_communicators.h"
 #include "core/process_identity.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
@@ -34,7 +35,7 @@ std::vector<RecordView> flight_record(Communicator& communicator) {
 
 py::dict all_flight_records() {
   py::dict records;
-  for (const auto& communicator : Monitor::get().communicators())
+  for (const auto& communicator : OpenCommunicators::communicators())
     records[py::cast(communicator)] = flight_record(*communicator);
   return records;
 }
@@ -133,7 +134,9 @@ Raises:
         "The file of this process by PYNCCL_FLIGHT_FILE, or None.");
   m.def("set_process_rank", &set_process_rank, py::arg("rank").none(true),
         "Set the rank of this process in dumps and traces, in place of RANK. None: RANK again.");
+  FlightDump::observe();
   FlightDump::listen();
+  Monitor::observe();
 }
 
 }  // namespace pynccl::python

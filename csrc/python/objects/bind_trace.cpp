@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/library.h"
+#include "core/process_identity.h"
 #include "core/trace.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
@@ -71,7 +72,7 @@ void bind_trace(py::module_& m) {
       },
       "End the recording. Returns the name of its file; empty where nothing was recorded.");
   m.def(
-      "path_of_process", &Trace::path_of_process, py::arg("path"),
+      "path_of_process", &path_of_process, py::arg("path"),
       "The path with the rank of this process, or \"pid\" and its process id, before its suffix.");
   m.def("is_traced", &Trace::timed, "Whether there is a trace.");
   m.def("set_trace_mark", &set_mark, py::arg("function").none(true),
