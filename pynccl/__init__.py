@@ -1,9 +1,9 @@
 """pynccl: NCCL called directly from Python, on GPUs and on CPUs.
 
-``import pynccl as dist`` does what ``import torch.distributed as dist`` does, over NCCL and, on
-CPUs, over hostnccl. ``pynccl.nccl`` has the objects (communicators, streams, groups),
-``pynccl.raw`` every function of nccl.h under its own name; neither needs torch, which is imported
-with the first of torch.distributed's names.
+``import pynccl as dist`` replaces ``import torch.distributed as dist``, over NCCL or, on CPUs, over
+hostnccl. ``pynccl.nccl`` provides objects (communicators, streams, groups), ``pynccl.raw`` every
+function of nccl.h under its own name. Neither requires torch, which is imported on the first use of
+a torch.distributed name.
 """
 
 # ruff: noqa: F403, F405 - for type checkers only; pynccl.mirror.api.public checks __all__
@@ -48,7 +48,7 @@ if importlib.util.find_spec("pynccl._C") is None:
         "pip install -e ."
     )
 
-# The public names: the only list of them.
+# The only list of the public names.
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
@@ -166,18 +166,19 @@ __all__ = [
 ]
 
 _MODULES = ("memory", "nccl", "ops", "raw")
-# The names that need no torch.
+# The names that do not require torch.
 OWN_NAMES = (*_MODULES, "__version__", "get_include")
 
 
 def get_include() -> str:
-    """The folder of the C++ header ``pynccl/pynccl.h``, for the include path of an extension.
+    """Return the directory of the C++ header ``pynccl/pynccl.h``, for an extension's include path.
 
-    With it an extension in C++ or CUDA takes a :class:`pynccl.nccl.Communicator` and calls NCCL
-    through the library that pynccl has loaded, linking none. See docs/extending.md.
+    With this header, a C++ or CUDA extension accepts a :class:`pynccl.nccl.Communicator` and calls
+    NCCL through the library that pynccl has loaded, without linking against one. See
+    docs/extending.md.
 
     Returns:
-        The absolute path of the folder.
+        The absolute path of the directory.
     """
     return os.path.join(os.path.dirname(__file__), "include")
 
@@ -191,10 +192,10 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         raise AttributeError(f"module 'pynccl' has no attribute {name!r}")
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            f"pynccl.{name} is torch.distributed's name and needs torch, which is not installed; "
+            f"pynccl.{name} mirrors torch.distributed and requires torch, which is not installed; "
             "pynccl.nccl and pynccl.raw work without it"
         )
-    # The names become attributes of this module: later look-ups do not come here.
+    # The names become attributes of this module, so later look-ups bypass this function.
     globals().update(importlib.import_module("pynccl.mirror.api.public").names())
     return globals()[name]
 

@@ -1,4 +1,4 @@
-"""The command ``python -m pynccl``, which is ``pynccl``."""
+"""``python -m pynccl``, equivalent to the command ``pynccl``."""
 
 import sys
 

@@ -1,7 +1,6 @@
-"""The operators of pynccl.ops: ``torch.ops.pynccl.*``, their fake forms and their gradients.
+"""The operators of pynccl.ops: ``torch.ops.pynccl.*``, their fake implementations and gradients.
 
-In their arguments a group is represented by its name, a string that a compiled graph can hold; ""
-is the default group.
+They take a group by its name, a string that a compiled graph can contain; "" is the default group.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ def _name_of_constant(op: Any) -> str:  # noqa: ANN401
     return operators.name_of(op)
 
 
-# torch.compile evaluates it when it traces, and guards the identity of the argument, which lives as
+# torch.compile evaluates it while tracing and guards the identity of the argument, which lives as
 # long as the process.
 torch.compiler.assume_constant_result(_name_of_constant)
 
 
 def op_name(op: Operator) -> str:
-    """The name of an operator for an operator's arguments, which a compiled graph can hold.
+    """Return the name of a reduction operator, which a compiled graph can contain.
 
-    In a function for torch.compile op is a str, one of torch's bare values or a RedOp.
+    In a compiled function, op is a str, one of torch's bare values or a RedOp.
     """
     if isinstance(op, str):
         return op
@@ -68,7 +67,7 @@ def op_name(op: Operator) -> str:
 
 
 def name_of(group: Group) -> str:
-    """The name of a group for an operator's arguments; "" is the default group."""
+    """Return the name of a group; "" is the default group."""
     if group is None:
         return ""
     if isinstance(group, str):
@@ -80,7 +79,7 @@ def name_of(group: Group) -> str:
 
 
 def _group(name: str) -> ProcessGroup:
-    """The group of a name.
+    """Return the group with a name.
 
     Raises:
         ValueError: there is no such group.
@@ -94,7 +93,7 @@ def _group(name: str) -> ProcessGroup:
 
 
 def _like(tensor: Tensor, rows: int) -> Tensor:
-    """A new contiguous tensor with rows as its first dimension."""
+    """Return a new contiguous tensor with the given number of rows."""
     return tensor.new_empty((rows, *tensor.shape[1:]))
 
 
@@ -115,7 +114,7 @@ def _block(tensor: Tensor, group: str) -> Tensor:
 
 
 def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str) -> list[int]:
-    """The rows for (or from) each rank; sizes, or equal parts where it is None."""
+    """Return the rows for (or from) each rank: sizes, or equal parts if it is None."""
     size = _group(group).size()
     if sizes is None:
         _block(tensor, group)
@@ -125,8 +124,8 @@ def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str)
     return sizes
 
 
-# The operators. Their schemas come from the annotations, the shapes of their results from the fake
-# forms.
+# The operators. Schemas are inferred from the annotations, result shapes come from the fake
+# implementations.
 
 
 @torch.library.custom_op("pynccl::all_reduce_", mutates_args=("tensor",))
@@ -206,8 +205,8 @@ def all_to_all(
     return result
 
 
-# The rooted operators return a tensor of the same shape on every rank, so that all ranks compile
-# the same graph; it is zeros on the ranks without a result.
+# The rooted operators return a tensor of the same shape on every rank, zeros on ranks without a
+# result, so that all ranks compile the same graph.
 
 
 @torch.library.custom_op("pynccl::reduce", mutates_args=())
@@ -290,11 +289,11 @@ def _(tensor: Tensor, src: int, group: str) -> Tensor:
     return _block(tensor, group)
 
 
-# The gradients.
+# Gradients.
 
 
 def _keep(*names: str) -> Any:  # noqa: ANN401 - torch's type for it is private
-    """A setup_context that keeps the arguments after the tensor for the backward pass."""
+    """Return a setup_context that saves the arguments after the tensor for the backward pass."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
         for name, value in zip(names, inputs[1:], strict=True):
@@ -305,7 +304,7 @@ def _keep(*names: str) -> Any:  # noqa: ANN401 - torch's type for it is private
 
 def _check_linear(op: str) -> None:
     if op not in ("sum", "avg"):
-        raise RuntimeError(f'op: {op!r} has no gradient here; "sum" and "avg" have')
+        raise RuntimeError(f'op: {op!r} has no gradient; only "sum" and "avg" do')
 
 
 def _all_reduce_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401

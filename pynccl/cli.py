@@ -1,4 +1,4 @@
-"""The command ``pynccl``: this machine and its libraries, hostnccl for others, dumps, traces."""
+"""Inspect this installation, analyze flight records and traces, and measure communication."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pynccl.libraries import hostnccl_preload
 
 __all__ = ["main"]
 
-# The module of a command has add_arguments() and run(); it is imported for that command alone.
+# A command's module defines add_arguments() and run(), and is imported for that command only.
 _COMMANDS = {
     "info": (
         "pynccl.tools.doctor.info",
@@ -18,7 +18,7 @@ _COMMANDS = {
     ),
     "doctor": (
         "pynccl.tools.doctor.command",
-        "say in words what keeps pynccl from working here",
+        "diagnose this installation",
     ),
     "hostnccl": (
         None,
@@ -26,23 +26,23 @@ _COMMANDS = {
     ),
     "flight": (
         "pynccl.flight.command",
-        "say from the dumps of all ranks who waits for whom",
+        "analyze the flight records of all ranks: which rank waits for which",
     ),
     "replay": (
         "pynccl.tools.replay.command",
-        "issue recorded communication again, at other sizes",
+        "replay recorded communication, optionally at other sizes",
     ),
     "trace": (
         "pynccl.tools.trace.command",
-        "summaries, merged files, pictures and checks of traces",
+        "summarize, merge, plot and check traces",
     ),
     "lab": (
         "pynccl.tools.lab.command",
-        "measure how much of a communication a compute hides, and compare algorithms",
+        "measure how much communication is hidden by compute, and compare algorithms",
     ),
     "build-backend": (
         None,
-        "build the backend of torch.distributed for the installed torch",
+        "build the torch.distributed backend for the installed torch",
     ),
 }
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: the arguments; None is those of the process.
+        argv: the arguments; None uses those of the process.
 
     Returns:
         The exit status.
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.command == "hostnccl":
         print(hostnccl_preload())
     else:
-        from pynccl.c10d import build  # it needs torch
+        from pynccl.c10d import build  # requires torch
 
         print(build.build(verbose=True))
     return 0

@@ -1,4 +1,4 @@
-"""The encryption of NCCL's sockets."""
+"""Encryption of NCCL's sockets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def set_encryption(
 ) -> None:
     """Set the encryption of NCCL's TCP sockets (ncclSetEncryption, NCCL 2.32).
 
-    Call it on every rank with the same key, before the first unique id and the first communicator.
-    hostnccl sends no data over a network; there ranks with different keys, or with and without a
-    key, fail to make a communicator, so that tests find the mistake.
+    Call it on every rank with the same key, before creating the first unique id and the first
+    communicator. hostnccl sends no data over a network, but creating a communicator fails if ranks
+    have different keys or only some have one, so tests catch the mistake.
 
     Args:
         mode: ``"none"``, or ``"psk"`` for a pre-shared key.

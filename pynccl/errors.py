@@ -1,7 +1,7 @@
-"""The exceptions for failures of NCCL, the driver and the loader.
+"""Exceptions for failures of NCCL, the driver and the loader.
 
-Wrong arguments are :class:`ValueError` and :class:`TypeError`, raised before anything is issued.
-The classes can be pickled, so that a spawned rank can report its error.
+Wrong arguments raise :class:`ValueError` or :class:`TypeError` before anything is issued. The
+exceptions can be pickled, so a spawned rank can report its error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
 
 
 class NcclError(RuntimeError):
-    """An NCCL function returned another result than ``ncclSuccess``.
+    """An NCCL function returned a result other than ``ncclSuccess``.
 
     Attributes:
         code: the ``ncclResult_t`` as an integer.
         function: the nccl.h function that returned it.
-        rank: this rank in the communicator, -1 where there is no communicator.
+        rank: this rank in the communicator, -1 if there is no communicator.
     """
 
     def __init__(self, message: str, code: int = 0, function: str = "", rank: int = -1) -> None:
@@ -75,12 +75,12 @@ class NcclInProgressError(NcclError):
 
 
 class NcclTimeoutError(NcclError):
-    """``ncclTimeout``: a time limit expired before all ranks had taken part.
+    """``ncclTimeout``: a time limit expired before all ranks took part.
 
     See :attr:`pynccl.nccl.Config.timeout` and ``docs/reliability.md``.
 
     Attributes:
-        missing_ranks: the ranks that have not taken part, None where they are not known.
+        missing_ranks: the ranks that have not taken part, or None if unknown.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LibraryNotFoundError(ImportError):
 
 
 class MissingFunctionError(RuntimeError):
-    """The loaded library is older than the function, or does not implement it."""
+    """The loaded library predates the function, or does not implement it."""
 
 
 _BY_CODE: dict[int, type[NcclError]] = {
@@ -138,18 +138,18 @@ _BY_CODE: dict[int, type[NcclError]] = {
 def from_result(
     message: str, code: int, function: str, rank: int, missing_ranks: list[int] | None = None
 ) -> NcclError:
-    """Make the exception for an ``ncclResult_t``.
+    """Return the exception for an ``ncclResult_t``.
 
     Args:
         message: the text.
         code: the ``ncclResult_t`` as an integer.
         function: the nccl.h function that returned it.
         rank: this rank in the communicator, or -1.
-        missing_ranks: of ``ncclTimeout``: the ranks that have not taken part, None if unknown.
+        missing_ranks: for ``ncclTimeout``, the ranks that have not taken part, or None if unknown.
 
     Returns:
-        An instance of the subclass of :class:`NcclError` for the code; of :class:`NcclError` itself
-        for an unknown code.
+        An instance of the subclass of :class:`NcclError` for the code, or of :class:`NcclError`
+        itself for an unknown code.
     """
     kind = _BY_CODE.get(code, NcclError)
     if issubclass(kind, NcclTimeoutError):

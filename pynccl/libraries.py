@@ -1,6 +1,6 @@
-"""The search for libraries: which file a provider is loaded from, and why.
+"""Library search: the file that a provider is loaded from, and why.
 
-A provider is a library with NCCL's C ABI and its stream calls: ``cuda`` is libnccl.so.2 with
+A provider is a library with NCCL's C ABI, and its stream functions: ``cuda`` is libnccl.so.2 with
 libcuda.so.1, ``host`` is hostnccl, which is part of pynccl. A process can use both.
 
 Environment:
@@ -39,15 +39,15 @@ PROVIDERS = ("cuda", "host")
 
 _FOLDER = Path(__file__).parent / "lib"
 _NCCL_SONAME = "libnccl.so.2"
-_MOST_RANKS = 2**16  # of one process: beyond what any library makes
+_MOST_RANKS = 2**16  # per process: more than any library supports
 
 
 class Location(NamedTuple):
     """The path of a library and the reason for its choice.
 
     Attributes:
-        path: of the file.
-        reason: in words: an environment variable, "already loaded in this process", or how it was
+        path: the path of the file.
+        reason: an environment variable, "already loaded in this process", or how the file was
             found.
     """
 
@@ -56,7 +56,7 @@ class Location(NamedTuple):
 
 
 def locate(provider: str) -> Location:
-    """The file that a provider is loaded from; it is not loaded.
+    """Find the file that a provider is loaded from, without loading it.
 
     Args:
         provider: ``"cuda"`` or ``"host"``.
@@ -78,7 +78,7 @@ def locate(provider: str) -> Location:
 
 
 def hostnccl_preload() -> Path:
-    """The path of hostnccl under the name libnccl.so.2, for LD_PRELOAD with any NCCL client.
+    """Return the path of hostnccl as libnccl.so.2, for LD_PRELOAD with any NCCL client.
 
     Returns:
         The path; the command ``pynccl hostnccl`` prints it.
@@ -97,12 +97,12 @@ def _locate_nccl() -> Location:
         return Location(path, "PYNCCL_NCCL_LIBRARY")
     if loaded:
         return Location(loaded, "already loaded in this process")
-    # Imported here: the import takes milliseconds, and the host provider does not need it.
+    # Deferred: the import takes milliseconds, and the host provider does not need it.
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as error:
         raise LibraryNotFoundError(
-            f"{_NCCL_SONAME} was not found: cuda-pathfinder, which searches it, is not installed"
+            f"{_NCCL_SONAME} was not found: cuda-pathfinder, which locates it, is not installed"
         ) from error
     try:
         found = load_nvidia_dynamic_lib("nccl")
@@ -135,11 +135,12 @@ def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
             :func:`default_provider`.
 
     Returns:
-        The Library; the same file always gives the same object.
+        The Library, the same object for the same file.
 
     Raises:
         ValueError: provider is neither a provider nor a path.
-        LibraryNotFoundError: it was not found, cannot be loaded, or is older than NCCL 2.18.
+        LibraryNotFoundError: the library was not found, cannot be loaded, or is older than NCCL
+            2.18.
     """
     if provider is None:
         provider = default_provider()
@@ -155,11 +156,11 @@ def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
 
 @functools.cache
 def default_provider() -> str:
-    """The provider where the caller names none.
+    """Return the provider to use if the caller names none.
 
     Returns:
-        ``PYNCCL_PROVIDER`` where it is set, otherwise ``"cuda"`` where there is a usable GPU,
-        otherwise ``"host"``.
+        ``PYNCCL_PROVIDER`` if it is set, otherwise ``"cuda"`` if there is a usable GPU, otherwise
+        ``"host"``.
 
     Raises:
         ValueError: ``PYNCCL_PROVIDER`` is not a provider.
@@ -177,7 +178,7 @@ def default_provider() -> str:
 
 
 def _parse_device(device: object) -> tuple[str | None, int]:
-    """The provider that a device implies, or None, and its ordinal; -1 is the current device."""
+    """Return the provider that a device implies, or None, and its ordinal (-1: current device)."""
     if device is None:
         return None, -1
     kind, ordinal = getattr(device, "type", None), getattr(device, "index", None)
@@ -226,11 +227,11 @@ def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
 def resolve_all(
     provider: str | None, devices: SupportsIndex | Sequence[object]
 ) -> tuple[_C.Library, list[int]]:
-    """Find the library and the ordinals for all ranks of one process.
+    """Find the library and the device ordinals for all ranks of one process.
 
     Args:
         provider: as for :func:`resolve`.
-        devices: the number of ranks, which are distributed over the devices; or a sequence of one
+        devices: the number of ranks, which are distributed over the devices, or a sequence with one
             device per rank.
 
     Returns:

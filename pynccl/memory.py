@@ -1,6 +1,6 @@
 """Memory from ncclMemAlloc for frameworks: pools for torch and CuPy, and single tensors.
 
-Once such memory is registered with a communicator, NCCL transfers it without a copy to its own
+Once such memory is registered with a communicator, NCCL transfers it without copying it to internal
 buffers.
 
     pool = memory.torch_pool()
@@ -9,15 +9,15 @@ buffers.
         tensor = torch.empty(2**20, device="cuda")
     comm.all_reduce(tensor)
 
-:func:`register_pool` registers every segment that the pools of this module have on the
-communicator's device, and from then on every new segment when it is allocated, until the
-communicator or the registration is closed. A segment is deregistered before it is freed. All pools
-for GPUs share one allocator of the process, so registering one pool registers all of them. An
-allocation of a new segment calls ncclCommRegister on each registered communicator: no other thread
-may be using the communicator at that time. It does not wait for other ranks.
+:func:`register_pool` registers every segment that the pools of this module own on the
+communicator's device, and every segment allocated later, until the communicator or the registration
+is closed. A segment is deregistered before it is freed. All GPU pools share one allocator per
+process, so registering one pool registers all of them. Allocating a segment calls ncclCommRegister
+on each registered communicator: no other thread may be using the communicator at that time. It does
+not wait for other ranks.
 
-On CPUs frameworks have no pools. :func:`torch_empty` and :func:`numpy_empty` make single tensors on
-memory from ncclMemAlloc; they work on GPUs as well.
+On CPUs, frameworks have no pools. :func:`torch_empty` and :func:`numpy_empty` allocate single
+tensors with ncclMemAlloc; :func:`torch_empty` works on GPUs as well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _registrations = weakref.WeakKeyDictionary()
 
 
 def torch_pool() -> torch.cuda.MemPool:
-    """Make a pool whose segments come from ncclMemAlloc, for ``torch.cuda.use_mem_pool``.
+    """Create a pool whose segments come from ncclMemAlloc, for ``torch.cuda.use_mem_pool``.
 
     Returns:
         A ``torch.cuda.MemPool``.
@@ -75,7 +75,7 @@ def torch_pool() -> torch.cuda.MemPool:
 
 
 def cupy_pool() -> cupy.cuda.MemoryPool:
-    """Make a pool whose segments come from ncclMemAlloc, for ``cupy.cuda.using_allocator``.
+    """Create a pool whose segments come from ncclMemAlloc, for ``cupy.cuda.using_allocator``.
 
     Use it as ``with cupy.cuda.using_allocator(pool.malloc): ...``.
 
@@ -99,7 +99,7 @@ def cupy_pool() -> cupy.cuda.MemoryPool:
     return pool
 
 
-@functools.cache  # kept until the process ends: pools free their memory through it
+@functools.cache  # never freed: pools free their memory through it
 def _torch_allocator(arena: _C.Arena) -> torch.cuda.memory.CUDAPluggableAllocator:
     import torch
 
@@ -116,20 +116,21 @@ def _device_arena() -> _C.Arena:
 def register_pool(comm: Communicator, pool: object) -> PoolRegistration:
     """Register the memory of a pool with a communicator (ncclCommRegister).
 
-    The same as ``comm.register_pool(pool)``. It is not collective.
+    Equivalent to ``comm.register_pool(pool)``. Not collective.
 
     Args:
         comm: an open communicator.
-        pool: a pool of :func:`torch_pool` or :func:`cupy_pool`.
+        pool: a pool from :func:`torch_pool` or :func:`cupy_pool`.
 
     Returns:
-        A PoolRegistration, whose ``close()`` deregisters. It need not be kept: it lasts until it
-        or the communicator is closed. A second call returns the same one.
+        A PoolRegistration, whose ``close()`` deregisters the memory. It remains in effect until it
+        or the communicator is closed, even without a reference to it. A second call returns the
+        same object.
 
     Raises:
-        ValueError: the pool is not of this module or belongs to another library, or the
+        ValueError: the pool does not come from this module, belongs to another library, or the
             communicator is closed.
-        NcclError: a segment cannot be registered; then none is.
+        NcclError: a segment cannot be registered; no segment is registered then.
         MissingFunctionError: the library is older than NCCL 2.19.
     """
     try:
@@ -138,7 +139,7 @@ def register_pool(comm: Communicator, pool: object) -> PoolRegistration:
         raise ValueError(f"pool: {pool!r} is not from pynccl.memory") from None
     if arena.library is not comm.library:
         raise ValueError(
-            f"pool: belongs to {arena.library.path}, the communicator to {comm.library.path}"
+            f"pool: it belongs to {arena.library.path}, the communicator to {comm.library.path}"
         )
     return _follow(comm, arena)
 
@@ -154,14 +155,14 @@ def _follow(comm: Communicator, arena: _C.Arena) -> PoolRegistration:
 def torch_empty(
     comm: Communicator, shape: int | Sequence[int], dtype: torch.dtype | str = "float32"
 ) -> torch.Tensor:
-    """Make a torch tensor on memory from ncclMemAlloc, not initialised, on either provider.
+    """Allocate an uninitialized torch tensor with ncclMemAlloc, on either provider.
 
-    The memory is freed with the last tensor on it.
+    The memory is freed with the last tensor that uses it.
 
     Args:
-        comm: the tensor is on its device.
+        comm: the communicator, on whose device the tensor is allocated.
         shape: the shape in elements, an integer or a sequence of integers.
-        dtype: a torch dtype or a name, one that NCCL has.
+        dtype: a torch dtype or a name, supported by NCCL.
 
     Returns:
         A contiguous ``torch.Tensor``.
@@ -181,21 +182,21 @@ def numpy_empty(
     shape: int | Sequence[int],
     dtype: Any = "float32",  # noqa: ANN401
 ) -> np.ndarray[Any, Any]:
-    """Make a NumPy array on memory from ncclMemAlloc, not initialised; for hostnccl only.
+    """Allocate an uninitialized NumPy array with ncclMemAlloc; hostnccl only.
 
-    The memory is freed with the last array on it.
+    The memory is freed with the last array that uses it.
 
     Args:
-        comm: a communicator of hostnccl.
+        comm: a hostnccl communicator.
         shape: the shape in elements, an integer or a sequence of integers.
-        dtype: a NumPy dtype or a name, one that NumPy and NCCL have.
+        dtype: a NumPy dtype or a name, supported by NumPy and NCCL.
 
     Returns:
         A contiguous ``numpy.ndarray``.
 
     Raises:
         TypeError, ValueError: a wrong argument, or the communicator is closed.
-        BufferError: the communicator is on a GPU, or NumPy does not have the dtype.
+        BufferError: the communicator is on a GPU, or NumPy lacks the dtype.
         NcclError: the memory cannot be allocated.
     """
     import numpy as np

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-# They implement methods of Communicator.
+# These modules implement methods of Communicator.
 import pynccl._internal.borrowing
 import pynccl._internal.inquiry
 import pynccl._internal.recovery
@@ -132,9 +132,9 @@ AVG = RedOp.AVG
 
 
 def get_unique_id(provider: str | os.PathLike[str] | None = None) -> UniqueId:
-    """Make the id of a new communicator (ncclGetUniqueId).
+    """Create the unique id of a new communicator (ncclGetUniqueId).
 
-    One rank makes it and sends it to the others, which must use the same provider.
+    One rank creates it and sends it to the others, which must use the same provider.
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
@@ -151,7 +151,7 @@ def get_unique_id(provider: str | os.PathLike[str] | None = None) -> UniqueId:
 
 
 def get_version(provider: str | os.PathLike[str] | None = None) -> tuple[int, int, int]:
-    """The version of the loaded NCCL (ncclGetVersion).
+    """Return the version of the loaded NCCL (ncclGetVersion).
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
@@ -170,7 +170,7 @@ def get_version(provider: str | os.PathLike[str] | None = None) -> tuple[int, in
 def reset_debug(provider: str | os.PathLike[str] | None = None) -> None:
     """Make NCCL read NCCL_DEBUG and its related variables again (ncclResetDebugInit, NCCL 2.24).
 
-    NCCL has deprecated this function. hostnccl has no debug output; there it does nothing.
+    NCCL has deprecated this function. It has no effect on hostnccl, which has no debug output.
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
@@ -189,7 +189,7 @@ def capture(
     *,
     mode: Literal["global", "thread_local", "relaxed"] = "thread_local",
 ) -> Graph:
-    """Capture the work that a with block enqueues on a stream, to launch it as one call.
+    """Capture the work that a with block enqueues on a stream, to launch it with one call.
 
         with nccl.capture(stream) as graph:
             stream.launch(produce)
@@ -198,32 +198,33 @@ def capture(
         graph.launch(stream)
 
     Nothing runs during the capture. Collectives, sends, receives, groups, plans, functions, and
-    work of other libraries on that stream (kernels, copies) become nodes of a CUDA graph
-    (cuStreamBeginCapture); on CPUs of a graph of hostnccl with the same rules. Other streams join
-    the capture by waiting for an event that was recorded in it, and must be joined back in the same
-    way before the block ends. For asynchronous operations ``wait()`` does both.
+    other libraries' work on that stream (kernels, copies) become nodes of a CUDA graph
+    (cuStreamBeginCapture) or, on CPUs, of a hostnccl graph with the same rules. Another stream
+    joins the capture by waiting for an event recorded in it, and must be joined back in the same
+    way before the block ends. For asynchronous operations, ``wait()`` does both.
 
-    In the capturing thread ``stream=None`` of a collective is the captured stream, unless the
-    current stream of the tensor's framework is captured too. An exception in the block discards the
-    graph. All ranks must launch their graphs in the same order, as with other operations.
+    In the capturing thread, a collective with ``stream=None`` uses the captured stream, unless the
+    current stream of the tensor's framework is being captured as well. An exception in the block
+    discards the graph. All ranks must launch their graphs in the same order, as with other
+    operations.
 
     Args:
         stream: the stream to capture: a Stream, a torch or CuPy stream, an object with
             ``__cuda_stream__``, or an integer. Default streams cannot be captured.
-        provider: where the stream is not a pynccl Stream: ``"cuda"``, ``"host"`` or None, as for
+        provider: if the stream is not a pynccl Stream: ``"cuda"``, ``"host"`` or None, as for
             :class:`Communicator`.
-        mode: which calls of other threads invalidate the capture (CUstreamCaptureMode). The default
-            restricts this thread only; ``"global"`` is the default of torch.cuda.graph.
+        mode: which calls invalidate the capture (CUstreamCaptureMode). The default restricts only
+            this thread; ``"global"`` is the default of torch.cuda.graph.
 
     Returns:
         A Graph, a context manager that captures.
 
     Raises:
         TypeError: stream is not a stream.
-        ValueError: mode is not one of the three, or there is no such provider.
+        ValueError: mode is not one of these three, or there is no such provider.
         LibraryNotFoundError: the provider's library was not found.
-        DriverError: the capture cannot begin, or at the end of the block, it was invalidated. The
-            text has the name of CUDA's error.
+        DriverError: the capture cannot begin or, at the end of the block, was invalidated. The text
+            contains the name of CUDA's error.
     """
     library = stream.library if isinstance(stream, _C.Stream) else load(provider)
     return Graph(library, stream, mode)
@@ -234,50 +235,49 @@ def dump_flight_record(
 ) -> str:
     """Write the flight records of all open communicators of this process to a file.
 
-    With PYNCCL_FLIGHT_FILE in the environment the process does that by itself when a communicator
-    fails, and on SIGUSR2. ``pynccl flight FILES...`` compares the files of all ranks.
+    If PYNCCL_FLIGHT_FILE is set in the environment, the process also writes them when a
+    communicator fails and on SIGUSR2. ``pynccl flight FILES...`` compares the files of all ranks.
 
     Args:
-        path: the file; None is PYNCCL_FLIGHT_FILE followed by the rank of the process (RANK, or of
-            the default process group), or by "pid" and its process id where it has no rank.
-        format: ``"json"``, or ``"torch"``: a pickle as torch's FlightRecorder writes it. For
-            torchfrtrace ``pynccl flight --torch`` is better: it sees all ranks.
+        path: the file; None is PYNCCL_FLIGHT_FILE followed by the rank of the process (RANK, or
+            that of the default process group) or, if it has no rank, by "pid" and its process id.
+        format: ``"json"``, or ``"torch"`` for a pickle as written by torch's FlightRecorder. For
+            torchfrtrace, prefer ``pynccl flight --torch``, which sees all ranks.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: path is None without PYNCCL_FLIGHT_FILE, there is no such format, or there is no
-            communicator to convert.
+        ValueError: path is None and PYNCCL_FLIGHT_FILE is not set, there is no such format, or
+            there is no communicator to convert.
         OSError: the file cannot be written.
     """
     name = _C.flight_dump_path() if path is None else os.fspath(path)
     if name is None:
-        raise ValueError("path: it is None, and PYNCCL_FLIGHT_FILE is not set")
+        raise ValueError("path: None requires PYNCCL_FLIGHT_FILE, which is not set")
     if format not in ("json", "torch"):
         raise ValueError(f"format: {format!r} is neither 'json' nor 'torch'")
     reason = "nccl.dump_flight_record()"
     if format == "json":
         _C.write_new_file(name, _C.flight_dump_json(reason).encode())
     else:
-        from pynccl.flight import torch_format  # it makes the import of pynccl slower
+        from pynccl.flight import torch_format  # deferred: slow to import
 
         torch_format.write_own(_C.flight_dump_json(reason), name)
     return name
 
 
 class Stream(_C.Stream):
-    """A stream that runs work in order: a CUDA stream, on CPUs a queue with a worker thread.
+    """A stream that runs work in order: a CUDA stream or, on CPUs, a queue with a worker thread.
 
-    It stands for cuStreamCreateWithPriority, without synchronisation with the default stream.
+    Created by cuStreamCreateWithPriority, without implicit synchronization with the default stream.
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
         device: the GPU as for :class:`Communicator`; None is the thread's current device.
-        priority: CUDA's priority, lower numbers first; 0 is the default. A number that the device
-            does not have becomes the nearest one; the attribute ``priority`` has the result. On
-            CPUs -1 to -5 are nice values of the worker thread, where the kernel allows the process
-            to set them.
+        priority: CUDA's priority, lower numbers first; 0 is the default. A number outside the
+            device's range is clamped; the attribute ``priority`` returns the result. On CPUs, -1 to
+            -5 are nice values of the worker thread, if the kernel allows the process to set them.
 
     Raises:
         TypeError, ValueError: a wrong argument, or a device of another provider.
@@ -298,7 +298,7 @@ class Event(_C.Event):
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
         device: the GPU as for :class:`Communicator`; None is the thread's current device.
-        timing: True makes elapsed_time() available.
+        timing: whether elapsed_time() is available.
 
     Raises:
         TypeError, ValueError: a wrong argument, or a device of another provider.
@@ -316,7 +316,7 @@ class Event(_C.Event):
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
     if name not in ("Trace", "range", "trace"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pynccl.tools.trace import recorder  # it makes the import of pynccl slower
+    from pynccl.tools.trace import recorder  # deferred: slow to import
 
     return getattr(recorder, name)
 

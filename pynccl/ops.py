@@ -1,26 +1,26 @@
-"""Collectives as operators of torch, for torch.compile and with gradients.
+"""Collectives as torch operators, for torch.compile and with gradients.
 
-Compiled functions call them without a graph break. A functional form returns a new tensor and has a
-gradient. A form whose name ends in ``_`` writes into the tensor or output that it gets and has no
-gradient. The operators are ``torch.ops.pynccl.all_reduce`` and so on; in a compiled graph a group
-is represented by its name.
+Compiled functions call them without a graph break. The functional form returns a new tensor and is
+differentiable. The in-place form, whose name ends in ``_``, writes into its tensor or output
+argument and is not differentiable. The operators are registered as ``torch.ops.pynccl.all_reduce``
+and so on; a compiled graph refers to a group by its name.
 
     @torch.compile(fullgraph=True)
     def step(x, w):
         return ops.all_reduce(x @ w).relu()
 
-Groups are those of pynccl (``pynccl.init_process_group``, ``pynccl.new_group``) or their names.
-Operations run on the current stream, on CPUs in the calling thread, in the order of the graph. That
-order is the same on all ranks that compile the same function. A compiled graph may omit an
-operation whose result is unused, then on every rank.
+A group is a pynccl group (``pynccl.init_process_group``, ``pynccl.new_group``) or its name.
+Operations run on the current stream or, on CPUs, in the calling thread, in the order of the graph.
+That order is the same on all ranks that compile the same function. A compiled graph may omit an
+operation whose result is unused; it does so on every rank.
 
-The gradients are those of torch.distributed.nn: the gradient of the sum of all ranks' losses, so
-every rank must run its backward pass. They exist for ``"sum"`` and ``"avg"``. For other operators
-torch.distributed.nn returns a value that is not the derivative; here it is an error, as in torch's
-functional collectives.
+Gradients match torch.distributed.nn: they are gradients of the sum of all ranks' losses, so every
+rank must run its backward pass. They are defined for ``"sum"`` and ``"avg"``. For other operators,
+torch.distributed.nn returns a value that is not the derivative; pynccl raises an error, as torch's
+functional collectives do.
 
-Compiled functions can also call the functions of torch.distributed's names (``pynccl.all_reduce``
-...); each is a graph break.
+Compiled functions can also call the torch.distributed mirror (``pynccl.all_reduce`` ...); each call
+is a graph break.
 
 Every function raises:
     ValueError: a wrong argument: an unknown operator or group, a rank out of range, or a tensor
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def _refuse_gradients(*tensors: Tensor) -> None:
-    """Raise where a tensor requires a gradient, which an in-place operation would ignore."""
+    """Raise if a tensor requires a gradient, which an in-place operation would ignore."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise RuntimeError(
             "a tensor requires a gradient, which the in-place form does not support; use the "
@@ -106,7 +106,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
     """Copy the tensor of one rank to every rank (ncclBroadcast).
 
     Args:
-        tensor: the data on the source rank; on the others a tensor of the same shape and dtype.
+        tensor: the data on the source rank; on the others, a tensor of the same shape and dtype.
         src: the source, a rank in the group.
         group: a group or its name; None is the default group.
 
@@ -174,7 +174,7 @@ def all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 
 
 def all_gather_(output: Tensor, tensor: Tensor, group: Group = None) -> Tensor:
-    """:func:`all_gather` into a given tensor (ncclAllGather).
+    """The in-place form of :func:`all_gather` (ncclAllGather).
 
     Args:
         output: the result, contiguous, of shape ``(n * tensor.shape[0], *tensor.shape[1:])``.
@@ -212,7 +212,7 @@ def reduce_scatter(tensor: Tensor, op: Operator = "sum", group: Group = None) ->
 def reduce_scatter_(
     output: Tensor, tensor: Tensor, op: Operator = "sum", group: Group = None
 ) -> Tensor:
-    """:func:`reduce_scatter` into a given tensor (ncclReduceScatter).
+    """The in-place form of :func:`reduce_scatter` (ncclReduceScatter).
 
     Args:
         output: the result, contiguous, of shape ``(tensor.shape[0] / n, *tensor.shape[1:])``.
@@ -237,9 +237,9 @@ def all_to_all(
     input_split_sizes: list[int] | None = None,
     group: Group = None,
 ) -> Tensor:
-    """Send a block along the first dimension to each rank, receive one from each (ncclAlltoAll).
+    """Send a block along dimension 0 to each rank, and receive one from each (ncclAlltoAll).
 
-    With split sizes it is a group of ncclSend and ncclRecv.
+    With split sizes, it is issued as a group of ncclSend and ncclRecv.
 
     Args:
         tensor: the blocks for the ranks, in the order of ranks.
@@ -263,7 +263,7 @@ def all_to_all_(
     input_split_sizes: list[int] | None = None,
     group: Group = None,
 ) -> Tensor:
-    """:func:`all_to_all` into a given tensor (ncclAlltoAll).
+    """The in-place form of :func:`all_to_all` (ncclAlltoAll).
 
     Args:
         output: the result, contiguous.
@@ -305,7 +305,7 @@ def scatter(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
     """Send block i of the tensor of one rank to rank i (ncclScatter).
 
     Args:
-        tensor: on the source one block per rank along the first dimension; on the others a tensor
+        tensor: on the source, one block per rank along the first dimension; on the others, a tensor
             of the same shape and dtype.
         src: the source, a rank in the group.
         group: a group or its name; None is the default group.

@@ -1,4 +1,4 @@
-"""The parameters of a loaded NCCL: keys, values and types, by NCCL's parameter API."""
+"""The parameters of a loaded NCCL: keys, values and types, from NCCL's parameter API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pynccl.libraries import load
 
 __all__ = ["Param", "Params", "params"]
 
-# The C types with a getter in nccl.h, and the getter's suffix.
+# The C types that nccl.h provides a getter for, and the getter's suffix.
 _GETTERS: Final = {
     "int8_t": "I8",
     "int16_t": "I16",
@@ -28,7 +28,7 @@ _MAX_BYTES: Final = 1 << 16
 
 
 class Param:
-    """One parameter of a library (ncclParamBind); :meth:`Params.param` makes one.
+    """One parameter of a library (ncclParamBind), returned by :meth:`Params.param`.
 
     Args:
         library: the library.
@@ -36,7 +36,7 @@ class Param:
 
     Attributes:
         key: the name of the parameter.
-        c_type: its type in C, None where nccl.h has no getter for it (booleans, enumerations).
+        c_type: its C type, or None if nccl.h has no getter for it (booleans, enumerations).
 
     Raises:
         NcclInvalidArgumentError: the library has no such parameter.
@@ -65,14 +65,14 @@ class Param:
 
         Args:
             c_type: the expected type, such as ``"int64_t"`` or ``"const char*"``; None is the
-                parameter's type.
+                parameter's own type.
 
         Returns:
             An integer, or a str for ``"const char*"`` and for a type without a getter.
 
         Raises:
             ValueError: nccl.h has no getter for such a type.
-            TypeError: the parameter has another type; NCCL does not convert.
+            TypeError: the parameter has another type; NCCL does not convert values.
         """
         if c_type is None:
             return self.text if self.c_type is None else self._get(self.c_type)
@@ -100,9 +100,9 @@ class Param:
 class Params(Mapping[str, str]):
     """The parameters of a library: a read-only mapping from keys to values as text.
 
-    A value is the one in effect: from NCCL's configuration file, the environment, or the default.
-    ``NCCL_PARAM_DUMP_ALL=true`` in the environment adds undocumented parameters. It stands for
-    ncclParamGetAllParameterKeys and ncclParamGetParameter, NCCL 2.30.4.
+    Values are those in effect: from NCCL's configuration file, the environment, or the default.
+    ``NCCL_PARAM_DUMP_ALL=true`` in the environment adds undocumented parameters. Uses
+    ncclParamGetAllParameterKeys and ncclParamGetParameter (NCCL 2.30.4).
 
     Args:
         library: the library.
@@ -165,7 +165,7 @@ class Params(Mapping[str, str]):
 
 
 def params(provider: str | os.PathLike[str] | None = None) -> Params:
-    """The parameters of a provider's library (ncclParamGetAllParameterKeys, NCCL 2.30.4).
+    """Return the parameters of a provider's library (ncclParamGetAllParameterKeys, NCCL 2.30.4).
 
     Args:
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`pynccl.nccl.Communicator`.

@@ -1,19 +1,19 @@
-"""The functions of nccl.h and of nccl_device.h, one to one.
+"""The functions of nccl.h and nccl_device.h, one to one.
 
-``load()`` returns a library whose methods are NCCL's functions under their own names, with nccl.h's
-parameters: addresses and handles are integers, NULL is None, structs are the classes of this
+``load()`` returns a library whose methods are NCCL's functions under their own names, with the
+parameters of nccl.h: addresses and handles are integers, NULL is None, structs are classes of this
 module. A method returns the values that C returns through pointers. A result other than
-``ncclSuccess`` and ``ncclInProgress`` is raised as :class:`pynccl.errors.NcclError`. The GIL is
-released during every call.
+``ncclSuccess`` or ``ncclInProgress`` raises :class:`pynccl.errors.NcclError`. The GIL is released
+during every call.
 
     lib = raw.load("host")
     uid = lib.ncclGetUniqueId()
     comm = lib.ncclCommInitRank(1, uid, 0)
     lib.ncclAllReduce(send, recv, count, raw.ncclFloat32, raw.ncclSum, comm, 0)
 
-Only the types of arguments are checked: a wrong address crashes the process, as in C. A function
-that the loaded library does not have raises :class:`pynccl.errors.MissingFunctionError`, which
-names the first NCCL version that has it.
+Only argument types are checked: a wrong address crashes the process, as in C. A function that the
+loaded library lacks raises :class:`pynccl.errors.MissingFunctionError`, which names the first NCCL
+version that provides it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What pynccl needs of a store of torch.distributed. Anything with these methods is one."""
+"""The subset of torch.distributed's Store interface that pynccl requires."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 
 
 class Store(Protocol):
-    """The methods of torch.distributed.Store that are used; any object with them can be passed.
+    """The methods of torch.distributed.Store that pynccl uses; any object with them is accepted.
 
-    Keys are common to all ranks. An error of a store is raised as it is, or named in the text of
-    the error that it causes.
+    Keys are shared by all ranks. An error raised by a store propagates unchanged, or is named in
+    the text of the error that it causes.
     """
 
     def set(self, key: str, value: str, /) -> object:
@@ -30,11 +30,11 @@ class Store(Protocol):
             value: its new value.
 
         Returns:
-            Anything; it is not used.
+            Any value; it is ignored.
         """
 
     def get(self, key: str, /) -> bytes:
-        """The value of a key that exists.
+        """Return the value of an existing key.
 
         Args:
             key: the key.
@@ -44,41 +44,41 @@ class Store(Protocol):
         """
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to the number of a key, from 0.
+        """Add to the integer value of a key, which starts at 0.
 
         Args:
             key: the key.
-            amount: what is added.
+            amount: the number to add.
 
         Returns:
             The sum.
         """
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all keys exist; it does not wait for them.
+        """Return whether all keys exist, without waiting for them.
 
         Args:
             keys: the keys.
 
         Returns:
-            True where each of them exists.
+            True if every key exists.
         """
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key where it has the expected value.
+        """Set a key if it has the expected value.
 
         Args:
             key: the key.
-            expected: the value, "" for a key that does not exist.
+            expected: the expected value, or "" for a key that does not exist.
             desired: its new value.
 
         Returns:
-            The value that it has afterwards.
+            The value after the call.
         """
 
 
 def joined_key(comm: str) -> str:
-    """The key of what other ranks call a communicator that has this id on those that joined it.
+    """Return the key that maps a communicator's id on ranks that joined to its original id.
 
     Args:
         comm: the id on the ranks that joined.
@@ -90,22 +90,22 @@ def joined_key(comm: str) -> str:
 
 
 def ask(call: Callable[[Future[_T]], _T]) -> Future[_T]:
-    """Call a store on a thread, since some calls have no time limit.
+    """Call a store on a thread, because some calls have no time limit.
 
-    A client of torch's TCPStore waits without end if the store's process is stopped, or was killed
-    and has a child that keeps the socket open.
+    A client of torch's TCPStore waits forever if the process that hosts the store is stopped, or
+    was killed while a child of it keeps the socket open.
 
     Args:
-        call: uses the store. It gets the future, and returns if that is cancelled.
+        call: uses the store. It receives the future, and returns if the future is cancelled.
 
     Returns:
-        A future of what the call returns. Its cancel() ends the wait for it at once.
+        A future of the result. Its cancel() ends the wait for it immediately.
     """
     answer: Future[_T] = Future()
 
     def run() -> None:
-        _C.sleep_at_exit()  # if the store answers when the interpreter has ended
-        with contextlib.suppress(InvalidStateError):  # it was cancelled
+        _C.sleep_at_exit()  # in case the store answers after the interpreter has ended
+        with contextlib.suppress(InvalidStateError):  # cancelled
             try:
                 value = call(answer)
             except BaseException as error:
