@@ -1,3 +1,3 @@
-"""What pynccl is made of and nobody else imports: their names and arguments may change."""
+"""Internal modules of pynccl, without a stable interface."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""Communicator.borrow(): what owns a communicator, and which library it belongs to.
+"""Communicator.borrow(): finds the owner's handle and the library that it belongs to.
 
-torch, nccl4py and CuPy are recognised where they are imported; nothing is imported for them.
+torch, nccl4py and CuPy objects are recognized if those packages are imported already.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ def borrow(
     provider: str | os.PathLike[str] | None = None,
     device: object = None,
 ) -> _C.Communicator:
-    """Use a communicator that something else has made and frees.
+    """Use a communicator that another owner created and frees.
 
         comm = nccl.Communicator.borrow(process_group)
 
-    The result has the methods of a Communicator, with time limits and a flight record of its own.
+    The result has the methods of a Communicator, and its own time limits and flight record.
     close(), the garbage collector and the end of the process only forget the handle; abort(),
     finalize(), suspend(), resume() and register_pool() are refused. revoke(), recover(),
-    shrink(abort=True), a time limit that is over and an interrupted wait end the owner's
-    operations, too: they revoke the communicator, which its owner still has to free. With a library
-    older than NCCL 2.28.7, a time limit that is over closes the borrowed communicator and leaves
-    the owner's alone.
+    shrink(abort=True), an expired time limit and an interrupted wait end the owner's operations as
+    well: they revoke the communicator, which the owner must still free. With a library older than
+    NCCL 2.28.7, an expired time limit closes the borrowed communicator and does not affect the
+    owner's.
 
-    The owner is kept alive until close(). After it has closed its communicator, calls raise
-    ValueError where that can be known: of an integer it cannot, unless a Communicator of pynccl has
-    that handle. Operations of the owner and of the borrower are operations of one communicator: all
-    ranks must issue them in the same order.
+    The owner is kept alive until close(). Once it has closed its communicator, calls raise
+    ValueError if that can be detected. It cannot for an integer, unless a pynccl Communicator has
+    that handle. Operations of the owner and of the borrower share one communicator: all ranks must
+    issue them in the same order.
 
     Args:
-        owner: a Communicator; a process group of pynccl; a process group of torch, or its backend
-            (pynccl or nccl); a communicator of nccl4py or CuPy; an object with
-            __pynccl_communicator__(); or an ncclComm_t as an integer.
-        provider: of the handle, for owners other than pynccl's: "cuda", "host" or the path of a
-            library. None is the libnccl.so.2 that is loaded in this process.
-        device: of the communicator, for a process group: a torch.device, its name, or the number of
-            a GPU. None is the group's only one, on GPUs the current one.
+        owner: a Communicator; a pynccl process group; a torch process group or its backend (pynccl
+            or nccl); an nccl4py or CuPy communicator; an object with __pynccl_communicator__(); or
+            an ncclComm_t as an integer.
+        provider: the provider of the handle, for owners other than pynccl's: "cuda", "host" or the
+            path of a library. None is the libnccl.so.2 loaded in this process.
+        device: for a process group, the device of the communicator: a torch.device, its name, or
+            the number of a GPU. None is the group's only device or, on GPUs, the current one.
 
     Returns:
         A Communicator.
 
     Raises:
         TypeError: owner is none of these.
-        ValueError: the owner has closed its communicator or has not made it yet; the handle belongs
-            to another library; or the library or the device is not known.
-        NcclError: the library does not know the handle.
+        ValueError: the owner has closed its communicator or has not created it yet, the handle
+            belongs to another library, or the library or the device is unknown.
+        NcclError: the library rejects the handle.
     """
     _C.check_outside_group("borrow")
     if isinstance(owner, _C.ProcessGroup):
@@ -100,7 +100,7 @@ def _borrow_from_torch(
     provider: str | os.PathLike[str] | None,
     device: object,
 ) -> _C.Communicator:
-    """Of a backend of a process group."""
+    """Borrow from the backend of a torch process group."""
     if hasattr(backend, "communicator"):
         import torch
 
@@ -115,14 +115,14 @@ def _borrow_from_torch(
     current = _current_device() if device is None else device
 
     def ask(backend: Any) -> int:  # noqa: ANN401
-        with _on(current):  # it finds the communicator of the current device
+        with _on(current):  # _comm_ptr() uses the current device
             return int(backend._comm_ptr())
 
     return _ask(backend, ask, provider)
 
 
 def _chosen(made: dict[str, Any], device: object) -> Any:  # noqa: ANN401
-    """The communicator of a process group for a device, of those that it has made by type."""
+    """Select a process group's communicator for a device, from its communicators by device type."""
     if device is not None:
         import torch
 
@@ -132,7 +132,7 @@ def _chosen(made: dict[str, Any], device: object) -> Any:  # noqa: ANN401
         raise ValueError("device: the group has communicators on several devices")
     if not made:
         raise ValueError(
-            "owner: the process group has no communicator on this device yet; it makes one for "
+            "owner: the process group has no communicator on this device yet; it creates one for "
             "its first operation there"
         )
     return next(iter(made.values()))
@@ -153,7 +153,7 @@ def _on(device: object) -> contextlib.AbstractContextManager[object]:
 
 
 def _backend(owner: Any, device: object) -> Any:  # noqa: ANN401
-    """The backend of a process group of torch that can lend its communicator; else None."""
+    """Return the backend of a torch process group that can lend its communicator, or None."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return None
@@ -166,7 +166,9 @@ def _backend(owner: Any, device: object) -> Any:  # noqa: ANN401
         if len(lending) == 1:
             return lending[0]
         if lending:
-            raise ValueError("device: the process group has several backends; name one's device")
+            raise ValueError(
+                "device: the process group has several backends; pass the device of one"
+            )
         names = ", ".join(sorted({one.name() for one in found})) or "no backend"
         raise ValueError(f"owner: the process group has {names}, which has no ncclComm_t")
     base = getattr(sys.modules["torch._C._distributed_c10d"], "Backend", ())
@@ -182,7 +184,7 @@ def _lends(backend: Any) -> bool:  # noqa: ANN401
 
 
 def _attribute(owner: object) -> str | None:
-    """Where a communicator of nccl4py or CuPy has its ncclComm_t, 0 once it is closed."""
+    """Return the attribute of an nccl4py or CuPy communicator with its ncclComm_t, 0 if closed."""
     for module, name, attribute in (
         ("nccl.core", "Communicator", "ptr"),
         ("cupy_backends.cuda.libs.nccl", "NcclCommunicator", "comm"),
@@ -198,20 +200,20 @@ def _ask(
     get: Callable[[Any], int],
     provider: str | os.PathLike[str] | None,
 ) -> _C.Communicator:
-    """Borrow from an owner that says what its handle is."""
+    """Borrow from an owner that reports its handle."""
     library = loaded()
     _check_same(library, provider)
     handle = get(owner)
     if not handle:
-        raise ValueError("owner: its communicator is closed or not made yet")
+        raise ValueError("owner: its communicator is closed or not created yet")
     return _C.borrow_handle(library, handle, owner, lambda: get(owner))
 
 
 def loaded() -> _C.Library:
-    """The NCCL of everything in this process that does not bring its own."""
+    """Return the libnccl.so.2 that is loaded in this process."""
     path = _C.loaded_path(_NCCL)
     if not path:
-        raise ValueError(f"provider: no {_NCCL} is loaded, so the handle's library is not known")
+        raise ValueError(f"provider: no {_NCCL} is loaded, so the handle's library is unknown")
     return load(path)
 
 

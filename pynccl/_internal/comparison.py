@@ -1,12 +1,12 @@
-"""The ranks of a communicator compare what they are about to call, through a store.
+"""Comparison of the calls that the ranks of a communicator are about to issue, through a store.
 
-Of collectives each rank sets ``pynccl/check/COMMUNICATOR/TURN/RANK`` and waits for those of the
-others. There are two turns: a rank sets the key of a turn again when all have set the other one,
-and so have read it.
+For a collective, each rank sets ``pynccl/check/COMMUNICATOR/TURN/RANK`` and waits for the keys of
+the others. There are two alternating turns: a rank reuses the key of a turn only once all ranks
+have set the key of the other turn, and so have read it.
 
-Of messages each rank sets ``pynccl/check/COMMUNICATOR/SOURCE-DESTINATION/send`` or ``.../recv`` to
-the last ones, and compares with those of the other rank. It does not wait: the rank that comes
-second finds the difference.
+For messages, each rank sets ``pynccl/check/COMMUNICATOR/SOURCE-DESTINATION/send`` or ``.../recv``
+to the most recent ones, and compares them with those of the peer. It does not wait: the second rank
+to arrive detects a mismatch.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pynccl.store import Store, joined_key
 
 __all__ = ["Call", "Failure", "Rank", "differences", "exchange"]
 
-_SHORTEST, _LONGEST = 0.0002, 0.005  # seconds between two looks
-_MESSAGES = 64  # between two ranks in a direction, the last ones
+_SHORTEST, _LONGEST = 0.0002, 0.005  # seconds between polls
+_MESSAGES = 64  # most recent messages kept per pair of ranks and direction
 
-# The rank, the text of the error, and where ranks did not come, these.
+# The rank, the text of the error and, after a timeout, the missing ranks.
 Failure = tuple[int, str, "list[int] | None"]
 
 
 class Call(NamedTuple):
-    """What a rank is about to call.
+    """The collective that a rank is about to issue.
 
     Attributes:
-        number: of the collective.
-        text: it, with its arguments.
-        before: those since the last comparison, with their numbers.
-        fingerprint: of all before.
+        number: the number of the collective.
+        text: its name and arguments.
+        before: the collectives since the last comparison, with their numbers.
+        fingerprint: the fingerprint of all previous collectives.
     """
 
     number: int
@@ -48,13 +48,13 @@ class Rank(NamedTuple):
     """A rank of a communicator.
 
     Attributes:
-        store: common to the ranks.
+        store: a store shared by the ranks.
         comm: the communicator's id.
-        joined: the id that ranks which have joined it have, where this one knows it; else None.
-        has_joined: whether this is one of them.
-        rank: of the communicator.
-        nranks: of the communicator.
-        limit: for how long it waits, in seconds.
+        joined: its id on ranks that joined it later, or None if unknown on this rank.
+        has_joined: whether this rank joined it later.
+        rank: this rank in the communicator.
+        nranks: the size of the communicator.
+        limit: the time limit in seconds.
     """
 
     store: Store
@@ -66,20 +66,20 @@ class Rank(NamedTuple):
     limit: float
 
 
-_known: dict[str, str] = {}  # the common ids of the communicators that ranks have joined
+_known: dict[str, str] = {}  # from the ids on ranks that joined to the common ids
 _rounds: dict[tuple[str, int], int] = defaultdict(int)  # by communicator and rank
-_called: dict[str, dict[int, str]] = defaultdict(dict)  # by key of messages: by number
+_called: dict[str, dict[int, str]] = defaultdict(dict)  # by message key, then by number
 
 
 def exchange(collectives: list[tuple[Any, ...]], messages: list[tuple[Any, ...]]) -> Failure | None:
-    """Compare what the ranks of this thread are about to call with what the others are.
+    """Compare the calls that the ranks of this thread are about to issue with those of the others.
 
     Args:
-        collectives: of communicators: a Rank, and the values of a Call.
-        messages: a Rank, whether it sends, the peer, the number of the message, dtype and count.
+        collectives: for each communicator, a Rank and the values of a Call.
+        messages: for each message, a Rank, whether it sends, the peer, the number, dtype and count.
 
     Returns:
-        None where all are equal.
+        None if all match.
     """
     return _compare_messages(
         [_Message(Rank(*rank), *message) for rank, *message in messages]
@@ -87,7 +87,7 @@ def exchange(collectives: list[tuple[Any, ...]], messages: list[tuple[Any, ...]]
 
 
 def _common_id(one: Rank, until: float) -> str:
-    """The id that all ranks of a communicator know; empty where it is not known in time."""
+    """Return the id that all ranks of a communicator know, or "" if it is not known in time."""
     if one.joined is not None and one.joined not in _known:
         _known[one.joined] = one.comm
         one.store.set(joined_key(one.joined), one.comm)
@@ -140,7 +140,7 @@ def _compare_messages(messages: list[_Message]) -> Failure | None:
         called.pop(message.number - _MESSAGES, None)
         message.one.store.set(key, json.dumps(list(called.items())))
         set_ones.append((message, message.key(comm, message.other)))
-    for message, key in set_ones:  # one of the two ranks finds what the other has set
+    for message, key in set_ones:  # the second of the two ranks finds the key of the first
         store = message.one.store
         known = dict(json.loads(store.get(key))) if store.check([key]) else {}
         others = known.get(message.number, message.text)
@@ -169,8 +169,8 @@ def _compare_collectives(calls: list[tuple[Rank, Call]]) -> Failure | None:
         known, missing = _gather(one, call, until)
         if missing:
             text = (
-                f"check: {ranks_text(missing)} did not come within {one.limit:g} s to the "
-                f"comparison of #{call.number} {call.text}"
+                f"check: {ranks_text(missing)} did not reach the comparison of "
+                f"#{call.number} {call.text} within {one.limit:g} s"
             )
             return one.rank, f"{text} on rank {one.rank}", missing
         if text := differences(known):
@@ -183,7 +183,7 @@ def _key(one: Rank, rank: int) -> str:
 
 
 def _gather(one: Rank, own: Call, until: float) -> tuple[dict[int, Call], list[int]]:
-    """What all ranks call, and those that have not said so in time."""
+    """Return the calls of all ranks, and the ranks whose call is not known in time."""
     own_round = _rounds[one.comm, one.rank]
     calls, pause = {one.rank: own}, _SHORTEST
     while True:
@@ -201,7 +201,7 @@ def _gather(one: Rank, own: Call, until: float) -> tuple[dict[int, Call], list[i
 
 
 def differences(calls: dict[int, Call]) -> str:
-    """How the calls of ranks differ, in words; empty where they are equal."""
+    """Describe how the calls of the ranks differ; "" if they match."""
     if len({(call.number, call.fingerprint, call.text) for call in calls.values()}) == 1:
         return ""
     by_rank = {rank: {**dict(call.before), call.number: call.text} for rank, call in calls.items()}

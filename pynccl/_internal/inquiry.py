@@ -1,13 +1,15 @@
-"""Which ranks are missing in an operation that is late: the ranks ask each other through a store.
+"""Finds the ranks missing from an overdue operation: the ranks query each other through a store.
 
-A store is common to the processes, as torch.distributed's. The keys, below ``pynccl/``:
+The store is shared by the processes, as torch.distributed's. Its keys, below ``pynccl/``:
 
-* ``questions``: how many there were; ``question/N``: the id of the communicator in question;
-* ``answer/N/RANK``: the dump of the flight record of the process of that rank, shortened;
-* ``joined/ID``: what the others call a communicator that has this id on the ranks that joined it.
+* ``questions``: the number of questions so far; ``question/N``: the id of the communicator in
+  question;
+* ``answer/N/RANK``: the shortened flight record of that rank's process;
+* ``joined/ID``: the id on the other ranks of a communicator that has this id on ranks that joined
+  it.
 
-One thread of a process looks for questions about all of its communicators with a store, twice a
-second, and asks those of this process, which the monitor in C++ has for it.
+One thread per process polls twice a second for questions about its communicators with a store, and
+asks the questions that the C++ monitor passes to it.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_PERIOD = 0.5  # seconds between two looks for questions
+_PERIOD = 0.5  # seconds between polls for questions
 _PATIENCE = 0.7  # seconds to wait for the answers
 _STEP = 0.02
-_LAST_CALL = 1.0  # seconds that the end of the process waits for a call of a store
-_FRESH = 2.0  # seconds in which the answers to a question serve another rank, too
+_LAST_CALL = 1.0  # seconds to wait at exit for a call of a store
+_FRESH = 2.0  # seconds during which the answers to a question are reused for another rank
 
 
 class _Questions:
@@ -42,16 +44,16 @@ class _Questions:
         self._next = store.add("pynccl/questions", 0) + 1
         self._answered: dict[str, tuple[int, float]] = {}  # by communicator: question, time
         self._published: set[str] = set()
-        self._process = os.urandom(16).hex()  # tells the dumps of processes apart
+        self._process = os.urandom(16).hex()  # identifies this process's dumps
 
     def publish(self, comm: str, joined: str) -> None:
-        """Tell the ranks that have joined a communicator how the others call it."""
+        """Publish the id of a communicator for the ranks that joined it under another id."""
         if joined not in self._published:
             self._store.set(joined_key(joined), comm)
             self._published.add(joined)
 
     def common(self, comm: str) -> str:
-        """The id of a communicator on the ranks that did not join it."""
+        """Return the id of a communicator on the ranks that did not join it later."""
         key = joined_key(comm)
         return self._store.get(key).decode() if self._store.check([key]) else comm
 
@@ -69,7 +71,8 @@ class _Questions:
                     self._answered[asked] = number, time.monotonic()
 
     def ask(self, comm: str) -> int:
-        """The number of a question about a communicator: a new one, or one just answered."""
+        """Return the number of a question about a communicator: a new or a recently answered
+        one."""
         self.answer()
         number, since = self._answered.get(comm, (0, 0.0))
         if not number or time.monotonic() - since > _FRESH:
@@ -79,7 +82,7 @@ class _Questions:
         return number
 
     def add_answers(self, number: int, known: dict[int, Dump], nranks: int) -> None:
-        """Add the answers that have come, by rank."""
+        """Add the answers received so far, by rank."""
         from pynccl.flight.dump import parse
 
         for rank in range(nranks):
@@ -89,7 +92,7 @@ class _Questions:
 
 
 class _Open:
-    """A question of this process that is not answered yet."""
+    """A pending question of this process."""
 
     def __init__(self, inquiry: _C.Inquiry, questions: _Questions) -> None:
         self._inquiry = inquiry
@@ -100,7 +103,7 @@ class _Open:
         self._number = questions.ask(self._comm)
 
     def is_over(self) -> bool:
-        """Answer, where the answers of all ranks are there or the time is over."""
+        """Return whether all ranks have answered or the time is up; answer the inquiry if so."""
         from pynccl.flight.missing import find_missing
 
         inquiry = self._inquiry
@@ -113,29 +116,29 @@ class _Open:
         return True
 
     def give_up(self) -> None:
-        """Answer that nothing is known."""
+        """Answer the inquiry without a result."""
         self._inquiry.answer("", None)
 
 
 class _Watcher:
-    """The thread, and the stores that it uses."""
+    """The polling thread and the stores that it uses."""
 
     def __init__(self) -> None:
         self.start_again()
 
     def start_again(self) -> None:
-        """Forget everything: a child of fork() has neither the thread nor usable stores."""
-        self._lock = threading.RLock()  # the end of an object may run any code
+        """Reset all state: a child of fork() has neither the thread nor usable stores."""
+        self._lock = threading.RLock()  # reentrant: destroying an object may run arbitrary code
         self._calls = threading.Lock()  # held by the thread while it calls stores
         self._running = False
         self._clones: weakref.WeakKeyDictionary[Store, Store] = weakref.WeakKeyDictionary()
-        # By id(); without questions where a store has failed.
+        # By id(); None in place of the questions of a failed store.
         self._known: dict[int, tuple[Store, _Questions | None]] = {}
 
     def attach(self, store: Store) -> Store:
-        """What to use for a new communicator's store: a client that nobody else uses.
+        """Return the store for a new communicator to use: a client of its own.
 
-        A client of torch's TCPStore makes one call at a time, and a call may wait for long.
+        A client of torch's TCPStore makes one call at a time, and a call may block for long.
         """
         clone = getattr(store, "clone", None)
         if clone is None:
@@ -170,14 +173,14 @@ class _Watcher:
             del inquiry
 
     def end(self) -> None:
-        """Let the thread call no store any more: the interpreter ends.
+        """Stop the thread from calling stores, as the interpreter ends.
 
-        A store that does not answer in time keeps it in a call: see sleep_at_exit().
+        If a store does not answer in time, the thread stays in the call: see sleep_at_exit().
         """
-        self._calls.acquire(timeout=_LAST_CALL)  # for good
+        self._calls.acquire(timeout=_LAST_CALL)  # never released
 
     def _look(self) -> bool:
-        """Answer what other ranks ask; False where this process has no store any more."""
+        """Answer the questions of other ranks; False if this process has no stores left."""
         with self._lock:
             members: list[Any] = _C.members()
             stores = {id(store): store for store, *_ in members}
@@ -193,7 +196,7 @@ class _Watcher:
                         if joined is not None:
                             questions.publish(comm, joined)
                     questions.answer()
-            except Exception:  # the process that kept the store has ended
+            except Exception:  # the process that hosts the store has ended
                 self._known[key] = store, None
         return bool(stores)
 
@@ -223,7 +226,7 @@ _watcher = _Watcher()
 def _compare(
     collectives: list[Any], messages: list[Any]
 ) -> tuple[int, str, list[int] | None] | None:
-    from pynccl._internal.comparison import exchange  # few need it
+    from pynccl._internal.comparison import exchange  # deferred: rarely used
 
     return exchange(collectives, messages)
 

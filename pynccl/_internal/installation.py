@@ -1,8 +1,8 @@
-"""The check that the files of this package are those of its distribution, rawnccl.
+"""Checks that the files of this package belong to its distribution, rawnccl.
 
-The name ``pynccl`` on the package index belongs to another project, whose package has the same
-import name. pip does not refuse that: where the other one is installed later, its
-``pynccl/__init__.py`` replaces ours, and where it is removed, ours is removed with it.
+The name ``pynccl`` is taken on PyPI, by a project with the same import name. pip does not detect
+the conflict: if that project is installed later, its ``pynccl/__init__.py`` replaces ours, and
+removing it removes ours.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _REPAIR = "pip uninstall -y pynccl rawnccl && pip install rawnccl"
 
 
 def check() -> None:
-    """Refuse a package whose ``__init__.py`` is not ours. Where it is, this costs one look-up.
+    """Raise if the package's ``__init__.py`` is not ours. If it is, this costs one look-up.
 
     Raises:
-        ImportError: it is another project's, or it is missing.
+        ImportError: the file belongs to another project, or is missing.
     """
     package = sys.modules["pynccl"]
     if hasattr(package, "OWN_NAMES"):
         return
     version = _version(_OTHER)
     if package.__file__ is None:
-        what = "pynccl/__init__.py is missing; removing another package named pynccl removes it"
+        what = "pynccl/__init__.py is missing; uninstalling the other package pynccl removes it"
     elif version is None:
         what = f"{package.__file__} is not the one of {DISTRIBUTION}"
     else:
@@ -39,7 +39,7 @@ def check() -> None:
 
 
 def conflict() -> str | None:
-    """What is wrong where the other project's package is installed as well; None where it is not.
+    """Describe the conflict if the other project's package is installed as well, else None.
 
     Reads the metadata of the installed distributions, which takes milliseconds.
     """
@@ -53,7 +53,7 @@ def conflict() -> str | None:
 
 
 def _version(distribution: str) -> str | None:
-    import importlib.metadata  # takes longer than the import of pynccl
+    import importlib.metadata  # deferred: slower to import than pynccl
 
     try:
         return importlib.metadata.version(distribution)

@@ -1,4 +1,4 @@
-"""Groups: what the mirror and the backend of torch.distributed share."""
+"""Group membership, shared by the torch.distributed mirror and backend."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["connect_pair", "group_config", "ordered_members", "shrunk"]
 
 
 def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Config:
-    """The configuration of a new communicator of a group.
+    """Return the configuration of a new communicator of a group.
 
-    On GPUs wait() orders streams and returns. A program can use the data of an operation whose time
-    limit ends later, so the limit ends the process unless the user has chosen another policy.
+    On GPUs, wait() only orders streams. A program can use the data of an operation that times out
+    later, so a timeout ends the process unless the user has chosen another policy.
 
     Args:
-        given: that of the group; None is NCCL's defaults. It is not changed.
-        timeout: of the group in seconds; 0 is no limit.
-        on_cpu: whether the communicator is of CPU memory.
+        given: the group's configuration, which is not modified; None is NCCL's defaults.
+        timeout: the group's timeout in seconds; 0 is no limit.
+        on_cpu: whether the communicator uses CPU memory.
 
     Returns:
-        A copy, with a limit for the creation and a policy.
+        A copy with a time limit for initialization and a timeout policy.
     """
     config = Config() if given is None else copy.copy(given)
     if config.init_timeout is None and timeout > 0:
@@ -50,17 +50,17 @@ def connect_pair(
 ) -> dict[bool, Communicator]:
     """Create the communicators of both directions between two ranks.
 
-    Both ranks call it: the first operation of each may be a send.
+    Both ranks call it, because the first operation of each may be a send.
 
     Args:
-        ids: two unique ids; the first is of the direction in which the lower rank sends.
+        ids: two unique ids; the first is for the direction in which the lower rank sends.
         lower: whether this is the lower rank.
-        device: of the communicators.
-        timeout: of their operations, in seconds; 0 is no limit.
+        device: the device of the communicators.
+        timeout: the time limit of their operations, in seconds; 0 is no limit.
         create: creates a communicator of two ranks from a unique id and this rank in it.
 
     Returns:
-        The communicators, by whether this rank sends on them.
+        The communicators, keyed by whether this rank sends on them.
 
     Raises:
         NcclError: NCCL failed.
@@ -81,8 +81,8 @@ def connect_pair(
 def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> None:
     """Send a byte in both directions between two ranks.
 
-    NCCL connects a direction in the calls of its first message, each of which waits for the other
-    rank's call. Without this, two ranks that both send before they receive would wait forever.
+    NCCL connects a direction during its first message, which blocks until both ranks call it.
+    Without this exchange, two ranks that both send before they receive would deadlock.
     """
     import torch
 
@@ -109,32 +109,33 @@ def ordered_members(
     """Check the arguments of a reconfiguration by handles.
 
     Args:
-        uuid: of the reconfiguration.
-        handles: of the ranks. A list has them in the order of the new ranks; a set is sorted.
-        hints: none are known.
+        uuid: identifies the reconfiguration.
+        handles: the handles of the ranks: a list in the order of the new ranks, or a set, which is
+            sorted.
+        hints: must be empty; none are supported.
         own: this rank's handle.
-        used: each uuid so far.
-        decode: raises TypeError or ValueError for a text that is no handle.
+        used: the uuids used so far.
+        decode: raises TypeError or ValueError for a string that is not a handle.
 
     Returns:
         The handles in the order of the new ranks.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the uuid was used before, a handle is wrong or given twice, the own one is not
-            among them, or there are hints.
+        ValueError: the uuid was used before, a handle is invalid or duplicated, this rank's handle
+            is missing, or there are hints.
     """
     if isinstance(uuid, bool) or not isinstance(uuid, int):
         raise TypeError(f"uuid: expected an integer, got {uuid!r}")
     if uuid in used:
-        raise ValueError(f"uuid: {uuid} was used before; each reconfiguration needs another one")
+        raise ValueError(f"uuid: {uuid} was used before; each reconfiguration needs a new one")
     if hints:
-        raise ValueError(f"hints: pynccl knows none, got {hints!r}")
+        raise ValueError(f"hints: pynccl supports none, got {hints!r}")
     if not isinstance(handles, (list, set, frozenset)):
         raise TypeError(f"handles: expected a list or a set, got {type(handles).__name__}")
     for handle in handles:
         if not isinstance(handle, str):
-            raise TypeError(f"handles: expected texts, got {handle!r}")
+            raise TypeError(f"handles: expected strings, got {handle!r}")
         try:
             decode(handle)
         except (TypeError, ValueError):
@@ -150,17 +151,17 @@ def ordered_members(
 def shrunk(
     comm: Communicator, excluded: Sequence[int], *, aborts: bool, config: Config | None
 ) -> Communicator | None:
-    """Make a communicator without some ranks, where that is possible (ncclCommShrink).
+    """Create a communicator without some ranks, if possible (ncclCommShrink).
 
     Args:
         comm: the communicator.
-        excluded: the ranks.
-        aborts: whether what is under way on the communicator is aborted first.
-        config: of the new one; None inherits.
+        excluded: the ranks to exclude.
+        aborts: whether to abort the communicator's pending operations first.
+        config: the new communicator's configuration; None inherits.
 
     Returns:
-        The new communicator; None where NCCL is older than ncclCommShrink, or the communicator was
-        ended after a timeout. The ranks need a new id then.
+        The new communicator, or None if NCCL lacks ncclCommShrink or the communicator was closed
+        after a timeout. The ranks then need a new unique id.
     """
     _, can_shrink = comm.library.functions()["ncclCommShrink"]
     if comm.closed or not can_shrink:

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where that is a terminal."""
+"""A progress bar on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WIDTH = 24
 
 
 class Progress:
-    """Draws how much is done.
+    """A progress bar.
 
     Args:
-        file: where to; None is standard error.
+        file: the output; None is standard error.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -23,12 +23,12 @@ class Progress:
         self._shown = self._file.isatty()
 
     def __call__(self, done: int, count: int, text: str) -> None:
-        """Draw it; at the end, remove it.
+        """Draw the bar, or remove it when all items are done.
 
         Args:
-            done: how many are done.
-            count: of how many.
-            text: what runs now.
+            done: the number of completed items.
+            count: the total number of items.
+            text: the current item.
         """
         if not self._shown:
             return

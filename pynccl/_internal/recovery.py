@@ -1,7 +1,7 @@
-"""Communicator.recover(): a communicator of the ranks that are left.
+"""Communicator.recover(): a communicator of the surviving ranks.
 
-The ranks agree on who is left, and these make the new communicator. A library that shares memory
-between the ranks has an agreement of its own; otherwise the ranks agree through a store.
+The ranks agree on the surviving ranks, which then create the new communicator. A library whose
+ranks share memory provides an agreement of its own; otherwise the ranks agree through a store.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["Rounds", "recover"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
-_PAUSE = 0.01  # seconds between two looks at a store
+_PAUSE = 0.01  # seconds between polls of a store
 
 
 class Rounds:
-    """What a rank knows of the agreements of some ranks through a store.
+    """A rank's view of the agreements of some ranks through a store.
 
     Args:
-        path: of their keys in the store.
-        nranks: how many ranks there are.
+        path: the prefix of their keys in the store.
+        nranks: the number of ranks.
 
     Attributes:
         path: as given.
         nranks: as given.
-        number: of the last agreement.
-        members: the ranks that are left by it.
+        number: the number of the last agreement.
+        members: the ranks that survived it.
     """
 
     def __init__(self, path: str, nranks: int) -> None:
@@ -53,20 +53,20 @@ class Rounds:
         lost: Iterable[int] = (),
         gone: Callable[[int], object] = lambda _rank: False,
     ) -> list[int]:
-        """Agree on who is left. The first proposal in the store holds, for all ranks.
+        """Agree on the surviving ranks. The first proposal in the store wins.
 
         Args:
-            store: common to the ranks.
-            rank: this one.
+            store: a store shared by the ranks.
+            rank: this rank.
             timeout: seconds to wait for ranks that are neither lost nor gone.
             lost: ranks not to wait for.
-            gone: whether a rank that is missing has died.
+            gone: returns whether a missing rank has died.
 
         Returns:
-            The ranks that are not left, of all.
+            The excluded ranks, including those of earlier agreements.
 
         Raises:
-            NcclRemoteError: the others have gone on without this rank.
+            NcclRemoteError: the other ranks continue without this one.
         """
         end = time.monotonic() + timeout
         number = f"{self.path}/{self.number + 1}"
@@ -120,19 +120,19 @@ def recover(
     aborted, with its windows, registrations and operators; the output of its unfinished operations
     is undefined.
 
-    On CPUs the ranks find out by themselves who is dead, and wait only for ranks that live. NCCL
-    does not know that: there a store is needed, or exclude.
+    On CPUs, the ranks detect dead ranks and wait only for live ones. NCCL cannot, so on GPUs a
+    store or exclude is required.
 
     Args:
         comm: the communicator.
         timeout: seconds for all ranks to take part, and the same again for creating the new
             communicator. A rank that arrives later is excluded: its own call raises
             NcclRemoteError.
-        store: a store of torch.distributed, on every rank, for this communicator alone
-            (PrefixStore). The ranks agree through it. Each waits for timeout where a rank is
-            missing.
-        exclude: ranks that are known to be lost; nobody waits for them. Without store, on GPUs, all
-            ranks must pass the same.
+        store: a torch.distributed store shared by all ranks and used for this communicator alone
+            (PrefixStore), through which the ranks agree. If a rank is missing, each waits for the
+            full timeout.
+        exclude: ranks known to be lost, which are not waited for. On GPUs without a store, all
+            ranks must pass the same ranks.
         config: a Config; None inherits this communicator's.
 
     Returns:
@@ -143,8 +143,8 @@ def recover(
             store nor exclude is given.
         MissingFunctionError: the library is older than NCCL 2.27.
         NcclRemoteError: this rank was excluded.
-        NcclTimeoutError: a rank took part in the agreement, but not in making the communicator. All
-            raise; the next call leaves it out.
+        NcclTimeoutError: a rank took part in the agreement but not in creating the communicator.
+            All ranks raise; the next call excludes it.
         NcclError: NCCL failed.
     """
     _C.check_outside_group("recover")
@@ -154,7 +154,7 @@ def recover(
     rounds = _rounds.setdefault(comm, Rounds("pynccl/recover", nranks))
     if store is None and not known and not _C.can_agree(comm):
         raise ValueError(
-            "recover: pass store or exclude: this library does not know which ranks are left"
+            "recover: pass store or exclude: this library cannot detect the surviving ranks"
         )
     _C.begin_recovery(comm)
     agreed: list[int] | None
@@ -168,7 +168,7 @@ def recover(
             recovered = _C.make_recovered(comm, lost, limit, config)
             break
         except NcclRemoteError:
-            # Another rank has died meanwhile. All others raise this, and agree again.
+            # Another rank has died in the meantime. All survivors raise this, and agree again.
             if agreed is None or not more:
                 raise
     _rounds[recovered] = Rounds(f"{rounds.path}/{rounds.number}/next", nranks - len(lost))

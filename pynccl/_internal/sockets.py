@@ -1,5 +1,5 @@
-"""Sockets that a forked child closes: its copy would keep a connection open that the death of its
-parent must close.
+"""Sockets that are closed in forked children, so that the death of the parent closes the
+connection.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ os.register_at_fork(
 
 @contextlib.contextmanager
 def creation() -> Iterator[None]:
-    """No thread forks between the creation of a socket and track()."""
+    """Prevent threads from forking between the creation of a socket and track()."""
     with _creating:
         yield
 
 
 def track(sock: socket.socket) -> None:
-    """Close a socket in children that are forked."""
+    """Close a socket in forked children."""
     _open.add(sock)
 
 
@@ -48,17 +48,17 @@ def connect(host: str, port: int, timeout: Callable[[], float | None]) -> socket
     """Connect to one of the addresses of a host.
 
     Args:
-        host: its name or address.
-        port: of the listening socket.
-        timeout: returns the seconds for the next address; None is no limit.
+        host: the host's name or address.
+        port: the port to connect to.
+        timeout: returns the time limit in seconds for the next address; None is no limit.
 
     Returns:
-        A tracked socket, which keeps that timeout.
+        A tracked socket with that timeout.
 
     Raises:
-        OSError: no address can be connected to; the error of the last one.
+        OSError: no connection succeeded; this is the error of the last address.
     """
-    failure: OSError = OSError("it has no address")
+    failure: OSError = OSError("the host has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
     ):
