@@ -71,8 +71,7 @@ class _Questions:
                     self._answered[asked] = number, time.monotonic()
 
     def ask(self, comm: str) -> int:
-        """Return the number of a question about a communicator: a new or a recently answered
-        one."""
+        """Return the number of a question about a communicator, new or recently answered."""
         self.answer()
         number, since = self._answered.get(comm, (0, 0.0))
         if not number or time.monotonic() - since > _FRESH:

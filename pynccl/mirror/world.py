@@ -1,4 +1,4 @@
-"""The groups of this process: the default group, the others, and the translation of ranks."""
+"""The process groups of this process, and the translation of ranks."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class _World:
     def reset(self) -> None:
         self.default = None
         self.groups: dict[ProcessGroup, str] = {}
-        self.outside: list[int] | None = None  # the ranks of the last group without this rank
+        self.outside: list[int] | None = None  # the ranks of the last group that excludes this rank
         self.count = 0
-        self.hashed: Counter[str] = Counter()  # the groups so far of the same ranks
+        self.hashed: Counter[str] = Counter()  # the number of groups so far by their ranks
 
     @property
     def default(self) -> ProcessGroup | None:
-        """The default group. The C++ part keeps it, for the fast functions."""
+        """The default group, stored in C++ for the fast path."""
         return cast("ProcessGroup | None", _C.default_group())
 
     @default.setter
@@ -64,7 +64,7 @@ class _World:
         return name
 
     def hashed_name(self, ranks: list[int]) -> str:
-        """A name that depends only on the calls of these ranks."""
+        """Return a name that depends only on the calls of these ranks."""
         members = "_".join(map(str, ranks))
         self.hashed[members] += 1
         text = f"{members}_{self.hashed[members]}"
@@ -78,7 +78,7 @@ world = _World()
 
 
 class _WorldMeta(type):
-    """Gives ``group`` and ``GroupMember`` the class property ``WORLD``."""
+    """Adds the class property ``WORLD`` to ``group`` and ``GroupMember``."""
 
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802
@@ -90,25 +90,25 @@ class _WorldMeta(type):
 
 
 class group(metaclass=_WorldMeta):  # noqa: N801
-    """``group.WORLD`` is the default group: torch.distributed.group."""
+    """See torch.distributed.group. ``group.WORLD`` is the default group."""
 
 
 class GroupMember(metaclass=_WorldMeta):
-    """``WORLD`` is the default group, ``NON_GROUP_MEMBER`` one that this rank is not in.
+    """See torch.distributed.GroupMember.
 
-    It stands for torch.distributed.GroupMember.
+    ``WORLD`` is the default group, ``NON_GROUP_MEMBER`` stands for a group without this rank.
     """
 
     NON_GROUP_MEMBER: NonMember = -100
 
 
 def _rank_not_in_group(group: ProcessGroup | NonMember | None) -> TypeIs[NonMember]:
-    """Whether a group is ``GroupMember.NON_GROUP_MEMBER``."""
+    """Return whether a group is ``GroupMember.NON_GROUP_MEMBER``."""
     return group == GroupMember.NON_GROUP_MEMBER
 
 
 def warn_outside(name: str) -> None:
-    """Warn that an operation does nothing on this rank."""
+    """Warn that an operation has no effect on this rank."""
     rank = -1 if world.default is None else world.default.rank()
     warnings.warn(
         f"Running {name} on global rank {rank} which does not belong to the given group.",
@@ -117,7 +117,7 @@ def warn_outside(name: str) -> None:
 
 
 def _get_default_group() -> ProcessGroup:
-    """The group that :func:`init_process_group` created; ValueError without one."""
+    """Return the group that :func:`init_process_group` created, or raise ValueError."""
     default = world.default
     if default is None:
         raise ValueError(
@@ -128,12 +128,12 @@ def _get_default_group() -> ProcessGroup:
 
 
 def group_or_default(pg: ProcessGroup | None) -> ProcessGroup:
-    """The group, the default one for None."""
+    """Return the group, or the default group for None."""
     return _get_default_group() if pg is None else pg
 
 
 def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
-    """The group of an operation; None, with a warning, where this rank is not in it."""
+    """Return the group of an operation, or None with a warning if this rank is not in it."""
     if pg is None:
         return _get_default_group()
     if _rank_not_in_group(pg):
@@ -143,12 +143,12 @@ def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
 
 
 def is_registered(pg: object) -> TypeGuard[ProcessGroup]:
-    """Whether a group exists in this process."""
+    """Return whether a group exists in this process."""
     return isinstance(pg, ProcessGroup) and pg in world.groups
 
 
 def is_initialized() -> bool:
-    """Whether there is a default group: torch.distributed.is_initialized.
+    """See torch.distributed.is_initialized.
 
     Returns:
         True between :func:`init_process_group` and :func:`destroy_process_group`.
@@ -185,7 +185,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
 
 def group_rank_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """The rank in a group that ``src`` (a global rank) or ``group_src`` (a group rank) names.
+    """Return the group rank for ``src`` (a global rank) or ``group_src`` (a group rank).
 
     Raises:
         ValueError: both or neither is given, or the group has no such rank.
@@ -200,17 +200,17 @@ def group_rank_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | N
 
 
 def root_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
-    """The same for a root; global rank 0 where neither is given."""
+    """Return the group rank of a root; global rank 0 if neither is given."""
     if global_rank is None and group_rank is None:
         global_rank = 0
     return group_rank_of(pg, global_rank, group_rank)
 
 
 def check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
-    """Check the other side of a message: the "source" or "destination".
+    """Check the peer of a message, its "source" or "destination".
 
     Raises:
-        ValueError: it is this rank, or this rank is not in the group.
+        ValueError: the peer is this rank, or this rank is not in the group.
     """
     if _valid_group(pg).rank() == rank:
         raise ValueError(
@@ -223,7 +223,7 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     """See torch.distributed.get_process_group_ranks.
 
     For ``GroupMember.NON_GROUP_MEMBER`` it returns the ranks of the last group that this process
-    created and is not in.
+    created without being a member.
     """
     if not _rank_not_in_group(group):
         return list(group_or_default(group or None).ranks)
@@ -255,12 +255,12 @@ def _valid_group(pg: ProcessGroup | None) -> ProcessGroup:
 
 
 def get_backend_config(group: ProcessGroup | None = None) -> str:
-    """See torch.distributed.get_backend_config; as ``"cpu:host,cuda:nccl"``."""
+    """See torch.distributed.get_backend_config. Returns, e.g., ``"cpu:host,cuda:nccl"``."""
     return repr(_valid_group(group).config)
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """See torch.distributed.get_backend: ``"nccl"``, ``"host"``, or ``"cpu:host,cuda:nccl"``."""
+    """See torch.distributed.get_backend: ``"nccl"``, ``"host"`` or ``"cpu:host,cuda:nccl"``."""
     pg = _valid_group(group)
     if not is_registered(pg):
         raise ValueError(
@@ -273,12 +273,11 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 def get_backend_impl(
     group: str | ProcessGroup | None = None, device: torch.device | None = None
 ) -> nccl.Communicator:
-    """The implementation of a group's backend: see torch.distributed.get_backend_impl.
+    """See torch.distributed.get_backend_impl, available since torch 2.14.
 
-    In pynccl it is the group's Communicator, with what NCCL can do beyond torch's functions:
-    windows, memory statistics, the flight record. It stays the group's: do not close it. If the
-    group has not created it yet, this creates it, and all ranks of the group have to call it.
-    torch.distributed has the function since torch 2.14.
+    Returns the group's Communicator, for NCCL features that torch's functions lack: windows, memory
+    statistics, the flight record. The group owns it: do not close it. If the group has not created
+    it yet, this call creates it, and all ranks of the group must call it.
 
     Args:
         group: the group, or its ``group_name``; None is the default group.
@@ -288,13 +287,14 @@ def get_backend_impl(
         The communicator.
 
     Raises:
-        ValueError: there are several backends and no device is given, or there is no such group.
-        RuntimeError: no backend of the group is for the device.
+        ValueError: the group has several backends and no device is given, or there is no such
+            group.
+        RuntimeError: no backend of the group supports the device.
     """
     if isinstance(group, str):
         named = [pg for pg, name in world.groups.items() if name == group]
         if not named:
-            raise ValueError(f"group: there is no group of the name {group!r}")
+            raise ValueError(f"group: there is no group named {group!r}")
         return named[0].get_backend(device)
     return _valid_group(group).get_backend(device)
 
@@ -302,16 +302,16 @@ def get_backend_impl(
 def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
     """See torch.distributed.set_timeout, available since torch 2.14.
 
-    Each rank sets the timeout of later operations of its own, on the communicators that exist and
-    those created later. Zero is no limit.
+    Sets the timeout of this rank's later operations, on existing communicators and on those created
+    later. Zero is no limit.
     """
     _valid_group(group).set_timeout(timeout)
 
 
 def get_pg_count() -> int:
-    """The number of groups that were made: torch.distributed.get_pg_count.
+    """See torch.distributed.get_pg_count.
 
     Returns:
-        The number of groups since :func:`init_process_group`; those that were destroyed count too.
+        The number of groups created since :func:`init_process_group`, including destroyed ones.
     """
     return world.count

@@ -120,7 +120,7 @@ def test_split_group_in_different_orders(dist: Any, rank: int, size: int) -> Non
 def test_split_group_into_different_parts(dist: Any, rank: int, size: int) -> None:
     parts = [[0, 1], [2]] if rank == 0 else [[0], [1, 2]]
     if rank == 0:
-        text = "split_ranks: on rank 0 it makes a group of 2 ranks; with those of the other"
+        text = "split_ranks: rank 0 requests a group of 2 ranks, but the arguments of the other"
         _soon(ValueError, text, lambda: dist.split_group(None, parts))
     else:
         _sum_is_right(dist, dist.split_group(None, parts), [1, 2], rank)

@@ -1,6 +1,6 @@
-"""All-to-all: every rank sends each rank its own part.
+"""All-to-all: every rank sends a part to each rank.
 
-Equal parts of one tensor are one NCCL operation; lists and unequal parts are one group of sends and
+Equal parts of one tensor are one NCCL operation. Lists and unequal parts are one group of sends and
 receives directly on the user's tensors.
 """
 
@@ -25,8 +25,8 @@ def all_to_all(
 ) -> Work | None:
     """See torch.distributed.all_to_all.
 
-    Issued as one NCCL group of ncclSend and ncclRecv. The tensors may have any sizes, and are of
-    one dtype.
+    Issued as one NCCL group of ncclSend and ncclRecv. The tensors may differ in size, but not in
+    dtype.
     """
     pg = member(group, "all_to_all")
     if pg is None:
@@ -46,7 +46,8 @@ def all_to_all_single(
 ) -> Work | None:
     """See torch.distributed.all_to_all_single.
 
-    Equal parts are one ncclAlltoAll, others one NCCL group of ncclSend and ncclRecv.
+    Equal parts are issued as one ncclAlltoAll, unequal parts as one NCCL group of ncclSend and
+    ncclRecv.
     """
     pg = member(group, "all_to_all_single")
     if pg is None:

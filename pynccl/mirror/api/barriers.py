@@ -1,4 +1,4 @@
-"""Barriers: by an all_reduce, or by the store, which names the ranks that are missing."""
+"""Barriers: an all_reduce, or through the store, which identifies the missing ranks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def barrier(
 ) -> Work | None:
     """See torch.distributed.barrier.
 
-    An ncclAllReduce of one byte, which blocks the caller on GPUs as well. torch.distributed has
-    timeout since torch 2.12.
+    Issued as an ncclAllReduce of one byte, which blocks the caller on GPUs as well. timeout was
+    added in torch 2.12.
     """
     pg = group_or_default(group or None)
     if _rank_not_in_group(pg):
@@ -50,9 +50,9 @@ def monitored_barrier(
 ) -> None:
     """See torch.distributed.monitored_barrier.
 
-    It goes through the store, for every backend. A timeout of None is the default of the group's
-    backend. The DistBackendError is raised on rank 0 with the missing ranks, and on the others if
-    rank 0 did not confirm.
+    It uses the store for every backend. A timeout of None is the default of the group's backend.
+    Rank 0 raises DistBackendError with the missing ranks; the others raise it if rank 0 does not
+    confirm.
     """
     if _rank_not_in_group(group):
         warn_outside("monitored_barrier")
@@ -71,7 +71,7 @@ def monitored_barrier(
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s=3600):
     """See torch.distributed.breakpoint.
 
-    The others raise DistBackendError if the rank does not continue within timeout_s seconds.
+    The other ranks raise DistBackendError if the rank does not continue within timeout_s seconds.
     """
     if next(_calls) < skip:
         return

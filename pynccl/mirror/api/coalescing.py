@@ -1,4 +1,4 @@
-"""The coalescing manager: what is called in its context is issued as one NCCL group."""
+"""The coalescing manager: operations called in its context are issued as one NCCL group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["_CoalescingManager", "_coalescing_manager"]
 
 
 class _CoalescingManager:
-    """The value of the context; with ``async_ops=True`` wait() waits for its works."""
+    """The coalescing manager; with ``async_ops=True``, wait() waits for its works."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
@@ -31,7 +31,7 @@ class _CoalescingManager:
             self.works.append(work)
 
     def wait(self):
-        """Wait for the works, as :meth:`Work.wait` does without a timeout.
+        """Wait for all works, as :meth:`Work.wait` does without a timeout.
 
         Raises:
             DistBackendError: an operation failed.
@@ -44,21 +44,22 @@ class _CoalescingManager:
 def _coalescing_manager(
     group: ProcessGroup | None = None, device: torch.device | None = None, async_ops: bool = False
 ) -> Iterator[_CoalescingManager]:
-    """Issue what is called in the context as one NCCL group: ncclGroupStart, ncclGroupEnd.
+    """Issue the operations called in the context as one NCCL group (ncclGroupStart, ncclGroupEnd).
 
-    With a device every operation on its tensors is collected. Without one, operations must be of
-    one kind: all_reduce, all_gather_single or reduce_scatter_single, else RuntimeError.
+    With a device, all operations on its tensors are collected. Without one, all operations must be
+    of one kind (all_reduce, all_gather_single or reduce_scatter_single), else RuntimeError is
+    raised.
 
     Args:
         group: the group; None is the default group.
         device: the device of the tensors.
-        async_ops: whether to leave the waiting to the manager's wait().
+        async_ops: whether the caller waits by the manager's wait().
 
     Yields:
         The manager.
 
     Raises:
-        ValueError: the group is in such a context already.
+        ValueError: the group is already in such a context.
     """
     pg = group or _get_default_group()
     if pg._batch is not None:

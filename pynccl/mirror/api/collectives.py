@@ -1,9 +1,9 @@
-"""The collectives on one tensor per rank.
+"""Collectives on one tensor per rank.
 
-Each works on contiguous tensors of any shape, of a dtype that NCCL has (docs/mirror.md lists them),
-on the devices of the group's backends. A synchronous call is enqueued on the current stream and
-returns; on CPUs it returns when it is done. An asynchronous call runs on the group's communication
-stream.
+They accept contiguous tensors of any shape and of any dtype that NCCL supports (listed in
+docs/mirror.md), on the devices of the group's backends. A synchronous call enqueues the operation
+on the current stream and returns; on CPUs it returns when the operation is complete. An
+asynchronous call runs on the group's communication stream.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def all_reduce(
     """See torch.distributed.all_reduce (ncclAllReduce).
 
     op is SUM, AVG, PRODUCT, MIN or MAX as a ReduceOp, a :class:`pynccl.nccl.RedOp` or a str
-    (``"sum"``, ``"avg"``, ``"prod"``, ``"min"``, ``"max"``), or the operator of a factor. On
-    booleans SUM is "or", and AVG raises TypeError. Complex tensors are reduced as pairs of reals.
+    (``"sum"``, ``"avg"``, ``"prod"``, ``"min"``, ``"max"``), or a pre-multiplied sum. On booleans,
+    SUM is a logical or, and AVG raises TypeError. Complex tensors are reduced as pairs of reals.
     """
     check_tensor(tensor, "tensor")
     pg = member(group, "all_reduce")
@@ -104,7 +104,7 @@ def all_gather_single(
 ) -> Work | None:
     """See torch.distributed.all_gather_single (ncclAllGather), available since torch 2.13.
 
-    For inputs of shape (n, ...) the output is of shape (ranks * n, ...) or (ranks, n, ...).
+    For inputs of shape (n, ...), the output has shape (ranks * n, ...) or (ranks, n, ...).
     """
     check_tensor(input_tensor, "input_tensor")
     check_tensor(output_tensor, "output_tensor")
@@ -125,7 +125,7 @@ def all_gather_into_tensor(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """See torch.distributed.all_gather_into_tensor: the older name of all_gather_single."""
+    """See torch.distributed.all_gather_into_tensor. Older name of all_gather_single."""
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
@@ -140,7 +140,7 @@ def _all_gather_base(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The oldest name of :func:`all_gather_single`."""
+    """Oldest name of :func:`all_gather_single`."""
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
@@ -154,7 +154,7 @@ def reduce_scatter_single(
 ) -> Work | None:
     """See torch.distributed.reduce_scatter_single (ncclReduceScatter), available since torch 2.13.
 
-    For an output of shape (n, ...) the input is of shape (ranks * n, ...) or (ranks, n, ...). op is
+    For an output of shape (n, ...), the input has shape (ranks * n, ...) or (ranks, n, ...). op is
     as for :func:`all_reduce`.
     """
     check_tensor(output, "output")
@@ -177,7 +177,7 @@ def reduce_scatter_tensor(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """See torch.distributed.reduce_scatter_tensor: the older name of reduce_scatter_single."""
+    """See torch.distributed.reduce_scatter_tensor. Older name of reduce_scatter_single."""
     return reduce_scatter_single(output, input, op, group, async_op)
 
 
@@ -193,5 +193,5 @@ def _reduce_scatter_base(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """The oldest name of :func:`reduce_scatter_single`."""
+    """Oldest name of :func:`reduce_scatter_single`."""
     return reduce_scatter_single(output, input, op, group, async_op)

@@ -1,8 +1,8 @@
-"""The collectives on lists of tensors.
+"""Collectives on lists of tensors.
 
-Each is one NCCL group of operations directly on the user's tensors: nothing is copied to or from a
-flat buffer, and unless noted otherwise the parts may have different sizes. Tensors are
-contiguous, of one dtype that NCCL has, on one device of the group's backends.
+Each is issued as one NCCL group of operations directly on the user's tensors: nothing is copied to
+or from a flat buffer, and unless noted otherwise the parts may differ in size. Tensors must be
+contiguous, of one dtype that NCCL supports, and on one device of the group's backends.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def all_gather_coalesced(
 ) -> torch.Future | None:
     """See torch.distributed.all_gather_coalesced.
 
-    Issued as one NCCL group of ncclBroadcast. The value of the future is the list of the outputs.
+    Issued as one NCCL group of ncclBroadcast. The future's value is the list of outputs.
     """
     pg = member(group, "all_gather_coalesced")
     if pg is None:
@@ -102,8 +102,8 @@ def all_reduce_coalesced(
 ) -> torch.Future | None:
     """See torch.distributed.all_reduce_coalesced.
 
-    Issued as one NCCL group of ncclAllReduce. tensors may be one tensor. op is as for
-    :func:`all_reduce`. The value of the future is the list of the tensors.
+    Issued as one NCCL group of ncclAllReduce. tensors may be a single tensor. op is as for
+    :func:`all_reduce`. The future's value is the list of tensors.
     """
     if isinstance(tensors, torch.Tensor):
         tensors = [tensors]
@@ -149,8 +149,8 @@ def gather_single(
 ):
     """See torch.distributed.gather_single, available since torch 2.14.
 
-    Issued as one NCCL group of ncclSend and ncclRecv. For inputs of shape (n, ...) gather_tensor is
-    of shape (ranks * n, ...) or (ranks, n, ...); it is ignored on all ranks but the destination.
+    Issued as one NCCL group of ncclSend and ncclRecv. For inputs of shape (n, ...), gather_tensor
+    has shape (ranks * n, ...) or (ranks, n, ...). It is ignored on all ranks but the destination.
     """
     check_tensor(tensor, "tensor")
     pg = group_or_default(group)
@@ -175,9 +175,9 @@ def gather_into_tensor(
     async_op: bool = False,
     group_dst: int | None = None,
 ):
-    """The older name of :func:`gather_single`: see torch.distributed.gather_into_tensor.
+    """See torch.distributed.gather_into_tensor, available since torch 2.14.
 
-    torch.distributed has it since torch 2.14.
+    Older name of :func:`gather_single`.
     """
     return gather_single(tensor, gather_tensor, dst, group, async_op, group_dst)
 

@@ -1,8 +1,8 @@
-"""Collectives on Python objects, which are sent as pickles.
+"""Collectives on Python objects, which are transferred as pickles.
 
-They are for ranks that trust each other: a pickle can run any code where it is read. With
+The ranks must trust each other, because unpickling can execute arbitrary code. With
 ``weights_only=True`` it cannot: objects are written by torch.save and read by
-``torch.load(weights_only=True)``, which takes tensors, numbers, strings, containers of them, and
+``torch.load(weights_only=True)``, which accepts tensors, numbers, strings, containers of them, and
 the types of ``torch.serialization.add_safe_globals``. Objects of different ranks may differ in type
 and size.
 """
@@ -61,7 +61,7 @@ def _unpickled(pickled: torch.Tensor, weights_only: bool) -> Any:
 def _packed(
     values: Sequence[object], device: torch.device | str, weights_only: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pickles one after the other, and their sizes in bytes."""
+    """Return the concatenated pickles and their sizes in bytes."""
     pickles = [_pickled(value, weights_only) for value in values]
     sizes = torch.tensor([pickled.numel() for pickled in pickles], dtype=torch.long)
     return torch.cat(pickles).to(device), sizes.to(device)
@@ -70,7 +70,7 @@ def _packed(
 def _buffer_for(
     sizes: torch.Tensor, device: torch.device | str
 ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-    """A buffer for pickles of these sizes, and its parts."""
+    """Return a buffer for pickles of these sizes, and its parts."""
     buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
     return buffer, buffer.split(sizes.tolist())
 

@@ -1,7 +1,7 @@
-"""Point to point: send, recv, isend, irecv, and batches of them.
+"""Point-to-point operations: send, recv, isend, irecv, and batches of them.
 
-Tensors are contiguous, of any shape, of a dtype that NCCL has, on the devices of the group's
-backends. The sender's and the receiver's tensor have the same number of elements and dtype.
+Tensors must be contiguous, of a dtype that NCCL supports, and on a device of the group's backends.
+Sender and receiver must use the same number of elements and the same dtype.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _arguments(
     tag: int = 0,
     group_peer: int | None = None,
 ):
-    """Check the arguments of a P2POp, and complete them."""
+    """Check and complete the arguments of a P2POp."""
     if op is not isend and op is not irecv:
         raise ValueError("Invalid ``op``. Expected ``op`` to be ``isend`` or ``irecv``.")
     check_tensor(tensor, "tensor")
@@ -53,7 +53,7 @@ P2POp.__signature__ = inspect.signature(_arguments).replace(return_annotation="P
 
 
 def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int:
-    """The rank in the group to receive from."""
+    """Return the group rank to receive from."""
     if src is None and group_src is None:
         return p2p.source_in(pg)
     return group_rank_of(pg, src, group_src)
@@ -143,8 +143,8 @@ def recv(
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     """See torch.distributed.batch_isend_irecv.
 
-    One NCCL group on the communicator of the group. If it is the first operation of the group, all
-    its ranks must take part. Returns one Work for all operations, in a list.
+    Issued as one NCCL group on the group's communicator. If it is the group's first operation, all
+    its ranks must take part. Returns a list with one Work for all operations.
     """
     group = _checked_group(p2p_op_list)
     if _rank_not_in_group(group):

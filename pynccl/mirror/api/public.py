@@ -1,4 +1,4 @@
-"""Every public name of the mirror. ``pynccl.__all__`` is the list; this module checks it."""
+"""Every public name of the mirror, checked against ``pynccl.__all__``."""
 
 # ruff: noqa: F403
 
@@ -31,13 +31,13 @@ __all__ = ["names"]
 
 
 def names() -> dict[str, object]:
-    """The public names of the mirror and their values.
+    """Return the public names of the mirror and their values.
 
     Raises:
-        ImportError: a name of ``pynccl.__all__`` is missing in the modules above.
+        ImportError: a name in ``pynccl.__all__`` is missing from the modules above.
     """
     wanted = [name for name in pynccl.__all__ if name not in pynccl.OWN_NAMES]
     missing = [name for name in wanted if name not in globals()]
     if missing:
-        raise ImportError(f"pynccl.__all__ has names that the mirror lacks: {missing}")
+        raise ImportError(f"pynccl.__all__ lists names that the mirror lacks: {missing}")
     return {name: globals()[name] for name in wanted}

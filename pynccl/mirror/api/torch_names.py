@@ -1,4 +1,4 @@
-"""torch's own classes and functions that pynccl has under the same names."""
+"""torch's own classes and functions, re-exported under the same names."""
 
 from __future__ import annotations
 

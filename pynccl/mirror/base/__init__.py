@@ -1,3 +1,3 @@
-"""What needs no group: errors, operators, checks, backends, the store."""
+"""Errors, operators, checks, backends and the store, independent of groups."""
 
 __all__: list[str] = []

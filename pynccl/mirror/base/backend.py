@@ -1,4 +1,4 @@
-"""The names of backends: ``"nccl"`` for GPUs, ``"host"`` for CPUs, or one for each device."""
+"""Backend names: ``"nccl"`` for GPUs, ``"host"`` for CPUs, or one for each device."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 
 
 class Backend(str):
-    """The name of a backend, a lowercase string: torch.distributed.Backend.
+    """See torch.distributed.Backend. The name of a backend, a lowercase string.
 
-    ``Backend(name)`` takes the name in any case. ``Backend.NCCL`` and ``Backend.HOST`` are pynccl's
-    backends; the others are torch's names, for comparisons in existing scripts.
+    ``Backend(name)`` accepts the name in any case. ``Backend.NCCL`` and ``Backend.HOST`` are
+    pynccl's backends; the others are torch's names, for comparisons in existing scripts.
 
     Raises:
         ValueError: the name is not a string.
@@ -64,14 +64,14 @@ class Backend(str):
 
 
 class BackendConfig:
-    """The backend for each type of device: torch.distributed's BackendConfig.
+    """See torch.distributed.BackendConfig. The backend for each device type.
 
     Args:
-        backend: ``"nccl"``, ``"host"``, ``"cpu:host,cuda:nccl"``, or ``Backend.UNDEFINED``: the
-            default backends of the devices of this machine.
+        backend: ``"nccl"``, ``"host"``, ``"cpu:host,cuda:nccl"``, or ``Backend.UNDEFINED`` for the
+            default backends of this machine's devices.
 
     Raises:
-        ValueError: pynccl does not have the backend, or it does not serve the device.
+        ValueError: the backend is not supported, or does not support the device.
     """
 
     def __init__(self, backend: str | Backend) -> None:
@@ -100,15 +100,16 @@ class BackendConfig:
 
     @property
     def name(self) -> str:
-        """The argument of init_process_group: the name alone where there is one backend."""
+        """The argument of init_process_group; just the name if there is only one backend."""
         names = list(self.device_backend_map.values())
         return names[0] if len(names) == 1 else repr(self)
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """The backend for each type of device.
+        """Return the backend for each device type.
 
         Returns:
-            Types of devices and names of backends, as ``{"cpu": "host", "cuda": "nccl"}``.
+            A mapping from device types to backend names, such as
+            ``{"cpu": "host", "cuda": "nccl"}``.
         """
         return self.device_backend_map
 
@@ -118,26 +119,26 @@ def _known(name: str) -> str:
         return name
     if name in _ELSEWHERE:
         raise ValueError(
-            f"backend {name!r}: pynccl is NCCL; pass backend='host' for tensors on CPUs, 'nccl' "
+            f"backend {name!r} is not supported; pass backend='host' for tensors on CPUs, 'nccl' "
             "for tensors on GPUs, or None for both"
         )
     raise ValueError(f"backend {name!r}: pynccl has 'nccl' and 'host'")
 
 
 def check_usable(config: BackendConfig) -> None:
-    """Check, before any rank waits for others, that this machine has what named backends need.
+    """Check that this machine supports the named backends, before any rank waits for others.
 
     Raises:
-        ValueError: ``"nccl"`` is among them, and there is no GPU that torch can use.
+        ValueError: ``"nccl"`` is among them, but torch cannot use a GPU.
         LibraryNotFoundError: libnccl.so.2 was not found or cannot be loaded.
     """
     if Backend.NCCL not in config.device_backend_map.values():
         return
     if not torch.cuda.is_available():
         raise ValueError(
-            f"backend {config.name!r}: this machine has no GPU that can be used: "
+            f"backend {config.name!r}: this machine has no usable GPU: "
             f"{_why_no_gpu()}. Pass backend='host' for tensors on CPUs, or None for the devices of "
-            "the machine; `pynccl doctor` says what is missing"
+            "the machine; `pynccl doctor` diagnoses the installation"
         )
     libraries.load("cuda")
 
@@ -152,7 +153,7 @@ def _why_no_gpu() -> str:
 
 
 def timeout_of(timeout: timedelta | None, config: BackendConfig) -> timedelta:
-    """The timeout of a group: as given, else torch's default for its backend.
+    """Return the timeout of a group: as given, or torch's default for its backend.
 
     Raises:
         TypeError: it is not a timedelta.
@@ -167,13 +168,13 @@ def timeout_of(timeout: timedelta | None, config: BackendConfig) -> timedelta:
 
 
 def limited(timeout: timedelta) -> AbstractContextManager[object]:
-    """Limit the calls of a block that wait for other ranks to the timeout of a group."""
+    """Limit calls in the block that wait for other ranks to the timeout of a group."""
     seconds = timeout.total_seconds()
     return nccl.deadline(seconds) if seconds > 0 else nullcontext()
 
 
 def get_default_backend_for_device(device: str | torch.device) -> str:
-    """See torch.distributed.get_default_backend_for_device: ``"host"`` or ``"nccl"``."""
+    """See torch.distributed.get_default_backend_for_device. Returns ``"host"`` or ``"nccl"``."""
     kind = device.type if isinstance(device, torch.device) else torch.device(device).type
     backend = Backend.default_device_backend_map.get(kind)
     if backend is None:
@@ -182,7 +183,7 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
 
 
 def is_available() -> bool:
-    """Whether the functions can be used: torch.distributed.is_available.
+    """See torch.distributed.is_available.
 
     Returns:
         True.
@@ -191,10 +192,10 @@ def is_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Whether libnccl.so.2 can be loaded: torch.distributed.is_nccl_available.
+    """See torch.distributed.is_nccl_available.
 
     Returns:
-        Whether it can; the library is loaded then.
+        Whether libnccl.so.2 can be loaded; if so, it is loaded.
     """
     try:
         libraries.load("cuda")
@@ -206,8 +207,8 @@ def is_nccl_available() -> bool:
 def is_backend_available(backend: str) -> bool:
     """See torch.distributed.is_backend_available.
 
-    For ``"nccl"`` it says whether libnccl.so.2 can be loaded. backend may name several, as
-    ``"cpu:host,cuda:nccl"``.
+    For ``"nccl"`` it returns whether libnccl.so.2 can be loaded. backend may name several backends,
+    such as ``"cpu:host,cuda:nccl"``.
     """
     try:
         config = BackendConfig(Backend(backend))
@@ -217,36 +218,36 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """torch.distributed.is_gloo_available.
+    """See torch.distributed.is_gloo_available.
 
     Returns:
-        False: pynccl has no Gloo; its backend for CPUs is ``"host"``.
+        False; pynccl's backend for CPUs is ``"host"``.
     """
     return False
 
 
 def is_mpi_available() -> bool:
-    """torch.distributed.is_mpi_available.
+    """See torch.distributed.is_mpi_available.
 
     Returns:
-        False: pynccl has no MPI; its backend for CPUs is ``"host"``.
+        False; pynccl's backend for CPUs is ``"host"``.
     """
     return False
 
 
 def is_ucc_available() -> bool:
-    """torch.distributed.is_ucc_available.
+    """See torch.distributed.is_ucc_available.
 
     Returns:
-        False: pynccl has no UCC.
+        False.
     """
     return False
 
 
 def is_xccl_available() -> bool:
-    """torch.distributed.is_xccl_available.
+    """See torch.distributed.is_xccl_available.
 
     Returns:
-        False: pynccl has no XCCL.
+        False.
     """
     return False

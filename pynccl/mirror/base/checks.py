@@ -1,4 +1,4 @@
-"""Checks of tensors and of lists of tensors, made before anything is sent."""
+"""Checks of tensors and lists of tensors, before anything is sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def check_tensor(value: Any, name: str) -> None:
-    """Raise for an object that is not a tensor.
+    """Check that an object is a tensor.
 
     Raises:
         TypeError: with torch's text.
@@ -35,7 +35,7 @@ def check_tensor(value: Any, name: str) -> None:
 
 
 def check_tensor_list(value: Any, name: str) -> None:
-    """Raise for an object that is not a list of tensors.
+    """Check that an object is a list of tensors.
 
     Raises:
         TypeError: with torch's text.
@@ -53,7 +53,7 @@ def check_tensor_list(value: Any, name: str) -> None:
 
 
 def check_same_dtype(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise for different dtypes; a complex dtype equals the dtype of its parts.
+    """Check that all dtypes match; a complex dtype matches the dtype of its parts.
 
     Raises:
         ValueError: they differ.
@@ -70,10 +70,10 @@ def check_same_dtype(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
-    """Check that a list has one tensor for each rank.
+    """Check that a list contains one tensor per rank.
 
     Raises:
-        MismatchError: it has more or fewer.
+        MismatchError: it contains more or fewer.
     """
     if len(tensors) != size:
         raise MismatchError(
@@ -82,7 +82,7 @@ def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
 
 
 def check_same_size(tensors: Sequence[torch.Tensor], like: torch.Tensor, name: str) -> None:
-    """Check that a list has only tensors with as many elements as another tensor.
+    """Check that all tensors of a list have as many elements as another tensor.
 
     Raises:
         MismatchError: one of them differs.
@@ -96,17 +96,17 @@ def check_same_size(tensors: Sequence[torch.Tensor], like: torch.Tensor, name: s
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, a complex one as pairs of reals."""
+    """Return the tensor; a complex one as pairs of reals."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def reals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors, complex ones as pairs of reals."""
+    """Return the tensors; complex ones as pairs of reals."""
     return [real(tensor) for tensor in tensors]
 
 
 def contiguous(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor, if it is contiguous.
+    """Return the tensor if it is contiguous.
 
     Raises:
         MismatchError: it is not.

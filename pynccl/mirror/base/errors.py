@@ -1,7 +1,7 @@
-"""The exceptions of the mirror: torch's families joined with pynccl's.
+"""The exceptions of the mirror, which derive from torch's and pynccl's.
 
-An error of NCCL is raised as a :class:`BackendError`, which is torch's ``DistBackendError`` and
-pynccl's ``NcclError`` at once, so that the ``except`` clauses of existing scripts catch it.
+An NCCL error is raised as a :class:`BackendError`, which is both torch's ``DistBackendError`` and
+pynccl's ``NcclError``, so the ``except`` clauses of existing scripts catch it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BackendInternalError(errors.NcclInternalError, BackendError):
 
 
 class BackendInvalidUsageError(errors.NcclInvalidUsageError, BackendError):
-    """``ncclInvalidUsage``: the ranks' calls do not fit together."""
+    """``ncclInvalidUsage``: the ranks' calls do not match."""
 
 
 class BackendRemoteError(errors.NcclRemoteError, BackendError):
@@ -53,9 +53,9 @@ class BackendTimeoutError(errors.NcclTimeoutError, BackendError):
 
 
 class MismatchError(ValueError, RuntimeError):
-    """Tensors, lists or sizes do not fit.
+    """Tensors, lists or sizes do not match.
 
-    torch raises ValueError or RuntimeError for such mistakes, depending on where it finds them.
+    torch raises ValueError or RuntimeError for such mistakes, depending on where it detects them.
     """
 
 
@@ -70,7 +70,7 @@ _TRANSLATED: dict[type[errors.NcclError], type[BackendError]] = {
 
 @contextmanager
 def translated(*kinds: type[errors.NcclError | errors.DriverError]) -> Iterator[None]:
-    """Raise the exceptions of the mirror for those of the given classes of :mod:`pynccl.errors`."""
+    """Translate exceptions of the given :mod:`pynccl.errors` classes to those of the mirror."""
     try:
         yield
     except kinds as error:
@@ -78,7 +78,7 @@ def translated(*kinds: type[errors.NcclError | errors.DriverError]) -> Iterator[
 
 
 def translate(error: errors.NcclError | errors.DriverError) -> BackendError:
-    """The exception of the mirror for one of :mod:`pynccl.errors`."""
+    """Return the mirror's exception for one of :mod:`pynccl.errors`."""
     if isinstance(error, BackendError):
         return error
     if isinstance(error, errors.DriverError):

@@ -1,4 +1,4 @@
-"""Job: the store between init and destroy, and which ranks have left or have ended."""
+"""Job: the store of a process group's lifetime, and which ranks have left it or died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pynccl.store import ask
 
 __all__ = ["Job", "Process"]
 
-_ANSWER = 0.5  # seconds for the store to answer a rank that leaves
+_ANSWER = 0.5  # seconds for the store to answer a leaving rank
 
 
 class Process(NamedTuple):
@@ -23,9 +23,9 @@ class Process(NamedTuple):
 
     Attributes:
         rank: its global rank when the job began.
-        machine: its boot and its pid namespace; processes with the same value see each other.
+        machine: its boot id and pid namespace; processes with the same value see each other.
         pid: its process id.
-        start: when it started, in ticks since the boot, since process ids are used again.
+        start: its start time in ticks since boot, because process ids are reused.
     """
 
     rank: int
@@ -35,18 +35,18 @@ class Process(NamedTuple):
 
     @staticmethod
     def own(rank: int) -> Process:
-        """This process."""
+        """Return the Process for the calling process."""
         pid = os.getpid()
         return Process(rank, _machine(), pid, _start(pid))
 
 
 class Job:
-    """What lies between init_process_group and destroy_process_group, for the ranks of a group.
+    """The time between init_process_group and destroy_process_group, for the ranks of a group.
 
     Args:
-        store: common to the ranks, and to no other job.
+        store: a store shared by the ranks of this job only.
         own: this process.
-        processes: of the ranks of the group, in their order.
+        processes: the processes of the group's ranks, by rank.
 
     Attributes:
         store: as given.
@@ -60,13 +60,13 @@ class Job:
         self.processes = processes
 
     def part(self, ranks: Iterable[int]) -> Job:
-        """The same job, for a group of some ranks of this one's."""
+        """Return the same job for a group of some of its ranks."""
         return Job(self.store, self.own, [self.processes[rank] for rank in ranks])
 
     def gone(self, rank: int) -> str:
-        """Why a rank of the group no longer takes part; "" if it does, or if that is not known.
+        """Return why a rank of the group no longer takes part, or "" if it does or if unknown.
 
-        The end of a process is known on its machine.
+        The end of a process is detected on its own machine only.
         """
         process = self.processes[rank]
         if process.machine == self.own.machine and _start(process.pid) != process.start:
@@ -77,8 +77,8 @@ class Job:
         return ""
 
     def leave(self) -> None:
-        """Let the other ranks know that this one has destroyed its groups."""
-        with contextlib.suppress(Exception):  # the store may be gone, or never answer
+        """Notify the other ranks that this one has destroyed its groups."""
+        with contextlib.suppress(Exception):  # the store may be gone, or not answer
             ask(lambda _: self.store.set(f"left/{self.own.rank}", "1")).result(_ANSWER)
 
 
@@ -91,7 +91,7 @@ def _machine() -> str:
 
 
 def _start(pid: int) -> str:
-    """When a process started; "" if it has ended."""
+    """Return the start time of a process, or "" if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""The reduction operators: torch's, pynccl.nccl's and their names, and NCCL's for each.
+"""Reduction operators: torch's, pynccl.nccl's and their names, and the NCCL operator for each.
 
-``ReduceOp`` is torch's own class: the same values serve torch.distributed and pynccl. A RedOp and a
-str say the same: ``ReduceOp.MAX``, ``nccl.MAX`` and ``"max"``.
+``ReduceOp`` is torch's own class, so the same values work with torch.distributed and pynccl.
+``ReduceOp.MAX``, ``nccl.MAX`` and ``"max"`` are equivalent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = [
     "supports_complex",
 ]
 
-# Makes the operator of a factor, for a dtype.
+# Creates the operator that multiplies by a factor, for a dtype.
 PreMulSum: TypeAlias = Callable[[Any, torch.dtype], RedOp]
 
-# What the functions take as an operator.
+# The types that the functions accept as an operator.
 Operator: TypeAlias = ReduceOp | ReduceOp.RedOpType | RedOp | str
 
 _SUM = ReduceOp.SUM
-# For each of torch's operators NCCL's, and its names; the first name is the usual one.
+# torch's operators, with the NCCL operator and the names of each; the first name is canonical.
 _TABLE: list[tuple[Any, RedOp, tuple[str, ...]]] = [
     (ReduceOp.SUM, RedOp.SUM, ("sum",)),
     (ReduceOp.AVG, RedOp.AVG, ("avg",)),
@@ -39,7 +39,7 @@ _TABLE: list[tuple[Any, RedOp, tuple[str, ...]]] = [
     (ReduceOp.MIN, RedOp.MIN, ("min",)),
     (ReduceOp.PRODUCT, RedOp.PROD, ("prod", "product")),
 ]
-# In the order in which the fast functions compare: torch's, then those of NCCL, then the names.
+# In the order in which the fast path compares them: torch's, then NCCL's, then the names.
 OPERATORS: dict[Any, RedOp] = {
     **{of_torch: op for of_torch, op, _ in _TABLE},
     **{op: op for _, op, _ in _TABLE},
@@ -50,7 +50,7 @@ NAMES: dict[RedOp, str] = {op: names[0] for _, op, names in _TABLE}
 
 
 def of_torch(op: Any) -> Any:
-    """The bare operator of torch for one of the five in any form; op itself for another."""
+    """Return torch's bare operator for one of the five in any form, or any other op unchanged."""
     kind = _state(op)[0] if type(op) is ReduceOp else op
     if isinstance(kind, (str, RedOp, ReduceOp.RedOpType)) and kind in OPERATORS:
         return _OF_TORCH[OPERATORS[kind]]
@@ -58,10 +58,10 @@ def of_torch(op: Any) -> Any:
 
 
 def name_of(op: Any) -> str:
-    """The name of an operator: "sum", "avg", "max", "min" or "prod".
+    """Return the name of an operator: "sum", "avg", "max", "min" or "prod".
 
     Raises:
-        TypeError, ValueError: as :func:`resolve`; an operator of a factor has no name.
+        TypeError, ValueError: as for :func:`resolve`; an operator with a factor has no name.
     """
     kind = _kind(op)
     found = OPERATORS.get(kind)
@@ -71,15 +71,15 @@ def name_of(op: Any) -> str:
 
 
 def resolve(op: Any, tensor: torch.Tensor, pre_mul_sum: PreMulSum) -> RedOp:
-    """The NCCL operator for a reduction.
+    """Return the NCCL operator for a reduction.
 
     Args:
         op: a ReduceOp, a RedOp or a str.
-        tensor: one of the tensors, for its dtype.
-        pre_mul_sum: makes the operator where op is a ReduceOp with a factor.
+        tensor: one of the tensors, which determines the dtype.
+        pre_mul_sum: creates the operator if op is a ReduceOp with a factor.
 
     Raises:
-        TypeError: op is none of these, or is AVG on booleans.
+        TypeError: op has another type, or is AVG on booleans.
         ValueError: NCCL has no such operator.
     """
     if op is _SUM and tensor.dtype is not torch.bool:
@@ -88,7 +88,7 @@ def resolve(op: Any, tensor: torch.Tensor, pre_mul_sum: PreMulSum) -> RedOp:
     found = OPERATORS.get(kind)
     if found is None:
         if isinstance(op, RedOp):
-            return op  # of a factor; its communicator checks the dtype
+            return op  # has a factor; its communicator checks the dtype
         if kind == ReduceOp.PREMUL_SUM:
             return _pre_mul_sum(op, tensor, pre_mul_sum)
         raise _error(op, kind)
@@ -96,26 +96,26 @@ def resolve(op: Any, tensor: torch.Tensor, pre_mul_sum: PreMulSum) -> RedOp:
         if found is RedOp.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with Boolean inputs")
         if found is RedOp.SUM:
-            return RedOp.MAX  # "or", as torch's NCCL backend has it
+            return RedOp.MAX  # logical or, as in torch's NCCL backend
     return found
 
 
 def _kind(op: Any) -> Any:
-    """What to look for in the table.
+    """Return the key of an operator in the table.
 
     Raises:
         TypeError: op is not an operator.
     """
     if type(op) is ReduceOp:
         return _state(op)[0]
-    # isinstance(op, ReduceOp) is true for torch's bare values too.
+    # isinstance(op, ReduceOp) is also true for torch's bare values.
     if not isinstance(op, (ReduceOp.RedOpType, RedOp, str)):
         raise TypeError(f"op: expected a ReduceOp, a RedOp or a str, got {op!r}")
     return op
 
 
 def _error(op: Any, kind: Any) -> ValueError:
-    """The error for an operator that is not in the table."""
+    """Return the error for an operator that is not in the table."""
     if isinstance(op, str):
         names = ", ".join(map(repr, NAMES.values()))
         return ValueError(f"op: {op!r} is not one of {names}")
@@ -125,13 +125,13 @@ def _error(op: Any, kind: Any) -> ValueError:
 
 
 def _state(op: ReduceOp) -> tuple[Any, Any]:
-    """The kind of an operator, and its factor if it has one."""
+    """Return the kind of an operator, and its factor if it has one."""
     return cast("tuple[Any, Any]", op.__getstate__())
 
 
 def _pre_mul_sum(op: Any, tensor: torch.Tensor, pre_mul_sum: PreMulSum) -> RedOp:
     if type(op) is not ReduceOp:
         raise ValueError(
-            "op: ReduceOp.PREMUL_SUM needs a factor: make it with _make_nccl_premul_sum(factor)"
+            "op: ReduceOp.PREMUL_SUM needs a factor: create it with _make_nccl_premul_sum(factor)"
         )
     return pre_mul_sum(_state(op)[1], tensor.dtype)

@@ -1,4 +1,4 @@
-"""Exchanges through the store by which ranks get unique ids and meet."""
+"""Rendezvous and exchange of unique ids through the store."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pynccl.store import ask
 __all__ = ["broadcast_via_store", "check_present", "gather_via_store", "job_store"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
-_LONGEST_PAUSE = 0.02  # seconds between two looks at the store
-_PATIENCE = 0.3  # seconds until it is asked whether the missing ranks are there
-_GRACE = 0.5  # seconds for a store to answer at the deadline
+_LONGEST_PAUSE = 0.02  # seconds between polls of the store
+_PATIENCE = 0.3  # seconds before checking whether the missing ranks are alive
+_GRACE = 0.5  # seconds past the deadline for a store to answer
 
 _T = TypeVar("_T")
 
 
 def job_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """A part of a store for one job; a later one of the same ranks gets another part.
+    """Return the store of one job, with a prefix that differs from later jobs of the same ranks.
 
-    Each rank calls this once for each job, so the number of calls so far identifies the job.
+    Each rank calls this once per job, so the number of previous calls identifies the job.
     """
     call = _answered(lambda: store.add("calls", 1), store, "init_process_group", rank, timeout)
     return PrefixStore(str((call - 1) // size), store)
@@ -46,24 +46,24 @@ def broadcast_via_store(
     *,
     connects: bool = False,
 ) -> bytes:
-    """Wait until all ranks have called this, and return to each what the first has made.
+    """Wait until all ranks have called this, and return the first rank's value on each.
 
     Args:
-        store: common to the ranks.
-        name: of the exchange; another one for each, but the same again after a failure.
-        rank: this one.
-        ranks: those of the exchange.
+        store: a store shared by the ranks.
+        name: a unique name of the exchange; retries after a failure use the same name.
+        rank: this rank.
+        ranks: the ranks that take part.
         timeout: how long to wait for them.
-        make: called on the first rank.
-        gone: tells why a rank no longer takes part; "" if it does, or if that is not known.
-        connects: whether the ranks connect next, so that none may have gone since it was here.
+        make: returns the value; called on the first rank.
+        gone: returns why a rank no longer takes part, or "" if it does or if unknown.
+        connects: whether the ranks connect next, so all of them must still be present.
 
     Returns:
         The bytes of make() on the first rank.
 
     Raises:
-        DistStoreError: not all ranks called this before the timeout; the text names the
-            missing ones. Or the store does not answer.
+        DistStoreError: not all ranks called this before the timeout (the text names the missing
+            ranks), or the store does not answer.
         BackendRemoteError: a rank has died or has left the job.
         DistNetworkError: the store is gone; the text names it.
     """
@@ -83,9 +83,9 @@ def broadcast_via_store(
 def gather_via_store(
     store: Store, name: str, rank: int, size: int, timeout: timedelta, value: bytes
 ) -> list[bytes]:
-    """Wait until all ranks have called this, and return the values of all, in their order.
+    """Wait until all ranks have called this, and return the values of all ranks, by rank.
 
-    The arguments and errors are those of broadcast_via_store().
+    Arguments and errors are those of broadcast_via_store().
     """
     keys = [str(other) for other in range(size)]
     return _answered(
@@ -98,7 +98,7 @@ def gather_via_store(
 
 
 def _answered(call: Callable[[], _T], store: Store, name: str, rank: int, timeout: timedelta) -> _T:
-    """What a call of a store returns, which may never answer."""
+    """Return the result of a call of a store, which may never answer."""
 
     def named(_answer: Future[_T]) -> _T:
         with _named(store, name, rank):
@@ -110,8 +110,8 @@ def _answered(call: Callable[[], _T], store: Store, name: str, rank: int, timeou
         return answer.result(seconds + _GRACE)
     except FutureTimeoutError:
         raise DistStoreError(
-            f"rank {rank}: {_description(store)} has not answered for {seconds:g} seconds, perhaps "
-            f"the rank that keeps it is stopped; it is needed for {name!r}"
+            f"rank {rank}: {_description(store)} has not answered for {seconds:g} seconds during "
+            f"{name!r}; the rank that hosts it may be stopped"
         ) from None
 
 
@@ -126,14 +126,14 @@ def _exchange(
     *,
     connects: bool = False,
 ) -> Store:
-    """Set a value for each rank. A part of the store in which those of all ranks are set."""
+    """Set this rank's value, wait for the values of all ranks, and return the store of them."""
     exchange = PrefixStore(name, store)
-    if not exchange.check([str(rank)]):  # after a failure the first value holds
+    if not exchange.check([str(rank)]):  # after a failure, the first value remains
         exchange.set(str(rank), value)  # type: ignore[arg-type]
     began = time.monotonic()
     pause = 0.0002
     missing = list(ranks)
-    # Not wait(): another thread cannot use the store meanwhile.
+    # Not wait(), which would block other threads that use the store.
     while missing := [other for other in missing if not exchange.check([str(other)])]:
         waited = time.monotonic() - began
         if waited >= _PATIENCE:
@@ -150,8 +150,8 @@ def _exchange(
     if connects:
         for other in ranks:
             check_present(other, gone, name, rank)
-        # Once more: while it waited for the others a rank may have ended, which is seen here, and
-        # not by a communicator that it never joins.
+        # A second round detects ranks that have ended while waiting in the first. Otherwise the
+        # others would wait for them while creating the communicator.
         _exchange(store, f"{name} (connects)", rank, ranks, timeout, b"", gone)
     return exchange
 
@@ -170,13 +170,13 @@ def check_present(other: int, gone: Callable[[int], str], name: str, rank: int) 
 
 @contextmanager
 def _named(store: Store, name: str, rank: int) -> Iterator[None]:
-    """Name the store in the error that a body raises where it is gone."""
+    """Name the store in the error raised if the store is gone."""
     try:
         yield
     except DistNetworkError as error:
         raise DistNetworkError(
-            f"rank {rank}: {_description(store)} is gone, the rank that kept it has left or died; "
-            f"it is needed for {name!r}: {error}"
+            f"rank {rank}: {_description(store)} is gone during {name!r}; the rank that hosted it "
+            f"has left or died: {error}"
         ) from error
 
 

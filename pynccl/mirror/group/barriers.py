@@ -1,4 +1,4 @@
-"""Barriers of a group: by an all_reduce, and by the store."""
+"""Barriers of a group, by an all_reduce or through the store."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def barrier(
     async_op: bool = False,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """All-reduce one element; a synchronous call blocks the caller.
+    """All-reduce one element. A synchronous call blocks the caller.
 
     Args:
         group: the group.
-        device_ids: the GPU to use, in a list.
+        device_ids: a list with the GPU to use.
         async_op: whether to return the Work instead of blocking.
-        timeout: of a synchronous call; None is the group's own.
+        timeout: the timeout of a synchronous call; None is the group's timeout.
     """
     tensor = torch.zeros(1, dtype=torch.uint8, device=_device(group, device_ids))
     if not async_op and not tensor.is_cuda:
@@ -46,7 +46,7 @@ def barrier(
         work.wait(timeout or timedelta(0))
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
-        # It returns also if a time limit has ended the operation.
+        # synchronize() also returns if a time limit has ended the operation.
         comm_stream = group.comm_streams().get("cuda")
         if comm_stream is not None and (error := comm_stream.error("barrier")) is not None:
             raise error
@@ -62,7 +62,7 @@ def _device(group: BaseGroup, device_ids: list[int] | None) -> torch.device:
 
 
 def _wait_for_gpu(group: BaseGroup) -> None:
-    """Wait for the current stream, as a barrier on the GPU would: one on CPUs does not."""
+    """Wait for the current stream: a barrier on the GPU does so, one on CPUs does not."""
     if "cuda" in group.config.device_backend_map and torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()
 
@@ -70,15 +70,15 @@ def _wait_for_gpu(group: BaseGroup) -> None:
 def monitored_barrier(
     group: BaseGroup, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait for all ranks through the store; rank 0 of the group names those that are missing.
+    """Wait for all ranks through the store; rank 0 of the group reports the missing ranks.
 
     Args:
         group: the group.
         timeout: how long to wait; None is the default of the group's backend.
-        wait_all_ranks: whether rank 0 names all missing ranks, or the first it finds.
+        wait_all_ranks: whether rank 0 reports all missing ranks, or only the first.
 
     Raises:
-        BackendTimeoutError: on rank 0, with the missing ranks; on the others, when rank 0 did not
+        BackendTimeoutError: on rank 0, with the missing ranks; on the others, if rank 0 does not
             confirm.
     """
     limit = timeout_of(timeout, group.config)

@@ -1,4 +1,4 @@
-"""BaseGroup: the ranks of a process group, its communicators, and the issue of its operations."""
+"""BaseGroup: the ranks and communicators of a process group, and how it issues operations."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ from pynccl.raw import NCCL_UNIQUE_ID_BYTES
 
 __all__ = ["BaseGroup", "Options"]
 
-_GRACE = 2.0  # seconds for other ranks to connect when this one destroys the group
+_GRACE = 2.0  # seconds for connections in progress when the group is destroyed
 _CTAS_OF_PAIR = 8
 _TIMEOUT = 8  # ncclTimeout
 
 
 class Options:
-    """The communicators' configuration and their streams' priority, from ``pg_options``.
+    """Communicator configuration and stream priority, from ``pg_options``.
 
     Args:
         given: None, a :class:`pynccl.nccl.Config`, or torch's ``ProcessGroupNCCL.Options``.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it asks for communicators that do not block, or that share their resources.
+        TypeError: given has another type.
+        ValueError: the configuration requests communicators that are nonblocking or share
+            resources.
     """
 
     def __init__(self, given: Any) -> None:
@@ -57,15 +58,15 @@ class Options:
             self.config = given
             if given.blocking == 0:
                 raise ValueError(
-                    "pg_options: Config(blocking=0) cannot be used by process groups: they would "
-                    "have to wait until each call is done; Config(init_timeout=...) limits the "
-                    "time in which a communicator is made"
+                    "pg_options: Config(blocking=0) is not supported by process groups, which "
+                    "wait for each call to complete; Config(init_timeout=...) limits the time to "
+                    "create a communicator"
                 )
             if 1 in (given.split_share, given.shrink_share):
                 raise ValueError(
-                    "pg_options: Config(split_share=1) and Config(shrink_share=1) cannot be used "
-                    "by process groups: a group that is aborted alone would end the operations of "
-                    "its parent"
+                    "pg_options: Config(split_share=1) and Config(shrink_share=1) are not "
+                    "supported by process groups: aborting a group would end the operations "
+                    "of its parent"
                 )
         elif hasattr(given, "config"):
             self.config = _copy_config(given.config)
@@ -77,7 +78,7 @@ class Options:
 
 
 def _copy_config(given: Any) -> nccl.Config:
-    """The fields that concern one group. Not split_share: groups are aborted alone."""
+    """Copy the fields that concern one group; not split_share, as groups are aborted separately."""
     undefined = -(2**31)
     config = nccl.Config()
     for name in ("cga_cluster_size", "min_ctas", "max_ctas", "net_name"):
@@ -88,23 +89,23 @@ def _copy_config(given: Any) -> nccl.Config:
 
 
 class BaseGroup(_C.ProcessGroup):
-    """Some of the ranks, which can communicate with each other.
+    """A group of ranks that communicate with each other.
 
-    The C++ part has the rank, the size, and the CommStreams.
+    The C++ base class holds the rank, the size and the CommStreams.
 
     Args:
-        job: that of the ranks; the group uses its store below a prefix of its own.
-        ranks: the global ranks, in the order of the group.
-        rank: this process's rank in the group; -1 where it is not in it.
-        name: unique in the job.
+        job: the job of the ranks; the group uses a prefix of its store.
+        ranks: the global ranks, in group order.
+        rank: this process's rank in the group; -1 if it is not a member.
+        name: a name that is unique in the job.
         config: the backends.
-        timeout: of the exchange of unique ids and of each operation.
-        options: of the communicators.
-        desc: what the group is for, in words.
+        timeout: the timeout of the unique id exchange and of each operation.
+        options: the options of the communicators.
+        desc: a description of the group.
         device_id: the device of this rank.
     """
 
-    _batch: Batch | None  # collects the operations of a coalescing manager
+    _batch: Batch | None  # the operations of an active coalescing manager
 
     def __init__(
         self,
@@ -129,21 +130,21 @@ class BaseGroup(_C.ProcessGroup):
         self.timeout = timeout
         self.options = options or Options(None)
         self.job = job
-        self.barriers = 0  # monitored ones so far
+        self.barriers = 0  # number of monitored barriers so far
         self.splits = 0
         self.store = PrefixStore(f"{self.group_name}/", job.store)
-        self._ids_of_pairs: list[bytes] = []  # on CPUs those of all pairs, from the creation
+        self._ids_of_pairs: list[bytes] = []  # on CPUs, for all pairs
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
 
     @property
     def object_device(self) -> str:
-        """The type of the device that carries Python objects."""
+        """The device type for transfers of Python objects."""
         kinds = self.config.device_backend_map
         return "cpu" if "cpu" in kinds else next(iter(kinds))
 
     def issue(self, record: OperationRecord) -> Work | None:
-        """Issue a collective, or add it to the batch that is being collected.
+        """Issue a collective, or add it to the current batch.
 
         Returns:
             The Work of an asynchronous operation, else None.
@@ -153,7 +154,7 @@ class BaseGroup(_C.ProcessGroup):
         return self.comm_stream(record.tensor.device).issue(record)
 
     def comm_stream(self, device: torch.device) -> CommStream:
-        """The CommStream for a device's tensors, made at the first call.
+        """Return the CommStream for a device's tensors, creating it on the first call.
 
         Raises:
             RuntimeError: no backend of this group is for such devices.
@@ -163,7 +164,7 @@ class BaseGroup(_C.ProcessGroup):
         return self._open(device) if found is None else found
 
     def adopt(self, comm_stream: CommStream) -> None:
-        """Take over a CommStream that was made elsewhere, by a split."""
+        """Take ownership of a CommStream created by a split."""
         self._set_comm_stream(comm_stream.device.type, comm_stream)
 
     def transfer(
@@ -171,13 +172,13 @@ class BaseGroup(_C.ProcessGroup):
     ) -> Work | None:
         """Issue a send or a receive outside a batch.
 
-        On a device that the group is bound to it uses the communicator of the group, as torch
-        does; else that of the direction between the two ranks.
+        If the group is bound to a GPU, transfers on GPUs use the group's communicator, as in torch.
+        Otherwise they use the communicator of their direction between the two ranks.
 
         Args:
             kind: ``"send"`` or ``"recv"``.
-            tensor: sent, or received into.
-            peer: the other side's rank in the group.
+            tensor: the tensor to send or receive into.
+            peer: the peer's rank in the group.
             async_op: whether to return the Work.
 
         Raises:
@@ -186,7 +187,7 @@ class BaseGroup(_C.ProcessGroup):
         """
         device = tensor.device
         own = device.type == "cuda" and self.bound_device_id is not None
-        # The ranks of a pair's communicators are those of the two, in the order of the group.
+        # In a pair's communicators, the two ranks are numbered in group order.
         calls = [Call(kind, real(tensor), peer if own else int(peer > self.rank()))]
         sends = kind == "send"
         record = OperationRecord(
@@ -204,7 +205,7 @@ class BaseGroup(_C.ProcessGroup):
         return found
 
     def provider(self, device: torch.device) -> str:
-        """The library for a type of device: ``"cuda"`` or ``"host"``.
+        """Return the provider for a device type: ``"cuda"`` or ``"host"``.
 
         Raises:
             RuntimeError: no backend of this group is for such devices.
@@ -218,34 +219,34 @@ class BaseGroup(_C.ProcessGroup):
         return PROVIDERS[backend]
 
     def device_at_once(self) -> torch.device | None:
-        """The device whose communicator need not wait for the first operation."""
+        """Return the device whose communicator is created eagerly, or None."""
         if self.bound_device_id is not None:
             return self.bound_device_id
         only_cpus = list(self.config.device_backend_map) == ["cpu"]
         return torch.device("cpu") if only_cpus else None
 
     def open_at_once(self, timeout: timedelta | None = None) -> None:
-        """Make the communicator that need not wait for the first operation.
+        """Create the communicator that is created eagerly, if any.
 
         Args:
-            timeout: how long to wait for the other ranks; None is the group's own.
+            timeout: how long to wait for the other ranks; None is the group's timeout.
         """
         device = self.device_at_once()
         if device is not None:
             self._open(device, timeout)
 
     def new_ids(self, device: torch.device) -> bytes:
-        """The unique ids for a type of device, compressed: of the group, on CPUs of all pairs too.
+        """Return compressed unique ids for a device type: the group's, and on CPUs all pairs'.
 
-        There an id costs nothing, and its constant part compresses well. Two ranks then need no
-        store, which may be gone with the rank that hosts it.
+        On CPUs an id costs nothing, and its constant part compresses well. With it, two ranks can
+        connect without the store, which disappears with the rank that hosts it.
         """
         provider = self.provider(device)
         pairs = self.size() * (self.size() - 1) if provider == "host" else 0
         return zlib.compress(_unique_ids(provider, 1 + pairs))
 
     def open(self, device: torch.device, ids: bytes) -> CommStream:
-        """Make the CommStream for a device's tensors, of new_ids() of one rank."""
+        """Create the CommStream for a device's tensors from the new_ids() of one rank."""
         unique_id, *of_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
         if device.type == "cpu":
             self._ids_of_pairs = _divided(b"".join(of_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
@@ -260,31 +261,31 @@ class BaseGroup(_C.ProcessGroup):
         """Set the timeout of later operations: see :func:`pynccl.set_timeout`."""
         if not isinstance(timeout, timedelta):
             raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
-        self.timeout = timeout  # first: of communicators that other threads make meanwhile
+        self.timeout = timeout  # first, for communicators that other threads are creating
         for comm_stream in self.comm_streams().values():
             comm_stream.set_timeout(timeout)
         for pair in self._pairs():
             pair.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Let what was issued finish, and free the communicators: see close_all()."""
+        """Finish pending operations and free the communicators: see close_all()."""
         close_all(self.give_up("it was destroyed"))
 
     def abort(self) -> None:
-        """Free the communicators at once."""
+        """Abort and free the communicators."""
         run_all(comm_stream.abort for comm_stream in self.give_up("it was aborted"))
 
     def leave(self) -> None:
-        """Free the communicators without waiting for other ranks, at the end of the process."""
+        """Free the communicators at process exit, without waiting for other ranks."""
         comm_streams = self.give_up("it was destroyed")
         run_all(comm_stream.abort for comm_stream in comm_streams if not comm_stream.blocks)
         close_all(comm_stream for comm_stream in comm_streams if comm_stream.blocks)
 
     def give_up(self, reason: str) -> list[CommStream]:
-        """Refuse every operation from now on.
+        """Reject all further operations.
 
         Args:
-            reason: for the text of the errors.
+            reason: the reason in the error texts.
 
         Returns:
             The CommStreams, for the caller to close.
@@ -297,12 +298,12 @@ class BaseGroup(_C.ProcessGroup):
         return comm_streams
 
     def forbid(self, reason: str) -> None:
-        """Refuse every operation from now on, but release nothing."""
+        """Reject all further operations, but release nothing."""
         self._invalidate(reason, keep=True)
 
     def _open(self, device: torch.device, timeout: timedelta | None = None) -> CommStream:
-        """Exchange a unique id through the store, and make the CommStream."""
-        self.provider(device)  # raises on each rank where there is none
+        """Exchange a unique id through the store, and create the CommStream."""
+        self.provider(device)  # raises on every rank without a backend for the device
         device = _concrete(device)
         ids = broadcast_via_store(
             self.store,
@@ -322,7 +323,7 @@ class BaseGroup(_C.ProcessGroup):
         return nccl.Communicator(size, unique_id, rank, config=config, device=device, store=store)
 
     def _new_config(self, device: torch.device) -> nccl.Config:
-        """The configuration of a new communicator for a device."""
+        """Return the configuration of a new communicator for a device."""
         return group_config(
             self.options.config,
             timeout=self.timeout.total_seconds(),
@@ -330,7 +331,7 @@ class BaseGroup(_C.ProcessGroup):
         )
 
     def make_comm_stream(self, comm: nccl.Communicator, device: torch.device) -> CommStream:
-        """A CommStream with this group's options, named after it in the flight record."""
+        """Create a CommStream with this group's options and its name in the flight record."""
         named = self.group_desc if self.group_desc != "undefined" else self.group_name
         comm._set_name(named)
         comm_stream = CommStream(
@@ -341,14 +342,14 @@ class BaseGroup(_C.ProcessGroup):
     def _connect_pair(
         self, device: torch.device, peer: int, closed: Callable[[], bool]
     ) -> dict[bool, CommStream]:
-        """The CommStreams between this rank and another, by whether this rank sends on it.
+        """Create the CommStreams to and from another rank, keyed by whether this rank sends.
 
-        Both directions connect at once: the first transfer of both ranks may be a send.
+        Both directions connect together, because the first transfer of both ranks may be a send.
 
         Args:
-            device: of the tensors.
+            device: the device of the tensors.
             peer: the other rank.
-            closed: whether the group has ended.
+            closed: returns whether the group has ended.
         """
         device = _concrete(device)
         ids = self._exchanged_ids(device, peer, closed)
@@ -387,7 +388,7 @@ class BaseGroup(_C.ProcessGroup):
                 connects=True,
             )
         except DistStoreError as error:
-            text = f"{error}: it has not called the operation that belongs to that of this rank"
+            text = f"{error}: it has not called the matching operation"
             raise BackendTimeoutError(text, _TIMEOUT, name, self.rank()) from None
         except DistNetworkError:  # the rank that hosts the store has left
             if not ids:
@@ -396,7 +397,7 @@ class BaseGroup(_C.ProcessGroup):
         return ids
 
     def _config_of_pair(self, device: torch.device) -> nccl.Config:
-        """The group's configuration; on GPUs with few CTAs, for many pairs share a device."""
+        """Return the group's configuration; on GPUs with few CTAs, as many pairs share a device."""
         config = self._new_config(device)
         if device.type != "cpu" and config.max_ctas is None:
             config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)
@@ -418,7 +419,7 @@ def _divided(data: bytes, size: int) -> list[bytes]:
 
 
 def _concrete(device: torch.device) -> torch.device:
-    """A device with its index."""
+    """Return the device with an index."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -1,4 +1,4 @@
-"""Batch: the operations that a coalescing manager collects, to go out as one NCCL group."""
+"""Batch: operations collected by a coalescing manager and issued as one NCCL group."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _COALESCED = ("all_reduce", "all_gather_single", "reduce_scatter_single")
 
 
 class Batch:
-    """The operations of one context.
+    """The operations of one coalescing manager.
 
     Args:
-        takes_all_kinds: whether it takes every operation, or only those that torch coalesces
+        takes_all_kinds: whether to collect every operation, or only those that torch coalesces
             without a device.
     """
 
@@ -25,23 +25,23 @@ class Batch:
         self._records: list[OperationRecord] = []
 
     def takes(self, kind: str) -> bool:
-        """Whether an operation of this kind waits for the end of the context."""
+        """Return whether operations of this kind are collected."""
         return self._takes_all_kinds or kind in _COALESCED
 
     def add(self, record: OperationRecord) -> Work | None:
-        """Take an operation.
+        """Add an operation.
 
         Returns:
-            For an asynchronous one a Work that cannot be waited for.
+            For an asynchronous operation, a Work that cannot be waited for.
         """
         self._records.append(record)
         return IllegalWork() if record.async_op else None
 
     def coalesced(self, async_op: bool) -> OperationRecord | None:
-        """All operations as one; None if there are none.
+        """Return all operations as one, or None if there are none.
 
         Raises:
-            RuntimeError: without a device, operations of different kinds were taken.
+            RuntimeError: operations of different kinds were added without a device.
         """
         if not self._records:
             return None

@@ -1,7 +1,7 @@
-"""CommStream: one communicator with the stream of its asynchronous operations and its timeout.
+"""CommStream: a communicator with its timeout and the stream of its asynchronous operations.
 
-A process group has one for each type of device; two ranks that send to each other outside a batch
-have one for each direction.
+A process group has one per device type. Two ranks that send to each other outside a batch have one
+per direction.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from pynccl.mirror.group.work import Work
 
 __all__ = ["CommStream", "close_all", "run_all"]
 
-_GRACE = 2.0  # seconds on CPUs for operations that were not waited for, when their group ends
+_GRACE = 2.0  # seconds for pending CPU operations when their group is destroyed
 _INVALID_USAGE, _TIMEOUT = 5, 8  # ncclInvalidUsage, ncclTimeout
 
 
 class CommStream(_C.CommStream):
-    """One communicator, its communication stream and its timeout.
+    """A communicator with its communication stream and its timeout.
 
     Args:
         comm: the communicator.
-        device: of its tensors.
-        timeout: of each operation.
-        high_priority: the priority of the stream.
+        device: the device of its tensors.
+        timeout: the timeout of each operation.
+        high_priority: whether the stream has high priority.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class CommStream(_C.CommStream):
         high_priority: bool = False,
     ) -> None:
         super().__init__(comm, -1 if high_priority else 0)
-        self._communicator = comm  # so that `comm` always is this object
+        self._communicator = comm  # keeps this object alive, which `comm` returns
         self.device = device
         self.rank = comm.rank
-        # Whether a call without a stream blocks until the operation is done.
+        # Whether a call without a stream blocks until the operation is complete.
         self.blocks = comm.library.memory == "host"
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
         self._timed_out = False
@@ -66,10 +66,10 @@ class CommStream(_C.CommStream):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations; zero is no limit."""
         self.timeout = timeout.total_seconds()
-        self.comm.timeout = self.timeout or None  # the group's is the only one
+        self.comm.timeout = self.timeout or None
 
     def pre_mul_sum(self, factor: Any, dtype: torch.dtype) -> nccl.RedOp:
-        """The operator that multiplies by a factor first; made once for each number."""
+        """Return the operator that multiplies by a factor first, cached for each number."""
         if isinstance(factor, torch.Tensor):
             return self.comm.pre_mul_sum(factor, dtype)
         key = (factor, dtype)
@@ -84,12 +84,12 @@ class CommStream(_C.CommStream):
         return self.comm.closed
 
     def error(self, kind: str) -> BackendError | None:
-        """The error of the communicator, for an asynchronous operation of this kind."""
+        """Return the communicator's error for an asynchronous operation of this kind."""
         if self.comm.expired:
             return self._timeout_error(kind)
         if self.comm.revoked:
             return self._ended_early(kind, "revoked")
-        if self.comm.closed:  # on CPUs the operation itself has the failure
+        if self.comm.closed:  # on CPUs, the operation itself reports the failure
             return self._ended_early(kind, "aborted") if self._aborted and not self.blocks else None
         error = self.comm.async_error()
         return None if error is None else self.explain(kind, error)
@@ -104,11 +104,11 @@ class CommStream(_C.CommStream):
         )
 
     def explain(self, kind: str, error: NcclError | DriverError) -> BackendError:
-        """The exception to raise for an operation in which NCCL or the driver failed."""
+        """Return the exception for an operation in which NCCL or the driver failed."""
         return self._timeout_error(kind) if self.comm.expired else translate(error)
 
     def _timeout_error(self, kind: str) -> BackendError:
-        """The exception to raise for an operation after one has timed out."""
+        """Return the exception for an operation after one has timed out."""
         error = self.comm._timeout_error
         assert error is not None
         text = (
@@ -122,17 +122,17 @@ class CommStream(_C.CommStream):
         return BackendTimeoutError(text, _TIMEOUT, kind, self.rank, error.missing_ranks)
 
     def finish(self, started: float) -> None:
-        """Let what was issued finish, so that free() can destroy the communicator.
+        """Finish pending operations, so that free() can destroy the communicator.
 
-        On CPUs asynchronous operations that were not waited for get 2 seconds, or the timeout if
-        that is shorter. On GPUs all operations get the timeout.
+        On CPUs, asynchronous operations that were not waited for have 2 seconds, or the timeout if
+        that is shorter. On GPUs, all operations have the timeout.
 
         Args:
-            started: when the communicators began to be freed, on the clock of time.monotonic().
+            started: the start of the shutdown, by time.monotonic().
 
         Raises:
-            BackendError: on GPUs: what was issued did not finish in time, or NCCL failed. free()
-                aborts it then.
+            BackendError: on GPUs, operations did not finish in time, or NCCL failed. free() then
+                aborts the communicator.
         """
         self._finished = False
         if self.blocks:
@@ -149,7 +149,7 @@ class CommStream(_C.CommStream):
             self._finished = True
 
     def free(self) -> None:
-        """Destroy the communicator, or abort it where an operation failed or did not finish."""
+        """Destroy the communicator, or abort it if an operation failed or did not finish."""
         try:
             with translated(NcclError, DriverError):
                 if self.comm.closed or (self._finished and self.comm.async_error() is None):
@@ -158,20 +158,20 @@ class CommStream(_C.CommStream):
                 else:
                     self.abort("its group was destroyed while operations were under way")
         finally:
-            self.oldest()  # releases the tensors of what is done
+            self.oldest()  # releases the tensors of completed operations
 
     def abort(self, reason: str = "its group was aborted") -> None:
-        """Free the communicator at once.
+        """Abort and free the communicator.
 
         Args:
-            reason: for the hooks.
+            reason: the reason passed to the hooks.
         """
         _C.notify_abort(self, reason)
         self._aborted |= not self.comm.closed
         self.comm.abort()
 
     def _drained(self, until: float) -> bool:
-        """Whether all asynchronous operations are done; waits for that until a time."""
+        """Wait until a time for all asynchronous operations; return whether they are complete."""
         while self.oldest() is not None:
             if time.monotonic() > until:
                 return False
@@ -190,13 +190,13 @@ class CommStream(_C.CommStream):
 
 
 def close_all(comm_streams: Iterable[CommStream]) -> None:
-    """Let what was issued finish, and free the communicators.
+    """Finish pending operations and free the communicators.
 
-    ncclCommDestroy waits for the connected ranks of its machine. So all communicators are finalized
-    before any is destroyed: ranks may have them in different orders.
+    ncclCommDestroy waits for the connected ranks of its machine, and ranks may list the
+    communicators in different orders. So all are finalized before any is destroyed.
 
     Raises:
-        BackendError: the first error. The communicators after it are freed too.
+        BackendError: the first error. The remaining communicators are freed nevertheless.
     """
     comm_streams = list(comm_streams)
     started = time.monotonic()
@@ -208,7 +208,7 @@ def run_all(functions: Iterable[Callable[[], object]]) -> None:
     """Call all functions.
 
     Raises:
-        Exception: the first error. The functions after it are called too.
+        Exception: the first error. The remaining functions are called nevertheless.
     """
     errors = []
     for function in functions:
@@ -221,9 +221,10 @@ def run_all(functions: Iterable[Callable[[], object]]) -> None:
 
 
 def _synchronized(device: torch.device, until: float) -> bool:
-    """Whether all work on a GPU is done; waits for that until a time.
+    """Wait until a time for all work on a GPU; return whether it is complete.
 
-    Synchronous operations ran on streams of the caller, which may be gone: so it is all streams.
+    Synchronous operations ran on streams of the caller, which may no longer exist, so this waits
+    for all streams.
     """
 
     def synchronize() -> None:

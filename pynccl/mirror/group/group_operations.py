@@ -1,7 +1,7 @@
-"""The operations of a group as torch's methods, for code that calls them on the group.
+"""A group's operations as the methods of torch's ProcessGroup.
 
-Each method begins an operation and returns its Work. Tensors come as torch's methods take them:
-alone or in a list of one; options as an Options object or by themselves. Ranks are the group's own.
+Each method starts an operation and returns its Work. As in torch, a tensor can be passed directly
+or in a list of one, and options directly or in an Options object. Ranks are group ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Tensors: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 
 
 def _one(tensors: Any, name: str) -> Any:
-    """The only element of a list, or the tensor itself."""
+    """Return the only element of a list, or the tensor itself."""
     if not isinstance(tensors, torch.Tensor):
         if len(tensors) != 1:
             raise ValueError(f"{name}: expected a single tensor, got {len(tensors)}")
@@ -35,7 +35,7 @@ def _one(tensors: Any, name: str) -> Any:
 
 
 def _of_lists(tensors: Any, name: str) -> Any:
-    """The first list of a list of lists, or the list itself; empty for None."""
+    """Return the first list of a list of lists, or the list itself; empty for None."""
     if tensors and not isinstance(tensors[0], torch.Tensor):
         tensors = tensors[0]
     if not tensors:
@@ -53,7 +53,7 @@ def _root(given: Any) -> int:
 
 
 class GroupOperations(BaseGroup):
-    """A group with torch's methods that begin operations."""
+    """A group with torch's methods that start operations."""
 
     def allreduce(self, tensors: _Tensors, opts: Any = ReduceOp.SUM, op: Any = None) -> Work | None:
         """Begin :func:`pynccl.all_reduce`."""
@@ -81,7 +81,7 @@ class GroupOperations(BaseGroup):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_single`; torch's class has it since torch 2.13."""
+        """Start :func:`pynccl.all_gather_single`. Available since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.all_gather_single(self, output, input, True)
@@ -89,9 +89,9 @@ class GroupOperations(BaseGroup):
     def gather_single(
         self, output: torch.Tensor, input: torch.Tensor, root: Any = 0
     ) -> Work | None:
-        """Begin :func:`pynccl.gather_single`.
+        """Start :func:`pynccl.gather_single`.
 
-        torch's class has it since torch 2.14, as :attr:`gather_into_tensor`.
+        Available since torch 2.14, as :attr:`gather_into_tensor`.
         """
         check_tensor(input, "input")
         if _root(root) != self.rank():
@@ -128,7 +128,7 @@ class GroupOperations(BaseGroup):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = ReduceOp.SUM
     ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter_single`; torch's class has it since torch 2.13."""
+        """Start :func:`pynccl.reduce_scatter_single`. Available since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.reduce_scatter_single(self, output, input, _op(opts), True)
@@ -152,7 +152,7 @@ class GroupOperations(BaseGroup):
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Work | None:
-        """Begin :func:`pynccl.all_to_all_single`; torch's class has it since torch 2.13."""
+        """Start :func:`pynccl.all_to_all_single`. Available since torch 2.13."""
         check_tensor(output, "output")
         check_tensor(input, "input")
         return operations.all_to_all_single(
@@ -182,7 +182,7 @@ class GroupOperations(BaseGroup):
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work | None:
-        """Begin :func:`pynccl.all_gather_single` of several pairs of tensors, as one NCCL group.
+        """Start :func:`pynccl.all_gather_single` of several pairs of tensors, as one NCCL group.
 
         It raises ValueError inside a coalescing manager. torch's class has the name since torch
         2.13.
@@ -192,7 +192,7 @@ class GroupOperations(BaseGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = ReduceOp.SUM
     ) -> Work | None:
-        """Begin :func:`pynccl.reduce_scatter_single` of several pairs, as one NCCL group.
+        """Start :func:`pynccl.reduce_scatter_single` of several pairs, as one NCCL group.
 
         It raises ValueError inside a coalescing manager. torch's class has the name since torch
         2.13.
@@ -206,11 +206,11 @@ class GroupOperations(BaseGroup):
         inputs: list[torch.Tensor],
         *options: Any,
     ) -> Work | None:
-        """Begin an operation on each pair of tensors, as one NCCL group with one Work."""
+        """Start an operation on each pair of tensors, as one NCCL group with one Work."""
         check_tensor_list(outputs, "outputs")
         check_tensor_list(inputs, "inputs")
         if len(outputs) != len(inputs):
-            raise ValueError(f"outputs: has {len(outputs)} tensors for {len(inputs)} inputs")
+            raise ValueError(f"outputs: {len(outputs)} tensors for {len(inputs)} inputs")
         if self._batch is not None:
             raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
         batch = self._batch = Batch(takes_all_kinds=False)
@@ -237,7 +237,7 @@ class GroupOperations(BaseGroup):
         return p2p.begin(self, False, _one(tensors, "tensors"), src)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work | None:
-        """Begin :func:`pynccl.irecv` from any source, which the Work's source_rank() returns."""
+        """Start :func:`pynccl.irecv` from any source, which the Work's source_rank() returns."""
         return p2p.begin(self, False, _one(tensors, "tensors"), p2p.source_in(self))
 
     def barrier(self, opts: Any = None) -> Work | None:
@@ -247,10 +247,10 @@ class GroupOperations(BaseGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Run :func:`pynccl.monitored_barrier`.
+        """See :func:`pynccl.monitored_barrier`.
 
         Args:
             timeout: how long to wait; None is the default of the group's backend.
-            wait_all_ranks: whether rank 0 names all missing ranks, or the first that it finds.
+            wait_all_ranks: whether rank 0 reports all missing ranks, or only the first.
         """
         barriers.monitored_barrier(self, timeout, wait_all_ranks)

@@ -1,7 +1,8 @@
-"""Hooks on every operation of the mirror: synchronous, asynchronous, batched, point to point.
+"""Hooks on every operation of the mirror: synchronous, asynchronous, batched and point-to-point.
 
-Every operation passes ``issued()`` of csrc/python/mirror/comm_stream.h, the fast functions too.
-Where no hook is registered it reads one flag; an OperationRecord is made only for hooks.
+Every operation, including the fast path, passes through ``issued()`` of
+csrc/python/mirror/comm_stream.h. Without hooks it only reads a flag; an OperationRecord is created
+only for hooks.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ OnAbort: TypeAlias = Callable[[CommStream, str], object]
 
 
 class OperationHooks:
-    """Registered hooks; as a context manager it removes them at the end."""
+    """Registered hooks. As a context manager, it removes them on exit."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def remove(self) -> None:
-        """Remove the hooks; a second time does nothing."""
+        """Remove the hooks. Further calls have no effect."""
         _C.remove_operation_hooks(self._number)
 
     def __enter__(self) -> OperationHooks:
@@ -49,17 +50,17 @@ def add_operation_hooks(
 ) -> OperationHooks:
     """Register functions that are called around every operation of every group.
 
-    Hooks run in the thread that issues the operation, in the order of their registration. They must
-    not issue operations, and must not keep the record: it refers to the tensors. An exception in a
-    hook goes to ``sys.unraisablehook`` and changes nothing about the operation.
+    Hooks run in the thread that issues the operation, in the order of registration. They must not
+    issue operations and must not keep the record, which refers to the tensors. An exception in a
+    hook is passed to ``sys.unraisablehook`` and does not affect the operation.
 
     Args:
         before: ``before(record)``, before NCCL is called.
-        after: ``after(record, work, error)``, after NCCL was called: work is the Work of an
-            asynchronous operation, else None; error is the exception that is raised, else None. A
-            synchronous operation on CPUs is done by then, any other is enqueued.
-        on_abort: ``on_abort(comm_stream, reason)``, before a communicator is aborted, because of a
-            timeout or because its group is aborted; from any thread.
+        after: ``after(record, work, error)``, after NCCL was called. work is the Work of an
+            asynchronous operation, else None; error is the raised exception, else None. A
+            synchronous operation on CPUs is complete by then, any other is enqueued.
+        on_abort: ``on_abort(comm_stream, reason)``, before a communicator is aborted because of a
+            timeout or because its group is aborted. Called from any thread.
 
     Returns:
         The registration; call its ``remove()``, or use it as a context manager.

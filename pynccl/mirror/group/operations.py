@@ -1,12 +1,12 @@
-"""The collectives of a group: each takes the group and ranks of the group, checks, and issues.
+"""The collectives of a group, which check their arguments and issue the operation.
 
-An operation on one tensor is one call of NCCL. An operation on a list is one NCCL group of calls
-directly on the user's tensors, so nothing is copied to or from a flat buffer, and the parts may
-have different sizes: all_gather is a broadcast from each rank, reduce_scatter a reduction to each,
-the others are sends and receives.
+Ranks are group ranks. An operation on one tensor is one NCCL call. An operation on a list is one
+NCCL group of calls directly on the user's tensors, so nothing is copied to or from a flat buffer,
+and the parts may differ in size: all_gather is a broadcast from each rank, reduce_scatter a
+reduction to each rank, the others are sends and receives.
 
-The types of the arguments are checked before, by the public functions and by the methods of
-ProcessGroup. Each operation returns the Work of an asynchronous call, else None.
+Argument types are checked by the callers: the public functions and the methods of ProcessGroup.
+Each operation returns the Work of an asynchronous call, else None.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def broadcast(
 def all_reduce(
     group: BaseGroup, tensor: torch.Tensor, op: Any, async_op: bool = False
 ) -> Work | None:
-    """Combine the tensors of all ranks in place, on every rank."""
+    """Reduce the tensors of all ranks in place, on every rank."""
     if tensor.is_complex() and not supports_complex(of_torch(op)):
         raise ValueError(f"all_reduce does not support {op} on complex tensors")
     calls = [Call("all_reduce", tensor, op=_resolve(group, op, tensor))]
@@ -78,7 +78,7 @@ def all_reduce(
 def reduce(
     group: BaseGroup, tensor: torch.Tensor, root: int, op: Any, async_op: bool = False
 ) -> Work | None:
-    """Combine the tensors of all ranks; the root gets the result."""
+    """Reduce the tensors of all ranks to the root."""
     calls = [Call("reduce", tensor, root, _resolve(group, op, tensor))]
     return group.issue(OperationRecord("reduce", tensor, calls, [tensor], async_op))
 
@@ -94,7 +94,7 @@ def _check_dtypes(output: torch.Tensor, input_: torch.Tensor) -> None:
 def all_gather_single(
     group: BaseGroup, output: torch.Tensor, input_: torch.Tensor, async_op: bool = False
 ) -> Work | None:
-    """Collect the tensors of all ranks in one tensor, on every rank."""
+    """Gather the tensors of all ranks into one tensor, on every rank."""
     out, own = real(output), real(input_)
     _check_dtypes(out, own)
     calls = [Call("all_gather", own, out=out)]
@@ -104,7 +104,7 @@ def all_gather_single(
 def reduce_scatter_single(
     group: BaseGroup, output: torch.Tensor, input_: torch.Tensor, op: Any, async_op: bool = False
 ) -> Work | None:
-    """Combine the tensors of all ranks; each rank gets its block of the result."""
+    """Reduce the tensors of all ranks; each rank receives its block of the result."""
     _check_dtypes(output, input_)
     calls = [Call("reduce_scatter", input_, op=_resolve(group, op, input_), out=output)]
     return group.issue(OperationRecord("reduce_scatter_single", input_, calls, [output], async_op))
@@ -113,7 +113,7 @@ def reduce_scatter_single(
 def all_gather(
     group: BaseGroup, outputs: list[torch.Tensor], tensor: torch.Tensor, async_op: bool = False
 ) -> Work | None:
-    """Collect the tensors of all ranks in a list, on every rank."""
+    """Gather the tensors of all ranks into a list, on every rank."""
     check_length(outputs, group.size(), "tensor_list")
     return gather_everywhere(group, "all_gather", [reals(outputs)], [real(tensor)], async_op)
 
@@ -125,7 +125,7 @@ def gather_everywhere(
     inputs: list[torch.Tensor],
     async_op: bool = False,
 ) -> Work | None:
-    """Broadcast each input from each rank to the output that is for both."""
+    """Broadcast each input from each rank to the corresponding output."""
     for output, own in zip(outputs, inputs, strict=True):
         check_same_size([output[group.rank()]], own, "the output of this rank")
     calls = [
@@ -143,7 +143,7 @@ def all_gather_coalesced(
     inputs: list[torch.Tensor],
     async_op: bool = False,
 ) -> Work | None:
-    """Collect several tensors of all ranks at once; there is a list of outputs for each rank."""
+    """Gather several tensors of all ranks at once, into one list of outputs per rank."""
     check_length(output_lists, group.size(), "output_tensor_lists")
     for rank, output_list in enumerate(output_lists):
         if len(output_list) != len(inputs):
@@ -158,7 +158,7 @@ def all_gather_coalesced(
 def all_reduce_coalesced(
     group: BaseGroup, tensors: list[torch.Tensor], op: Any, async_op: bool = False
 ) -> Work | None:
-    """Combine several tensors of all ranks at once, in place."""
+    """Reduce several tensors of all ranks at once, in place."""
     if any(tensor.is_complex() for tensor in tensors) and not supports_complex(of_torch(op)):
         raise ValueError(f"all_reduce does not support {op} on complex tensors")
     red_op = _resolve(group, op, tensors[0])
@@ -175,7 +175,7 @@ def gather(
     root: int,
     async_op: bool = False,
 ) -> Work | None:
-    """Collect the tensors of all ranks in a list on the root; outputs is empty elsewhere."""
+    """Gather the tensors of all ranks into a list on the root; outputs is empty elsewhere."""
     check_root_list(group.rank(), root, outputs, "gather_list", "destination")
     if outputs:
         check_length(outputs, group.size(), "gather_list")
@@ -191,10 +191,10 @@ def gather_single(
     root: int,
     async_op: bool = False,
 ) -> Work | None:
-    """Collect the tensors of all ranks in one on the root; output is None elsewhere.
+    """Gather the tensors of all ranks into one on the root; output is None elsewhere.
 
     Raises:
-        MismatchError: the output has not as many elements as all inputs together.
+        MismatchError: the size of the output is not the total size of the inputs.
     """
     parts: Sequence[torch.Tensor] = []
     result = []
@@ -214,17 +214,17 @@ def gather_single(
 def check_root_list(
     rank: int, root: int, given: Sequence[object] | None, name: str, side: str
 ) -> None:
-    """Check that a list is given on the root only.
+    """Check that a list is passed on the root only.
 
     Args:
         rank: this rank in the group.
         root: the rank that needs the list.
-        given: the list; None and an empty list are not given.
-        name: of the argument.
+        given: the list; None or empty if it is not passed.
+        name: the name of the argument.
         side: the role of the root, "source" or "destination".
 
     Raises:
-        ValueError: it is missing on the root, or given on another rank.
+        ValueError: the list is missing on the root, or passed on another rank.
     """
     if rank == root and not given:
         raise ValueError(f"Argument ``{name}`` must be specified on {side} rank.")
@@ -239,7 +239,7 @@ def scatter(
     root: int,
     async_op: bool = False,
 ) -> Work | None:
-    """Send each rank its tensor of the root's list; inputs is empty elsewhere."""
+    """Send each rank its tensor from the root's list; inputs is empty elsewhere."""
     check_root_list(group.rank(), root, inputs, "scatter_list", "source")
     if inputs:
         check_length(inputs, group.size(), "scatter_list")
@@ -258,9 +258,9 @@ def move_parts(
     gathers: bool,
     async_op: bool = False,
 ) -> Work | None:
-    """Move each rank's own part to the root, which has all of them, or from it.
+    """Transfer each rank's own part to or from the root, which has all parts.
 
-    Parts may differ in size; on other ranks than the root there are none.
+    Parts may differ in size; they are passed on the root only.
     """
     of_own, of_parts = ("send", "recv") if gathers else ("recv", "send")
     calls = [Call(of_parts, part, peer) for peer, part in enumerate(parts)]
@@ -275,7 +275,7 @@ def reduce_scatter(
     op: Any,
     async_op: bool = False,
 ) -> Work | None:
-    """Combine lists of tensors of all ranks; rank i gets the combination of the i-th."""
+    """Reduce lists of tensors of all ranks; rank i receives the reduction of the i-th tensors."""
     check_length(inputs, group.size(), "input_list")
     check_same_size([inputs[group.rank()]], output, "the input for this rank")
     red_op = _resolve(group, op, output)
@@ -292,7 +292,7 @@ def all_to_all(
     inputs: list[torch.Tensor],
     async_op: bool = False,
 ) -> Work | None:
-    """Send the i-th tensor of a list to rank i, and receive one from each."""
+    """Send the i-th tensor of a list to rank i, and receive one from each rank."""
     check_same_dtype([*outputs, *inputs])
     check_length(outputs, group.size(), "output_tensor_list")
     check_length(inputs, group.size(), "input_tensor_list")
@@ -324,7 +324,7 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send each rank its part of a tensor, and receive one from each.
+    """Send each rank its part of a tensor, and receive one from each rank.
 
     Equal parts are one ncclAlltoAll; unequal ones are sends and receives.
     """
@@ -366,7 +366,7 @@ def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int,
 def _split(
     tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int, name: str
 ) -> Sequence[torch.Tensor]:
-    """The parts of a tensor, as views."""
+    """Return the parts of a tensor, as views."""
     _check_splits(tensor, sizes, ranks, name)
     rows = contiguous(tensor, name) if tensor.dim() else tensor.reshape(1)
     return rows.split(list(sizes) if sizes else [rows.shape[0] // ranks] * ranks)

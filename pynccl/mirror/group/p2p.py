@@ -1,4 +1,4 @@
-"""Sends and receives between two ranks of a group: in a batch, and outside."""
+"""Sends and receives between two ranks of a group, in and outside batches."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["begin", "finish", "source_in"]
 
 
 def begin(group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int) -> Work | None:
-    """Begin a send or a receive (isend, irecv), or add it to the batch that is being collected.
+    """Start a send or a receive (isend, irecv), or add it to the current batch.
 
     Args:
         group: the group.
         sends: whether to send.
-        tensor: sent, or received into.
-        peer: the other side's rank in the group.
+        tensor: the tensor to send or receive into.
+        peer: the peer's rank in the group.
 
     Returns:
         The Work; None in a batch.
 
     Raises:
-        ValueError: outside a batch, peer is this rank or not in the group.
+        ValueError: outside a batch, peer is this rank or is not in the group.
     """
     kind = "isend" if sends else "irecv"
     batch = group._batch
@@ -36,7 +36,7 @@ def begin(group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int) -> Wor
 
 
 def finish(group: BaseGroup, sends: bool, tensor: torch.Tensor, peer: int) -> None:
-    """Run a send or a receive (send, recv); the arguments and errors are those of begin()."""
+    """Run a send or a receive (send, recv). Arguments and errors are those of begin()."""
     if group._batch is not None:
         begin(group, sends, tensor, peer)
     else:
@@ -61,10 +61,10 @@ def _check_peer(group: BaseGroup, peer: int, name: str) -> None:
 
 
 def source_in(group: BaseGroup) -> int:
-    """The rank that a receive from any source receives from.
+    """Return the source of a receive from any source.
 
     Raises:
-        ValueError: the group has not two ranks.
+        ValueError: the group does not have two ranks.
     """
     if group.size() != 2:
         raise ValueError(

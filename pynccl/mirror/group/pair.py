@@ -1,9 +1,8 @@
-"""Pair: the communicators between two ranks that send to each other outside a batch.
+"""Pair: the communicators of two ranks that send to each other outside a batch.
 
-Each direction has a communicator of its own: a rank can receive at the same time as it sends, so
-that no order of isend and irecv can block. Both are made at the first transfer. An isend or irecv
-does not wait for that: a thread connects, and then issues the operations that were called
-meanwhile, in their order.
+Each direction has its own communicator, so a rank can send and receive concurrently and no order of
+isend and irecv deadlocks. Both are created on the first transfer. isend and irecv do not wait for
+the connection: a thread connects, and then issues the operations called in the meantime, in order.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from pynccl.store import ask
 
 __all__ = ["Connect", "Pair"]
 
-# Makes the CommStreams between this rank and another, by whether this rank sends on it. It stops
-# when the function returns True.
+# Creates the CommStreams to and from another rank, keyed by whether this rank sends. It stops when
+# its argument returns True.
 Connect: TypeAlias = Callable[[Callable[[], bool]], dict[bool, CommStream]]
 
-_END = 2.0  # seconds for a connection that was cancelled to end
+_END = 2.0  # seconds for a cancelled connection to end
 
 
 class _Deferred(NamedTuple):
@@ -37,8 +36,8 @@ class _Deferred(NamedTuple):
 
     Attributes:
         record: the transfer.
-        made: gets its Work.
-        ready: on GPUs, recorded on the caller's current stream: the tensor may be used after it.
+        made: receives its Work.
+        ready: on GPUs, an event of the caller's current stream after which the tensor is ready.
     """
 
     record: OperationRecord
@@ -50,13 +49,13 @@ class Pair(_C.Pair):
     """The CommStreams to and from another rank.
 
     Args:
-        connect: makes them.
-        timeout: of each transfer.
+        connect: creates the CommStreams.
+        timeout: the timeout of each transfer.
     """
 
     def __init__(self, connect: Connect, timeout: timedelta) -> None:
         super().__init__()
-        self._make: Connect | None = connect  # refers to the group
+        self._make: Connect | None = connect  # holds a reference to the group
         self._timeout = timeout
         self._comm_streams: dict[bool, CommStream] = {}
         self._connecting: Future[None] | None = None
@@ -93,8 +92,8 @@ class Pair(_C.Pair):
         """Stop connecting, remove the CommStreams and return them, for the caller to close.
 
         Args:
-            until: a connection that is being made is waited for until then, on the clock of
-                time.monotonic(), so that the last transfers are issued.
+            until: the time, by time.monotonic(), until which to wait for a connection in progress,
+                so that the last transfers are issued.
         """
         connecting = self._connecting
         if connecting is not None:
@@ -107,7 +106,7 @@ class Pair(_C.Pair):
             return list(self._comm_streams.values())
 
     def _connect_both(self, _connecting: Future[None]) -> None:
-        """Connect, and issue what was deferred. Runs in a thread."""
+        """Connect, and issue the deferred transfers. Runs in a thread."""
         make = self._make
         try:
             if make is None:
@@ -122,14 +121,14 @@ class Pair(_C.Pair):
             raise
         with self._lock:
             for comm_stream in made.values():
-                comm_stream.set_timeout(self._timeout)  # it may have changed meanwhile
+                comm_stream.set_timeout(self._timeout)  # it may have changed in the meantime
             for transfer in self._deferred:
                 try:
                     transfer.made.set_result(_issue_deferred(transfer, made))
                 except BaseException as error:
                     transfer.made.set_exception(error)
             self._deferred = []
-            # Not before: from here on the fast functions use the CommStreams without this lock.
+            # Last, because from here on the fast path uses the CommStreams without this lock.
             self._comm_streams = made
             for sends, comm_stream in made.items():
                 self._connect(sends, comm_stream)
@@ -140,7 +139,7 @@ def _sends(record: OperationRecord) -> bool:
 
 
 def _ready(tensor: torch.Tensor) -> nccl.Event | None:
-    """An event of the current stream of a tensor's device; None on CPUs."""
+    """Record an event on the current stream of a tensor's device; None on CPUs."""
     if not tensor.is_cuda:
         return None
     event = nccl.Event("cuda", device=tensor.device.index)
@@ -149,10 +148,10 @@ def _ready(tensor: torch.Tensor) -> nccl.Event | None:
 
 
 def _issue_deferred(transfer: _Deferred, comm_streams: dict[bool, CommStream]) -> Work:
-    """Issue a transfer after what its caller's stream had at the time of the call.
+    """Issue a transfer after the work on the caller's stream at the time of the call.
 
-    This thread's current stream is another one: that it is the communication stream itself adds no
-    further dependency.
+    The communication stream itself serves as this thread's current stream, which adds no further
+    dependency.
     """
     record = transfer.record
     comm_stream = comm_streams[_sends(record)]
@@ -167,6 +166,6 @@ def _issue_deferred(transfer: _Deferred, comm_streams: dict[bool, CommStream]) -
 def _check_not_capturing(record: OperationRecord) -> None:
     if record.tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{record.kind}: the first transfer between two ranks makes communicators, which "
+            f"{record.kind}: the first transfer between two ranks creates communicators, which "
             "cannot be captured into a graph; send once before the capture"
         )

@@ -1,4 +1,4 @@
-"""ProcessGroup: a group with torch's methods, for code that calls them on the group."""
+"""ProcessGroup: a group with the methods of torch's class."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ __all__ = ["ProcessGroup"]
 
 
 class ProcessGroup(GroupOperations):
-    """Some of the ranks, which can communicate with each other: torch.distributed.ProcessGroup.
+    """See torch.distributed.ProcessGroup. A group of ranks that communicate with each other.
 
-    :func:`pynccl.init_process_group`, :func:`pynccl.new_group` and :func:`pynccl.split_group` make
-    it; programs do not. Each method named after an operation begins it and returns its
-    :class:`Work`; the function of the same name in :mod:`pynccl` says what the operation does and
-    which errors it raises. A rank in an argument is a rank of the group. ``opts`` is torch's object
-    of options for the operation, of which ``reduceOp`` and ``rootRank`` are used, or that value
-    itself.
+    Created by :func:`pynccl.init_process_group`, :func:`pynccl.new_group` and
+    :func:`pynccl.split_group`, not by programs. Each method named after an operation starts it and
+    returns its :class:`Work`; the function of the same name in :mod:`pynccl` documents the
+    operation and its errors. Ranks are group ranks. ``opts`` is torch's options object for the
+    operation, of which ``reduceOp`` and ``rootRank`` are used, or that value itself.
 
     Args:
-        job: that of the ranks; the group uses its store below a prefix of its own.
-        ranks: the global ranks, in the order of the group.
-        rank: this process's rank in the group; -1 where it is not in it.
-        name: unique in the job.
+        job: the job of the ranks; the group uses a prefix of its store.
+        ranks: the global ranks, in group order.
+        rank: this process's rank in the group; -1 if it is not a member.
+        name: a name that is unique in the job.
         config: the backends.
-        timeout: of the exchange of unique ids and of each operation.
-        options: of the communicators.
-        desc: what the group is for, in words.
+        timeout: the timeout of the unique id exchange and of each operation.
+        options: the options of the communicators.
+        desc: a description of the group.
         device_id: the device of this rank.
     """
 
     def name(self) -> str:
-        """The backend.
+        """Return the name of the backend.
 
         Returns:
-            Its name, as ``"host"``, ``"nccl"`` or ``"cpu:host,cuda:nccl"``.
+            ``"host"``, ``"nccl"`` or ``"cpu:host,cuda:nccl"``.
         """
         return self.config.name
 
     def get_backend(self, device: torch.device | None = None) -> nccl.Communicator:
-        """The communicator for a device: see :func:`pynccl.get_backend_impl`.
+        """Return the communicator for a device: see :func:`pynccl.get_backend_impl`.
 
         A device of None is the device that the group is bound to, or the only one that it has a
-        backend for. torch's class has it since torch 2.14.
+        backend for. Available since torch 2.14.
         """
         if device is None:
             kinds = list(self.config.device_backend_map)
@@ -59,10 +58,10 @@ class ProcessGroup(GroupOperations):
         return self.comm_stream(device).comm
 
     def get_group_store(self) -> Store:
-        """The store that only this group uses.
+        """Return the store of this group.
 
         Returns:
-            A ``PrefixStore`` over the store of all groups.
+            A ``PrefixStore`` over the store of the job.
         """
         return self.store
 

@@ -1,4 +1,4 @@
-"""OperationRecord: one operation of the mirror, as data."""
+"""OperationRecord: one operation of the mirror as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pynccl.mirror.base.errors import MismatchError
 
 __all__ = ["Call", "OperationRecord"]
 
-# The argument that is the output, where it is not the only tensor.
+# The name of the output argument, if there is more than one tensor.
 _OUTPUTS = {
     "all_gather": "tensor_list",
     "all_gather_coalesced": "output_tensor_lists",
@@ -29,15 +29,15 @@ _OUTPUTS = {
 
 
 class Call(NamedTuple):
-    """One call of NCCL that belongs to an operation.
+    """One NCCL call of an operation.
 
     Attributes:
         method: the name of a method of :class:`pynccl.nccl.Communicator`.
         tensor: its first argument.
         root_or_peer: the root of a rooted collective, or the peer of a send or receive, as a rank
             of the communicator; None for other methods.
-        op: the operator of a reduction.
-        out: the output, where it is not tensor.
+        op: the reduction operator.
+        out: the output, if it is not tensor.
     """
 
     method: str
@@ -60,15 +60,16 @@ class Call(NamedTuple):
 
 
 class OperationRecord:
-    """One operation of the mirror: what to call, and what the hooks see.
+    """One operation of the mirror: the NCCL calls to issue, and the data passed to hooks.
 
     Attributes:
-        kind: the name of the operation, for messages: ``"all_reduce"``, ``"coalesced isend"``.
-        tensor: the first of its tensors; its device chooses the communicator.
-        calls: the calls of NCCL. Several go out as one NCCL group.
-        result: the tensors that it writes.
-        async_op: whether it is issued on the communication stream and has a Work.
-        source: the rank of the group that a receive outside a batch receives from, else None.
+        kind: the name of the operation in messages, such as ``"all_reduce"`` or
+            ``"coalesced isend"``.
+        tensor: its first tensor, whose device determines the communicator.
+        calls: the NCCL calls. Several calls are issued as one NCCL group.
+        result: the output tensors.
+        async_op: whether it runs on the communication stream and has a Work.
+        source: the source, a group rank, of a receive outside a batch, else None.
         comm_stream: the CommStream on which it is issued; set for the hooks only.
     """
 

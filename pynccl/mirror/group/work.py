@@ -16,12 +16,12 @@ from pynccl.mirror.base.errors import BackendError, BackendTimeoutError
 __all__ = ["DeferredWork", "IllegalWork", "Work"]
 
 _NO_TIMEOUT = timedelta(0)
-_SLICE = 0.1  # seconds between two looks for signals
-_PAUSE = 0.0001  # seconds between two looks at an event
+_SLICE = 0.1  # seconds between checks for signals
+_PAUSE = 0.0001  # seconds between polls of an event
 
 
 class _CommStream(Protocol):
-    """What a Work needs of its CommStream."""
+    """The part of CommStream that a Work uses."""
 
     rank: int
     device: torch.device
@@ -35,11 +35,11 @@ class _CommStream(Protocol):
 
 
 class Work(_C.Work):
-    """The handle of an asynchronous operation: torch.distributed.Work.
+    """See torch.distributed.Work. The handle of an asynchronous operation.
 
-    It holds the operation's tensors until :meth:`wait` has returned. If it is dropped before, the
-    tensors are held until the operation is done, and released by the next call on the same
-    communicator, or by its end.
+    It keeps the operation's tensors alive until :meth:`wait` has returned. If it is dropped
+    earlier, they stay alive until the operation is complete, and are released by the next call on
+    the same communicator or when that is closed.
     """
 
     __slots__ = ("__weakref__",)
@@ -47,7 +47,7 @@ class Work(_C.Work):
     _comm_stream: _CommStream
 
     def _wait_at_most(self, timeout: timedelta | None) -> bool:
-        """Do what wait() does with a timeout."""
+        """Implement wait() with a timeout."""
         if timeout is None or timeout <= _NO_TIMEOUT:
             return self.wait()
         until = time.monotonic() + timeout.total_seconds()
@@ -64,9 +64,9 @@ class Work(_C.Work):
         return True
 
     def _ends_within(self, seconds: float) -> bool:
-        """Wait for a while; whether the operation is done.
+        """Wait for at most some seconds; return whether the operation is complete.
 
-        On GPUs an earlier failure that the current stream has is not one of this operation.
+        On GPUs, an earlier failure of the current stream is not a failure of this operation.
         """
         if self._comm_stream.blocks:
             return self._wait_for(seconds)
@@ -78,42 +78,42 @@ class Work(_C.Work):
         return self.wait()
 
     def synchronize(self) -> None:
-        """Wait as :meth:`wait` does without a timeout."""
+        """Wait, as :meth:`wait` does without a timeout."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Make the current stream wait for the operation; on CPUs that is the caller."""
+        """Make the current stream (on CPUs, the caller) wait for the operation."""
         self.wait()
 
     @property
     def timeout(self) -> timedelta:
-        """The timeout of the operation's group; torch's class has it since torch 2.14."""
+        """The timeout of the operation's group. Available since torch 2.14."""
         return timedelta(seconds=self._comm_stream.timeout)
 
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        """The error that the operation has failed with.
+        """Return the operation's error.
 
         Returns:
-            A DistBackendError; None where it has not failed so far.
+            A DistBackendError, or None if it has not failed so far.
         """
         error = super().exception()
         if error is None and self._comm_stream.blocks and self.is_completed():
             try:
-                self._wait_for(0.0)  # raises what the communicator does not know any more
+                self._wait_for(0.0)  # raises errors that the communicator no longer reports
             except BackendError as failure:
                 return failure
         return error
 
     def is_success(self) -> bool:
-        """Whether the operation has ended without an error.
+        """Return whether the operation has completed without an error.
 
         Returns:
-            True where it has; False while it runs, and after an error.
+            True if it has; False while it runs and after an error.
         """
         return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:
-        """The group rank that an irecv received from; RuntimeError for other operations."""
+        """Return the source of an irecv, a group rank; RuntimeError for other operations."""
         if self._source is None:
             raise RuntimeError("source_rank() may only be called on work of a recv")
         return self._source
@@ -121,10 +121,10 @@ class Work(_C.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of :meth:`result`.
+        """Return a future of :meth:`result`.
 
         Returns:
-            A future whose value is the list of tensors. On GPUs it is complete at once, and a
+            A future whose value is the list of tensors. On GPUs it is complete immediately, and a
             stream that waits for it waits for the operation.
         """
         if not self._comm_stream.blocks:
@@ -142,7 +142,7 @@ class Work(_C.Work):
         return future
 
     def _future_on_device(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that is complete at once: waiting for it makes a stream wait for ours."""
+        """Return a completed future; a stream that waits for it waits for the operation."""
         device = self._comm_stream.device
         future: Any = torch.futures.Future(devices=[device])
         error = self.exception() if self.is_completed() else self._comm_stream.error(self._name)
@@ -175,7 +175,7 @@ _OF_THE_MANAGER = frozenset(
 
 
 class DeferredWork(Work):
-    """The Work of an operation whose communicator is still being made, by another thread."""
+    """The Work of an operation whose communicator is still being created by another thread."""
 
     def __init__(self, name: str, made: Future[Work], timeout: timedelta) -> None:
         self._operation = name

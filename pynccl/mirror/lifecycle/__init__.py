@@ -1,3 +1,3 @@
-"""How groups are made and destroyed."""
+"""Creation and destruction of process groups."""
 
 __all__: list[str] = []

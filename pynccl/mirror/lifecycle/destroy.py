@@ -1,4 +1,4 @@
-"""destroy_process_group, and the end of groups at the end of the process and after fork()."""
+"""destroy_process_group, and the cleanup of groups at process exit and after fork()."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None:
     """See torch.distributed.destroy_process_group (ncclCommFinalize, ncclCommDestroy).
 
-    Operations that were issued are finished first. On GPUs they have the group's timeout; then they
-    are aborted, and DistBackendError is raised. On CPUs asynchronous ones that were not waited for
-    have 2 seconds, or the group's timeout if that is shorter; then they are aborted. A rank can
-    receive what another has sent before that destroyed its groups.
+    Pending operations are finished first. On GPUs, they are aborted after the group's timeout, and
+    DistBackendError is raised. On CPUs, asynchronous operations that were not waited for are
+    aborted after 2 seconds, or after the group's timeout if that is shorter. Messages sent before
+    the sender destroyed its groups can still be received.
     """
     if _rank_not_in_group(group):
         return
@@ -49,7 +49,7 @@ def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None
 
 
 def _destroy_all() -> None:
-    """Destroy all groups together, and remove all entries."""
+    """Destroy all groups together, and reset the world."""
     groups, job = _remove_all()
     comm_streams: list[CommStream] = []
     give_up = [partial(_give_up, pg, comm_streams) for pg in groups]
@@ -61,23 +61,23 @@ def _give_up(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
 
 
 def abort_process_group(pg: ProcessGroup) -> None:
-    """Free one group at once (ncclCommAbort)."""
+    """Abort one group (ncclCommAbort)."""
     del world.groups[pg]
     pg.abort()
 
 
 def end_all(end: Callable[[ProcessGroup], None]) -> None:
-    """End every group, the newest first, and remove all entries.
+    """End every group, newest first, and reset the world.
 
     Raises:
-        Exception: the first error; the groups after it are ended too.
+        Exception: the first error. The remaining groups are ended nevertheless.
     """
     groups, job = _remove_all()
     run_all([*(partial(end, pg) for pg in groups), *_leaving(job)])
 
 
 def _remove_all() -> tuple[list[ProcessGroup], Job | None]:
-    """Remove all entries, and return the groups, the newest first, and the job."""
+    """Reset the world, and return its groups, newest first, and the job."""
     groups = sorted(world.groups, key=world.groups.__getitem__, reverse=True)
     job = world.default.job if world.default else None
     world.reset()
@@ -90,7 +90,7 @@ def _leaving(job: Job | None) -> list[Callable[[], None]]:
 
 
 def _leave_at_exit() -> None:
-    """End the groups that a script has left open, so that no rank waits for this one."""
+    """End the groups that a script has not destroyed, so that no rank waits for this one."""
     with contextlib.suppress(Exception):
         end_all(ProcessGroup.leave)
 
@@ -98,7 +98,7 @@ def _leave_at_exit() -> None:
 def _invalidate_after_fork() -> None:
     """A child of fork() shares neither the communicators' memory nor their threads."""
     for pg in world.groups:
-        pg.forbid("it was made before this process was forked from its parent")
+        pg.forbid("it was created before this process was forked from its parent")
     world.reset()
     _C.set_process_rank(None)
 

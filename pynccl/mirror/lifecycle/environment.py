@@ -1,4 +1,4 @@
-"""What a launcher passes to this process in the environment."""
+"""Values that a launcher passes in the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["get_node_local_rank", "is_torchelastic_launched"]
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether torchrun started this process: torch.distributed.is_torchelastic_launched.
+    """See torch.distributed.is_torchelastic_launched.
 
     Returns:
         Whether ``TORCHELASTIC_RUN_ID`` is set.

@@ -1,4 +1,4 @@
-"""init_process_group: makes the default group, by rendezvous through torch's stores."""
+"""init_process_group: creates the default group, with a rendezvous through torch's stores."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def init_process_group(
 ) -> None:
     """See torch.distributed.init_process_group (ncclCommInitRankConfig).
 
-    The backends, the options and the binding to a device differ from torch's.
+    The backends, the options and the device binding differ from torch's.
 
     Args:
         backend: ``"nccl"`` for tensors on GPUs, ``"host"`` for tensors on CPUs,
-            ``"cpu:host,cuda:nccl"`` or None for both. ``"nccl"`` without a GPU is a ValueError, and
-            without libnccl.so.2 a LibraryNotFoundError, before the ranks wait for each other.
-        timeout: None is 10 minutes for ``"nccl"`` alone, else 30 minutes.
-        group_name: ignored, as torch does.
-        pg_options: a :class:`pynccl.nccl.Config`, but not one with ``blocking=0``, or torch's
+            ``"cpu:host,cuda:nccl"`` or None for both. ``"nccl"`` raises ValueError without a GPU
+            and LibraryNotFoundError without libnccl.so.2, before the ranks wait for each other.
+        timeout: the timeout; None is 10 minutes for ``"nccl"`` alone, else 30 minutes.
+        group_name: ignored, as in torch.
+        pg_options: a :class:`pynccl.nccl.Config` (without ``blocking=0``) or torch's
             ``ProcessGroupNCCL.Options``.
-        device_id: the device of this rank. Its communicator is then created at once, and sends and
-            receives outside a batch use it as well. Without it, and with GPUs, communicators are
-            created when they are first needed.
+        device_id: the device of this rank. Its communicator is then created eagerly, and sends and
+            receives outside a batch use it as well. On GPUs without device_id, communicators are
+            created on first use.
 
     Raises:
         DistStoreError: not all ranks called it before the timeout.
@@ -79,7 +79,7 @@ def init_process_group(
             rendezvous(init_method or "env://", rank, world_size, timeout=limit)
         )
         store.set_timeout(limit)
-    # torch.distributed may use the same store in the same process; the prefix keeps them apart.
+    # torch.distributed may use the same store in the same process, so the keys have a prefix.
     store = job_store(PrefixStore("pynccl", store), rank, world_size, limit)
     pg = ProcessGroup(
         Job(store, Process.own(rank)),
@@ -105,14 +105,14 @@ def init_process_group(
 
 
 def _connect(pg: ProcessGroup) -> None:
-    """Exchange what the ranks know of their processes, and create the first communicator.
+    """Exchange process information between the ranks, and create the first communicator.
 
-    The same exchange carries its unique id.
+    The same exchange distributes its unique id.
     """
     device = pg.device_at_once()
     ids = ""
     if device is not None:
-        pg.provider(device)  # raises on each rank where there is none
+        pg.provider(device)  # raises on every rank without a backend for the device
         if pg.rank() == 0:
             ids = pg.new_ids(device).hex()
     own = json.dumps([pg.job.own, ids]).encode()
@@ -125,7 +125,7 @@ def _connect(pg: ProcessGroup) -> None:
 
 
 def _device_of(device_id: torch.device | int | None) -> torch.device | None:
-    """A device_id argument as a device with an index.
+    """Return a device_id argument as a device with an index.
 
     Raises:
         ValueError: there is no such device.
@@ -151,10 +151,10 @@ def _device_of(device_id: torch.device | int | None) -> torch.device | None:
 
 
 def _name_rank_in_tracebacks(rank: int) -> None:
-    """Write ``[rank0]:`` before each line of an uncaught exception, as torch does."""
+    """Prefix each line of an uncaught exception with ``[rank0]:``, as torch does."""
     previous: Callable[..., Any] = sys.excepthook
     if previous is not sys.__excepthook__:
-        return  # another hook, or torch's: the rank is there already, or not wanted
+        return  # another hook is installed, or torch's, which adds the rank already
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         for part in traceback.format_exception(kind, error, trace):

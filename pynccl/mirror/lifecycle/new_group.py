@@ -1,4 +1,4 @@
-"""New groups: of some of the ranks, or of equal parts."""
+"""new_group and new_subgroups."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def new_group(
 ) -> ProcessGroup | NonMember:
     """See torch.distributed.new_group.
 
-    timeout, backend, pg_options and device_id are as for :func:`init_process_group`.
-    torch.distributed has sort_ranks since torch 2.12. With use_local_synchronization a rank outside
-    the group gets ``GroupMember.NON_GROUP_MEMBER``, as since torch 2.14. DistStoreError: not all
-    ranks called it before the timeout.
+    timeout, backend, pg_options and device_id are as for :func:`init_process_group`. sort_ranks was
+    added in torch 2.12. With use_local_synchronization, a rank outside the group receives
+    ``GroupMember.NON_GROUP_MEMBER``, as in torch 2.14. Raises DistStoreError if not all ranks call
+    it before the timeout.
     """
     default = _get_default_group()
     bound = default.bound_device_id
@@ -124,7 +124,7 @@ def new_subgroups(
     pg_options: object | None = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup, list[ProcessGroup | NonMember]]:
-    """See torch.distributed.new_subgroups. It divides any group, not the default group alone."""
+    """See torch.distributed.new_subgroups. Divides any group, not only the default group."""
     if group_size is None:
         if not torch.cuda.is_available():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""reconfigure: a new group of the ranks that are left."""
+"""reconfigure: creates a group of the surviving ranks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def reconfigure(
 ) -> ProcessGroup:
     """Create a group of the surviving ranks, which replaces a group that has lost ranks.
 
-    All surviving ranks call it: after ranks have died or were stopped, or after an operation
-    timed out. What is under way on the group ends with an error. The ranks agree through the store
-    on the surviving ranks, so the rank that hosts the store must be one of them. A process that has
-    exited on the same machine is detected immediately; any other missing rank is excluded after the
-    timeout. The surviving ranks keep their order. They create new communicators with the group's
-    options and timeout. If the group is the default group, the new one becomes the default group,
-    and all other groups are destroyed.
+    All surviving ranks call it, after ranks have died or were stopped, or after an operation timed
+    out. Pending operations of the group fail. The ranks agree through the store on the surviving
+    ranks, so the rank that hosts the store must be one of them. A process that has exited on the
+    same machine is detected immediately; any other missing rank is excluded after the timeout. The
+    surviving ranks keep their order. They create new communicators with the group's options and
+    timeout. If the group is the default group, the new one becomes the default group, and all other
+    groups are destroyed.
 
-    It is the counterpart of :meth:`pynccl.nccl.Communicator.recover`. torch.distributed has no
-    function of this name.
+    Counterpart of :meth:`pynccl.nccl.Communicator.recover`. torch.distributed does not provide this
+    function.
 
     Args:
         group: the group; None is the default group.
-        timeout: how long to wait for ranks that live; None is 30 seconds.
+        timeout: how long to wait for ranks that are alive; None is 30 seconds.
 
     Returns:
         The new group.
@@ -46,8 +46,8 @@ def reconfigure(
     Raises:
         ValueError: there is no default group, or the group is not registered.
         NcclRemoteError: this rank was excluded.
-        DistStoreError: a rank took part in the agreement and then did not make the group. All
-            raise; the next call leaves it out.
+        DistStoreError: a rank took part in the agreement but not in creating the group. All ranks
+            raise; the next call excludes it.
         DistNetworkError: the store is gone.
         DistBackendError: NCCL failed.
     """
@@ -57,7 +57,7 @@ def reconfigure(
     limit = _TIMEOUT if timeout is None else timeout
     for comm_stream in old.comm_streams().values():
         if not comm_stream.comm.closed:
-            _C.begin_recovery(comm_stream.comm)  # those that wait for this rank hear of it
+            _C.begin_recovery(comm_stream.comm)  # ranks that wait for this one raise
     rounds = _rounds.setdefault(old, Rounds("reconfigure", old.size()))
     with translated(NcclError):
         lost = rounds.agree(old.store, old.rank(), limit.total_seconds(), gone=old.job.gone)

@@ -1,4 +1,4 @@
-"""Barriers through the store after groups were made, where the environment asks for them."""
+"""Optional barriers through the store after creating groups (``TORCH_DIST_INIT_BARRIER=1``)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def _is_asked_for() -> bool:
 
 
 def wait_for_creation(pg: ProcessGroup) -> None:
-    """Wait for the other ranks of a new group where ``TORCH_DIST_INIT_BARRIER=1``."""
+    """Wait for the other ranks of a new group if ``TORCH_DIST_INIT_BARRIER=1``."""
     if _is_asked_for():
         name = f"barrier after init {pg.group_name}"
         _wait(pg.store, name, pg)
 
 
 def wait_for_members(name: str, default: ProcessGroup) -> None:
-    """Wait for all ranks of the job, in the new group or not, where the environment asks for it."""
+    """Wait for all ranks of the job, even outside the new group, if the variable is set."""
     if _is_asked_for():
         _wait(default.job.store, f"new group {name}", default)
 

@@ -1,4 +1,4 @@
-"""shrink_group: a new group without the excluded ranks."""
+"""shrink_group: creates a group without the excluded ranks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def shrink_group(
 
 
 def end_other_groups(old: ProcessGroup) -> None:
-    """Abort the other groups where the default group is replaced: their ranks get other numbers."""
+    """Abort the other groups if the default group is replaced, because global ranks change."""
     if old is not world.default:
         return
     others = [pg for pg in world.groups if pg is not old]
@@ -79,14 +79,14 @@ def end_other_groups(old: ProcessGroup) -> None:
 def smaller_group(
     old: ProcessGroup, left: list[int], *, name: str, options: Options, desc: str
 ) -> ProcessGroup:
-    """A group of some of a group's ranks, without communicators.
+    """Create a group of some of a group's ranks, without communicators.
 
     Args:
         old: the group.
-        left: its ranks that are in the new one, this one among them, in their order.
-        name: of the new one, after that of the old one.
-        options: of the communicators.
-        desc: what the group is for, in words.
+        left: the ranks of the new group, including this one, in the old group's order.
+        name: the name of the new group, appended to the old group's name.
+        options: the options of the communicators.
+        desc: a description of the new group.
     """
     return ProcessGroup(
         old.job.part(left),
@@ -104,8 +104,10 @@ def smaller_group(
 def _shrink_comm_stream(
     comm_stream: CommStream, pg: ProcessGroup, excluded: list[int], aborts: bool
 ) -> None:
-    """Shrink a communicator. Where NCCL is older than that, or the communicator was aborted after a
-    timeout, the new group makes its own later, with an id through the store.
+    """Shrink a communicator.
+
+    If NCCL lacks ncclCommShrink, or the communicator was aborted after a timeout, the new group
+    creates its communicator later, with a unique id from the store.
     """
     with translated(NcclError), limited(pg.timeout):
         comm = shrunk(comm_stream.comm, excluded, aborts=aborts, config=pg.options.config)

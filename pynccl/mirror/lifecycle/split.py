@@ -1,4 +1,4 @@
-"""split_group: new groups from the parts of a group."""
+"""split_group: splits a group into new groups."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def split_group(
 ) -> ProcessGroup | NonMember:
     """See torch.distributed.split_group (ncclCommSplit).
 
-    pg_options is as for :func:`init_process_group`. A rank that is in none of the new groups gets
-    ``GroupMember.NON_GROUP_MEMBER``, as since torch 2.14. torch.distributed has backend since torch
-    2.13.
+    pg_options is as for :func:`init_process_group`. A rank in none of the new groups receives
+    ``GroupMember.NON_GROUP_MEMBER``, as in torch 2.14. backend was added in torch 2.13.
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
@@ -62,7 +61,7 @@ def split_group(
 def _split_comm_stream(
     parent: ProcessGroup, child: ProcessGroup, device_type: str, color: int | None
 ) -> None:
-    """Split the parent's communicator; where it has none yet, the child makes its own later."""
+    """Split the parent's communicator; if there is none yet, the child creates its own later."""
     comm_stream = parent.comm_streams().get(device_type)
     if comm_stream is None:
         return
@@ -72,8 +71,8 @@ def _split_comm_stream(
         if (comm.nranks, comm.rank) != (child.size(), child.rank()):
             comm.abort()
             raise ValueError(
-                f"split_ranks: on rank {parent.rank()} it makes a group of {child.size()} ranks; "
-                f"with those of the other ranks it has {comm.nranks}"
+                f"split_ranks: rank {parent.rank()} requests a group of {child.size()} ranks, but "
+                f"the arguments of the other ranks result in {comm.nranks}"
             )
         child.adopt(child.make_comm_stream(comm, comm_stream.device))
 
