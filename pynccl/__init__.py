@@ -192,7 +192,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         raise AttributeError(f"module 'pynccl' has no attribute {name!r}")
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            f"pynccl.{name} mirrors torch.distributed and requires torch, which is not installed; "
+            f"pynccl.{name} mirrors torch.distributed and needs torch, which is not installed; "
             "pynccl.nccl and pynccl.raw work without it"
         )
     # The names become attributes of this module, so later look-ups bypass this function.

@@ -1,9 +1,9 @@
-"""pynccl as a backend of torch.distributed: importing this registers ``"pynccl"``.
+"""pynccl as a backend of torch.distributed, registered as ``"pynccl"`` on import.
 
     import pynccl.c10d
     torch.distributed.init_process_group("pynccl")
 
-The backend is C++ that is built for the installed torch at its first use: see
+The backend is a C++ extension that is built for the installed torch on first use: see
 :mod:`pynccl.c10d.build`.
 """
 
@@ -28,14 +28,14 @@ __all__ = ["communicator", "lend", "options", "register"]
 
 
 def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool = False) -> Any:  # noqa: ANN401
-    """Options for ``pg_options=`` of init_process_group and new_group.
+    """Return options for ``pg_options=`` of init_process_group and new_group.
 
     Args:
-        config: of the communicators.
-        is_high_priority_stream: whether asynchronous operations run on a stream of high priority.
+        config: the configuration of the communicators.
+        is_high_priority_stream: whether asynchronous operations run on a high-priority stream.
 
     Returns:
-        An object of the backend's module; it has these two attributes.
+        An object of the backend's module with these two attributes.
     """
     made = _module().Options()
     made.config = config
@@ -44,14 +44,14 @@ def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool 
 
 
 def communicator(group: dist.ProcessGroup | None, device: torch.device) -> nccl.Communicator | None:
-    """The communicator of a process group.
+    """Return the communicator of a process group.
 
     Args:
         group: a group with this backend; None is the default group.
-        device: the device of its tensors.
+        device: the device of the tensors.
 
     Returns:
-        The communicator, None before the first operation on the device.
+        The communicator, or None before the first operation on the device.
     """
     found = group or dist.group.WORLD
     assert found is not None
@@ -62,7 +62,7 @@ def communicator(group: dist.ProcessGroup | None, device: torch.device) -> nccl.
 
 @functools.cache
 def _module() -> ModuleType:
-    """The module of the backend, whose threads leave Python before the interpreter ends."""
+    """Load the backend's module; its threads leave Python before the interpreter ends."""
     module = load()
     atexit.register(leave_stores)
     atexit.register(module._leave, leave_stores)  # runs first
@@ -70,7 +70,7 @@ def _module() -> ModuleType:
 
 
 def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
-    """Make the backend of a group: the function that torch calls."""
+    """Create the backend of a group. Called by torch."""
     module = _module()
     chosen = module.Options() if pg_options is None else pg_options
     if not isinstance(chosen, module.Options):
@@ -101,8 +101,8 @@ def register() -> None:
 
 
 def _name_shrunk_groups() -> None:
-    # torch's shrink_group calls the new group's backend "gloo" on CPUs and "nccl" on GPUs, whatever
-    # it is, and DistributedDataParallel then casts it to torch's class of that name.
+    # torch's shrink_group always names the new group's backend "gloo" on CPUs and "nccl" on GPUs,
+    # and DistributedDataParallel then casts it to torch's class of that name.
     create = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
     if create is None:
         return

@@ -1,11 +1,11 @@
-"""Builds the C++ of the backend for the installed torch, and loads it.
+"""Builds the C++ backend for the installed torch, and loads it.
 
-torch has no stable binary interface for a backend, so its sources are in the package. They are
-built when the backend is first used, into a folder for the versions of torch and pynccl and the
-contents of the sources: ``$PYNCCL_CACHE``, else ``pynccl`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
-No folder or file is loaded that another user can write to: see :mod:`pynccl.c10d.private_folder`.
-``python -m pynccl build-backend`` does it ahead of time, and the CMake option PYNCCL_BUILD_BACKEND
-when the package is built: into the package, by the same function.
+torch has no stable ABI for backends, so the package contains the sources. They are built on first
+use in a cache directory, ``$PYNCCL_CACHE`` or else ``pynccl`` in ``$XDG_CACHE_HOME`` or
+``~/.cache``, into a subdirectory named after the versions of torch and pynccl and a hash of the
+sources. Nothing that another user can write to is loaded: see :mod:`pynccl.c10d.private_folder`.
+``python -m pynccl build-backend`` builds ahead of time. The CMake option PYNCCL_BUILD_BACKEND
+builds the backend into the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _package() -> Path:
 
 
 def _sources() -> Sources:
-    """Those of the source tree where the package is in one."""
+    """Return the sources, from the source tree if the package is in one."""
     package = _package()
     in_tree = package.parent / "csrc" / "c10d"
     include = Path(pynccl.get_include())
@@ -39,9 +39,9 @@ def _sources() -> Sources:
 
 @functools.cache
 def path() -> Path:
-    """The file of the module: in the package where it was built with it, else in the cache.
+    """Return the file of the module: in the package if it was built there, else in the cache.
 
-    There it may still have to be built.
+    The file in the cache may not exist yet.
     """
     file = _sources().file()
     packaged = _package() / "lib" / "c10d" / file
@@ -49,20 +49,20 @@ def path() -> Path:
 
 
 def build(verbose: bool = False) -> Path:
-    """Build the module where that is not done yet; other processes wait meanwhile.
+    """Build the module if it does not exist; other processes wait for the build.
 
     Args:
-        verbose: whether the compiler's commands are printed.
+        verbose: whether to print the compiler's commands.
 
     Returns:
         The file of the module.
 
     Raises:
         RuntimeError: there is no compiler, or it failed.
-        PermissionError: another user can write to the folder, or replace it.
+        PermissionError: another user can write to or replace the folder.
     """
     file = path()
-    if file.is_relative_to(_package()):  # as trustworthy as the module that runs this
+    if file.is_relative_to(_package()):  # as trustworthy as this module
         return file
     private_folder.create(file.parent)
     if file.exists():
@@ -77,11 +77,11 @@ def build(verbose: bool = False) -> Path:
 
 @functools.cache
 def load() -> ModuleType:
-    """The module, built first where that is necessary.
+    """Load the module, building it first if necessary.
 
     Raises:
         RuntimeError: it cannot be built.
-        PermissionError: another user can write to its folder, or replace it.
+        PermissionError: another user can write to or replace its folder.
     """
     file = build()
     spec = importlib.util.spec_from_file_location(NAME, file)

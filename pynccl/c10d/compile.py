@@ -1,7 +1,7 @@
-"""Compiles the C++ of the backend, and names the build by all that it depends on.
+"""Compiles the C++ backend, into a directory named after everything that the build depends on.
 
-CMake runs this file for the option PYNCCL_BUILD_BACKEND, before pynccl can be imported; so it
-imports nothing of pynccl, and torch only where it is needed.
+CMake runs this file for the option PYNCCL_BUILD_BACKEND before pynccl can be imported, so it does
+not import pynccl, and imports torch only where necessary.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden"]
 
 
 class Sources:
-    """What the module is built from.
+    """The sources of the module.
 
     Args:
-        folder: the sources.
-        include: the folder to include headers from: that of pynccl.get_include().
-        version: pynccl's.
+        folder: the folder of the sources.
+        include: the include path, as returned by pynccl.get_include().
+        version: the version of pynccl.
     """
 
     def __init__(self, folder: Path, include: Path, version: str) -> None:
@@ -37,7 +37,7 @@ class Sources:
         self._version = version
 
     def file(self) -> Path:
-        """The module's file with its folder, which has the versions and contents in its name."""
+        """Return the module's relative path, whose folder encodes the versions and a hash."""
         import torch
 
         digest = hashlib.sha256(" ".join(_FLAGS).encode())
@@ -53,13 +53,13 @@ class Sources:
         return Path(key) / f"{NAME}.so"
 
     def compile(self, file: Path, verbose: bool) -> None:
-        """Compile all sources as one unit, since torch's headers take most of the time.
+        """Compile all sources as one unit, because torch's headers take most of the time.
 
-        So the names in their unnamed namespaces must differ.
+        Therefore names in unnamed namespaces must be unique across files.
 
         Args:
-            file: the module's file; its folder exists.
-            verbose: whether the compiler's commands are printed.
+            file: the module's file, in an existing folder.
+            verbose: whether to print the compiler's commands.
 
         Raises:
             RuntimeError: there is no compiler, or it failed.
@@ -69,7 +69,7 @@ class Sources:
         from torch.utils import cpp_extension
 
         print(
-            f"pynccl: building its backend for torch {torch.__version__} into {file.parent} "
+            f"pynccl: building the backend for torch {torch.__version__} in {file.parent} "
             "(once, about a minute)",
             file=sys.stderr,
             flush=True,
@@ -92,18 +92,18 @@ class Sources:
                 )
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"pynccl: its backend could not be built for torch {torch.__version__}; "
+                    f"pynccl: the backend could not be built for torch {torch.__version__}; "
                     f"`python -m pynccl build-backend` shows the commands: {error}"
                 ) from error
             built = Path(folder) / f"{NAME}.so"
-            built.chmod(0o755)  # whatever the umask is
+            built.chmod(0o755)  # regardless of the umask
             os.replace(built, file)
         if verbose:
             print(f"pynccl: built in {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 def _find_tools(folder: Path) -> None:
-    # Where pip puts ninja, for an interpreter whose environment is not activated.
+    # Where pip installs ninja, in case the environment is not activated.
     scripts = sysconfig.get_path("scripts")
     if scripts not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), scripts])
@@ -111,12 +111,12 @@ def _find_tools(folder: Path) -> None:
     missing = [tool for tool in (compiler, "ninja") if shutil.which(tool) is None]
     if missing:
         raise RuntimeError(
-            f"pynccl: its backend for torch.distributed is C++ that is built for the installed "
-            f"torch, and {' and '.join(missing)} cannot be found. Install a C++20 compiler and "
-            "ninja, and it is built at its first use; or, on a machine that has them, with the "
-            "same versions of Python, torch and pynccl, either run `python -m pynccl "
-            f"build-backend` and copy {folder} to the same place here, or elsewhere with "
-            "PYNCCL_CACHE, or build a wheel of pynccl that contains it: `pip wheel . "
+            f"pynccl: cannot find {' and '.join(missing)} to build the torch.distributed backend "
+            "for the installed torch. Install a C++20 compiler and ninja; the backend is then "
+            "built on first use. Or use a machine that has them, with the same versions of "
+            "Python, torch and pynccl: either run `python -m pynccl build-backend` there and copy "
+            f"{folder} to the same path here (to another path with PYNCCL_CACHE), or build a wheel "
+            "that contains the backend: `pip wheel . "
             "--no-build-isolation --config-settings cmake.define.PYNCCL_BUILD_BACKEND=ON`."
         )
 
@@ -131,13 +131,13 @@ def main() -> int:
     add = parser.add_argument
     add("--sources", type=Path, required=True, help="folder of the sources")
     add("--include", type=Path, required=True, help="folder with pynccl's headers")
-    add("--version", required=True, help="of pynccl")
-    add("--out", type=Path, required=True, help="folder for the folder of the module")
+    add("--version", required=True, help="version of pynccl")
+    add("--out", type=Path, required=True, help="parent of the module's folder")
     options = parser.parse_args()
     sources = Sources(options.sources, options.include, options.version)
     file = options.out / sources.file()
     if not file.exists():
-        for other in options.out.glob("torch-*"):  # of another torch, or of other sources
+        for other in options.out.glob("torch-*"):  # builds for another torch or of other sources
             shutil.rmtree(other)
         file.parent.mkdir(mode=0o755, parents=True)
         try:
@@ -149,5 +149,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose modules are no others' business
+    sys.path.pop(0)  # this folder, whose modules must not shadow others
     sys.exit(main())

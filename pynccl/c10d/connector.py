@@ -1,4 +1,4 @@
-"""Connector: makes the communicators of a backend, which exchange their ids through its store."""
+"""Connector: creates the communicators of a backend, with unique ids from its store."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _NOT_SHAREABLE = (
     f"is not memory that NCCL can share between ranks; use memory of {_ALLOCATE}. No rank has "
     "registered it"
 )
-_LONGEST_PAUSE = 0.02  # seconds between two looks at the store
-_GRACE = 0.5  # seconds for a store to answer at the deadline
-_EXIT_LIMIT = 1.0  # seconds for threads to leave the store when the process ends
+_LONGEST_PAUSE = 0.02  # seconds between polls of the store
+_GRACE = 0.5  # seconds past the deadline for a store to answer
+_EXIT_LIMIT = 1.0  # seconds for threads to leave the store at process exit
 
 _connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
-_in_store: set[Future[Any]] = set()  # what threads wait for
+_in_store: set[Future[Any]] = set()  # futures that threads wait for
 
 _T = TypeVar("_T")
 
 
 def leave_stores() -> None:
-    """Cancel what waits for a store: a thread that is in one when Python ends ends the process."""
+    """Cancel waits for stores: at exit, a thread in a store would terminate the process."""
     for connector in list(_connectors):
         connector.cancel()
     until = time.monotonic() + _EXIT_LIMIT
@@ -56,7 +56,7 @@ def leave_stores() -> None:
 
 @dataclasses.dataclass
 class _Pair:
-    """The communicators between this rank and another that no operation has taken yet."""
+    """The communicators between this rank and another that are not in use yet."""
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     made: dict[bool, nccl.Communicator] = dataclasses.field(default_factory=dict)
@@ -78,19 +78,19 @@ def _decode_handle(handle: str) -> list[Any]:
 
 
 class Connector:
-    """Makes the communicators of one process group, on any thread.
+    """Creates the communicators of one process group, on any thread.
 
     Args:
-        store: of the group.
+        store: the store of the group.
         rank: this process's rank in the group.
         size: the number of ranks.
-        name: of the group, for the flight record.
-        timeout: seconds, of the exchange of ids and of each operation.
-        config: of the communicators.
+        name: the name of the group in the flight record.
+        timeout: the time limit in seconds for the id exchange and for each operation.
+        config: the configuration of the communicators.
 
     Attributes:
         timeout: as given.
-        handle: names this rank to the others in a reconfiguration.
+        handle: identifies this rank in a reconfiguration.
     """
 
     def __init__(
@@ -106,33 +106,33 @@ class Connector:
         self.timeout = timeout
         self.handle = json.dumps([socket.gethostname(), os.getpid(), secrets.token_hex(16)])
         self._store = store
-        self._base = store  # of the first configuration
-        self._members = [self.handle]  # of a reconfigured group: the handles by rank
-        self._uuids: set[int] = set()  # of the reconfigurations
+        self._base = store  # the store of the first configuration
+        self._members = [self.handle]  # the handles of a reconfigured group, by rank
+        self._uuids: set[int] = set()  # the reconfigurations so far
         self._shrinks = 0
         self._rank = rank
         self._size = size
         self._name = name
         self._config = config
         self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
-        self._of_group: collections.Counter[str] = collections.Counter()  # made, by type of device
+        self._of_group: collections.Counter[str] = collections.Counter()  # count by device type
         self._cancelled = threading.Event()
-        self._asked: set[Future[Any]] = set()  # what connect() waits for
+        self._asked: set[Future[Any]] = set()  # futures that connect() waits for
         _connectors.add(self)
 
     def connect(self, device: torch.device, peer: int, sends: bool) -> nccl.Communicator:
-        """Make a communicator; this waits for its other ranks.
+        """Create a communicator, waiting for its other ranks.
 
         Args:
-            device: of its tensors.
-            peer: the other rank of a communicator of two; below 0 for one of the group.
-            sends: whether this rank sends in the communicator of two.
+            device: the device of its tensors.
+            peer: the other rank of a pair's communicator; negative for a group's communicator.
+            sends: whether this rank sends in the pair's communicator.
 
         Raises:
-            RuntimeError: the other ranks did not come in time, or the group was closed.
+            RuntimeError: the other ranks did not join in time, or the group was closed.
         """
         if peer < 0:
-            # All ranks make those of several devices in the same order.
+            # All ranks create the communicators of several devices in the same order.
             name = f"group{self._of_group[device.type]}"
             unique_id = self._ids(device, name, 1, makes=self._rank == 0)
             try:
@@ -141,17 +141,17 @@ class Connector:
                 raise self._timed_out(error) from error
             self._of_group[device.type] += 1
             return self._set_up(made)
-        # Both directions connect at once: the first operation of both ranks may be a send.
+        # Both directions connect together, because the first operation of both ranks may be a send.
         pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())
         with pair.lock:
             if sends not in pair.made:
                 pair.made = self._connect_pair(device, peer)
-                if self._cancelled.is_set():  # which has not seen them
+                if self._cancelled.is_set():  # before they were stored
                     self.cancel()
             return pair.made.pop(sends)
 
     def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
-        """The communicators of both directions, by whether this rank sends."""
+        """Create the communicators of both directions, keyed by whether this rank sends."""
         low, high = sorted((self._rank, peer))
         lower = self._rank == low
         ids = self._ids(device, f"{low}and{high}", 2, makes=lower)
@@ -181,7 +181,7 @@ class Connector:
         )
 
     def _ids(self, device: torch.device, name: str, number: int, *, makes: bool) -> bytes:
-        """New unique ids, which one rank makes and the others read from the store."""
+        """Return new unique ids, which one rank creates and the others read from the store."""
         key = f"pynccl/{device.type}/{name}"
         if not makes:
             return self._get(key)
@@ -201,19 +201,20 @@ class Connector:
         timeout: float,
         config: nccl.Config | None,
     ) -> tuple[Connector, nccl.Communicator] | None:
-        """Split a communicator (ncclCommSplit): all its ranks call this.
+        """Split a communicator (ncclCommSplit). All of its ranks call this.
 
         Args:
-            comm: of this group.
-            ranks: those of the new group.
-            rank: this process's rank in it; below 0 where it is not in it.
-            store: of the new group.
-            name: of the new group.
-            timeout: of the new group, in seconds.
-            config: of the new communicators; None inherits that of ``comm``.
+            comm: a communicator of this group.
+            ranks: the ranks of the new group.
+            rank: this process's rank in the new group; negative if it is not a member.
+            store: the store of the new group.
+            name: the name of the new group.
+            timeout: the timeout of the new group, in seconds.
+            config: the configuration of its communicators; None inherits that of ``comm``.
 
         Returns:
-            The connector of the new group and its communicator; None where this rank is not in it.
+            The connector of the new group and its communicator, or None if this rank is not a
+            member.
         """
         made = comm.split(None if rank < 0 else min(ranks), rank, config=config)
         if made is None:
@@ -222,21 +223,21 @@ class Connector:
         return connector, connector._set_up(made)
 
     def can_allocate(self, device: torch.device) -> bool:
-        """Whether :meth:`allocate` has memory for a device."""
+        """Return whether :meth:`allocate` supports a device."""
         if device.type != "cpu" and torch.version.cuda is None:
             return False
         return load(_provider(device)).functions()["ncclMemAlloc"][1]
 
     def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Make a tensor on memory of ncclMemAlloc, not initialised.
+        """Allocate an uninitialized tensor with ncclMemAlloc.
 
         Args:
             size: the number of elements.
-            dtype: of the tensor.
-            device: of the tensor.
+            dtype: the dtype of the tensor.
+            device: the device of the tensor.
 
         Returns:
-            A tensor of one dimension. Its memory is freed with the last tensor on it.
+            A one-dimensional tensor. Its memory is freed with the last tensor that uses it.
 
         Raises:
             LibraryNotFoundError: libnccl.so.2 was not found.
@@ -256,15 +257,16 @@ class Connector:
         return torch.frombuffer(segment, dtype=dtype)
 
     def register(self, comm: nccl.Communicator, tensor: torch.Tensor, owning: bool) -> nccl.Window:
-        """Register the memory of a tensor as a window: all ranks call this.
+        """Register the memory of a tensor as a window. All ranks call this.
 
         Args:
-            comm: of this group.
-            tensor: contiguous; of memory that NCCL can share between ranks.
-            owning: whether the window keeps the tensor.
+            comm: a communicator of this group.
+            tensor: a contiguous tensor, in memory that NCCL can share between ranks.
+            owning: whether the window keeps the tensor alive.
 
         Raises:
-            ValueError: NCCL cannot register the memory of this or another rank; no rank has then.
+            ValueError: NCCL cannot register the memory of this or another rank. No rank has
+                registered it then.
         """
         memory = tensor.detach().flatten().view(torch.uint8)
         try:
@@ -293,14 +295,14 @@ class Connector:
         timeout: float,
         config: nccl.Config | None,
     ) -> Connector:
-        """The connector of a group without some of the ranks.
+        """Return the connector of a group without some of the ranks.
 
         Args:
-            excluded: the ranks.
+            excluded: the excluded ranks.
             rank: this process's rank in the new group.
-            name: of the new group.
-            timeout: of the new group, in seconds.
-            config: of the new communicators.
+            name: the name of the new group.
+            timeout: the timeout of the new group, in seconds.
+            config: the configuration of its communicators.
         """
         self._shrinks += 1
         store = PrefixStore(f"pynccl/shrunk/{self._shrinks}", self._store)
@@ -310,16 +312,17 @@ class Connector:
     def shrink(
         self, comm: nccl.Communicator, excluded: list[int], *, aborts: bool, to: Connector
     ) -> nccl.Communicator | None:
-        """Shrink a communicator (ncclCommShrink): its ranks that are left call this.
+        """Shrink a communicator (ncclCommShrink). Its surviving ranks call this.
 
         Args:
-            comm: of this group.
-            excluded: the ranks that are not left.
-            aborts: whether what is under way is aborted first.
+            comm: a communicator of this group.
+            excluded: the excluded ranks.
+            aborts: whether to abort pending operations first.
             to: the connector of the new group.
 
         Returns:
-            The communicator of the new group; None where its ranks have to meet in the store.
+            The communicator of the new group, or None if its ranks must rendezvous through the
+            store.
         """
         made = membership.shrunk(comm, excluded, aborts=aborts, config=to._config)
         return None if made is None else to._set_up(made)
@@ -327,18 +330,18 @@ class Connector:
     def reconfigured(
         self, uuid: int, handles: list[str] | set[str], hints: dict[str, str]
     ) -> tuple[Connector, int, int]:
-        """The connector of the group with other ranks; meet() makes them meet.
+        """Return the connector of the reconfigured group, whose ranks then call meet().
 
         Args:
-            uuid: another one at each call.
-            handles: of all ranks: a list has them in the order of the ranks, a set is sorted.
-            hints: none are known.
+            uuid: a number that is unique to the reconfiguration.
+            handles: the handles of all ranks: a list in rank order, or a set, which is sorted.
+            hints: must be empty; none are supported.
 
         Returns:
             The connector, this process's rank, and the number of ranks.
 
         Raises:
-            TypeError, ValueError: an argument is wrong.
+            TypeError, ValueError: a wrong argument.
         """
         members = membership.ordered_members(
             uuid, handles, hints, own=self.handle, used=self._uuids, decode=_decode_handle
@@ -357,10 +360,10 @@ class Connector:
         """Wait until all ranks of a reconfigured group have called this.
 
         Raises:
-            RuntimeError: not all did so in time, or they were given different handles.
+            RuntimeError: a rank did not do so in time, or was given different handles.
         """
         ordered = hashlib.sha256("\n".join(self._members).encode()).hexdigest().encode()
-        # By the tokens, since processes that were given different handles can have the same rank.
+        # Keyed by token, because processes with different handles can have the same rank.
         until = time.monotonic() + self.timeout
         self._set(f"member/{_decode_handle(self.handle)[-1]}", ordered)
         for rank, handle in enumerate(self._members):
@@ -372,30 +375,30 @@ class Connector:
                 )
 
     def revoke(self, comm: nccl.Communicator) -> None:
-        """Let the ranks that wait for this one in a communicator hear that it gives up."""
+        """Notify ranks that wait for this one in a communicator that it gives up."""
         if not comm.closed:
             _C.begin_recovery(comm)
 
     def rename(self, name: str, comms: list[nccl.Communicator]) -> None:
-        """Give the group and its communicators another name in the flight record."""
+        """Rename the group and its communicators in the flight record."""
         self._name = name
         for comm in self._all(comms):
             comm._set_name(name)
 
     def suspend(self, comms: list[nccl.Communicator]) -> None:
-        """Suspend communicators of the group, and those that no operation has taken yet."""
+        """Suspend communicators of the group, and those that are not in use yet."""
         with nccl.group():
             for comm in self._all(comms):
                 comm.suspend()
 
     def resume(self, comms: list[nccl.Communicator]) -> None:
-        """Make the communicators usable again that suspend() has suspended."""
+        """Resume communicators suspended by suspend()."""
         with nccl.group():
             for comm in self._all(comms):
                 comm.resume()
 
     def memory_stats(self, comms: list[nccl.Communicator]) -> dict[str, int]:
-        """The memory of the communicators in bytes, by the names that torch uses."""
+        """Return the memory of the communicators in bytes, by torch's names."""
         every = [comm.memory_stats() for comm in self._all(comms)]
         return {
             "suspend": sum(stats.suspendable for stats in every),
@@ -405,7 +408,7 @@ class Connector:
         }
 
     def error(self, comm: nccl.Communicator) -> str:
-        """The name of the c10d::ErrorType of a communicator; "" where there is no error."""
+        """Return the c10d::ErrorType of a communicator by name, or "" if there is no error."""
         if comm.expired:
             return "TIMEOUT"
         error = None if comm.closed else comm.async_error()
@@ -419,22 +422,22 @@ class Connector:
             yield from list(pair.made.values())
 
     def close(self, comm: nccl.Communicator) -> None:
-        """Destroy a communicator whose operations are done; abort it where one has failed."""
+        """Destroy a communicator whose operations are complete, or abort it if it has failed."""
         if comm.closed or comm.revoked or comm.expired or comm.async_error() is not None:
             comm.abort()
             return
         try:
             comm.close()
-        except nccl.NcclError as error:  # torch would keep the group, which can do nothing more
+        except nccl.NcclError as error:  # an exception would make torch keep the unusable group
             comm.abort()
             warnings.warn(f"pynccl: group {self._name!r} was aborted: {error}", stacklevel=1)
 
     def abort(self, comm: nccl.Communicator) -> None:
-        """Free a communicator at once."""
+        """Abort a communicator."""
         comm.abort()
 
     def cancel(self) -> None:
-        """End connect() on other threads while it waits for the store, and free what is left."""
+        """Cancel connect() on other threads, and abort the communicators that are not in use."""
         self._cancelled.set()
         for answer in list(self._asked):
             answer.cancel()
@@ -451,18 +454,18 @@ class Connector:
         return RuntimeError(f"rank {self._rank} Timed out after {self.timeout:g} seconds: {why}")
 
     def _get(self, key: str, until: float | None = None, setter: str = "its other rank") -> bytes:
-        """The value of a key, once it is set.
+        """Wait until a key is set, and return its value.
 
         Args:
-            key: its name.
-            until: when to give up, by time.monotonic(); None is after the timeout.
-            setter: who sets it, for the error.
+            key: the key.
+            until: the deadline, by time.monotonic(); None is the timeout from now.
+            setter: the rank that sets it, for the error.
         """
         end = time.monotonic() + self.timeout if until is None else until
 
         def read(answer: Future[bytes]) -> bytes:
             pause = 0.0002
-            # Not wait(): other threads cannot use the store meanwhile.
+            # Not wait(), which would block other threads that use the store.
             while not self._store.check([key]):
                 if answer.cancelled():
                     return b""
@@ -475,12 +478,12 @@ class Connector:
         return self._answered(read, key, end)
 
     def _set(self, key: str, value: bytes) -> None:
-        """Set a key; this ends at the timeout as well."""
+        """Set a key, subject to the timeout."""
         until = time.monotonic() + self.timeout
         self._answered(lambda _: self._store.set(key, value), key, until)
 
     def _answered(self, call: Callable[[Future[_T]], _T], key: str, until: float) -> _T:
-        """What a call of the store returns, which may never answer."""
+        """Return the result of a call of the store, which may never answer."""
         answer = ask(call)
         try:
             _in_store.add(answer)
@@ -493,8 +496,8 @@ class Connector:
                 f"rank {self._rank}: the group was closed while it connected"
             ) from None
         except FutureTimeoutError:
-            why = "perhaps the process that hosts it is stopped or was killed"
-            raise self._timed_out(f"the store has not answered for {key!r}, {why}") from None
+            why = "the process that hosts it may be stopped or have been killed"
+            raise self._timed_out(f"the store has not answered for {key!r}; {why}") from None
         finally:
             answer.cancel()
             self._asked.discard(answer)

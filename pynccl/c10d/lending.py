@@ -1,4 +1,4 @@
-"""lend(): a communicator of pynccl for torch's symmetric memory."""
+"""lend(): provides a pynccl communicator to torch's symmetric memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["lend"]
 
 
 def lend(comm: nccl.Communicator, group: dist.ProcessGroup | None = None) -> Any:  # noqa: ANN401
-    """Have torch's symmetric memory use a communicator for a process group.
+    """Make torch's symmetric memory use a communicator for a process group.
 
-    torch's ``register_external_nccl_comm``. torch keeps the handle and frees nothing; a later
-    registration for the same group and device replaces this one. Other ranks do not take part.
+    Calls torch's ``register_external_nccl_comm``. torch stores the handle without owning it; a
+    later registration for the same group and device replaces this one. Not collective.
 
     Args:
-        comm: of the ranks of the group, in the same order, over the libnccl.so.2 that torch uses.
-        group: by whose name torch finds it; None is the default group.
+        comm: a communicator of the group's ranks, in the same order, over torch's libnccl.so.2.
+        group: the process group; None is the default group.
 
     Returns:
         torch's NcclCommRegistration. It keeps ``comm`` alive but not open: call ``unregister()``,
-        or leave it as a context manager, before ``comm.close()``.
+        or exit it as a context manager, before ``comm.close()``.
 
     Raises:
-        RuntimeError: this torch has no such function: it needs CUDA and torch 2.13.
+        RuntimeError: torch lacks the function, which requires torch 2.13 with CUDA.
         TypeError: ``comm`` is not a Communicator.
         ValueError: ``comm`` is closed, belongs to another library or has other ranks.
     """
@@ -37,8 +37,8 @@ def lend(comm: nccl.Communicator, group: dist.ProcessGroup | None = None) -> Any
         raise TypeError(f"comm: expected a Communicator, got {type(comm).__name__}")
     if not hasattr(_distributed_c10d, "_register_external_nccl_comm"):
         raise RuntimeError(
-            f"lend() needs torch 2.13 or newer with CUDA; torch {torch.__version__} takes no "
-            "communicators of others"
+            f"lend() needs torch 2.13 or newer with CUDA; torch {torch.__version__} does not "
+            "accept external communicators"
         )
     from torch.distributed._symmetric_memory._nccl import register_external_nccl_comm
 

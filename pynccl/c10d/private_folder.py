@@ -1,9 +1,8 @@
-"""Folders whose contents are run: only the user and root may be able to change what is in them.
+"""Folders with executable content, which only the user and root may be able to modify.
 
-The rules are those of OpenSSH for its files: on the whole path, every folder belongs to the user or
-to root, and nobody else can write to it. Excepted are folders with the sticky bit, as /tmp, in
-which only the owner of an entry can replace it, and the group that has the user's name and no other
-member.
+The rules are OpenSSH's: every folder of the path must belong to the user or to root, and must not
+be writable by others. Exceptions are folders with the sticky bit, such as /tmp, in which only the
+owner of an entry can replace it, and the group with the user's name and no other member.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ __all__ = ["check", "create"]
 
 
 def create(folder: Path) -> None:
-    """Create a folder, and those above it that do not exist, for the user alone.
+    """Create a folder and its missing parents, accessible only to the user.
 
     Args:
-        folder: its path.
+        folder: the folder to create.
 
     Raises:
         PermissionError: another user can write to it, or replace it.
@@ -37,7 +36,7 @@ def check(path: Path) -> None:
     """Check a file or a folder, and all folders above it.
 
     Args:
-        path: where it is; links on it are followed, and checked as well.
+        path: the path to check; links are followed, and checked as well.
 
     Raises:
         PermissionError: another user can write to it, or replace it.
@@ -47,30 +46,30 @@ def check(path: Path) -> None:
         info = part.lstat()
         if problem := _problem(info):
             raise PermissionError(
-                f"{path}: what is in it would be run, and {part} {problem}. Correct its owner and "
-                "mode, or choose a folder of your own by PYNCCL_CACHE"
+                f"{path}: its contents would be executed, but {part} {problem}. Correct its owner "
+                "and mode, or set PYNCCL_CACHE to a folder of your own"
             )
         if stat.S_ISLNK(info.st_mode):
             check(part.parent.resolve() / part.readlink())
 
 
 def _problem(info: os.stat_result) -> str | None:
-    # The owner of this module runs code here anyway, as a site's account for software does.
+    # The owner of this module (such as a site's software account) can run code here anyway.
     if info.st_uid not in (0, os.geteuid(), os.stat(__file__).st_uid):
         return f"belongs to another user (uid {info.st_uid})"
-    if stat.S_ISLNK(info.st_mode):  # its mode means nothing
+    if stat.S_ISLNK(info.st_mode):  # the mode of a link is meaningless
         return None
     if stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX:
         return None
     if info.st_mode & stat.S_IWOTH:
-        return f"can be written by all users (mode {stat.S_IMODE(info.st_mode):04o})"
+        return f"is writable by all users (mode {stat.S_IMODE(info.st_mode):04o})"
     if info.st_mode & stat.S_IWGRP and not _is_own_group(info.st_gid):
-        return f"can be written by group {info.st_gid} (mode {stat.S_IMODE(info.st_mode):04o})"
+        return f"is writable by group {info.st_gid} (mode {stat.S_IMODE(info.st_mode):04o})"
     return None
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether only the user and root are in a group, as in the one that has the user's name."""
+    """Return whether a group contains only the user and root, and has the user's name."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

@@ -1,3 +1,3 @@
-"""Modules with the interfaces of other bindings of NCCL, over pynccl."""
+"""Modules with the interfaces of other NCCL bindings, implemented over pynccl."""
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
-"""The interface of cupy.cuda.nccl of CuPy 14, over pynccl: on GPUs, and on CPUs.
+"""The interface of CuPy 14's cupy.cuda.nccl, implemented over pynccl, on GPUs and on CPUs.
 
     from pynccl.compat import cupy_nccl as nccl
 
-Buffers are addresses, streams are handles, dtypes and operators are the numbers below. Without a
-provider it is that of ``PYNCCL_COMPAT_PROVIDER``, "cuda" by default; "host" are CPUs. Arguments are
-not checked, as in CuPy; :mod:`pynccl.nccl` checks them, and takes arrays. An NcclError has ``code``
-for CuPy's ``status``.
+Buffers are addresses, streams are handles, dtypes and operators are the constants below. The
+provider is ``PYNCCL_COMPAT_PROVIDER``: "cuda" (the default), or "host" for CPUs. As in CuPy,
+arguments are not checked; :mod:`pynccl.nccl` checks them and accepts arrays. An NcclError has the
+attribute ``code`` in place of CuPy's ``status``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class NcclConfig:
     """The configuration of a communicator.
 
     Args:
-        split_share: 1: communicators that are split from it share its resources.
+        split_share: 1 if communicators split from it share its resources.
     """
 
     def __init__(self, split_share: int = 0) -> None:
@@ -94,13 +94,13 @@ class NcclCommunicator:
     """A communicator of one rank (ncclCommInitRank, ncclCommInitRankConfig).
 
     Args:
-        ndev: how many ranks it has.
-        commId: the id that get_unique_id() has returned on one rank.
-        rank: of this one.
+        ndev: the number of ranks.
+        commId: the unique id that get_unique_id() returned on one rank.
+        rank: this rank.
         config: None is NCCL's default.
 
     Attributes:
-        comm: the ncclComm_t as an integer; 0 once it is destroyed.
+        comm: the ncclComm_t as an integer; 0 after it is destroyed.
 
     Raises:
         NcclError: NCCL failed.
@@ -129,10 +129,10 @@ class NcclCommunicator:
 
     @staticmethod
     def initAll(devices: int | Sequence[int]) -> list[NcclCommunicator]:
-        """The communicators of all ranks of a process (ncclCommInitAll).
+        """Create the communicators of all ranks in one process (ncclCommInitAll).
 
         Args:
-            devices: how many, or which GPUs.
+            devices: the number of GPUs, or a sequence of GPUs.
 
         Returns:
             The communicators, by rank.
@@ -145,27 +145,27 @@ class NcclCommunicator:
         return [NcclCommunicator._of(comm) for comm in _library().ncclCommInitAll(count, chosen)]
 
     def destroy(self) -> None:
-        """Free it (ncclCommDestroy). Destroying twice is allowed."""
+        """Destroy the communicator (ncclCommDestroy). Further calls have no effect."""
         if self.comm:
             comm, self.comm = self.comm, 0
             _library().ncclCommDestroy(comm)
 
     def abort(self) -> None:
-        """Free it and end what is under way (ncclCommAbort)."""
+        """Abort pending operations and free the communicator (ncclCommAbort)."""
         if self.comm:
             comm, self.comm = self.comm, 0
             _library().ncclCommAbort(comm)
 
     def check_async_error(self) -> None:
-        """Raise the error of the communicator, where it has one (ncclCommGetAsyncError).
+        """Raise the communicator's asynchronous error, if any (ncclCommGetAsyncError).
 
         Raises:
-            NcclError: it has one.
+            NcclError: the communicator has an error.
         """
         check_status(_library().ncclCommGetAsyncError(self.comm))
 
     def device_id(self) -> int:
-        """The device (ncclCommCuDevice).
+        """Return the device (ncclCommCuDevice).
 
         Returns:
             The number of the GPU; 0 on CPUs.
@@ -173,33 +173,33 @@ class NcclCommunicator:
         return _library().ncclCommCuDevice(self.comm)
 
     def rank_id(self) -> int:
-        """The rank (ncclCommUserRank).
+        """Return the rank (ncclCommUserRank).
 
         Returns:
-            The rank, from 0 on.
+            The rank, starting at 0.
         """
         return _library().ncclCommUserRank(self.comm)
 
     def size(self) -> int:
-        """How many ranks there are (ncclCommCount).
+        """Return the number of ranks (ncclCommCount).
 
         Returns:
-            The number.
+            The number of ranks.
         """
         return _library().ncclCommCount(self.comm)
 
     def commSplit(
         self, color: int, key: int, config: NcclConfig | None = None
     ) -> NcclCommunicator | None:
-        """Split it (ncclCommSplit).
+        """Split the communicator (ncclCommSplit).
 
         Args:
-            color: ranks with the same one are in a communicator.
-            key: by which its ranks are ordered.
+            color: ranks with the same color form a communicator.
+            key: determines the order of its ranks.
             config: None is NCCL's default.
 
         Returns:
-            The new communicator; None with color -1.
+            The new communicator, or None for color -1.
 
         Raises:
             NcclError: NCCL failed.
@@ -215,9 +215,9 @@ class NcclCommunicator:
         Args:
             sendbuf: the address of this rank's input.
             recvbuf: the address of the result.
-            count: how many elements.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
-            op: the operator, one of ``NCCL_SUM`` and the others.
+            count: the number of elements.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
+            op: the operator, such as ``NCCL_SUM``.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
 
@@ -234,9 +234,9 @@ class NcclCommunicator:
         Args:
             sendbuf: the address of this rank's input.
             recvbuf: the address of the result; used on the root.
-            count: how many elements.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
-            op: the operator, one of ``NCCL_SUM`` and the others.
+            count: the number of elements.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
+            op: the operator, such as ``NCCL_SUM``.
             root: the rank that gets the result.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
@@ -254,8 +254,8 @@ class NcclCommunicator:
         Args:
             sendbuff: the address of the input; used on the root.
             recvbuff: the address of the result.
-            count: how many elements.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
+            count: the number of elements.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
             root: the rank that sends.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
@@ -269,9 +269,9 @@ class NcclCommunicator:
         """Copy the buffer of one rank to every rank, in place (ncclBcast).
 
         Args:
-            buff: the address of the buffer, which is input on the root and result elsewhere.
-            count: how many elements.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
+            buff: the address of the buffer, the input on the root and the result elsewhere.
+            count: the number of elements.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
             root: the rank that sends.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
@@ -287,11 +287,11 @@ class NcclCommunicator:
         """Reduce the buffers of all ranks; rank i gets block i (ncclReduceScatter).
 
         Args:
-            sendbuf: the address of a block for each rank.
+            sendbuf: the address of one block per rank.
             recvbuf: the address of the result.
-            recvcount: how many elements the result has.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
-            op: the operator, one of ``NCCL_SUM`` and the others.
+            recvcount: the number of elements of the result.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
+            op: the operator, such as ``NCCL_SUM``.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
 
@@ -306,8 +306,8 @@ class NcclCommunicator:
         Args:
             sendbuf: the address of this rank's input.
             recvbuf: the address of the result, with room for the buffers of all ranks.
-            count: how many elements each rank has.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
+            count: the number of elements per rank.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
 
@@ -321,8 +321,8 @@ class NcclCommunicator:
 
         Args:
             sendbuf: the address of this rank's input.
-            count: how many elements.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
+            count: the number of elements.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
             peer: the rank that receives.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
@@ -336,9 +336,9 @@ class NcclCommunicator:
         """Receive a buffer from a rank (ncclRecv).
 
         Args:
-            recvbuf: the address that is received into.
-            count: how many elements.
-            datatype: the dtype, one of ``NCCL_FLOAT32`` and the others.
+            recvbuf: the address to receive into.
+            count: the number of elements.
+            datatype: the dtype, such as ``NCCL_FLOAT32``.
             peer: the rank that sends.
             stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
                 calling thread.
@@ -356,32 +356,32 @@ def check_status(status: int) -> None:
         status: the result.
 
     Raises:
-        NcclError: it is another one.
+        NcclError: it is another value.
     """
     if status != 0:
         raise NcclError(_library().ncclGetErrorString(status) or f"ncclResult_t {status}", status)
 
 
 def get_build_version() -> int:
-    """The version of the nccl.h that pynccl was written for.
+    """Return the version of the nccl.h that pynccl supports.
 
     Returns:
-        A number as 23203, for 2.32.3.
+        A number such as 23203, for 2.32.3.
     """
     return raw.ncclConfig_t().version
 
 
 def get_version() -> int:
-    """The version of the library (ncclGetVersion).
+    """Return the version of the library (ncclGetVersion).
 
     Returns:
-        A number as 23203, for 2.32.3.
+        A number such as 23203, for 2.32.3.
     """
     return _library().ncclGetVersion()
 
 
 def get_unique_id() -> bytes:
-    """An id for a communicator (ncclGetUniqueId).
+    """Create a unique id for a communicator (ncclGetUniqueId).
 
     Returns:
         128 bytes.
@@ -390,14 +390,14 @@ def get_unique_id() -> bytes:
 
 
 def groupStart() -> None:
-    """Begin a group (ncclGroupStart)."""
+    """Start a group (ncclGroupStart)."""
     _library().ncclGroupStart()
 
 
 def groupEnd() -> None:
-    """End it, and issue its operations (ncclGroupEnd).
+    """End the group and issue its operations (ncclGroupEnd).
 
     Raises:
-        NcclError: NCCL rejects one of them.
+        NcclError: NCCL rejects one of the operations.
     """
     _library().ncclGroupEnd()

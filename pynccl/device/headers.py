@@ -1,4 +1,4 @@
-"""Options that compile kernels over <pynccl/device.h> with the headers of the loaded NCCL.
+"""Compiler options for kernels that use <pynccl/device.h> and the headers of the loaded NCCL.
 
     from pynccl.device import headers
 
@@ -6,8 +6,8 @@
     subprocess.run(["g++", "-O3", "-shared", "-fPIC", *headers.options("c++"), "kernels.cpp", ...])
     torch.utils.cpp_extension.load_inline(..., extra_cflags=headers.options("c++"))
 
-A kernel for GPUs has to be compiled with the headers of the NCCL that makes its windows and device
-communicators: other versions are refused here, before anything is compiled.
+A GPU kernel must be compiled with the headers of the NCCL that creates its windows and device
+communicators. Other versions are rejected here, before compilation.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["nccl_include", "options"]
 def options(
     compiler: Literal["c++", "nvcc", "nvrtc"], library: _C.Library | None = None
 ) -> list[str]:
-    """The options for the language and for all headers.
+    """Return the options for the language and all include paths.
 
     Args:
         compiler: "c++" for kernels on CPUs, which need no NCCL; "nvcc" or "nvrtc" for GPUs.
-        library: the NCCL that the kernels are for; that of provider "cuda" by default. Without a
-            meaning for "c++".
+        library: the NCCL that the kernels are for; that of provider "cuda" by default. Ignored for
+            "c++".
 
     Returns:
-        Options without spaces in them, unless a folder has some.
+        Options, which contain no spaces unless a path does.
 
     Raises:
-        ValueError: another compiler.
+        ValueError: the compiler is not one of these.
         LibraryNotFoundError: the headers of NCCL or, for NVRTC, of CUDA were not found, or those of
-            NCCL are of another version.
+            NCCL have another version.
     """
     own = f"-I{pynccl.get_include()}"
     if compiler == "c++":
@@ -55,10 +55,10 @@ def options(
 
 
 def nccl_include(library: _C.Library | None = None) -> Path:
-    """The folder with the nccl.h and nccl_device.h of a loaded NCCL.
+    """Return the folder with the nccl.h and nccl_device.h of a loaded NCCL.
 
-    It is PYNCCL_NCCL_INCLUDE, else that of the installation that has libnccl.so.2, else what
-    cuda-pathfinder finds.
+    This is PYNCCL_NCCL_INCLUDE, or else the folder in the installation of libnccl.so.2, or else the
+    one found by cuda-pathfinder.
 
     Args:
         library: the NCCL; that of provider "cuda" by default.
@@ -67,8 +67,8 @@ def nccl_include(library: _C.Library | None = None) -> Path:
         The folder.
 
     Raises:
-        LibraryNotFoundError: there is none, or its version is not that of the library.
-        ValueError: the library is hostnccl, whose kernels need no NCCL.
+        LibraryNotFoundError: there is none, or its version differs from the library's.
+        ValueError: the library is hostnccl, whose kernels do not use NCCL's headers.
     """
     library = library or libraries.load("cuda")
     if library.memory != "device":
@@ -93,23 +93,23 @@ def _locate(library: _C.Library) -> tuple[Path, str]:
     if found := _by_pathfinder("nccl", "nccl_device.h"):
         return found, "found by cuda-pathfinder"
     raise LibraryNotFoundError(
-        f"nccl_device.h was not found near {library.path}; NCCL has it from 2.28 on, and "
-        "PYNCCL_NCCL_INCLUDE can be its folder"
+        f"nccl_device.h was not found near {library.path}; it is part of NCCL since 2.28. Set "
+        "PYNCCL_NCCL_INCLUDE to its folder"
     )
 
 
 def _version_of(folder: Path) -> str:
     header = folder / "nccl.h"
     if not header.is_file() or not (folder / "nccl_device.h").is_file():
-        raise LibraryNotFoundError(f"{folder} has not both nccl.h and nccl_device.h")
+        raise LibraryNotFoundError(f"{folder} does not contain both nccl.h and nccl_device.h")
     parts = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)", header.read_text())
     if len(parts) != 3:
-        raise LibraryNotFoundError(f"{header} does not say its version")
+        raise LibraryNotFoundError(f"{header} does not define its version")
     return ".".join(parts)
 
 
 def _cuda() -> list[Path]:
-    """The folders with the headers of the CUDA runtime and of libcu++."""
+    """Return the folders with the headers of the CUDA runtime and of libcu++."""
     runtime = _by_pathfinder("cudart", "cuda_runtime.h")
     if runtime is None:
         raise LibraryNotFoundError(
@@ -129,6 +129,6 @@ def _by_pathfinder(name: str, file: str) -> Path | None:
         from cuda.pathfinder import find_nvidia_header_directory
 
         found = find_nvidia_header_directory(name)
-    except Exception:  # not installed, or it does not know the name
+    except Exception:  # not installed, or the name is unknown to it
         return None
     return Path(found) if found and (Path(found) / file).is_file() else None

@@ -1,4 +1,4 @@
-"""Functions for kernels that Numba compiles for CPUs and that communicate through memory.
+"""Functions for kernels compiled by Numba for CPUs that communicate through memory.
 
     from pynccl.device import numba as peers
 
@@ -7,15 +7,13 @@
         peers.barrier(signals, rank, nranks)
         x = peers.array(peers.peer(pointers, (rank + 1) % nranks), (count,), np.float32)
 
-``pointers`` and ``signals`` are arrays of addresses, one for each rank (int64 or uint64): where
-each rank has the memory of a window. Signals are int64 words, zero at first: those of
-:mod:`pynccl.device.triton`, too. Addresses are int64 in kernels: Numba makes a float of the sum of
-an int64 and a uint64.
+``pointers`` and ``signals`` are arrays (int64 or uint64) of the addresses of each rank's memory in
+a window. Signals are int64 words, initially zero, shared with :mod:`pynccl.device.triton`.
+Addresses are int64 in kernels, because Numba converts the sum of an int64 and a uint64 to a float.
 
-Kernels are called, or run on a stream as ``stream.launch(lambda: kernel(...))``. Compile them with
-``nogil=True``: without it a rank that waits keeps other threads of the process from running. A wait
-that takes longer than its time limit raises TimeoutError. It does not see that a communicator has
-been aborted.
+Call kernels directly, or on a stream by ``stream.launch(lambda: kernel(...))``. Compile them with
+``nogil=True``: otherwise a waiting rank blocks the other threads of the process. A wait that
+exceeds its time limit raises TimeoutError. It does not detect that a communicator was aborted.
 """
 
 from __future__ import annotations
@@ -45,22 +43,22 @@ __all__ = [
 ]
 
 _TIMEOUT = 60.0  # seconds
-_SPINS = 1000  # that only read; later ones yield
-_YIELDS = 100  # later ones sleep
+_SPINS = 1000  # busy polls before yielding
+_YIELDS = 100  # yielding polls before sleeping
 _SLEEP = 50  # microseconds
 
 _WORD = ir.IntType(64)
 
 
 def barrier_words(nranks: int, barriers: int = 1) -> int:
-    """The int64 words of each rank's signal memory that :func:`barrier` needs.
+    """Return the int64 words of each rank's signal memory that :func:`barrier` requires.
 
     Args:
-        nranks: the ranks that meet.
-        barriers: how many barriers there are.
+        nranks: the number of ranks.
+        barriers: the number of barriers.
 
     Returns:
-        The number of words of 8 bytes, which must be zero at first.
+        The number of 8-byte words, which must be zero initially.
 
     Raises:
         ValueError: an argument is not positive.
@@ -77,7 +75,7 @@ def _is_address(address: Any) -> bool:
 
 @intrinsic
 def _pointer(typing: Any, address: Any) -> Any:
-    """The address as a pointer, for numba.carray."""
+    """Convert an address to a pointer, for numba.carray."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -93,7 +91,7 @@ def load_acquire(typing: Any, address: Any) -> Any:
         address: a multiple of 8.
 
     Returns:
-        What is there.
+        The value.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -109,7 +107,7 @@ def store_release(typing: Any, address: Any, value: Any) -> Any:
 
     Args:
         address: a multiple of 8.
-        value: what is stored.
+        value: the value to store.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -122,14 +120,14 @@ def store_release(typing: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, address: Any, value: Any) -> Any:
-    """Add to the int64 at an address in one step, with acquire and release semantics.
+    """Atomically add to the int64 at an address, with acquire-release semantics.
 
     Args:
         address: a multiple of 8.
-        value: what is added.
+        value: the value to add.
 
     Returns:
-        What was there before.
+        The previous value.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -140,7 +138,7 @@ def fetch_add(typing: Any, address: Any, value: Any) -> Any:
 
 
 def _libc(name: str, *parameters: Any) -> Any:
-    """A function of the C library that takes and returns integers."""
+    """Return a function of the C library that takes and returns integers."""
 
     @intrinsic
     def function(typing: Any) -> Any:
@@ -161,7 +159,7 @@ _sleep = _libc("usleep", _SLEEP)
 
 @intrinsic
 def _now(typing: Any) -> Any:
-    """Seconds of the monotonic clock."""
+    """Return the monotonic clock in seconds."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         time = cgutils.alloca_once(builder, ir.LiteralStructType([_WORD, _WORD]))
@@ -180,22 +178,22 @@ def _now(typing: Any) -> Any:
 
 @numba.njit(nogil=True)
 def array(address, shape, dtype):
-    """The memory at an address as an array, without a copy.
+    """Return the memory at an address as an array, without a copy.
 
     Args:
         address: a multiple of the size of an element.
         shape: a tuple of integers.
-        dtype: the type of the elements, as ``np.float32``.
+        dtype: the type of the elements, such as ``np.float32``.
 
     Returns:
-        An array in the order of C.
+        A C-contiguous array.
     """
     return numba.carray(_pointer(address), shape, dtype)
 
 
 @numba.njit(nogil=True)
 def peer(pointers, rank):
-    """The address of the memory of a peer.
+    """Return the address of a peer's memory.
 
     Args:
         pointers: addresses by rank, int64 or uint64.
@@ -209,12 +207,12 @@ def peer(pointers, rank):
 
 @numba.njit(nogil=True)
 def word(signals, rank, index):
-    """The address of a word of a rank's signal memory.
+    """Return the address of a word in a rank's signal memory.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
         rank: the rank.
-        index: which word.
+        index: the index of the word.
 
     Returns:
         The address, int64.
@@ -224,33 +222,33 @@ def word(signals, rank, index):
 
 @numba.njit(nogil=True)
 def signal(signals, rank, index=0, value=1):
-    """Signal a peer, with release semantics: it then sees all that was stored before.
+    """Signal a peer, with release semantics: previous stores become visible to it.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
         rank: the peer.
-        index: which word of its signal memory.
-        value: what is added to the word.
+        index: the index of the word in its signal memory.
+        value: the value to add to the word.
     """
     fetch_add(word(signals, rank, index), np.int64(value))
 
 
 @numba.njit(nogil=True)
 def wait(signals, rank, value, index=0, timeout=_TIMEOUT):
-    """Wait until a word of the own signal memory is at least a value, with acquire semantics.
+    """Wait until a word of this rank's signal memory is at least a value, with acquire semantics.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
-        rank: the own rank.
-        value: the least value that ends the wait.
-        index: which word.
-        timeout: seconds.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
+        rank: this rank.
+        value: the minimum value to wait for.
+        index: the index of the word.
+        timeout: the time limit in seconds.
 
     Returns:
-        The value that was read.
+        The value of the word.
 
     Raises:
-        TimeoutError: the word was less for all that time.
+        TimeoutError: the word did not reach the value in time.
     """
     address = word(signals, rank, index)
     seen = load_acquire(address)
@@ -274,7 +272,7 @@ def wait(signals, rank, value, index=0, timeout=_TIMEOUT):
 
 @numba.njit(nogil=True)
 def put(pointers, rank, offset, values):
-    """Copy an array into the memory of a peer; :func:`signal` makes it visible to it.
+    """Copy an array into a peer's memory; :func:`signal` makes it visible to the peer.
 
     Args:
         pointers: addresses by rank, int64 or uint64.
@@ -290,15 +288,15 @@ def put(pointers, rank, offset, values):
 
 @numba.njit(nogil=True)
 def put_signal(pointers, signals, rank, offset, values, index=0):
-    """Copy an array into the memory of a peer, and add 1 to a word of its signal memory.
+    """Copy an array into a peer's memory, and add 1 to a word of its signal memory.
 
     Args:
         pointers: addresses by rank, int64 or uint64.
-        signals: addresses of the ranks' signal memory.
+        signals: the addresses of the ranks' signal memory.
         rank: the peer.
         offset: elements from the address.
         values: a contiguous array; its dtype is that of the memory.
-        index: which word.
+        index: the index of the word.
     """
     put(pointers, rank, offset, values)
     signal(signals, rank, index)
@@ -306,20 +304,20 @@ def put_signal(pointers, signals, rank, offset, values, index=0):
 
 @numba.njit(nogil=True)
 def barrier(signals, rank, nranks, index=0, offset=0, timeout=_TIMEOUT):
-    """Wait until all ranks have come here; what each has stored before is visible to all.
+    """Wait until all ranks have arrived. Stores before the barrier are visible to all ranks.
 
-    One thread of each rank takes part. The count of the uses is in the signal memory.
+    One thread per rank takes part. The use count is stored in the signal memory.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
-        rank: the own rank.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
+        rank: this rank.
         nranks: the number of ranks.
-        index: which barrier; :func:`barrier_words` counts their words.
-        offset: the word of the signal memory where the barriers begin.
-        timeout: seconds for each peer.
+        index: the index of the barrier; see :func:`barrier_words` for their size.
+        offset: the first word of the barriers in the signal memory.
+        timeout: the time limit per peer, in seconds.
 
     Raises:
-        TimeoutError: a rank has not come in time.
+        TimeoutError: a rank did not arrive in time.
     """
     first = offset + index * (nranks + 1)
     count = word(signals, rank, first + nranks)

@@ -1,4 +1,4 @@
-"""Functions for kernels of numba-cuda that communicate: :mod:`pynccl.device.numba` for GPUs.
+"""Communication functions for numba-cuda kernels: :mod:`pynccl.device.numba` for GPUs.
 
     from pynccl.device import numba_cuda as peers
 
@@ -8,9 +8,9 @@
         x = peers.pointer(peers.peer(pointers, (rank + 1) % nranks), np.float32)
         out[cuda.grid(1)] = x[cuda.grid(1)]
 
-The barrier is called by all threads of a block, the other functions by each thread for itself:
-one thread signals what the whole block has stored, after ``cuda.syncthreads()``, and one thread
-waits, before it. A wait ends with its signal only.
+All threads of a block call the barrier; the other functions act per thread. To signal the stores of
+a whole block, one thread calls signal() after ``cuda.syncthreads()``; to wait, one thread calls
+wait() before it. A wait ends only with its signal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _is_address(address: Any) -> bool:
 
 
 def _assembly(code: str, constraints: str, result: ir.Type) -> Any:
-    """What generates an instruction on global memory for an intrinsic."""
+    """Return a code generator for an intrinsic that is one instruction on global memory."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(result, [_WORD] * len(args))
@@ -54,11 +54,11 @@ def _assembly(code: str, constraints: str, result: ir.Type) -> Any:
 
 @intrinsic
 def pointer(typing: Any, address: Any, dtype: Any) -> Any:
-    """The memory at an address as a pointer, which is indexed like an array of one dimension.
+    """Return the memory at an address as a pointer, indexed like a one-dimensional array.
 
     Args:
         address: a multiple of the size of an element.
-        dtype: the type of the elements, as ``np.float32``.
+        dtype: the type of the elements, such as ``np.float32``.
 
     Returns:
         The pointer; it has no length.
@@ -76,13 +76,13 @@ def pointer(typing: Any, address: Any, dtype: Any) -> Any:
 
 @intrinsic
 def load_acquire(typing: Any, address: Any) -> Any:
-    """Load the int64 at an address, with acquire semantics in the whole system.
+    """Load the int64 at an address, with system-scope acquire semantics.
 
     Args:
         address: a multiple of 8.
 
     Returns:
-        What is there.
+        The value.
     """
     code = "ld.acquire.sys.global.s64 $0, [$1];"
     generate = _assembly(code, "=l,l,~{memory}", _WORD)
@@ -91,11 +91,11 @@ def load_acquire(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def store_release(typing: Any, address: Any, value: Any) -> Any:
-    """Store an int64 at an address, with release semantics in the whole system.
+    """Store an int64 at an address, with system-scope release semantics.
 
     Args:
         address: a multiple of 8.
-        value: what is stored.
+        value: the value to store.
     """
     code = "st.release.sys.global.s64 [$0], $1;"
     generate = _assembly(code, "l,l,~{memory}", ir.VoidType())
@@ -104,14 +104,14 @@ def store_release(typing: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, address: Any, value: Any) -> Any:
-    """Add to the int64 at an address in one step, with acquire and release semantics.
+    """Atomically add to the int64 at an address, with acquire-release semantics.
 
     Args:
         address: a multiple of 8.
-        value: what is added.
+        value: the value to add.
 
     Returns:
-        What was there before.
+        The previous value.
     """
     code = "atom.acq_rel.sys.global.add.u64 $0, [$1], $2;"
     generate = _assembly(code, "=l,l,l,~{memory}", _WORD)
@@ -120,25 +120,25 @@ def fetch_add(typing: Any, address: Any, value: Any) -> Any:
 
 @cuda.jit(device=True)
 def peer(pointers, rank):
-    """The address of the memory of a peer; see :func:`pynccl.device.numba.peer`.
+    """Return the address of a peer's memory; see :func:`pynccl.device.numba.peer`.
 
     Args:
         pointers: the addresses of all ranks' memory, as int64.
         rank: the peer.
 
     Returns:
-        The address, 0 where the peer cannot be reached by loads and stores.
+        The address, or 0 if loads and stores cannot reach the peer.
     """
     return np.int64(pointers[rank])
 
 
 @cuda.jit(device=True)
 def word(signals, rank, index):
-    """The address of a word of a rank's signal memory; see :func:`pynccl.device.numba.word`.
+    """Return the address of a word in signal memory; see :func:`pynccl.device.numba.word`.
 
     Args:
         signals: the addresses of all ranks' signal memory.
-        rank: the rank whose memory it is.
+        rank: the rank that owns the memory.
         index: the number of the word.
 
     Returns:
@@ -149,13 +149,13 @@ def word(signals, rank, index):
 
 @cuda.jit(device=True)
 def signal(signals, rank, index, value):
-    """Signal a peer; see :func:`pynccl.device.numba.signal`. All arguments are given.
+    """Signal a peer; see :func:`pynccl.device.numba.signal`. All arguments are required.
 
     Args:
         signals: the addresses of all ranks' signal memory.
         rank: the peer.
         index: the number of the word.
-        value: what is added to it.
+        value: the value to add to the word.
     """
     fetch_add(word(signals, rank, index), np.int64(value))
 
@@ -167,7 +167,7 @@ def wait(signals, rank, value, index):
     Args:
         signals: the addresses of all ranks' signal memory.
         rank: this rank.
-        value: the least value of the word to wait for.
+        value: the minimum value to wait for.
         index: the number of the word.
 
     Returns:
@@ -182,15 +182,15 @@ def wait(signals, rank, value, index):
 
 @cuda.jit(device=True)
 def barrier(signals, rank, nranks, index, offset):
-    """Wait until all ranks have come here; see :func:`pynccl.device.numba.barrier`.
+    """Wait until all ranks have arrived; see :func:`pynccl.device.numba.barrier`.
 
-    One block of each rank takes part, with all its threads.
+    All threads of one block per rank take part.
 
     Args:
         signals: the addresses of all ranks' signal memory.
         rank: this rank.
-        nranks: how many ranks there are.
-        index: the number of the barrier; each has ``nranks + 1`` words.
+        nranks: the number of ranks.
+        index: the index of the barrier; each has ``nranks + 1`` words.
         offset: the first word of the first barrier.
     """
     cuda.syncthreads()

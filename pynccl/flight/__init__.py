@@ -1,19 +1,18 @@
-"""Dumps of the flight record: reading them, what they say together, and torch's format.
+"""Flight record dumps: loading, analysis across ranks, and conversion to torch's format.
 
 :func:`pynccl.nccl.dump_flight_record` and PYNCCL_FLIGHT_FILE write them; the command ``pynccl
 flight`` reads them. See docs/reliability.md.
 
-A dump is a JSON file of all communicators of a process, which C++ writes
-(csrc/core/flight_dump.cpp), even if Python does not run any more. Ranks of a communicator have one
-id; after grow(), ``joined`` leads to the id of the new ranks. A collective is numbered among the
-collectives, a message among those of its direction between two ranks, so records of different ranks
-belong together by number. The fingerprint of a record covers all collectives up to it: if it
-differs between two ranks, they have called different ones.
+A dump is a JSON file of all communicators of a process, written by C++ (csrc/core/flight_dump.cpp),
+even if Python is no longer running. All ranks of a communicator share one id; after grow(),
+``joined`` maps it to the id on the new ranks. Collectives are numbered separately from messages,
+and messages per direction between two ranks, so records of different ranks are matched by number.
+The fingerprint of a record covers all collectives up to it: if it differs between two ranks, they
+have called different collectives.
 
-``analysis`` reports a mismatch first, then a rank that is behind, then one that is stuck.
-``missing`` does the same while the program runs: when an operation exceeds its time limit, the
-ranks ask each other through the store (pynccl/_internal/inquiry.py) and answer with a shortened
-dump.
+``analysis`` reports mismatches first, then ranks that are behind, then stuck operations.
+``missing`` does the same while the program runs: if an operation exceeds its time limit, the ranks
+query each other through the store (pynccl/_internal/inquiry.py) and answer with a shortened dump.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What the dumps of several ranks say together: who waits, for whom, in which operation."""
+"""Analysis of the dumps of several ranks: which ranks wait for which, in which operation."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pynccl.flight.merged import Member, Merged, merge, ranks_text
 
 __all__ = ["Finding", "Report", "analyse"]
 
-_MOST = 4  # places that a finding lists
+_MOST = 4  # operations that a finding lists
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that keeps ranks waiting, or is wrong.
+    """A reason for ranks to wait, or an error.
 
     Attributes:
         kind: "mismatch", "skipped", "behind", "stuck", "call", "unmatched_send", "unmatched_recv",
             "message_mismatch" or "no_file"; of a replay also "signals".
         communicator: its id.
-        ranks: whom it is about: those that differ, are behind, or have no file.
-        waiting: those that wait for them.
-        number: of the collective or message; of "signals" the sequence of the wait.
+        ranks: the ranks that differ, are behind, or have no file.
+        waiting: the ranks that wait for them.
+        number: the number of the collective or message, or for "signals" the sequence of the wait.
         seconds: the longest wait.
-        text: the same in words.
+        text: the finding as text.
     """
 
     kind: str
@@ -40,18 +40,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, and one line on every communicator.
+    """The findings and a summary of every communicator.
 
     Attributes:
-        communicators: for each its id, how far the ranks are, and the text about it.
-        findings: what is wrong, in the order of the communicators.
+        communicators: for each, its id, the progress of its ranks, and a text.
+        findings: the findings, in the order of the communicators.
     """
 
     communicators: list[dict[str, object]]
     findings: list[Finding]
 
     def json(self) -> dict[str, object]:
-        """The report for JSON.
+        """Return the report for JSON.
 
         Returns:
             A dictionary with "communicators" and "findings".
@@ -62,7 +62,7 @@ class Report:
         }
 
     def text(self) -> str:
-        """The report as ``pynccl flight`` prints it.
+        """Return the report as printed by ``pynccl flight``.
 
         Returns:
             Lines of text.
@@ -80,7 +80,7 @@ def analyse(dumps: Sequence[Dump]) -> Report:
     """Compare the ranks of all communicators.
 
     Args:
-        dumps: those of the processes of one program.
+        dumps: the dumps of the processes of one program.
 
     Returns:
         The report.
@@ -128,7 +128,7 @@ def _findings(one: Merged, everything: Sequence[Merged]) -> Iterator[Finding]:
 
 
 def _named(record: Record) -> str:
-    """Such as "#5 all_reduce(float32, count=4, sum)"."""
+    """Return a text such as "#5 all_reduce(float32, count=4, sum)"."""
     number = "" if record.number is None else f"#{record.number} "
     return f"{number}{record.operation}{record.arguments}"
 
@@ -141,7 +141,7 @@ def _collectives(one: Merged, everything: Sequence[Merged]) -> Iterator[Finding]
         return
     first = max(member.first_collective for member in one)
     last = min(member.communicator.collectives for member in one)
-    # The numbers of records only: a file may say any number of collectives.
+    # Only numbers with a record, because a file may claim any number of collectives.
     numbers = {number for member in one for number in member.collectives}
     for number in sorted(number for number in numbers if first <= number <= last):
         records = {rank: member.collectives.get(number) for rank, member in one.members.items()}
@@ -160,7 +160,7 @@ def _collectives(one: Merged, everything: Sequence[Merged]) -> Iterator[Finding]
 
 
 def _groups(values: Mapping[int, object]) -> list[list[int]]:
-    """The ranks with equal values: the most ranks, who are right, first; of as many the lowest."""
+    """Group ranks by value, the largest group (presumed right) first, then by lowest rank."""
     by_value = collections.defaultdict(list)
     for rank, value in values.items():
         by_value[value].append(rank)
@@ -192,7 +192,7 @@ def _mismatch(one: Merged, number: int, records: dict[int, Record]) -> Finding:
 
 
 def _has_skipped(one: Merged, rank: int, other: int, number: int) -> bool:
-    """Whether the calls of a rank are from one number on those of another one from the next on."""
+    """Return whether a rank's calls from a number on equal another rank's from the next one on."""
     own, usual = one.members[rank].collectives, one.members[other].collectives
     pairs = [(own[n], usual[n + 1]) for n in own if n >= number and n + 1 in usual]
     return bool(pairs) and all(mine.signature == its.signature for mine, its in pairs)
@@ -243,7 +243,7 @@ def _last(one: Merged, ranks: Sequence[int], head: int) -> str:
 
 
 def _elsewhere(one: Merged, ranks: Sequence[int], everything: Sequence[Merged]) -> str:
-    """In what these ranks wait besides the collectives of this communicator."""
+    """Describe what these ranks wait in, other than collectives of this communicator."""
     places = []
     for rank in ranks:
         member = one.members[rank]
@@ -256,9 +256,9 @@ def _elsewhere(one: Merged, ranks: Sequence[int], everything: Sequence[Merged]) 
 
 
 def _place(member: Member, merged: Merged, *, outside: bool) -> str:
-    """What a rank waits in: the first call, else the first operation that is not done.
+    """Return what a rank waits in: the first call, or else the first incomplete operation.
 
-    outside is False for the communicator whose collectives are compared; they are no place there.
+    outside is False for the communicator whose collectives are compared; these are skipped.
     """
     of = f" of {merged.label}" if outside else ""
     for call in member.communicator.calls:
@@ -272,7 +272,7 @@ def _place(member: Member, merged: Merged, *, outside: bool) -> str:
 
 
 def _stuck(one: Merged) -> Iterator[Finding]:
-    """All have called the same, and the first that is not done is not done for a while."""
+    """Find the first incomplete collective, if all ranks have called the same ones."""
     waiting: dict[int, Record] = {}
     for rank, member in one.members.items():
         opened = [r for _, r in sorted(member.collectives.items()) if r.is_open]
@@ -346,7 +346,7 @@ def _pair(
     ):
         own, peer = ranks
         if not others and not one.members[peer].complete:
-            continue  # the records of the others may be lost
+            continue  # the matching records may have been overwritten
         called = max(others, default=0)
         alone = [number for number in sorted(mine) if number > called]
         if not alone:

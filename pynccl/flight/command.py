@@ -1,4 +1,4 @@
-"""``pynccl flight``: reads dumps, and prints what they say or converts them."""
+"""``pynccl flight``: analyzes or converts dumps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a dump, one of each process")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the dumps, one per process")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print the findings as JSON")
     how.add_argument(
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 where a rank waits or differs, 2 where a file cannot be read.
+        The exit status: 1 if a rank waits or differs, 2 if a file cannot be read.
     """
     try:
         dumps = [load(path) for path in arguments.files]

@@ -1,4 +1,4 @@
-"""A dump of one process, as ``csrc/core/flight_dump.cpp`` writes it, with checked types."""
+"""The dump of one process, as written by ``csrc/core/flight_dump.cpp``, with checked types."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ class DumpError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """An operation; the fields are those of :class:`pynccl.nccl.FlightRecord`.
+    """An operation, with the fields of :class:`pynccl.nccl.FlightRecord`.
 
     Attributes:
         sequence: its number among all operations of this rank.
-        operation: its name, as "all_reduce".
-        number: a collective's among the collectives, a message's among those of its direction.
-        dtype: of the elements.
-        count: how many elements.
-        op: the reduction operator, where it has one.
-        root: of a rooted collective.
-        peer: of a send, a receive or a one-sided operation.
+        operation: its name, such as "all_reduce".
+        number: its number among the collectives, or among the messages of its direction.
+        dtype: the dtype of the elements.
+        count: the number of elements.
+        op: the reduction operator, if any.
+        root: the root of a rooted collective.
+        peer: the peer of a send, a receive or a one-sided operation.
         state: "called", "issued", "captured", "done" or "failed".
         time_created_ns: when it was called, in nanoseconds since 1970.
         stream: its handle.
-        fingerprint: of the collectives up to this one, equal on ranks that have called the same.
+        fingerprint: a fingerprint of the collectives up to this one, equal on ranks with equal
+            calls.
     """
 
     sequence: int
@@ -66,12 +67,12 @@ class Record:
 
     @property
     def is_open(self) -> bool:
-        """Whether it had not ended."""
+        """Whether it was incomplete."""
         return self.state in ("called", "issued")
 
     @property
     def arguments(self) -> str:
-        """What follows the name: "(float32, count=4, sum)"."""
+        """The arguments as text: "(float32, count=4, sum)"."""
         signals = self.operation in ("signal", "wait_signal")
         parts = [] if signals else [self.dtype, f"count={self.count}"]
         parts += [self.op] if self.op is not None else []
@@ -81,13 +82,13 @@ class Record:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What must be equal on all ranks of a collective."""
+        """The values that must be equal on all ranks of a collective."""
         return self.operation, self.dtype, self.count, self.op, self.root
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that had not returned, of a function that is no operation.
+    """A call that had not returned, of a function other than a communication operation.
 
     Attributes:
         function: its name.
@@ -100,22 +101,22 @@ class Call:
 
 @dataclass(frozen=True)
 class Communicator:
-    """What one rank of a communicator has recorded.
+    """The record of one rank of a communicator.
 
     Attributes:
-        id: equal on all ranks.
-        joined: after grow() the id on the ranks that have joined, on the rank that knows it.
-        parent: the id of the communicator that it was made from.
-        name: comm_name, or that of the process group.
-        creator: the function that made it.
-        rank: of this process; None while the communicator is not ready.
-        nranks: how many ranks it has; None while it is not ready.
-        device: the GPU; None while it is not ready.
+        id: its id, equal on all ranks.
+        joined: after grow(), its id on the ranks that joined, if this rank knows it.
+        parent: the id of the communicator that it was created from.
+        name: comm_name, or the name of the process group.
+        creator: the function that created it.
+        rank: the rank of this process; None if the communicator is not ready.
+        nranks: the number of ranks; None if it is not ready.
+        device: the GPU; None if it is not ready.
         timeout: the time limit of operations in seconds; None without one.
         failure: the text of the first failure.
-        calls: those that had not returned.
-        collectives: how many were called.
-        records: the last operations, oldest first.
+        calls: the calls that had not returned.
+        collectives: the number of collectives called.
+        records: the most recent operations, oldest first.
     """
 
     id: str
@@ -138,13 +139,13 @@ class Dump:
     """The dump of a process.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         reason: why it was written.
         host: the name of the machine.
-        pid: of the process.
-        rank: of the process (RANK, or of the default process group), where it has one.
+        pid: the process id.
+        rank: the rank of the process (RANK, or that of the default process group), if any.
         time_ns: when it was written, in nanoseconds since 1970.
-        communicators: those that were open.
+        communicators: the open communicators.
     """
 
     path: str
@@ -156,19 +157,19 @@ class Dump:
     communicators: list[Communicator]
 
     def seconds_since(self, time_ns: int) -> float:
-        """How long before the dump something happened.
+        """Return how long before the dump an event happened.
 
         Args:
-            time_ns: when, in nanoseconds since 1970.
+            time_ns: the time of the event, in nanoseconds since 1970.
 
         Returns:
-            Seconds, 0 at least.
+            Seconds, at least 0.
         """
         return max(self.time_ns - time_ns, 0) / 1e9
 
 
 def load(path: str) -> Dump:
-    """Read a file of nccl.dump_flight_record() or PYNCCL_FLIGHT_FILE.
+    """Load a file written by nccl.dump_flight_record() or PYNCCL_FLIGHT_FILE.
 
     Args:
         path: the file.
@@ -177,8 +178,8 @@ def load(path: str) -> Dump:
         The dump.
 
     Raises:
-        DumpError: it is not a complete dump.
-        OSError: it cannot be read.
+        DumpError: the file is not a complete dump.
+        OSError: the file cannot be read.
     """
     try:
         text = Path(path).read_text()
@@ -188,17 +189,17 @@ def load(path: str) -> Dump:
 
 
 def parse(text: str, path: str) -> Dump:
-    """The same for the text of a file.
+    """Parse the text of a dump.
 
     Args:
-        text: all of it.
-        path: its name, for :attr:`Dump.path` and the errors.
+        text: the complete text.
+        path: the name of the file, for :attr:`Dump.path` and errors.
 
     Returns:
         The dump.
 
     Raises:
-        DumpError: it is not a complete dump.
+        DumpError: the text is not a complete dump.
     """
     try:
         value = json.loads(text)
@@ -222,7 +223,7 @@ class _FieldError(ValueError):
 
 
 def _object(cls: type[_T], value: object) -> _T:
-    """An instance of a dataclass from an object of JSON, whose other members are ignored."""
+    """Create an instance of a dataclass from a JSON object; unknown members are ignored."""
     if not isinstance(value, dict):
         raise _FieldError(f"{value!r} is not an object")
     hints = typing.get_type_hints(cls)

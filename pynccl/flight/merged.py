@@ -1,4 +1,4 @@
-"""The communicators of several dumps, with all their ranks."""
+"""Communicators merged from several dumps, with all their ranks."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from pynccl.flight.dump import Communicator, Dump, DumpError, Record
 
 __all__ = ["Member", "Merged", "merge", "ranks_text"]
 
-_MOST_RANKS = 1 << 20  # more than any job has: what is more is no number of ranks
+_MOST_RANKS = 1 << 20  # larger than any job; larger values are invalid
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a communicator, and the process that it is in."""
+    """One rank of a communicator, and its process."""
 
     dump: Dump
     communicator: Communicator
 
     @cached_property
     def collectives(self) -> Mapping[int, Record]:
-        """The last collectives by number."""
+        """The most recent collectives by number."""
         records = self.communicator.records
         return {r.number: r for r in records if r.is_collective and r.number is not None}
 
     @property
     def first_collective(self) -> int:
-        """The first one whose record was kept."""
+        """The number of the oldest collective with a record."""
         return min(self.collectives, default=self.communicator.collectives + 1)
 
     @property
     def complete(self) -> bool:
-        """Whether the records begin with the first operation."""
+        """Whether the records include the first operation."""
         records = self.communicator.records
         return not records or records[0].sequence == 1
 
     def messages(self, operation: str, peer: int) -> dict[int, Record]:
-        """The last sends to, or receives from, a peer by number."""
+        """Return the most recent sends to, or receives from, a peer by number."""
         return {
             record.number: record
             for record in self.communicator.records
@@ -46,13 +46,13 @@ class Member:
         }
 
     def waited(self, record: Record) -> float:
-        """Seconds since an operation was called."""
+        """Return the seconds since an operation was called."""
         return self.dump.seconds_since(record.time_created_ns)
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A communicator with those of its ranks that have a dump."""
+    """A communicator with all of its ranks that have a dump."""
 
     id: str
     nranks: int
@@ -77,10 +77,10 @@ class Merged:
 
 
 def merge(dumps: Sequence[Dump]) -> list[Merged]:
-    """The communicators of all dumps, the largest first.
+    """Merge the communicators of all dumps, largest first.
 
     Raises:
-        DumpError: two files have the same rank of a communicator, or disagree on its size.
+        DumpError: two files contain the same rank of a communicator, or disagree on its size.
     """
     joined = {c.joined: c.id for dump in dumps for c in dump.communicators if c.joined is not None}
     merged: dict[str, Merged] = {}
@@ -108,14 +108,15 @@ def merge(dumps: Sequence[Dump]) -> list[Merged]:
 
 
 def _named(dump: Dump, joined: Mapping[str, str]) -> Iterable[tuple[str, int, int, Communicator]]:
-    """The communicators of a dump with a name that is equal on all ranks, their rank and size.
+    """Yield the communicators of a dump with a name that is equal on all ranks, rank and size.
 
-    Two of one id in a process, made by the same call of shrink() twice, are told apart by order.
+    Two communicators with one id in a process, from repeated equal calls of shrink(), are
+    distinguished by their order.
     """
     seen: dict[tuple[str, int], int] = {}
     for communicator in dump.communicators:
         if communicator.rank is None or communicator.nranks is None:
-            continue  # it was not ready
+            continue  # not ready
         name = joined.get(communicator.id, communicator.id)
         times = seen[name, communicator.rank] = seen.get((name, communicator.rank), 0) + 1
         if times > 1:
@@ -124,13 +125,13 @@ def _named(dump: Dump, joined: Mapping[str, str]) -> Iterable[tuple[str, int, in
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks in words, with ranges where that is shorter.
+    """Format ranks as text, with ranges if that is shorter.
 
     Args:
         ranks: the ranks, in any order.
 
     Returns:
-        A text as "rank 2", or "ranks 0, 1, 3".
+        A text such as "rank 2" or "ranks 0, 1, 3".
     """
     ordered = sorted(ranks)
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""Whom a rank waits for, from the dumps of the ranks that have answered its question."""
+"""Determines which ranks an overdue operation waits for, from the dumps of ranks that answered."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pynccl.flight.merged import merge, ranks_text
 
 __all__ = ["Missing", "find_missing", "shortened"]
 
-_RECORDS = 64  # of collectives and of other operations in an answer
+_RECORDS = 64  # records of collectives, and of other operations, in an answer
 _ENDED = ("done", "failed", "captured")
 
 
 class Missing(NamedTuple):
-    """Why an operation is late.
+    """Why an operation is overdue.
 
     Attributes:
-        text: in words, empty where nothing is known.
-        ranks: those that have not taken part as the others; None where nothing is known.
+        text: the reason, or "" if unknown.
+        ranks: the ranks whose calls differ from the others' or are missing, or None if unknown.
     """
 
     text: str
@@ -29,7 +29,7 @@ class Missing(NamedTuple):
 
 
 def shortened(dump: str, comm: str) -> str:
-    """A dump with the last records of a communicator, and those of others that are not done."""
+    """Shorten a dump to a communicator's last records and the incomplete ones of others."""
     value = json.loads(dump)
     for one in value["communicators"]:
         records = one["records"]
@@ -44,13 +44,13 @@ def shortened(dump: str, comm: str) -> str:
 
 
 def find_missing(comm: str, rank: int, nranks: int, dumps: Iterable[Dump]) -> Missing:
-    """Find out which ranks others wait for.
+    """Find the ranks that an overdue operation waits for.
 
     Args:
         comm: the id of the communicator.
-        rank: the rank whose operation is late.
+        rank: the rank whose operation is overdue.
         nranks: the number of ranks.
-        dumps: of the ranks that have answered.
+        dumps: the dumps of the ranks that answered.
     """
     dumps = list(dumps)
     found = [
@@ -71,8 +71,9 @@ def find_missing(comm: str, rank: int, nranks: int, dumps: Iterable[Dump]) -> Mi
 
 
 def _awaited(comm: str, rank: int, nranks: int, dumps: list[Dump]) -> set[int]:
-    """The ranks without a dump that this rank may wait for: if all that it waits for is messages,
-    their peers.
+    """Return the ranks without a dump that this rank may wait for.
+
+    If it waits in sends and receives only, these are their peers.
     """
     merged = next((one for one in merge(dumps) if one.id == comm), None)
     if merged is None:

@@ -1,8 +1,8 @@
-"""Dumps in the format of torch's FlightRecorder, for ``torchfrtrace``.
+"""Conversion of dumps to the format of torch's FlightRecorder, for ``torchfrtrace``.
 
-torch has one file per process, and names the ranks of a process group by their processes. Its
-reader matches collectives by their number in the group. Messages are matched only in groups whose
-members all take part, so each direction between two ranks is a group of its own here.
+torch writes one file per process, and identifies the ranks of a process group by their processes.
+Its reader matches collectives by their number in the group. It matches messages only in groups
+whose members all take part, so each direction between two ranks becomes a separate group.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pynccl.flight.merged import Merged, merge
 
 __all__ = ["convert", "write", "write_own"]
 
-_VERSION = "2.10"  # of torch's format
+_VERSION = "2.10"  # the version of torch's format
 
-# As c10's ScalarType names them.
+# The names of c10's ScalarType.
 _DTYPES = {
     "int8": "Char",
     "uint8": "Byte",
@@ -34,8 +34,7 @@ _DTYPES = {
     "float8_e4m3": "Float8_e4m3fn",
     "float8_e5m2": "Float8_e5m2",
 }
-# torch's name, and whether the input and the output are as many blocks of ``count`` as there are
-# ranks.
+# torch's name, and whether the input and the output consist of one block of ``count`` per rank.
 _COLLECTIVES = {
     "all_reduce": ("all_reduce", False, False),
     "broadcast": ("broadcast", False, False),
@@ -56,7 +55,7 @@ _STATES = {
 
 
 def write(dumps: Sequence[Dump], prefix: str) -> list[str]:
-    """Write one file per rank, named by the prefix and the rank; returns their paths.
+    """Write one file per rank, named by the prefix and the rank, and return their paths.
 
     Raises:
         DumpError: the files do not belong together.
@@ -70,7 +69,7 @@ def write(dumps: Sequence[Dump], prefix: str) -> list[str]:
 
 
 def write_own(text: str, path: str) -> None:
-    """Write the file of this process, from its dump; of several ranks in it the lowest one's.
+    """Write the file of this process from its dump; if it has several ranks, of the lowest rank.
 
     Raises:
         DumpError: the process has no communicator.
@@ -81,7 +80,7 @@ def write_own(text: str, path: str) -> None:
 
 
 def convert(dumps: Sequence[Dump]) -> dict[int, dict[str, Any]]:
-    """What torch's FlightRecorder would pickle on each rank.
+    """Return the data that torch's FlightRecorder would pickle on each rank.
 
     Raises:
         DumpError: the files do not belong together.
@@ -115,10 +114,10 @@ def convert(dumps: Sequence[Dump]) -> dict[int, dict[str, Any]]:
 
 
 class _ProcessNumbers:
-    """torch's rank of each process: its own, else its rank in the largest communicator.
+    """torch's rank of each process: its own rank, or else its rank in the largest communicator.
 
-    A process with several ranks of one communicator is as many processes. A rank without a file
-    gets a number that is free: in the largest communicator its own.
+    A process with several ranks of one communicator counts as several processes. A rank without a
+    file receives a free number, preferably its own rank in the largest communicator.
     """
 
     def __init__(self, merged: Sequence[Merged]) -> None:
@@ -138,7 +137,7 @@ class _ProcessNumbers:
                         self._numbers[id(member.dump)] = _free(rank, taken)
 
     def of(self, one: Merged) -> list[int]:
-        """The numbers of the ranks of a communicator."""
+        """Return the numbers of the ranks of a communicator."""
         if self._numbers is None:
             return list(range(one.nranks))
         taken = set(self._numbers.values())
@@ -164,10 +163,10 @@ class _Content:
 
 
 def _entries(one: Merged, ranks: list[int]) -> dict[int, _Content]:
-    """The entries and groups of a communicator by rank of the process."""
+    """Return the entries and groups of a communicator by rank of the process."""
     contents = {ranks[rank]: _Content() for rank in one.members}
     desc = one.name or "undefined"
-    # What only some ranks have kept would look as if others had not called it.
+    # Records that only some ranks still have would look like calls missing on the others.
     first = max((member.first_collective for member in one), default=1)
     for rank, member in one.members.items():
         content = contents[ranks[rank]]
@@ -196,7 +195,7 @@ def _add_messages(
         return
     name = f"{one.id}:{source}->{target}"
     kept = [min(own) for r, own in records.items() if own and not one.members[r].complete]
-    first = max(kept, default=1)  # what both have kept
+    first = max(kept, default=1)  # the first that both still have
     ends = [sorted(members).index(number) for number in members]  # as torch counts in the group
     for rank, own in records.items():
         content = contents[ranks[rank]]

@@ -1,6 +1,6 @@
-"""Runs a function on several ranks of this machine, for tests and benchmarks.
+"""Runs a function on several ranks on this machine, for tests and benchmarks.
 
-:func:`launch` starts a world, waits for it and returns the result of every rank::
+:func:`launch` starts the ranks, waits for them and returns their results::
 
     from pynccl.testing import Rank, launch
 
@@ -12,14 +12,14 @@
     def test_sum():
         assert launch(4, add_up, (1.0,)) == [10.0] * 4
 
-Ranks are new Python processes, or threads of one new process. A deadline ends ranks that hang. The
-error of a failed launch has the traceback of every rank that failed. No process outlives the
-launch, also where the calling process is killed.
+Ranks are new Python processes, or threads of one new process. Ranks that hang are killed at a
+deadline. The error of a failed launch contains the traceback of every failed rank. No process
+outlives the launch, even if the calling process is killed.
 
-:class:`Launcher` keeps the processes for the next launch, which saves the start of Python and the
-imports: with it a session of many small tests is several times faster.
+:class:`Launcher` reuses the processes for the next launch, which saves starting Python and
+importing modules: a session of many small tests runs several times faster.
 
-Only the standard library is needed; ranks import what their function imports.
+Requires only the standard library; ranks import what their function imports.
 """
 
 from pynccl.testing._launcher import Launcher, launch

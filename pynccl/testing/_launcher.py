@@ -1,4 +1,4 @@
-"""Starts ranks as processes or threads and keeps the processes for the next launch."""
+"""Starts ranks as processes or threads, and reuses the processes for later launches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["Launcher", "Options", "launch"]
 T = TypeVar("T")
 
 _GRACE = 10.0
-_MAKE_IDS = 60.0  # seconds to make unique ids, which includes the start of a process
-# What a worker needs of multiprocessing's preparation to import the main module.
+_MAKE_IDS = 60.0  # seconds to create unique ids, including the start of a process
+# The part of multiprocessing's preparation data that a worker requires to import the main module.
 _MAIN = ("init_main_from_name", "init_main_from_path", "sys_argv", "dir")
 
 
 class Options(TypedDict, total=False):
-    """How ranks are launched: the keyword arguments of :meth:`Launcher.start`."""
+    """Launch options: the keyword arguments of :meth:`Launcher.start`."""
 
     provider: str
     threads: bool
@@ -43,14 +43,14 @@ class Options(TypedDict, total=False):
 
 
 class Launcher:
-    """Launches worlds on worker processes that it keeps from one launch to the next.
+    """Launches ranks on worker processes that are reused from one launch to the next.
 
-    Processes are kept for each environment. After a launch that failed its processes are replaced.
-    A context manager: at its end all processes end. They also end with the thread that started
-    them. Not for use by several threads at once.
+    Processes are reused only for the same environment variables. After a failed launch, its
+    processes are replaced. As a context manager, it ends all processes on exit. They also end with
+    the thread that started them. Not thread-safe.
 
     Args:
-        rank_type: a subclass of :class:`Rank` to call functions with.
+        rank_type: the subclass of :class:`Rank` to pass to functions.
     """
 
     def __init__(self, rank_type: type[Rank] = Rank) -> None:
@@ -69,20 +69,20 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """End the processes that are kept."""
+        """End all idle processes."""
         idle, self._idle = self._idle, {}
         for processes in idle.values():
             for process in processes:
                 process.close()
 
     def is_reusable(self, outcome: Outcome) -> bool:
-        """Whether a process whose rank ended so is kept; for subclasses.
+        """Return whether the process of a rank is reused after an outcome; for subclasses.
 
         Args:
             outcome: how the rank ended.
 
         Returns:
-            True for a rank whose function returned.
+            True if the rank's function returned.
         """
         return outcome.ok
 
@@ -94,7 +94,7 @@ class Launcher:
         kwargs: Mapping[str, object] | None = None,
         **options: Unpack[Options],
     ) -> list[T]:
-        """Call ``fn(rank, *args, **kwargs)`` on every rank and wait for all of them.
+        """Call ``fn(rank, *args, **kwargs)`` on every rank and wait for all ranks.
 
         Args:
             world_size: how many ranks to start.
@@ -107,7 +107,7 @@ class Launcher:
             What ``fn`` returned, by rank.
 
         Raises:
-            LaunchError: a rank failed, died or was not done in time.
+            LaunchError: a rank failed, died or timed out.
             TypeError, ValueError, RuntimeError: as for :meth:`start`.
         """
         with self.start(world_size, fn, args, kwargs, **options) as run:
@@ -138,18 +138,18 @@ class Launcher:
             provider: the library of :attr:`Rank.comm`, ``"host"`` or ``"cuda"``.
             threads: run the ranks as threads of one process instead of a process each.
             timeout: seconds for everything; None for no limit.
-            grace: seconds that the other ranks have to end after one has failed.
-            unique_ids: how many unique ids to make; 0 where ``fn`` needs none.
-            env: environment variables that the processes have besides the caller's, or a sequence
-                of them, one for each rank.
-            fresh: use new processes and end them with the run.
+            grace: seconds for the other ranks to end after one has failed.
+            unique_ids: the number of unique ids to create; 0 if ``fn`` does not use any.
+            env: environment variables in addition to the caller's, or a sequence of them, one for
+                each rank.
+            fresh: whether to use new processes and end them with the run.
 
         Returns:
-            The run, to be used in a ``with`` statement.
+            The run, for use in a ``with`` statement.
 
         Raises:
             TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
-            ValueError: ``world_size`` is less than 1, or ``env`` has another length.
+            ValueError: ``world_size`` is less than 1, or the length of ``env`` differs from it.
             RuntimeError: called while a rank's process imports the main module.
         """
         if _worker.is_importing_main():
@@ -213,7 +213,7 @@ class Launcher:
             if reusable and not process.fresh:
                 self._idle.setdefault(process.environment, []).insert(0, process)
             elif reusable:
-                process.close()  # it writes what PYNCCL_TRACE and PYNCCL_RECORD ask for
+                process.close()  # lets it write the files of PYNCCL_TRACE and PYNCCL_RECORD
             else:
                 process.kill()
 
@@ -230,35 +230,35 @@ def launch(
     unique_ids: int = 1,
     env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
 ) -> list[T]:
-    """Call ``fn(rank, *args, **kwargs)`` on every rank of a new world and wait for all of them.
+    """Call ``fn(rank, *args, **kwargs)`` on every rank of a new launch and wait for all ranks.
 
-    When it returns or raises, no process of the world is left. When a rank fails, the others have
-    ten seconds to end; then they are killed. Ranks write to the stdout and stderr of the caller.
+    When it returns or raises, all processes have ended. If a rank fails, the others have ten
+    seconds to end before they are killed. Ranks write to the stdout and stderr of the caller.
 
     Args:
         world_size: how many ranks to start.
         fn: the function; its first argument is a :class:`Rank`. It must be picklable: defined at
-            the top level of a module, or of a script that starts its work under
+            the top level of a module, or of a script whose work is guarded by
             ``if __name__ == "__main__"``.
         args: positional arguments after the rank; picklable.
         kwargs: keyword arguments; picklable.
-        provider: the library of :attr:`Rank.comm`: ``"host"``, or ``"cuda"`` for NCCL on GPUs. With
-            "cuda", torch is imported first where it is installed, so that its NCCL is used.
+        provider: the provider of :attr:`Rank.comm`: ``"host"``, or ``"cuda"`` for NCCL on GPUs.
+            With "cuda", torch is imported first if it is installed, so that its NCCL is used.
         threads: run the ranks as threads of one new process instead of a process each.
-        timeout: seconds for everything, the start of the processes included; None for no limit.
-            Ranks that still run then are killed, and the error shows where they were.
-        unique_ids: how many unique ids to make; 0 where ``fn`` needs none.
-        env: environment variables that the processes have besides the caller's; or a sequence of
-            them, one for each rank (with ``threads`` the first counts).
+        timeout: seconds for the whole launch, including process startup; None for no limit. Ranks
+            that exceed it are killed, and the error shows their stacks.
+        unique_ids: the number of unique ids to create; 0 if ``fn`` does not use any.
+        env: environment variables in addition to the caller's, or a sequence of them, one for
+            each rank (with ``threads``, the first applies).
 
     Returns:
         What ``fn`` returned, by rank. It must be picklable.
 
     Raises:
-        LaunchError: a rank raised, its process died, or the time was up. The text has the
-            traceback of each of these ranks.
+        LaunchError: a rank raised, died or timed out. The text contains the traceback of each
+            failed rank.
         TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
-        ValueError: ``world_size`` is less than 1, or ``env`` has another length.
+        ValueError: ``world_size`` is less than 1, or the length of ``env`` differs from it.
     """
     with Launcher() as launcher:
         return launcher.launch(
@@ -292,7 +292,7 @@ def _pickle(
 def _environments(
     env: Mapping[str, str] | Sequence[Mapping[str, str]] | None, world_size: int
 ) -> list[Environment]:
-    """The variables of each rank, as keys of the kept processes."""
+    """Return the variables of each rank, as keys of the idle processes."""
     if env is None or isinstance(env, Mapping):
         env = [env or {}] * world_size
     if len(env) != world_size:
@@ -301,6 +301,6 @@ def _environments(
 
 
 def _describe_main() -> dict[str, Any]:
-    """How a worker imports the main module of this process, as multiprocessing does it."""
+    """Describe how a worker imports this process's main module, as multiprocessing does."""
     data = multiprocessing.spawn.get_preparation_data("rank")
     return {key: value for key, value in data.items() if key in _MAIN}

@@ -1,4 +1,4 @@
-"""What a launched function gets as its first argument, and how a rank ends."""
+"""Rank, the first argument of a launched function, and Outcome, how a rank ended."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Outcome:
     Attributes:
         rank: the rank.
         value: what the function returned.
-        error: what it raised. An exception that cannot be pickled is replaced by a RuntimeError
-            with its text.
-        trace: the traceback of ``error``; of a process that died or was killed at the deadline,
-            where its threads were.
-        died: why the process ended, as "killed by SIGSEGV"; "" where it did not.
+        error: the exception that it raised. One that cannot be pickled is replaced by a
+            RuntimeError with its text.
+        trace: the traceback of ``error``, or the stacks of the threads if the process died or was
+            killed at the deadline.
+        died: why the process ended, such as "killed by SIGSEGV"; "" if it did not.
     """
 
     rank: int
@@ -42,15 +42,15 @@ class Outcome:
 
 @dataclass
 class Rank:
-    """One rank of a launched world: the first argument of the launched function.
+    """One rank of a launch: the first argument of the launched function.
 
     Attributes:
-        rank: this rank, from 0 on.
-        world_size: how many ranks there are.
-        provider: the library of :attr:`comm`, ``"host"`` or ``"cuda"``.
+        rank: this rank, starting at 0.
+        world_size: the number of ranks.
+        provider: the provider of :attr:`comm`, ``"host"`` or ``"cuda"``.
         unique_ids: unique ids that all ranks of this launch share, 128 bytes each.
         init_method: a URL for ``pynccl.init_process_group(init_method=...)``, new for each launch.
-            Ranks that are threads share a process and so cannot use it.
+            Ranks that are threads share a process and cannot use it.
         report: sends a value to the launching process, where :meth:`Run.reports` and
             :meth:`Run.gather_reports` return it.
     """
@@ -63,12 +63,12 @@ class Rank:
     report: Callable[[Any], None] = field(repr=False)
     _comm: nccl.Communicator | None = field(default=None, repr=False)
     _made: list[weakref.ref[nccl.Communicator]] = field(default_factory=list, repr=False)
-    # Tells the launching process that a communicator is created, and that this is done.
+    # Reports the start and the end of creating a communicator to the launching process.
     _joins: Callable[[int, bool], None] | None = field(default=None, repr=False)
 
     @property
     def device(self) -> int | None:
-        """The GPU of this rank; ranks share GPUs where there are too few. None for "host"."""
+        """The GPU of this rank, or None for "host". Ranks share GPUs if there are too few."""
         from pynccl import libraries
 
         if self.provider != "cuda":
@@ -79,15 +79,16 @@ class Rank:
         """Create a communicator of all ranks; every rank must call it.
 
         Args:
-            unique_id: which of :attr:`unique_ids` to use; each can be used once.
-            **options: those of :class:`pynccl.nccl.Communicator`.
+            unique_id: the index of the unique id in :attr:`unique_ids`; each can be used once.
+            **options: the options of :class:`pynccl.nccl.Communicator`.
 
         Returns:
             The communicator, which the caller closes.
 
         Raises:
-            IndexError: there are not so many unique ids.
-            NcclError: it cannot be made; and what :class:`pynccl.nccl.Communicator` raises.
+            IndexError: there are fewer unique ids.
+            NcclError: the communicator cannot be created; also the other errors of
+                :class:`pynccl.nccl.Communicator`.
         """
         from pynccl import nccl
 
@@ -103,11 +104,12 @@ class Rank:
 
     @property
     def comm(self) -> nccl.Communicator:
-        """The communicator of the first unique id. It is created at the first use and closed when
-        the function has returned.
+        """The communicator of the first unique id.
+
+        It is created on first use and closed when the function has returned.
         """
-        # Not functools.cached_property: before Python 3.12 it has one lock for all instances, and
-        # ranks that are threads wait for each other here.
+        # Not functools.cached_property: before Python 3.12 all instances share one lock, and ranks
+        # that are threads wait for each other here.
         if self._comm is None:
             self._comm = self.communicator()
         return self._comm
@@ -116,7 +118,7 @@ class Rank:
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.abort() if failed else comm.close()
-        # The frames of an exception that was caught hold each other. An open communicator in them
-        # would keep hostnccl from seeing a deadlock of the next function in this process.
+        # The frames of a caught exception form reference cycles. An open communicator in them would
+        # prevent hostnccl from detecting a deadlock of the next function in this process.
         if any((made := each()) is not None and not made.closed for each in self._made):
             gc.collect()

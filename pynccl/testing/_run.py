@@ -1,4 +1,4 @@
-"""A launched world whose ranks run, and the processes they run on."""
+"""A running launch and its processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pynccl.testing._worker import Ended, Job, Joins, Reported
 __all__ = ["Environment", "LaunchError", "Process", "Run"]
 
 Environment = tuple[tuple[str, str], ...]
-# What compiles while a program runs, by a part of the files' names in a traceback.
+# Sources of compilation at run time, by file names in a traceback.
 _COMPILERS = {
     "pynccl/c10d/build.py": "the backend of torch.distributed: python -m pynccl build-backend",
     "torch/utils/cpp_extension.py": "an extension of torch",
@@ -31,16 +31,16 @@ _COMPILERS = {
     "numba/core/": "Numba",
     "cupy/cuda/compiler.py": "CuPy",
 }
-_MAX_TRACE_BYTES = 8000  # bytes of a dead process's traces that are reported
+_MAX_TRACE_BYTES = 8000  # reported bytes of a dead process's stack traces
 
 
 class LaunchError(RuntimeError):
-    """At least one rank failed, died or was not done in time.
+    """At least one rank failed, died or timed out.
 
-    The text has the traceback of every rank that failed; the cause is the first exception.
+    The text contains the traceback of every failed rank; ``__cause__`` is the first exception.
 
     Attributes:
-        outcomes: how each rank ended, by rank.
+        outcomes: the outcome of each rank, by rank.
     """
 
     def __init__(self, message: str, outcomes: Sequence[Outcome] = ()) -> None:
@@ -49,7 +49,7 @@ class LaunchError(RuntimeError):
 
 
 class Process:
-    """A worker process, the connection to it, and the file that its crash is traced to."""
+    """A worker process, the connection to it, and the file for its stack traces."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Process:
         parent: int | None = None,
     ) -> None:
         self.environment = environment
-        self.fresh = fresh  # not to be kept
+        self.fresh = fresh  # not to be reused
         ours, theirs = socket.socketpair()
         self._traces: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         traces = self._traces.fileno()
@@ -78,7 +78,7 @@ class Process:
         self.connection.send_bytes(pickle.dumps(job))
 
     def receive(self) -> Ended | Joins | Reported | None:
-        """The next message; None where the process has died."""
+        """Return the next message, or None if the process has died."""
         try:
             message: Ended | Joins | Reported = pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -90,7 +90,7 @@ class Process:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     def trace(self) -> str:
-        """The end of what faulthandler wrote."""
+        """Return the last part of faulthandler's output."""
         size = os.fstat(self._traces.fileno()).st_size
         start = max(0, size - _MAX_TRACE_BYTES)
         return os.pread(self._traces.fileno(), _MAX_TRACE_BYTES, start).decode(errors="replace")
@@ -100,7 +100,7 @@ class Process:
         self.close()
 
     def close(self) -> None:
-        """Let it end, which it does when the connection closes; kill it where it does not."""
+        """Close the connection, at which the process ends, and kill it if it does not."""
         self.connection.close()
         try:
             self.popen.wait(2)
@@ -111,30 +111,30 @@ class Process:
 
 
 class Keeper(Protocol):
-    """Who gets the processes of a run back."""
+    """Takes back the processes of a run."""
 
     def is_reusable(self, outcome: Outcome) -> bool:
-        """Whether a process whose rank ended so is kept."""
+        """Whether a process whose rank had this outcome can be reused."""
 
     def take_back(self, processes: list[Process], *, reusable: bool) -> None:
         """Keep the processes, or end them."""
 
 
 class Run:
-    """A launched world whose ranks run; returned by :meth:`Launcher.start`.
+    """A running launch, returned by :meth:`Launcher.start`.
 
-    A context manager: at its end, ranks that still run are killed.
+    As a context manager, it kills ranks that are still running on exit.
 
     Args:
         keeper: takes the processes back.
-        processes: those of the ranks.
+        processes: the processes of the ranks.
         hosted: the ranks of each process.
         timeout: seconds for everything; None for no limit.
-        grace: seconds that the other ranks have to end after one has failed.
+        grace: seconds for the other ranks to end after one has failed.
         folder: a folder to remove at the end, or None.
 
     Attributes:
-        world_size: how many ranks there are.
+        world_size: the number of ranks.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Run:
         self._folder = folder
         self._outcomes: dict[int, Outcome] = {}
         self._reports: list[Reported] = []
-        # Of each unique id that a rank uses: the ranks, and whether they have the communicator.
+        # For each unique id in use, the ranks and whether they have created the communicator.
         self._joins: dict[int, dict[int, bool]] = {}
-        self._killed: set[int] = set()  # the ranks that were not done in time
+        self._killed: set[int] = set()  # the ranks that timed out
         self._open = True
 
     def __enter__(self) -> Run:
@@ -174,7 +174,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """End the run: kill the ranks that still run."""
+        """End the run and kill ranks that are still running."""
         if not self._open:
             return
         self._open = False
@@ -189,10 +189,10 @@ class Run:
         """Wait until every rank has reported a value.
 
         Returns:
-            One value of each rank, by rank; later ones are left for the next call.
+            One value of each rank, by rank; later values are returned by the next call.
 
         Raises:
-            LaunchError: a rank ended, or the deadline passed, before it had reported.
+            LaunchError: a rank ended or the deadline passed before the rank had reported.
         """
         ranks = range(self.world_size)
         while silent := set(ranks) - {rank for rank, _ in self._reports}:
@@ -206,17 +206,17 @@ class Run:
         return [report.value for report in first]
 
     def reports(self, silence: float | None = None) -> Iterator[tuple[int, Any]]:
-        """Receive what ranks report, in the order of arrival, until all have ended.
+        """Yield the values that ranks report, in order of arrival, until all ranks have ended.
 
         Args:
-            silence: seconds without a report or an end, after which the ranks are killed. It
-                replaces the deadline of the launch.
+            silence: seconds without any report or ended rank after which the ranks are killed.
+                Replaces the deadline of the launch.
 
         Yields:
-            Pairs of a rank and what it reported.
+            Pairs of a rank and the value that it reported.
 
         Raises:
-            LaunchError: a rank failed or died, or all were silent for too long.
+            LaunchError: a rank failed or died, or there were no reports for too long.
         """
         failed = False
         while True:
@@ -238,7 +238,8 @@ class Run:
             with_signal: the signal.
 
         Returns:
-            The time before the signal in seconds, by time.monotonic, which all processes share.
+            The time in seconds before sending the signal, by time.monotonic, which all processes
+            share.
         """
         process = next(
             p for p, hosted in zip(self._processes, self._hosted, strict=True) if rank in hosted
@@ -248,13 +249,13 @@ class Run:
         return before
 
     def outcomes(self, timeout: float | None = None) -> list[Outcome]:
-        """Wait for all ranks, or for the deadline, at which those that still run are killed.
+        """Wait for all ranks; at the deadline, kill ranks that are still running.
 
         Args:
-            timeout: seconds from now on; replaces the deadline of the launch.
+            timeout: seconds from now; replaces the deadline of the launch.
 
         Returns:
-            How each of them ended, by rank.
+            The outcome of each rank, by rank.
         """
         if timeout is not None:
             self._limit = f"not done within {timeout:g} s"
@@ -273,7 +274,7 @@ class Run:
             What the function returned, by rank.
 
         Raises:
-            LaunchError: a rank failed, died or was not done in time.
+            LaunchError: a rank failed, died or timed out.
         """
         outcomes = self.outcomes()
         if all(outcome.ok for outcome in outcomes):
@@ -282,7 +283,7 @@ class Run:
         raise LaunchError(self._describe(), outcomes) from cause
 
     def _receive(self) -> bool:
-        """Wait for messages and keep them; False when the deadline has passed."""
+        """Wait for messages and store them; return False when the deadline has passed."""
         waiting = {
             process.connection: index
             for index, process in enumerate(self._processes)
@@ -310,7 +311,7 @@ class Run:
             self._outcomes.setdefault(rank, Outcome(rank, died=died, trace=process.trace()))
 
     def _expire(self) -> None:
-        """Have the ranks that are left write where they are, then kill them."""
+        """Make the remaining ranks dump their stacks, then kill them."""
         left = [
             index
             for index, hosted in enumerate(self._hosted)
@@ -339,7 +340,7 @@ class Run:
         return "\n".join([*lines, *self._reasons()])
 
     def _reasons(self) -> Iterator[str]:
-        """Why ranks were not done in time, as far as that is known."""
+        """Yield the known reasons why ranks timed out."""
         for unique_id, joins in sorted(self._joins.items()):
             waiting = [rank for rank in sorted(joins) if not joins[rank]]
             for rank in range(self.world_size) if waiting else ():

@@ -1,6 +1,6 @@
-"""The process in which ranks run: takes jobs from the launcher and answers with their outcomes.
+"""The process in which ranks run: executes the launcher's jobs and reports their outcomes.
 
-Light to import: a job imports what it needs.
+It is cheap to import; jobs import what they require.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _importing_main = False
 
 @dataclass
 class Job:
-    """One call of a function by some ranks of a world, each in a thread of its own.
+    """One function call by some ranks of a launch, each in its own thread.
 
     Attributes:
-        payload: (type of the rank, function, args, kwargs), pickled. The worker unpickles it apart
-            from the job, so that it can answer where that fails.
-        main: how to import the launcher's main module, for multiprocessing.spawn.prepare; None
-            where the payload does not need it.
+        payload: (type of the rank, function, args, kwargs), pickled. The worker unpickles it
+            separately from the job, so it can report a failure to do so.
+        main: the data to import the launcher's main module, for multiprocessing.spawn.prepare; None
+            if the payload does not require it.
     """
 
     payload: bytes
@@ -50,7 +50,7 @@ class Job:
 
 
 class _Call(NamedTuple):
-    """What the payload of a job is."""
+    """The unpickled payload of a job."""
 
     rank_type: type[Rank]
     function: Callable[..., object]
@@ -80,12 +80,12 @@ class Ended(NamedTuple):
 
 
 def is_importing_main() -> bool:
-    """Whether this process is a worker that now imports the launcher's main module."""
+    """Return whether this process is a worker that is importing the launcher's main module."""
     return _importing_main
 
 
 def make_ids(_: Rank, count: int, provider: str) -> list[bytes]:
-    """Make unique ids: the job of rank 0's process before the job itself."""
+    """Create unique ids, in rank 0's process, before the job itself."""
     from pynccl import nccl
 
     return [bytes(nccl.get_unique_id(provider)) for _ in range(count)]
@@ -180,11 +180,11 @@ def _failure(rank: int, error: BaseException) -> Outcome:
 
 
 def main(descriptor: int, traces: int, parent: int) -> None:
-    """Serve the launcher at the other end of a socket, and end with it.
+    """Serve the launcher at the other end of a socket, until it ends.
 
     Args:
-        descriptor: of the socket.
-        traces: the file to which faulthandler writes: at a crash and on SIGUSR1.
+        descriptor: the file descriptor of the socket.
+        traces: the file that faulthandler writes to on a crash and on SIGUSR1.
         parent: the launcher's process id.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -193,11 +193,11 @@ def main(descriptor: int, traces: int, parent: int) -> None:
     faulthandler.enable(file=traces)
     faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
     connection = Connection(descriptor)
-    # The launcher notices the end of this process by it, whatever processes this one has started.
+    # The launcher detects the end of this process by it, regardless of child processes.
     os.set_inheritable(descriptor, False)
     os.register_at_fork(after_in_child=connection.close)
     Worker(connection).serve()
     if recorder := sys.modules.get("pynccl.tools.trace.recorder"):
         recorder.end_from_environment()
-    # Not through the end of the interpreter: it waits for threads that a failed job left behind.
+    # Not by ending the interpreter, which would wait for threads of a failed job.
     os._exit(0)

@@ -48,7 +48,7 @@ def test_what_others_can_write_is_refused(tmp_path: Path, name: str, mode: int) 
     (tmp_path / name).chmod(mode)
     if mode == 0o775 and private_folder._is_own_group((tmp_path / name).stat().st_gid):
         return private_folder.check(file)
-    with pytest.raises(PermissionError, match=f"{tmp_path / name} can be written by"):
+    with pytest.raises(PermissionError, match=f"{tmp_path / name} is writable by"):
         private_folder.check(file)
 
 
@@ -66,7 +66,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "bad" / "folder").symlink_to(tmp_path / "good" / "folder")
     private_folder.check(tmp_path / "link" / "module.so" / "..")
     (tmp_path / "bad").chmod(0o777)
-    with pytest.raises(PermissionError, match=f"{tmp_path / 'bad'} can be written by all users"):
+    with pytest.raises(PermissionError, match=f"{tmp_path / 'bad'} is writable by all users"):
         private_folder.check(tmp_path / "link")
 
 

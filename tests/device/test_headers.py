@@ -58,7 +58,10 @@ def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("file", "content", "text"),
-    [("nccl.h", "", "does not say its version"), ("nccl_device.h", None, "has not both nccl.h")],
+    [
+        ("nccl.h", "", "does not define its version"),
+        ("nccl_device.h", None, "does not contain both"),
+    ],
 )
 def test_no_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str | None, text: str

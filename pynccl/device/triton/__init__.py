@@ -1,4 +1,4 @@
-"""Functions for Triton kernels that communicate through the memory of their peers.
+"""Functions for Triton kernels that communicate through the memory of peers.
 
     from pynccl.device import triton as peers
 
@@ -8,19 +8,19 @@
         for peer in range(nranks):
             x = tl.load(peers.peer_pointer(pointers, peer, tl.float32) + offsets)
 
-``pointers`` and ``signals`` are arrays of addresses, one for each rank (int64 or uint64): where
-each rank has the memory of a window. All ranks must be in one LSA team: they can load and store
-each other's memory. Signals are int64 words, zero at first.
+``pointers`` and ``signals`` are arrays (int64 or uint64) of the addresses of each rank's memory in
+a window. All ranks must be in one LSA team, whose members can load from and store to each other's
+memory. Signals are int64 words, initially zero.
 
-On GPUs the functions use Triton's atomics with the scope of the whole system. A kernel that waits
-for a peer needs that the peer's kernel runs at the same time: no more programs than the GPU can run
-at once, and no ranks that share a GPU and take turns.
+On GPUs, the functions use Triton's atomics with system scope. A kernel that waits for a peer
+requires the peer's kernel to run concurrently: do not launch more programs than the GPU can run at
+once, and do not time-share a GPU between ranks.
 
 With ``TRITON_INTERPRET=1`` the same kernels run on CPUs, on the memory of hostnccl. Ranks are
-processes or threads. The programs of a grid run one after the other there: a program may wait for
-other ranks, but not for a later program of its own grid. A wait that takes longer than
-:func:`set_timeout` allows raises TimeoutError, which Triton turns into an InterpreterError.
-:mod:`pynccl.device.triton.interpreter` says what is changed in the interpreter for that.
+processes or threads. The programs of a grid run sequentially: a program may wait for other ranks,
+but not for a later program of its own grid. A wait that exceeds :func:`set_timeout` raises
+TimeoutError, which Triton converts to an InterpreterError. :mod:`pynccl.device.triton.interpreter`
+documents the changes to the interpreter.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ __all__ = [
 ]
 
 _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
-# Triton 3.9 has atomic loads. Its interpreter makes them plain loads, hence not there.
+# Triton 3.9 supports atomic loads, but its interpreter treats them as plain loads.
 _ATOMIC_LOAD: tl.constexpr = tl.constexpr(
     hasattr(tl, "atomic_load") and not triton.knobs.runtime.interpret
 )
 _WORD: tl.constexpr = tl.constexpr(tl.int64)
-_ADD: tl.constexpr = tl.constexpr("add")  # of signal(): Triton 3.6 takes no plain str as a default
+_ADD: tl.constexpr = tl.constexpr("add")  # Triton 3.6: a plain str cannot be a default
 
 if _INTERPRETED.value:
     interpreter.install()
 
 
 def set_timeout(seconds: float) -> None:
-    """Set how long a wait may take in Triton's interpreter.
+    """Set the time limit of waits in Triton's interpreter.
 
     Args:
-        seconds: the longest time of one wait; 60 by default. It is that of the process.
+        seconds: the time limit of a single wait, for the whole process; 60 by default.
 
     Raises:
         ValueError: seconds is not positive.
@@ -71,14 +71,14 @@ def set_timeout(seconds: float) -> None:
 
 
 def barrier_words(nranks: int, barriers: int = 1) -> int:
-    """The int64 words of each rank's signal memory that :func:`barrier` needs.
+    """Return the int64 words of each rank's signal memory that :func:`barrier` requires.
 
     Args:
-        nranks: the ranks that meet.
-        barriers: how many barriers there are, one for each program that uses one.
+        nranks: the number of ranks.
+        barriers: the number of barriers, one per program that uses one.
 
     Returns:
-        The number of words of 8 bytes, which must be zero at first.
+        The number of 8-byte words, which must be zero initially.
 
     Raises:
         ValueError: an argument is not positive.
@@ -90,8 +90,8 @@ def barrier_words(nranks: int, barriers: int = 1) -> int:
 
 
 def _pause(spins: Any, _semantic: Any = None) -> None:
-    # A builtin for Triton's compiler, which passes _semantic; there it is nothing. The interpreter
-    # calls it as a Python function.
+    # A builtin without effect for Triton's compiler, which passes _semantic. The interpreter calls
+    # it as a Python function.
     if _semantic is None:
         interpreter.pause(int(spins))
 
@@ -101,12 +101,12 @@ setattr(_pause, tl.core.TRITON_BUILTIN, True)
 
 @triton.jit
 def pointer(address, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The pointer of an address.
+    """Convert an address to a pointer.
 
     Args:
-        address: an integer of 64 bits.
+        address: a 64-bit integer.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on.
+        alignment: the alignment of the address in bytes, which the compiler relies on.
 
     Returns:
         A pointer to dtype.
@@ -116,32 +116,33 @@ def pointer(address, dtype: tl.constexpr, alignment: tl.constexpr = 16):
 
 @triton.jit
 def peer_pointer(pointers, peer, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The pointer to the memory of a peer.
+    """Return a pointer to the memory of a peer.
 
     Args:
         pointers: addresses by rank, int64 or uint64.
         peer: the rank.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on. The memory
-            of a window is aligned to more; less is needed with an offset that is no multiple of 16.
+        alignment: the alignment of the address in bytes, which the compiler relies on. Window
+            memory has a larger alignment; pass a smaller one for offsets that are not multiples of
+            16.
 
     Returns:
-        A pointer to dtype; that of the address 0 must not be used.
+        A pointer to dtype, which must not be used if the address is 0.
     """
     return pointer(tl.load(pointers + peer), dtype, alignment)
 
 
 @triton.jit
 def load(pointers, peer, offsets, dtype: tl.constexpr, mask=None, other=None):
-    """Load elements from the memory of a peer.
+    """Load elements from a peer's memory.
 
     Args:
         pointers: addresses by rank, int64 or uint64, multiples of 16.
         peer: the rank.
-        offsets: which elements.
+        offsets: the indices of the elements.
         dtype: the type of the elements.
-        mask: which of them are loaded.
-        other: the value of those that are not.
+        mask: which of them to load.
+        other: the value of masked elements.
 
     Returns:
         The elements, in the shape of offsets.
@@ -151,33 +152,33 @@ def load(pointers, peer, offsets, dtype: tl.constexpr, mask=None, other=None):
 
 @triton.jit
 def store(pointers, peer, offsets, value, dtype: tl.constexpr, mask=None):
-    """Store elements into the memory of a peer; :func:`signal` makes them visible to it.
+    """Store elements into a peer's memory; :func:`signal` makes them visible to the peer.
 
     Args:
         pointers: addresses by rank, int64 or uint64, multiples of 16.
         peer: the rank.
-        offsets: which elements.
-        value: what is stored.
+        offsets: the indices of the elements.
+        value: the elements to store.
         dtype: the type of the elements.
-        mask: which of them are stored.
+        mask: which of them to store.
     """
     tl.store(peer_pointer(pointers, peer, dtype) + offsets, value, mask=mask)
 
 
 @triton.jit
 def signal(signals, peer, index=0, value=1, op: tl.constexpr = _ADD):
-    """Signal a peer, with release semantics: it then sees all that this program has stored before.
+    """Signal a peer, with release semantics: this program's previous stores are visible to it.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
         peer: the rank.
-        index: which word of its signal memory.
-        value: what is added to the word, or what it is set to.
+        index: the index of the word in its signal memory.
+        value: the value to add to the word, or to set it to.
         op: "add" or "set".
     """
     tl.static_assert(op == "add" or op == "set", "op is neither 'add' nor 'set'")  # noqa: PLR1714
     word = peer_pointer(signals, peer, _WORD, 8) + index
-    # The atomic is that of one thread: the stores of all others come before it.
+    # The atomic is executed by one thread, after the stores of all other threads.
     tl.debug_barrier()
     if op == "add":
         tl.atomic_add(word, value, sem="release", scope="sys")
@@ -195,17 +196,17 @@ def _read(word):
 
 @triton.jit
 def wait(signals, rank, value, index=0, max_spins=0):
-    """Wait until a word of the own signal memory is at least a value, with acquire semantics.
+    """Wait until a word of this rank's signal memory is at least a value, with acquire semantics.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
-        rank: the own rank.
-        value: the least value that ends the wait.
-        index: which word.
-        max_spins: how often the word is read at most after the first time; 0: without an end.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
+        rank: this rank.
+        value: the minimum value to wait for.
+        index: the index of the word.
+        max_spins: the maximum number of reads after the first; 0 is no limit.
 
     Returns:
-        The last value that was read: less than value where max_spins came first.
+        The last value read, which is less than value if max_spins was reached.
     """
     word = peer_pointer(signals, rank, _WORD, 8) + index
     seen = _read(word)
@@ -214,7 +215,7 @@ def wait(signals, rank, value, index=0, max_spins=0):
         _pause(spins)
         seen = _read(word)
         spins += 1
-    # One thread has waited for all.
+    # One thread has waited on behalf of all.
     tl.debug_barrier()
     return seen
 
@@ -230,17 +231,17 @@ def put_signal(
     index=0,
     mask=None,
 ):
-    """Store elements into the memory of a peer, and add 1 to a word of its signal memory.
+    """Store elements into a peer's memory, and add 1 to a word of its signal memory.
 
     Args:
         pointers: addresses by rank, int64 or uint64, multiples of 16.
-        signals: addresses of the ranks' signal memory.
+        signals: the addresses of the ranks' signal memory.
         peer: the rank.
-        offsets: which elements.
-        value: what is stored.
+        offsets: the indices of the elements.
+        value: the elements to store.
         dtype: the type of the elements.
-        index: which word.
-        mask: which elements are stored.
+        index: the index of the word.
+        mask: which elements to store.
     """
     store(pointers, peer, offsets, value, dtype, mask)
     signal(signals, peer, index)
@@ -248,40 +249,40 @@ def put_signal(
 
 @triton.jit
 def barrier(signals, rank, nranks, index=0, offset=0):
-    """Wait until all ranks have come here; what each has stored before is visible to all.
+    """Wait until all ranks have arrived. Stores before the barrier are visible to all ranks.
 
-    One program of each rank takes part. The count of the uses is in the signal memory, so that a
-    graph can be launched again.
+    One program per rank takes part. The use count is stored in the signal memory, so graphs can be
+    launched repeatedly.
 
     Args:
-        signals: addresses of the ranks' signal memory, int64 or uint64.
-        rank: the own rank.
+        signals: the addresses of the ranks' signal memory, int64 or uint64.
+        rank: this rank.
         nranks: the number of ranks.
-        index: which barrier; :func:`barrier_words` counts their words.
-        offset: the word of the signal memory where the barriers begin.
+        index: the index of the barrier; see :func:`barrier_words` for their size.
+        offset: the first word of the barriers in the signal memory.
     """
     first = offset + index * (nranks + 1)
     count = peer_pointer(signals, rank, _WORD, 8) + first + nranks
     epoch = tl.load(count) + 1
     for step in range(nranks):
-        # Each begins with another peer.
+        # Each rank starts with a different peer.
         signal(signals, (rank + step) % nranks, first + rank)
     for peer in range(nranks):
         wait(signals, rank, epoch, first + peer)
     tl.store(count, epoch)
-    tl.debug_barrier()  # the next barrier loads it, in all threads
+    tl.debug_barrier()  # all threads load it in the next barrier
 
 
 @triton.jit
 def arrive_last(counter, programs):
-    """Count the programs of this grid that have come here.
+    """Count the programs of this grid that have arrived.
 
-    The last one sees what all others have stored before, and can signal for all. The counter is
-    zero again then.
+    The previous stores of all programs are visible to the last one, which can signal on their
+    behalf. It resets the counter to zero.
 
     Args:
-        counter: a pointer to an int32 or int64 on the own device, zero at first.
-        programs: how many come.
+        counter: a pointer to an int32 or int64 on this device, initially zero.
+        programs: the number of programs.
 
     Returns:
         Whether this program is the last.

@@ -1,13 +1,12 @@
-"""What kernels that communicate need of Triton's interpreter, beyond what it does by itself.
+"""Changes to Triton's interpreter that communicating kernels require.
 
-* **Several threads.** The interpreter keeps the position in the grid in one object of the process,
-  and replaces functions of triton.language for the time of a launch. :func:`install` makes the
-  position that of the thread, and keeps the functions replaced until no thread runs a kernel.
-* **Memory that peers write.** After a kernel the interpreter copies the memory of each tensor
-  argument back to where it came from. For a CPU tensor that is a copy of the memory to itself, in
-  which a peer's store or signal is lost. :func:`install` removes these copies.
-* **Waiting.** A wait gives other threads and processes the processor, and ends with an error after
-  a time limit.
+* **Threads.** The interpreter stores the position in the grid in one object per process, and
+  patches functions of triton.language during a launch. :func:`install` makes the position
+  thread-local, and keeps the functions patched until no thread runs a kernel.
+* **Memory written by peers.** After a kernel, the interpreter copies each tensor argument back to
+  its origin. For a CPU tensor, this copies the memory to itself, and can lose a peer's store or
+  signal. :func:`install` removes these copies.
+* **Waiting.** A wait yields to other threads and processes, and fails after a time limit.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any
 
 __all__ = ["install", "pause", "set_timeout"]
 
-_SPINS = 20  # that only yield; later ones sleep
-_SLEEPS = (20e-6, 1e-3)  # seconds, the first and the longest
+_SPINS = 20  # yielding polls before sleeping
+_SLEEPS = (20e-6, 1e-3)  # the first and the longest sleep, in seconds
 
 _lock = threading.RLock()
 _timeout = 60.0
@@ -35,13 +34,13 @@ _position = _Position()
 
 
 def set_timeout(seconds: float) -> None:
-    """Set the time limit of one wait.
+    """Set the time limit of a single wait.
 
     Args:
-        seconds: it is positive.
+        seconds: the time limit, which must be positive.
 
     Raises:
-        ValueError: it is not.
+        ValueError: seconds is not positive.
     """
     global _timeout  # noqa: PLW0603 - a setting of the process
     if not seconds > 0:
@@ -50,13 +49,13 @@ def set_timeout(seconds: float) -> None:
 
 
 def pause(spins: int) -> None:
-    """Let others run, in a loop that waits.
+    """Yield or sleep in a polling loop.
 
     Args:
-        spins: how often the loop has called it before.
+        spins: the number of previous calls in the loop.
 
     Raises:
-        TimeoutError: the wait has taken longer than the time limit.
+        TimeoutError: the wait has exceeded the time limit.
     """
     if spins == 0:
         _position.deadline = time.monotonic() + _timeout
@@ -67,7 +66,7 @@ def pause(spins: int) -> None:
 
 
 class _Patches:
-    """The replaced functions of triton.language, while any thread runs a kernel."""
+    """The patched functions of triton.language, while any thread runs a kernel."""
 
     def __init__(self, patch: Any) -> None:
         self._patch = patch
@@ -88,7 +87,7 @@ class _Patches:
                     self._scopes.pop().restore()
 
     def patch(self, function: Any, nothing: Any) -> Any:
-        """Replace what a function uses; the result has nothing to restore while kernels run."""
+        """Patch the functions that a kernel uses, without restoring them while kernels run."""
         import triton.language as tl
 
         with _lock:
@@ -102,13 +101,13 @@ class _Patches:
 
 
 def _is_on_cpu(argument: Any) -> bool:
-    base = getattr(argument, "base", argument)  # of a TensorDescriptor or a TensorWrapper
+    base = getattr(argument, "base", argument)  # unwraps a TensorDescriptor or a TensorWrapper
     device = getattr(base, "device", None)
     return getattr(device, "type", None) == "cpu"
 
 
 def _without_cpu(arguments: Any, like: Any) -> list[Any]:
-    # An argument that the copy back skips replaces each tensor on the CPU, in the order of `like`.
+    # Replaces each CPU tensor, in the order of `like`, by an argument that the copy back skips.
     kept: list[Any] = []
     for argument, reference in zip(arguments, like, strict=True):
         if isinstance(reference, tuple):
@@ -119,10 +118,10 @@ def _without_cpu(arguments: Any, like: Any) -> list[Any]:
 
 
 def install() -> None:
-    """Prepare Triton's interpreter, once for the process; importing the package does it.
+    """Patch Triton's interpreter, once per process. Importing the package calls this.
 
     Raises:
-        ImportError: this Triton's interpreter is built in another way.
+        ImportError: this version of Triton's interpreter is not supported.
     """
     import triton
     from triton.runtime import interpreter
@@ -138,7 +137,7 @@ def install() -> None:
     ]
     if builder is None or executor is None or None in needed:
         raise ImportError(
-            f"pynccl.device.triton does not know the interpreter of Triton {triton.__version__}"
+            f"pynccl.device.triton does not support the interpreter of Triton {triton.__version__}"
         )
     with _lock:
         if hasattr(executor, "_pynccl_installed"):
@@ -146,7 +145,7 @@ def install() -> None:
         executor._pynccl_installed = True
 
         class Builder(type(builder)):  # type: ignore[misc]
-            """Positions in the grid by thread."""
+            """Stores the position in the grid per thread."""
 
             @property
             def grid_idx(self) -> Any:

@@ -1,4 +1,4 @@
-"""NCCL's device functions for Triton kernels on GPUs: those of its libnccl_device.bc.
+"""NCCL's device functions for Triton kernels on GPUs, from libnccl_device.bc.
 
     from pynccl.device.triton import nccl
 
@@ -8,17 +8,17 @@
 
     kernel[grid](window.handle, ..., extern_libs=nccl.extern_libs())
 
-The library is part of NCCL from 2.30 on, for LLVM; Triton links it into the kernel. Its version has
-to be that of the NCCL that made the windows and device communicators, since their layouts change:
-:func:`extern_libs` refuses another one.
+This LLVM bitcode library is part of NCCL since 2.30; Triton links it into the kernel. Its version
+must match the NCCL that created the windows and device communicators, because their layouts change:
+:func:`extern_libs` rejects other versions.
 
-A window is its handle (ncclWindow_t), a device communicator the address of its ncclDevComm in
-memory of the GPU, both as int64. The sessions of NCCL's barriers cannot be made in Triton: they are
-C++ objects that are passed by value. :func:`lsa_barrier` does the same in a resource buffer of the
-device communicator.
+A window is passed as its handle (ncclWindow_t), a device communicator as the address of its
+ncclDevComm in GPU memory, both as int64. Triton cannot create NCCL's barrier sessions, which are
+C++ objects passed by value. :func:`lsa_barrier` implements a barrier in a resource buffer of the
+device communicator instead.
 
-Triton's interpreter cannot call these functions; :mod:`pynccl.device.triton` works by addresses in
-both.
+Triton's interpreter cannot call these functions. :mod:`pynccl.device.triton` works with addresses,
+both on GPUs and in the interpreter.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _NAME = "libnccl_device.bc"
 
 
 def device_library(library: _C.Library | None = None) -> Path:
-    """The libnccl_device.bc of a loaded NCCL.
+    """Return the path of the libnccl_device.bc of a loaded NCCL.
 
-    It is PYNCCL_NCCL_DEVICE_LIBRARY, else the file beside libnccl.so.2, else what cuda-pathfinder
-    finds.
+    This is PYNCCL_NCCL_DEVICE_LIBRARY, or else the file beside libnccl.so.2, or else the one found
+    by cuda-pathfinder.
 
     Args:
         library: the NCCL; that of provider "cuda" by default.
@@ -69,13 +69,13 @@ def device_library(library: _C.Library | None = None) -> Path:
         Its path.
 
     Raises:
-        LibraryNotFoundError: there is none, or its version is not that of the library or cannot be
-            told.
+        LibraryNotFoundError: there is none, or its version differs from the library's or is
+            unknown.
         ValueError: the library is hostnccl, which has no device code.
     """
     library = library or libraries.load("cuda")
     if library.memory != "device":
-        raise ValueError(f"library: {library.path} is for CPUs, which {_NAME} is not")
+        raise ValueError(f"library: {library.path} is for CPUs, {_NAME} is for GPUs")
     path, reason = _locate(library)
     wanted, found = _C.version_text(library.version), version_of(path)
     if found != wanted:
@@ -87,7 +87,7 @@ def device_library(library: _C.Library | None = None) -> Path:
 
 
 def extern_libs(library: _C.Library | None = None) -> dict[str, str]:
-    """The argument ``extern_libs`` of a kernel that uses these functions.
+    """Return the argument ``extern_libs`` for kernels that use these functions.
 
     Args:
         library: as for :func:`device_library`, which raises the errors.
@@ -110,24 +110,25 @@ def _locate(library: _C.Library) -> tuple[Path, str]:
         return Path(find_bitcode_lib("nccl_device")), "found by cuda-pathfinder"
     except Exception as error:
         raise LibraryNotFoundError(
-            f"{_NAME} was not found beside {library.path}; it is part of NCCL from 2.30 on, and "
-            "PYNCCL_NCCL_DEVICE_LIBRARY can be its path"
+            f"{_NAME} was not found beside {library.path}; it is part of NCCL since 2.30. Set "
+            "PYNCCL_NCCL_DEVICE_LIBRARY to its path"
         ) from error
 
 
 def version_of(path: Path) -> str:
-    """The version of the NCCL that a libnccl_device.bc is part of.
+    """Return the version of the NCCL that a libnccl_device.bc is part of.
 
-    The file does not contain it: the nccl.h or the libnccl.so.2 of the same installation does.
+    The file does not contain its version; it is read from nccl.h or libnccl.so.2 of the same
+    installation.
 
     Args:
         path: the file.
 
     Returns:
-        The version, as "2.31.2".
+        The version, such as "2.31.2".
 
     Raises:
-        LibraryNotFoundError: the file is not there, or has neither beside it.
+        LibraryNotFoundError: the file does not exist, or neither of these is beside it.
     """
     if not path.exists():
         raise LibraryNotFoundError(f"{path} does not exist")
@@ -145,20 +146,20 @@ def version_of(path: Path) -> str:
         ):
             if match := re.search(rb"NCCL version (\d+\.\d+\.\d+)", text):
                 return match[1].decode()
-    raise LibraryNotFoundError(f"{path} has no nccl.h and no libnccl.so.2 that tell its version")
+    raise LibraryNotFoundError(f"{path}: unknown version, without nccl.h or libnccl.so.2 beside it")
 
 
 _I32, _I64 = core.dtype("int32"), core.dtype("int64")
 
 
 def _extern(symbol: str, result: core.dtype, *types: core.dtype) -> Any:
-    """A function of the library for kernels. Addresses are int64, as Triton passes scalars."""
+    """Return a library function for kernels. Addresses are int64, as Triton passes scalars."""
 
     def function(*args: Any, _semantic: Any = None) -> Any:
         if _semantic is None:
             raise NotImplementedError(
-                f"{symbol} is device code: Triton's interpreter cannot call it; use the functions "
-                "of pynccl.device.triton, which work by addresses"
+                f"{symbol} is device code, which Triton's interpreter cannot call; use the "
+                "functions of pynccl.device.triton, which work with addresses"
             )
         tensors = [_semantic.to_tensor(value) for value in args]
         scalars = [_semantic.cast(value, kind) for value, kind in zip(tensors, types, strict=True)]
@@ -179,7 +180,7 @@ _resource_lsa = _extern("ncclGetResourceBufferLsaPointer", _I64, _I64, _I32, _I3
 
 
 def _number(symbol: str, meaning: str) -> Any:
-    """A function of a device communicator that returns a number."""
+    """Return a function that reads a number from a device communicator."""
     call = _extern(symbol, _I32, _I64)
 
     def function(dev_comm: Any, _semantic: Any = None) -> Any:
@@ -199,20 +200,20 @@ def _number(symbol: str, meaning: str) -> Any:
 
 
 rank = _number("ncclDevComm_Rank", "The rank of this process in the communicator")
-nranks = _number("ncclDevComm_NRanks", "How many ranks the communicator has")
+nranks = _number("ncclDevComm_NRanks", "The number of ranks in the communicator")
 lsa_rank = _number("ncclDevComm_LsaRank", "The rank of this process in its LSA team")
-lsa_size = _number("ncclDevComm_LsaSize", "How many ranks the LSA team has")
+lsa_size = _number("ncclDevComm_LsaSize", "The number of ranks in the LSA team")
 
 
 @triton.jit
 def local_pointer(window, offset, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The pointer to the own memory of a window (ncclGetLocalPointer).
+    """Return a pointer to this rank's memory in a window (ncclGetLocalPointer).
 
     Args:
         window: the handle of the window, int64.
-        offset: in bytes.
+        offset: the offset in bytes.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on.
+        alignment: the alignment of the address in bytes, which the compiler relies on.
 
     Returns:
         A pointer to dtype.
@@ -222,14 +223,14 @@ def local_pointer(window, offset, dtype: tl.constexpr, alignment: tl.constexpr =
 
 @triton.jit
 def lsa_pointer(window, offset, peer, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The pointer to the memory of a rank of the LSA team (ncclGetLsaPointer).
+    """Return a pointer to the memory of a rank of the LSA team (ncclGetLsaPointer).
 
     Args:
         window: the handle of the window, int64.
-        offset: in bytes.
+        offset: the offset in bytes.
         peer: its rank in the LSA team.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on.
+        alignment: the alignment of the address in bytes, which the compiler relies on.
 
     Returns:
         A pointer to dtype.
@@ -239,14 +240,14 @@ def lsa_pointer(window, offset, peer, dtype: tl.constexpr, alignment: tl.constex
 
 @triton.jit
 def peer_pointer(window, offset, peer, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The pointer to the memory of a rank of the communicator (ncclGetPeerPointer).
+    """Return a pointer to the memory of a rank of the communicator (ncclGetPeerPointer).
 
     Args:
         window: the handle of the window, int64.
-        offset: in bytes.
-        peer: its rank in the communicator. It is in the LSA team.
+        offset: the offset in bytes.
+        peer: its rank in the communicator; it must be in the LSA team.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on.
+        alignment: the alignment of the address in bytes, which the compiler relies on.
 
     Returns:
         A pointer to dtype.
@@ -256,31 +257,31 @@ def peer_pointer(window, offset, peer, dtype: tl.constexpr, alignment: tl.conste
 
 @triton.jit
 def lsa_multimem_pointer(window, offset, comm, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The multicast pointer of the LSA team (ncclGetLsaMultimemPointer).
+    """Return the multicast pointer of the LSA team (ncclGetLsaMultimemPointer).
 
     Args:
         window: the handle of the window, int64.
-        offset: in bytes.
-        comm: the address of the ncclDevComm, int64. It was made with lsaMultimem.
+        offset: the offset in bytes.
+        comm: the address of the ncclDevComm, int64, which must have been created with lsaMultimem.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on.
+        alignment: the alignment of the address in bytes, which the compiler relies on.
 
     Returns:
-        A pointer to dtype, for instructions of multimem only.
+        A pointer to dtype, for multimem instructions only.
     """
     return pointer(_multimem(window, offset, comm), dtype, alignment)
 
 
 @triton.jit
 def resource_pointer(comm, buffer, peer, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """The pointer to a peer's resource buffer (ncclGetResourceBufferLsaPointer).
+    """Return a pointer to a peer's resource buffer (ncclGetResourceBufferLsaPointer).
 
     Args:
         comm: the address of the ncclDevComm, int64.
         buffer: the handle of the buffer (ncclDevResourceHandle), from the requirements.
         peer: its rank in the LSA team.
         dtype: the type of the elements.
-        alignment: bytes that the address is a multiple of, which the compiler relies on.
+        alignment: the alignment of the address in bytes, which the compiler relies on.
 
     Returns:
         A pointer to dtype.
@@ -290,19 +291,19 @@ def resource_pointer(comm, buffer, peer, dtype: tl.constexpr, alignment: tl.cons
 
 @triton.jit
 def lsa_barrier(comm, buffer, index=0):
-    """Wait until all ranks of the LSA team have come here, as ``barrier()`` by addresses does.
+    """Wait until all ranks of the LSA team have arrived, like :func:`pynccl.device.triton.barrier`.
 
     Args:
         comm: the address of the ncclDevComm, int64.
         buffer: the handle of a resource buffer of :func:`barrier_words` words of 8 bytes.
-        index: which barrier in it.
+        index: the index of the barrier in the buffer.
     """
     own = lsa_rank(comm)
     size = lsa_size(comm)
     first = index * (size + 1)
     local = resource_pointer(comm, buffer, own, _WORD, 8) + first
     epoch = tl.load(local + size) + 1
-    # The atomics are those of one thread: the stores of all others come before them.
+    # The atomics are executed by one thread, after the stores of all other threads.
     tl.debug_barrier()
     for step in range(size):
         word = resource_pointer(comm, buffer, (own + step) % size, _WORD, 8) + first + own
@@ -314,4 +315,4 @@ def lsa_barrier(comm, buffer, index=0):
             seen = _read(local + peer)
     tl.debug_barrier()
     tl.store(local + size, epoch)
-    tl.debug_barrier()  # the next barrier loads it, in all threads
+    tl.debug_barrier()  # all threads load it in the next barrier

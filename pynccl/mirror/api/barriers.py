@@ -31,8 +31,8 @@ def barrier(
 ) -> Work | None:
     """See torch.distributed.barrier.
 
-    Issued as an ncclAllReduce of one byte, which blocks the caller on GPUs as well. timeout was
-    added in torch 2.12.
+    Issued as an ncclAllReduce of one byte, which blocks the caller on GPUs as well. timeout is
+    available since torch 2.12.
     """
     pg = group_or_default(group or None)
     if _rank_not_in_group(pg):

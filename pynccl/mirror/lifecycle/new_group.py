@@ -42,10 +42,10 @@ def new_group(
 ) -> ProcessGroup | NonMember:
     """See torch.distributed.new_group.
 
-    timeout, backend, pg_options and device_id are as for :func:`init_process_group`. sort_ranks was
-    added in torch 2.12. With use_local_synchronization, a rank outside the group receives
-    ``GroupMember.NON_GROUP_MEMBER``, as in torch 2.14. Raises DistStoreError if not all ranks call
-    it before the timeout.
+    timeout, backend, pg_options and device_id are as for :func:`init_process_group`. sort_ranks is
+    available since torch 2.12. With use_local_synchronization, a rank outside the group receives
+    ``GroupMember.NON_GROUP_MEMBER``, as since torch 2.14. Raises DistStoreError if not all ranks
+    call it before the timeout.
     """
     default = _get_default_group()
     bound = default.bound_device_id

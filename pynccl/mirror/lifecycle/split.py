@@ -25,7 +25,7 @@ def split_group(
     """See torch.distributed.split_group (ncclCommSplit).
 
     pg_options is as for :func:`init_process_group`. A rank in none of the new groups receives
-    ``GroupMember.NON_GROUP_MEMBER``, as in torch 2.14. backend was added in torch 2.13.
+    ``GroupMember.NON_GROUP_MEMBER``, as since torch 2.14. backend is available since torch 2.13.
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
